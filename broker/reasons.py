@@ -1,0 +1,72 @@
+# Why we closed, refused or dropped: every such decision of the broker has a name here.
+#
+# One member is one counter label, one log event and, where MQTT has one, one wire code. Nobody closes
+# a connection or drops a message without a member; two members may share a code, their labels keep
+# them apart. A member without a code is an end that the peer cannot be told about.
+from enum import Enum
+
+
+class CloseReason(Enum):
+    """Why a connection ended: (label, MQTT 5 reason code of the DISCONNECT or CONNACK; 0 = none is sent)."""
+
+    CLIENT_DISCONNECTED = ("client_disconnected", 0x00)
+    PEER_CLOSED = ("peer_closed", 0x00)  # end of the stream without a DISCONNECT
+    PEER_RESET = ("peer_reset", 0x00)
+    CONNECT_TIMEOUT = ("connect_timeout", 0x00)  # before CONNECT a server may only close [MQTT-3.1.4-1]
+    NOT_MQTT = ("not_mqtt", 0x00)  # the first packet is no CONNECT [MQTT-3.1.0-1]
+    UNSPECIFIED_ERROR = ("unspecified_error", 0x80)
+    MALFORMED_PACKET = ("malformed_packet", 0x81)
+    PROTOCOL_ERROR = ("protocol_error", 0x82)
+    UNEXPECTED_PACKET = ("unexpected_packet", 0x82)
+    INTERNAL_ERROR = ("internal_error", 0x83)
+    UNSUPPORTED_VERSION = ("unsupported_protocol_version", 0x84)
+    CLIENT_ID_INVALID = ("client_identifier_not_valid", 0x85)
+    BAD_CREDENTIALS = ("bad_user_name_or_password", 0x86)
+    NOT_AUTHORIZED = ("not_authorized", 0x87)
+    SERVER_UNAVAILABLE = ("server_unavailable", 0x88)
+    SERVER_BUSY = ("server_busy", 0x89)
+    SHUTTING_DOWN = ("shutting_down", 0x8B)
+    BAD_AUTHENTICATION_METHOD = ("bad_authentication_method", 0x8C)
+    KEEP_ALIVE_TIMEOUT = ("keep_alive_timeout", 0x8D)
+    SESSION_TAKEN_OVER = ("session_taken_over", 0x8E)
+    TOPIC_FILTER_INVALID = ("topic_filter_invalid", 0x8F)
+    TOPIC_NAME_INVALID = ("topic_name_invalid", 0x90)
+    RECEIVE_MAXIMUM_EXCEEDED = ("receive_maximum_exceeded", 0x93)
+    TOPIC_ALIAS_INVALID = ("topic_alias_invalid", 0x94)
+    PACKET_TOO_LARGE = ("packet_too_large", 0x95)
+    CONNECTION_LIMIT = ("connection_limit", 0x97)
+    SLOW_CONSUMER = ("slow_consumer", 0x97)
+    OUTBOUND_BUDGET = ("outbound_budget", 0x97)  # the worker's outbound bytes are used up, and this buffer was the largest
+    RETAIN_NOT_SUPPORTED = ("retain_not_supported", 0x9A)
+    QOS_NOT_SUPPORTED = ("qos_not_supported", 0x9B)
+
+    def __init__(self, label: str, code: int) -> None:
+        self.label = label
+        self.code = code
+
+
+class DropReason(Enum):
+    """Why a message did not reach one receiver, or nobody at all: (label,)."""
+
+    NOT_WRITABLE = "not_writable"  # QoS 0, and the reader is over its high watermark
+    PENDING_FULL = "pending_full"  # QoS 1 or 2, and the list of what waits for a slow reader is full
+    QUEUE_FULL = "queue_full"  # the queue of a session that is away is full: its oldest message went
+    OFFLINE_QOS0 = "offline_qos0"  # QoS 0 is not kept for a session that is away
+    EXPIRED = "expired"  # its message expiry interval passed while it waited
+    TOO_LARGE = "too_large"  # larger than the receiver's maximum packet size [MQTT-3.1.2-25]
+    SESSION_ENDED = "session_ended"  # it waited for a session that ended
+    NO_SHARED_MEMBER = "no_shared_member"  # no member of a shared subscription could take it
+    OUTBOUND_BUDGET = "outbound_budget"  # the worker's outbound bytes are used up
+    RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+
+class ProtocolError(Exception):
+    """The peer broke MQTT. Carries the reason to close with and, for the log, what exactly was wrong."""
+
+    def __init__(self, reason: CloseReason, detail: str) -> None:
+        super().__init__(f"{reason.label}: {detail}")
+        self.reason = reason
+        self.detail = detail
