@@ -57,6 +57,7 @@ class DropReason(Enum):
     SESSION_ENDED = "session_ended"  # it waited for a session that ended
     NO_SHARED_MEMBER = "no_shared_member"  # no member of a shared subscription could take it
     OUTBOUND_BUDGET = "outbound_budget"  # the worker's outbound bytes are used up
+    NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
 
     def __init__(self, label: str) -> None:

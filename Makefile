@@ -1,0 +1,96 @@
+# make run    set up everything and start a broker in the foreground: make run ARGS="--port 1884"
+# make test   the whole suite, on the sources as they are and on an installed, compiled copy
+# make check  format, lint, types, import contracts and the fast tests: under a minute
+# make bench  Weir beside Mosquitto: make bench ARGS=--quick
+# make clean  remove all that the others made
+#
+# Compiled files are never in the source tree. .venv holds an installed copy, made again whenever the text of
+# a source (not merely its date) is other than when it was made, so a compiled file cannot hide an edit.
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+COPY    := $(VENV)/copy
+PIP     := $(BIN)/python -m pip --quiet --disable-pip-version-check
+SOURCES := pyproject.toml setup.py broker supervisor cli analytics
+
+# The base interpreter: PYTHON if it is set, else the first of these that is new enough.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON     ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14,\
+	$(shell $(p) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(p))))
+
+# What pyproject.toml asks for, one requirement a line.
+REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
+	print(*(t["dependency-groups"]["dev"] if sys.argv[1] == "dev" else \
+	t["build-system"]["requires"] + t["project"]["dependencies"]), sep="\n")
+
+# Where the sources are not importable but the tests are; -P keeps the current folder out, too.
+INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
+TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
+
+.PHONY: run test check bench clean FORCE
+FORCE:
+
+run: $(VENV)/installed
+	@exec $(BIN)/weir start $(ARGS)
+
+test: $(VENV)/installed $(VENV)/dev
+	@echo "== the sources, interpreted =="
+	@WEIR_FORM=interpreted $(TREE) -m pytest -q --cov=broker.mqtt --cov=broker.session --cov=broker.routing \
+		--cov-branch --cov-report=term:skip-covered --cov-fail-under=97 tests
+	@form=$$($(INSTALLED) -c 'from broker.version import form; print(form())'); \
+	echo "== the installed copy, $$form =="; \
+	WEIR_FORM=$$form WEIR_INSTALLED=1 $(INSTALLED) -m pytest -q tests
+
+check: $(VENV)/dev
+	@$(BIN)/ruff format --quiet --check .  || { echo 'Run "$(BIN)/ruff format ." to put this right.'; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(TREE) -c 'from importlinter.cli import lint_imports_command as run; run()' >$(VENV)/contracts || \
+		{ cat $(VENV)/contracts; exit 1; }
+	@WEIR_FORM=interpreted $(TREE) -m pytest -q -m "not slow and not system" tests
+
+bench: $(VENV)/installed $(VENV)/dev
+	@$(INSTALLED) -m tests.bench $(ARGS)
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find broker supervisor cli analytics tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. The first question to go wrong gets a sentence; the rest of make assumes it was answered.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Weir needs Python 3.11 or newer, and found none: set PYTHON=/path/to/python3."; exit 1; }
+	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "Weir needs Python 3.11 or newer, and $(PYTHON) is not."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ echo "Weir needs Python's venv module: install the package python3-venv."; exit 1; }
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/needs: $(BIN)/python pyproject.toml
+	@echo "Installing what Weir needs"
+	@$(BIN)/python -c '$(REQUIREMENTS)' run >$@.txt
+	@$(PIP) install -r $@.txt
+	@touch $@
+
+$(VENV)/dev: $(VENV)/needs
+	@echo "Installing what its tests need"
+	@$(BIN)/python -c '$(REQUIREMENTS)' dev >$@.txt
+	@$(PIP) install -r $@.txt
+	@touch $@
+
+# Every source with its checksum, and what else decides how the copy is built; rewritten only when it changes.
+$(VENV)/contents: $(BIN)/python FORCE
+	@{ echo "WEIR_COMPILE=$$WEIR_COMPILE CC=$$CC"; \
+		find $(SOURCES) -type f ! -name '*.pyc' -exec cksum {} + | sort; } >$@.new
+	@cmp -s $@.new $@ || mv $@.new $@
+
+# Built from a fresh copy: setuptools would otherwise carry on what an earlier build left in ./build.
+$(VENV)/installed: $(VENV)/needs $(VENV)/contents
+	@echo "Installing Weir"
+	@rm -rf $(COPY) && mkdir -p $(COPY) && cp -R $(SOURCES) README.md LICENSE $(COPY)
+	@find $(COPY) -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -f $(VENV)/build.log
+	@$(PIP) --log $(VENV)/build.log install --no-deps --no-build-isolation --force-reinstall ./$(COPY)
+	@sed -n 's/.* \([A-Z].*: Weir is installed interpreted\)/\1/p' $(VENV)/build.log | sort -u
+	@mkdir -p $(VENV)/only && ln -sfn ../../tests $(VENV)/only/tests
+	@$(BIN)/weir --version
+	@touch $@

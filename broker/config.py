@@ -1,0 +1,164 @@
+# What can be set, with its default and the reason for it.
+#
+# The values are frozen and grouped by concern, and each part of the broker is handed its group, never the
+# whole. Where they come from (a file, the environment, the command line) is config_sources.py; this file
+# reads nothing, so whatever needs a group can import it. deploy/weir.toml is the same list for users.
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Number, Size
+
+YEAR: Final = 365 * 86400.0
+EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
+ANY_NUMBER: Final = 1 << 40
+
+# The largest packet: a remaining length of 268 435 455 and the five bytes before its end [MQTT-1.5.5].
+LARGEST_PACKET: Final = 268_435_460
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. Its text is one sentence: where, which key, what would be right."""
+
+
+def _setting(default: Any, kind: Kind) -> Any:
+    return field(default=default, metadata={"kind": kind})
+
+
+def flag(default: bool) -> bool:
+    value: bool = _setting(default, Flag())
+    return value
+
+
+def number(default: int, *, least: int = 0, most: int = ANY_NUMBER) -> int:
+    value: int = _setting(default, Number(least, most))
+    return value
+
+
+def duration(default: float, *, least: float = 0.0, most: float = YEAR) -> float:
+    value: float = _setting(default, Duration(least, most))
+    return value
+
+
+def size(default: int, *, least: int = 0, most: int = EXABYTE) -> int:
+    value: int = _setting(default, Size(least, most))
+    return value
+
+
+def choice(default: str, *options: str) -> str:
+    value: str = _setting(default, Choice(*options))
+    return value
+
+
+def hosts(*default: str) -> tuple[str, ...]:
+    value: tuple[str, ...] = _setting(default, Hosts())
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tcp:
+    enabled: bool = flag(True)
+    host: tuple[str, ...] = hosts("127.0.0.1", "::1")  # loopback: nobody publishes a broker by accident
+    port: int = number(1883, most=65535)  # registered for MQTT; 0 = any free one
+    backlog: int = number(1024, least=1, most=65535)  # connections the kernel holds while we are busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listeners:
+    tcp: Tcp = field(default_factory=Tcp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one client may ask of us. CONNACK tells it those that MQTT has a word for."""
+
+    connect_timeout: float = duration(5.0, least=0.1, most=3600.0)  # MQTT asks for "a reasonable amount of time"
+    connections: int = number(0)  # 0 = as many as there are descriptors, less a reserve for ourselves
+    packet_bytes: int = size(1 * MIB, least=KIB, most=LARGEST_PACKET)  # the wire allows 256 MiB
+    receive_maximum: int = number(1024, least=1, most=65535)  # unacknowledged QoS 1 and 2 a client may send us
+    inflight: int = number(1024, least=1, most=65535)  # the same towards the client; its receive maximum may be less
+    topic_alias_maximum: int = number(32, most=65535)  # a client may set; each costs us a topic's bytes
+    outbound_topic_aliases: int = number(32, most=65535)  # we set, where a client allows as many
+    session_expiry: float = duration(7 * 86400.0, most=4_294_967_295.0)  # the longest; 3.x gets it for clean session 0
+    keep_alive: int = number(0, most=65535)  # seconds; 0 = as the client asks, else the longest it may ask for
+    client_id_bytes: int = number(1024, least=23, most=65535)  # 23 must be allowed [MQTT-3.1.3-5]
+    topic_levels: int = number(128, least=1, most=32768)  # deeper than any scheme in use; bounds the work of one match
+    subscriptions: int = number(10_000, least=1)  # per session; each costs memory and matching
+    pending: int = number(1000)  # QoS 1 and 2 that wait for a connected slow reader; 0 = none waits
+    queue: int = number(10_000)  # messages that wait for a session that is away; then the oldest go
+    queue_bytes: int = size(64 * MIB)  # the same in bytes, so that 10 000 large messages cost no gigabytes
+    qos: int = number(2, most=2)  # the highest that may be published or granted
+    retain: bool = flag(True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What a slow reader may cost."""
+
+    high_watermark: int = size(1280 * KIB, least=4 * KIB)  # over it a reader is slow; holds the largest packet and more
+    low_watermark: int = size(640 * KIB)  # under it, it is not slow any more; half, so that it does not flap
+    outbound_budget: int = size(0)  # for all readers of the worker; 0 = a quarter of the memory limit
+    slow_consumer_timeout: float = duration(60.0, least=0.1)  # a reader that takes no byte for so long is closed
+    notsent_lowat: int = size(128 * KIB, least=4 * KIB, most=1 << 30)  # or the kernel hides 4 MB a reader from us
+    user_timeout: float = duration(60.0, most=86400.0)  # unacknowledged bytes end a dead peer; 0 = the kernel's minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retained:
+    messages: int = number(1_000_000)
+    bytes: int = size(256 * MIB)  # whichever is reached first; a new topic is then refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes:
+    """The cache from a topic to its receivers. Too small costs matching again, never a message."""
+
+    topics: int = number(65_536, least=1)
+    bytes: int = size(32 * MIB, least=64 * KIB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sys:
+    interval: float = duration(10.0)  # how often $SYS/broker/... is published, as Mosquitto does; 0 = never
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    level: str = choice("info", "debug", "info", "warning", "error")
+    format: str = choice("auto", "auto", "text", "json")  # auto: text on a terminal, else JSON lines
+    client_events_per_second: int = number(20)  # of each kind that clients can cause; the rest is counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    timeout: float = duration(
+        5.0, most=3600.0
+    )  # after SIGTERM clients have so long to leave; most supervisors kill at 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    listeners: Listeners = field(default_factory=Listeners)
+    limits: Limits = field(default_factory=Limits)
+    delivery: Delivery = field(default_factory=Delivery)
+    retained: Retained = field(default_factory=Retained)
+    routes: Routes = field(default_factory=Routes)
+    sys: Sys = field(default_factory=Sys)
+    log: Log = field(default_factory=Log)
+    drain: Drain = field(default_factory=Drain)
+
+
+def contradictions(config: Config) -> list[tuple[str, str]]:
+    """Settings that are fine alone and not together: (the key to change, what would be right)."""
+    found = []
+    delivery = config.delivery
+    if delivery.low_watermark >= delivery.high_watermark:
+        found.append(("delivery.low_watermark", f"less than delivery.high_watermark ({delivery.high_watermark} bytes)"))
+    if 0 < delivery.outbound_budget < delivery.high_watermark:
+        right = f"0 or at least delivery.high_watermark ({delivery.high_watermark} bytes)"
+        found.append(("delivery.outbound_budget", right))
+    if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
+        right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
+        found.append(("limits.queue_bytes", right))
+    if not config.listeners.tcp.enabled:
+        found.append(("listeners.tcp.enabled", "true: no other listener is enabled"))
+    return found

@@ -1,0 +1,37 @@
+import socket
+from typing import Final
+
+from broker.delivery.outbox import Outbox
+from broker.net.stream import Stream
+from broker.routing.retained import RetainedScan
+from broker.session.message import Message
+from broker.session.session import Session, Subscription
+
+GRACE: Final = 1.5  # times the keep alive a client may be silent [MQTT-3.1.2-22]
+
+
+class Replay:
+    """Retained messages on their way to a new subscription, page by page."""
+
+    def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
+        self.subscription = subscription
+        self.scan = scan
+        self.page: list[Message] = []
+
+
+class Connection(Stream):
+    """A stream that speaks MQTT: what holds for one connection and not for the session."""
+
+    def __init__(self, sock: socket.socket, address: str, outbox: Outbox, now: float) -> None:
+        super().__init__(sock, address, outbox)
+        self.version = 0  # until CONNECT
+        self.session: Session | None = None
+        self.claiming = False  # its CONNECT waits for the session store
+        self.keep_alive = 0.0  # seconds of silence that end it; 0 = any
+        self.timer = 0  # the key of its deadline for CONNECT, then of its keep alive
+        self.heard = now  # when its last packet was complete
+        self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
+        self.aliases: dict[int, bytes] | None = None  # topic aliases the client set
+        self.replays: list[Replay] | None = None
+        self.stuffed = False  # held because it does not take our answers
+        self.replaying = False  # in the hub's list of those to go on with

@@ -1,0 +1,121 @@
+# CONNECT and CONNACK: what a client asks for and what it is granted. No I/O, no state.
+from dataclasses import dataclass
+from typing import Final
+
+from broker.config import Limits
+from broker.mqtt.packets import V5, ConnAck, Connect, Properties
+from broker.mqtt.properties import (
+    ASSIGNED_CLIENT_IDENTIFIER,
+    AUTHENTICATION_METHOD,
+    MAXIMUM_PACKET_SIZE,
+    MAXIMUM_QOS,
+    RECEIVE_MAXIMUM,
+    REQUEST_PROBLEM_INFORMATION,
+    RETAIN_AVAILABLE,
+    SERVER_KEEP_ALIVE,
+    SESSION_EXPIRY_INTERVAL,
+    TOPIC_ALIAS_MAXIMUM,
+)
+from broker.reasons import CloseReason
+
+UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none [MQTT-3.1.2.11.3], and of 3.x
+ANY_SIZE: Final = 0
+
+# 3.x has five reasons; the rest is a close without a word [MQTT-3.2.2-5].
+RETURN_CODES: Final = {
+    CloseReason.UNSUPPORTED_VERSION: 1,
+    CloseReason.CLIENT_ID_INVALID: 2,
+    CloseReason.SERVER_UNAVAILABLE: 3,
+    CloseReason.SERVER_BUSY: 3,
+    CloseReason.CONNECTION_LIMIT: 3,
+    CloseReason.SHUTTING_DOWN: 3,
+    CloseReason.BAD_CREDENTIALS: 4,
+    CloseReason.NOT_AUTHORIZED: 5,
+}
+
+
+@dataclass
+class Terms:
+    """What holds on this connection."""
+
+    expiry: int  # seconds the session outlives the connection
+    keep_alive: int  # seconds, 0 = off
+    receive_maximum: int  # what the client takes unacknowledged
+    maximum_packet: int  # bytes the client takes
+    alias_maximum: int  # topic aliases we may set
+    wants_reasons: bool
+
+
+def examine(packet: Connect, limits: Limits) -> CloseReason | None:
+    """Why this CONNECT is refused whatever the state of the broker; None if it is not."""
+    if len(packet.client_id.encode()) > limits.client_id_bytes:
+        return CloseReason.CLIENT_ID_INVALID
+    if AUTHENTICATION_METHOD in packet.properties:
+        return CloseReason.BAD_AUTHENTICATION_METHOD  # we have none [MQTT-4.12.0-1]
+    if packet.will is not None:
+        if packet.will.qos > limits.qos:
+            return CloseReason.QOS_NOT_SUPPORTED  # [MQTT-3.2.2-12]
+        if packet.will.retain and not limits.retain:
+            return CloseReason.RETAIN_NOT_SUPPORTED  # [MQTT-3.2.2-13]
+    return None
+
+
+def agree(packet: Connect, limits: Limits) -> Terms:
+    """The terms for a CONNECT that is accepted."""
+    asked = packet.properties
+    longest = int(limits.session_expiry)
+    if packet.version == V5:
+        expiry = min(_number(asked, SESSION_EXPIRY_INTERVAL, 0), longest)
+    else:
+        expiry = 0 if packet.clean_start else longest
+    return Terms(
+        expiry=expiry,
+        keep_alive=_keep_alive(packet, limits),
+        receive_maximum=_number(asked, RECEIVE_MAXIMUM, UNLIMITED_RECEIVE),
+        maximum_packet=_number(asked, MAXIMUM_PACKET_SIZE, ANY_SIZE),
+        alias_maximum=min(_number(asked, TOPIC_ALIAS_MAXIMUM, 0), limits.outbound_topic_aliases),
+        wants_reasons=_number(asked, REQUEST_PROBLEM_INFORMATION, 1) == 1,
+    )
+
+
+def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, limits: Limits) -> ConnAck:
+    """The CONNACK that grants *terms*: it names each limit that we enforce and MQTT has a word for."""
+    properties: Properties = {}
+    if packet.version == V5:
+        if terms.expiry != _number(packet.properties, SESSION_EXPIRY_INTERVAL, 0):
+            properties[SESSION_EXPIRY_INTERVAL] = terms.expiry  # [MQTT-3.2.2.3.2]
+        if limits.receive_maximum != UNLIMITED_RECEIVE:
+            properties[RECEIVE_MAXIMUM] = limits.receive_maximum
+        if limits.qos < 2:
+            properties[MAXIMUM_QOS] = limits.qos
+        if not limits.retain:
+            properties[RETAIN_AVAILABLE] = 0
+        properties[MAXIMUM_PACKET_SIZE] = limits.packet_bytes
+        if assigned:
+            properties[ASSIGNED_CLIENT_IDENTIFIER] = assigned  # [MQTT-3.2.2-16]
+        if limits.topic_alias_maximum:
+            properties[TOPIC_ALIAS_MAXIMUM] = limits.topic_alias_maximum
+        if terms.keep_alive != packet.keep_alive:
+            properties[SERVER_KEEP_ALIVE] = terms.keep_alive  # [MQTT-3.2.2-21]
+    return ConnAck(session_present, 0, properties)
+
+
+def refuse(version: int, reason: CloseReason) -> ConnAck | None:
+    """The CONNACK that says no, session present 0 [MQTT-3.2.2-6]; None where the version has no word for it."""
+    if version == V5:
+        return ConnAck(False, reason.code) if reason.code else None
+    code = RETURN_CODES.get(reason, 0)
+    return ConnAck(False, code) if code else None
+
+
+def _keep_alive(packet: Connect, limits: Limits) -> int:
+    """Ours where the client asks for more than is allowed, and can be told."""
+    most = limits.keep_alive
+    if packet.version == V5 and most and (packet.keep_alive == 0 or packet.keep_alive > most):
+        return most
+    return packet.keep_alive
+
+
+def _number(properties: Properties, identifier: int, default: int) -> int:
+    value = properties.get(identifier, default)
+    return value if isinstance(value, int) else default

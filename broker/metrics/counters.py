@@ -1,0 +1,53 @@
+# What a broker counts, cumulative since its start; who wants a rate takes the difference of two readings.
+#
+# What happens per packet or per message is a plain attribute that its place increments, no call and no lock: a
+# worker is one thread. What has a reason goes by the reason's label, so that no close and no drop is nameless.
+from broker.reasons import CloseReason, DropReason
+
+
+class Counters:
+    def __init__(self) -> None:
+        # Per packet. Mosquitto's "messages" are packets of any kind.
+        self.packets_received = 0
+        self.answers_sent = 0  # packets that are no PUBLISH
+        self.bytes_received = 0  # as the transport carries them
+        self.bytes_sent = 0
+        # Per PUBLISH; bytes are those of payloads.
+        self.publishes_received = 0
+        self.publishes_sent = 0
+        self.publish_bytes_received = 0
+        self.publish_bytes_sent = 0
+        self.publishes_dropped = 0  # one for each receiver that went without
+        self.dropped_by_reason = dict.fromkeys([reason.label for reason in DropReason], 0)
+        # Per connection.
+        self.sockets_opened = 0  # accepted by the listener, whatever came of them
+        self.sockets_closed = 0
+        self.connects_received = 0  # CONNECT packets
+        self.connects_accepted = 0
+        self.connects_refused = 0
+        self.closed_by_reason = dict.fromkeys([reason.label for reason in CloseReason], 0)
+        self.protocol_errors = dict.fromkeys([reason.label for reason in CloseReason], 0)
+        # Per request.
+        self.subscribes = 0  # filters, not packets
+        self.unsubscribes = 0
+        self.retained_set = 0
+        self.retained_deleted = 0
+
+    @property
+    def packets_sent(self) -> int:
+        """Packets of any kind."""
+        return self.publishes_sent + self.answers_sent
+
+    def closed(self, reason: CloseReason) -> None:
+        """A connection ended."""
+        self.sockets_closed += 1
+        self.closed_by_reason[reason.label] += 1
+
+    def dropped(self, reason: DropReason, count: int) -> None:
+        """*count* receivers did not get a message."""
+        self.publishes_dropped += count
+        self.dropped_by_reason[reason.label] += count
+
+    def protocol_error(self, reason: CloseReason) -> None:
+        """A peer broke MQTT; that its connection ends is counted by closed()."""
+        self.protocol_errors[reason.label] += 1

@@ -1,0 +1,34 @@
+# How much one connection may use of a round, so that a full CPU harms nobody who is modest.
+#
+# Work is counted in cost units (a tenth of a small publish is one). A round serves each ready connection once,
+# surplus round robin: a connection may finish the packet it began and pays for that in its next round. The
+# quantum shrinks as more connections are ready, so that a round keeps under ROUND whatever their number; the
+# price of a unit in seconds is measured, not assumed.
+from typing import Final
+
+ROUND: Final = 0.020  # seconds
+LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
+SMALLEST: Final = 16  # one small publish: a connection always gets on
+SMOOTHING: Final = 0.05
+
+PUBLISH_COST: Final = 10
+DELIVERY_COST: Final = 1
+ANSWER_COST: Final = 1  # an acknowledgement or a ping
+FILTER_COST: Final = 5
+CONNECT_COST: Final = 100
+BYTES_PER_UNIT_SHIFT: Final = 7  # 128 bytes cost one unit
+
+
+class Quantum:
+    def __init__(self) -> None:
+        self._unit_seconds = 50e-9  # compiled; corrected by the first rounds
+
+    def of_round(self, ready: int) -> int:
+        """Units for each of *ready* connections."""
+        fair = int(ROUND / self._unit_seconds) // max(1, ready)
+        return min(LARGEST, max(SMALLEST, fair))
+
+    def measured(self, units: int, seconds: float) -> None:
+        """A round took *seconds* for *units*."""
+        if units > 0:
+            self._unit_seconds += SMOOTHING * (seconds / units - self._unit_seconds)

@@ -1,0 +1,311 @@
+# Reception: who comes in, who leaves and how, and what is left of those who left.
+#
+# Every connection ends through `_leave()`, once, with a reason that is counted and logged. After it the session is
+# without a connection: it ends at once, or when its expiry has passed, and its will is published in between as
+# MQTT says.
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from broker.config import Delivery, Limits
+from broker.connection import GRACE, Connection
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.handshake import Terms, accept, agree, examine, refuse
+from broker.metrics.counters import Counters
+from broker.mqtt.connect import decode_connect, peek_version
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, Connect, Disconnect, Properties
+from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
+from broker.net.reactor import Reactor
+from broker.net.stream import OPEN
+from broker.reasons import CloseReason, ProtocolError
+from broker.session.message import Message
+from broker.session.session import Session, SessionLimits
+from broker.session.will import Will
+from broker.store.sessions import SessionStore
+from broker.subscribing import Subscribing
+from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
+
+REFUSABLE: Final = 256  # connections beyond the limit that are still told so by a CONNACK
+DUE: Final = 200  # timers served in one go
+WITH_WILL: Final = 0x04
+
+
+class Log(Protocol):
+    def info(self, event: str, **facts: object) -> None: ...
+    def warning(self, event: str, **facts: object) -> None: ...
+
+
+class Reception:
+    def __init__(
+        self,
+        store: SessionStore,
+        subscribing: Subscribing,
+        reactor: Reactor,
+        timers: Timers,
+        counters: Counters,
+        log: Log,
+        limits: Limits,
+        delivery: Delivery,
+        budget: OutboundBudget,
+        connections: int,
+        new_client_id: Callable[[], str],
+    ) -> None:
+        self.connected = 0  # connections with a session
+        self.expired = 0  # sessions whose client did not come back in time
+        self.publish: Callable[[Message, Session | None, float], None] = _nobody
+        self._store = store
+        self._subscribing = subscribing
+        self._reactor = reactor
+        self._timers = timers
+        self._counters = counters
+        self._log = log
+        self._limits = limits
+        self._session_limits = SessionLimits(
+            inflight=limits.inflight, pending=limits.pending, queue=limits.queue, queue_bytes=limits.queue_bytes
+        )
+        self._delivery = delivery
+        self._budget = budget
+        self._most = connections
+        self._new_client_id = new_client_id
+        self._open = 0  # sockets
+        self._stopping = False
+
+    # Coming.
+
+    def open(self, sock: socket.socket, address: str, dirty: deque[Outbox], now: float) -> Connection | None:
+        """A socket was accepted: it has `connect_timeout` for its CONNECT. None if it has to go at once."""
+        self._counters.sockets_opened += 1
+        if self._open >= self._most + REFUSABLE:
+            self._counters.closed(CloseReason.CONNECTION_LIMIT)
+            self._log.warning("connection_limit", address=address, limit=self._most)
+            return None
+        self._open += 1
+        delivery = self._delivery
+        outbox = Outbox(sock.fileno(), delivery.high_watermark, delivery.low_watermark, self._budget, dirty)
+        connection = Connection(sock, address, outbox, now)
+        connection.timer = self._timers.set(now + self._limits.connect_timeout, CONNECT_DEADLINE, connection)
+        return connection
+
+    def connect(self, connection: Connection, data: bytes, start: int, stop: int, now: float) -> None:
+        """The CONNECT in data[start:stop]: refused, or answered once its session is there."""
+        self._counters.connects_received += 1
+        if connection.claiming:
+            raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
+        connection.version = peek_version(data, start, stop)
+        packet = decode_connect(data, start, stop)
+        reason = examine(packet, self._limits)
+        if reason is None and self.connected >= self._most:
+            reason = CloseReason.CONNECTION_LIMIT
+        if reason is None and self._stopping:
+            reason = CloseReason.SHUTTING_DOWN
+        if reason is not None:
+            self._refuse(connection, reason, "", now)
+            return
+        assigned = "" if packet.client_id else self._new_client_id()
+        packet.client_id = packet.client_id or assigned
+        connection.claiming = True
+
+        self._store.claim(packet.client_id, _Claim(self, connection, packet, assigned, now))
+
+    def claimed(
+        self, connection: Connection, packet: Connect, assigned: str, found: Session | None, now: float
+    ) -> None:
+        """The store has answered: go on with the session *found*, or with a new one."""
+        connection.claiming = False
+        if connection.state != OPEN:
+            return
+        if found is not None and found.outbox is not None:
+            former = self._reactor.stream_of(found.outbox)
+            if former is not None:
+                self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+        if found is not None and packet.clean_start and not found.ended:
+            self._end(found, now)  # [MQTT-3.1.2-4]
+        terms = agree(packet, self._limits)
+        if found is None or found.ended:
+            session = Session(packet.client_id, self._session_limits, self._counters)
+            self._store.keep(session)
+            present = False
+        else:
+            session = found
+            present = True
+        self._begin(connection, session, packet, terms, now)
+        connack = accept(packet, terms, present, assigned, self._limits)
+        connection.outbox.write(encode(connack, packet.version))
+        self._counters.answers_sent += 1
+        self._counters.connects_accepted += 1
+        self.connected += 1
+        self._log.info(
+            "client_connected",
+            client=session.client_id,
+            address=connection.address,
+            version=packet.version,
+            clean=packet.clean_start,
+            keep_alive=terms.keep_alive,
+        )
+        session.resume(now)
+
+    def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
+        connection.session = session
+        connection.wants_reasons = terms.wants_reasons
+        connection.keep_alive = terms.keep_alive * GRACE
+        self._timers.cancel(connection.timer, connection)
+        if terms.keep_alive:
+            connection.timer = self._timers.set(now + connection.keep_alive, KEEP_ALIVE, connection)
+        self._timers.cancel(session.expiry_timer, session)
+        self._timers.cancel(session.will_timer, session)  # taken back [MQTT-3.1.3-9]
+        session.expiry = terms.expiry
+        session.will = None if packet.will is None else Will(packet.will)
+        session.attach(
+            connection.outbox, packet.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
+        )
+
+    # Going.
+
+    def disconnect(self, connection: Connection, session: Session, packet: Disconnect, now: float) -> None:
+        """DISCONNECT: the client goes by itself [MQTT-3.14.4-3]."""
+        expiry = packet.properties.get(SESSION_EXPIRY_INTERVAL)
+        if isinstance(expiry, int):
+            if session.expiry == 0 and expiry != 0:
+                raise ProtocolError(CloseReason.PROTOCOL_ERROR, "session expiry set in DISCONNECT only")  # 3.14.2.2.2
+            session.expiry = min(expiry, int(self._limits.session_expiry))
+        if packet.code != WITH_WILL:
+            session.will = None  # [MQTT-3.14.4-3]
+        self._leave(connection, CloseReason.CLIENT_DISCONNECTED, "", now)
+        self._reactor.close(connection, now)
+
+    def close(self, connection: Connection, reason: CloseReason, now: float, detail: str = "") -> None:
+        """End *connection* from our side, and say why where the version has a word for it."""
+        if connection.state != OPEN:
+            return
+        if connection.session is not None and connection.version == V5 and reason.code:
+            properties: Properties = {}
+            if detail and connection.wants_reasons:
+                properties[REASON_STRING] = detail
+            connection.outbox.write(encode(Disconnect(reason.code, properties), V5))
+            self._counters.answers_sent += 1
+        self._leave(connection, reason, detail, now)
+        self._reactor.close(connection, now)
+
+    def reject(self, connection: Connection, error: ProtocolError, now: float) -> None:
+        """The client broke MQTT [MQTT-4.13.1-1]."""
+        self._counters.protocol_error(error.reason)
+        if connection.session is None:
+            self._refuse(connection, error.reason, error.detail, now)
+        else:
+            self.close(connection, error.reason, now, error.detail)
+
+    def _refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
+        """No session for this connection."""
+        connack = refuse(connection.version, reason) if connection.version else None
+        if connack is not None:
+            connection.outbox.write(encode(connack, connection.version))
+            self._counters.answers_sent += 1
+        self._counters.connects_refused += 1
+        self._leave(connection, reason, detail, now)
+        self._reactor.close(connection, now)
+
+    def lost(self, connection: Connection, reason: CloseReason, now: float) -> None:
+        """The peer is gone, or takes nothing any more: nothing can be said to it."""
+        if connection.state == OPEN:
+            self._leave(connection, reason, "", now)
+        self._reactor.destroy(connection)
+
+    def _leave(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
+        """What every end of a connection has in common."""
+        self._open -= 1
+        self._counters.closed(reason)
+        self._timers.cancel(connection.timer, connection)
+        session = connection.session
+        facts: dict[str, object] = {"reason": reason.label, "address": connection.address}
+        if session is not None:
+            facts["client"] = session.client_id
+        if detail:
+            facts["detail"] = detail
+        self._log.info("client_closed", **facts)
+        if session is None:
+            return
+        self.connected -= 1
+        connection.session = None
+        connection.replays = None
+        session.detach()
+        if session.expiry == 0:
+            self._end(session, now)
+            return
+        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)
+        will = session.will
+        if will is not None and will.delay < session.expiry:  # later than the session, it goes with the session's end
+            if will.delay:
+                session.will_timer = self._timers.set(now + will.delay, WILL, session)
+            else:
+                self._publish_will(session, now)
+
+    def _end(self, session: Session, now: float) -> None:
+        """The session is over: nothing of it remains [MQTT-4.1.0-2]."""
+        if session.will is not None:
+            self._publish_will(session, now)  # [MQTT-3.1.2-8]
+        self._timers.cancel(session.expiry_timer, session)
+        self._timers.cancel(session.will_timer, session)
+        self._subscribing.withdraw(session)
+        session.end()
+        self._store.forget(session)
+
+    def _publish_will(self, session: Session, now: float) -> None:
+        will = session.will
+        session.will = None
+        if will is not None:
+            self.publish(will.message(now), session, now)
+
+    # Time.
+
+    def tick(self, now: float) -> float:
+        """Do what is due; the time of the next thing that will be."""
+        for kind, whom in self._timers.pop_due(now, DUE):
+            if kind == KEEP_ALIVE:
+                self._check_keep_alive(cast(Connection, whom), now)
+            elif kind == CONNECT_DEADLINE:
+                self.close(cast(Connection, whom), CloseReason.CONNECT_TIMEOUT, now)
+            elif kind == SESSION_EXPIRY:
+                self.expired += 1
+                self._end(cast(Session, whom), now)
+            elif kind == WILL:
+                self._publish_will(cast(Session, whom), now)
+        return self._timers.next_due(now)
+
+    def _check_keep_alive(self, connection: Connection, now: float) -> None:
+        silent_since = now if connection.held else connection.heard  # we caused the silence of those we hold
+        if now >= silent_since + connection.keep_alive:
+            self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
+        else:
+            connection.timer = self._timers.set(silent_since + connection.keep_alive, KEEP_ALIVE, connection)
+
+    # Trouble and the end.
+
+    def out_of_descriptors(self) -> None:
+        """The process has no descriptor left for another connection."""
+        self._log.warning("out_of_descriptors", connections=self._open)
+
+    def stop(self, now: float) -> None:
+        """Tell everybody that we shut down [MQTT-3.14.2.1, 0x8B]."""
+        self._stopping = True
+        for stream in self._reactor.streams():
+            self.close(cast(Connection, stream), CloseReason.SHUTTING_DOWN, now)
+
+
+class _Claim:
+    """What to do when the store has found the session for a CONNECT."""
+
+    def __init__(self, reception: Reception, connection: Connection, packet: Connect, assigned: str, now: float) -> None:
+        self._reception = reception
+        self._connection = connection
+        self._packet = packet
+        self._assigned = assigned
+        self._now = now
+
+    def __call__(self, found: Session | None) -> None:
+        self._reception.claimed(self._connection, self._packet, self._assigned, found, self._now)
+
+
+def _nobody(message: Message, publisher: Session | None, now: float) -> None:
+    raise NotImplementedError("reception.publish is set when the worker is composed")

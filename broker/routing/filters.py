@@ -1,0 +1,136 @@
+# The filter index: which subscribers want a topic.
+#
+# One dict from filter to its subscribers answers for exact filters with a single look-up. Filters with
+# wildcards are in the same dict, and their paths also in a tree of levels, so that a match finds the wildcard
+# filters that fit and reads their subscribers from the dict. A subscriber that comes or goes touches the tree
+# only as the first or last of its filter.
+#
+# Most filters have one subscriber, which the dict then holds directly; a container is made for the second. It is
+# a dict used as an ordered set: joining and leaving cost the same with twenty thousand members as with two.
+#
+# The names are taken as checked: a topic has no wildcard, a filter has them only as whole levels and "#" only at
+# the end, and a shared filter comes without its "$share/name/".
+from collections.abc import Iterator
+from typing import Final
+
+from broker.routing.levels import Level, LevelTree
+from broker.session.subscriber import Subscriber
+
+ANY_LEVEL: Final = b"+"
+ANY_LEVELS: Final = b"#"
+
+
+class FilterIndex:
+    def __init__(self) -> None:
+        self._subscribers: dict[bytes, Subscriber | dict[Subscriber, None]] = {}
+        self._wildcards = LevelTree()
+        self._count = 0
+
+    def add(self, filter: bytes, subscriber: Subscriber) -> bool:
+        """True if it is the first of that filter. Adding it twice is adding it once. O(1), O(levels) for the first."""
+        present = self._subscribers.get(filter)
+        if present is None:
+            self._subscribers[filter] = subscriber
+            self._count += 1
+            if is_wildcard(filter):
+                self._wildcards.add(filter)
+            return True
+        if isinstance(present, Subscriber):
+            if present is not subscriber:
+                self._subscribers[filter] = {present: None, subscriber: None}
+                self._count += 1
+        elif subscriber not in present:
+            present[subscriber] = None
+            self._count += 1
+        return False
+
+    def remove(self, filter: bytes, subscriber: Subscriber) -> bool:
+        """True if it was the last of that filter; False also if it was not there. O(1), O(levels) for the last."""
+        present = self._subscribers.get(filter)
+        if present is None:
+            return False
+        if isinstance(present, Subscriber):
+            if present is not subscriber:
+                return False
+            del self._subscribers[filter]
+            self._count -= 1
+            if is_wildcard(filter):
+                self._wildcards.remove(filter)
+            return True
+        if subscriber in present:
+            del present[subscriber]
+            self._count -= 1
+            if len(present) == 1:
+                self._subscribers[filter] = next(iter(present))
+        return False
+
+    def match(self, topic: bytes) -> list[Subscriber]:
+        """The subscribers of all filters that match, each once for every such filter of its own.
+
+        With n wildcard filters and a topic of l levels this visits at most min(n, 2**l) levels of the tree at each
+        depth: a level of the tree is reached on one way only, however wildcards are nested.
+        """
+        found: list[Subscriber] = []
+        self._gather(topic, found)
+        reached = [self._wildcards.root]
+        # Wildcards at the first level do not match a topic that begins with "$" [MQTT-4.7.2-1].
+        wild = not topic.startswith(b"$")
+        for name in topic.split(b"/"):
+            further: list[Level] = []
+            for level in reached:
+                if wild:
+                    rest = level.child(ANY_LEVELS)
+                    if rest is not None:
+                        self._gather(rest.path, found)
+                    below = level.child(ANY_LEVEL)
+                    if below is not None:
+                        further.append(below)
+                below = level.child(name)
+                if below is not None:
+                    further.append(below)
+            if not further:
+                return found
+            reached = further
+            wild = True
+        for level in reached:
+            self._gather(level.path, found)
+            rest = level.child(ANY_LEVELS)  # "a/#" matches "a", its parent, too [MQTT-4.7.1-2]
+            if rest is not None:
+                self._gather(rest.path, found)
+        return found
+
+    def _gather(self, filter: bytes, found: list[Subscriber]) -> None:
+        present = self._subscribers.get(filter)
+        if present is None:  # no exact filter, or a level of the tree where none ends
+            return
+        if isinstance(present, Subscriber):
+            found.append(present)
+        else:
+            found.extend(present)
+
+    def filters(self) -> int:
+        """Distinct filters."""
+        return len(self._subscribers)
+
+    def subscribers(self) -> int:
+        """Pairs of a filter and a subscriber."""
+        return self._count
+
+    def iterate(self) -> Iterator[tuple[bytes, Subscriber]]:
+        """Every pair of a filter and a subscriber; the index must not change meanwhile."""
+        for filter, present in self._subscribers.items():
+            if isinstance(present, Subscriber):
+                yield filter, present
+            else:
+                for subscriber in present:
+                    yield filter, subscriber
+
+
+def is_wildcard(filter: bytes) -> bool:
+    return ANY_LEVEL in filter or ANY_LEVELS in filter
+
+
+def first_level(name: bytes) -> bytes:
+    """The first level of a topic or filter; empty when it begins with "/"."""
+    end = name.find(b"/")
+    return name if end < 0 else name[:end]

@@ -1,0 +1,195 @@
+# Retained messages: the last one of each topic, for whoever subscribes later [MQTT-3.3.1-5].
+#
+# A dict answers for a topic; a filter with wildcards walks a tree of levels, only along the branches that can
+# match. A replay may be large and its reader slow, so a scan goes in pages. It holds its position in the tree and
+# no messages: what is deleted is not delivered any more, what is replaced is delivered as it now is, what was added
+# meanwhile may or may not be.
+#
+# Full means refused: to make room by dropping another topic's message would let one client delete what another
+# retained.
+from dataclasses import dataclass
+from typing import Final
+
+from broker.routing.deadlines import Deadlines
+from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
+from broker.routing.levels import Level, LevelTree
+from broker.session.message import Message
+
+EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bounds what it costs
+
+
+@dataclass(frozen=True)
+class RetainedStatistics:
+    count: int  # messages, with those that expired and were not dropped yet
+    bytes: int  # the sum of their sizes
+    refused: int  # since the start
+
+
+class Retained:
+    """At most *messages* messages of together at most *bytes* bytes (the sum of Message.size)."""
+
+    _messages: dict[bytes, Message]
+
+    def __init__(self, messages: int, bytes: int) -> None:
+        self._most_messages = messages
+        self._most_bytes = bytes
+        self._messages = {}
+        self._topics = LevelTree()
+        self._deadlines = Deadlines()
+        self._bytes = 0
+        self._refused = 0
+
+    def put(self, message: Message, now: float) -> bool:
+        """Keep *message* instead of its topic's former one; False, and nothing changed, if a limit forbids it.
+
+        An empty payload is the caller's to turn into delete() [MQTT-3.3.1-6].
+        """
+        if not self._has_room(message):
+            self.expire(now, EXPIRED_PER_PUT)
+            if not self._has_room(message):
+                self._refused += 1
+                return False
+        topic = message.topic
+        former = self._messages.get(topic)
+        if former is None:
+            self._topics.add(topic)
+        else:
+            self._bytes -= former.size
+        self._messages[topic] = message
+        self._bytes += message.size
+        if message.expires:
+            self._deadlines.set(topic, message.expires)
+        else:
+            self._deadlines.discard(topic)
+        return True
+
+    def _has_room(self, message: Message) -> bool:
+        former = self._messages.get(message.topic)
+        if former is None:
+            return len(self._messages) < self._most_messages and self._bytes + message.size <= self._most_bytes
+        return self._bytes - former.size + message.size <= self._most_bytes
+
+    def delete(self, topic: bytes) -> bool:
+        """False if nothing is retained there."""
+        former = self._messages.pop(topic, None)
+        if former is None:
+            return False
+        self._bytes -= former.size
+        self._topics.remove(topic)
+        self._deadlines.discard(topic)
+        return True
+
+    def get(self, topic: bytes, now: float) -> Message | None:
+        """The message of *topic*, unless it has expired at *now* [MQTT-3.3.2-5]."""
+        message = self._messages.get(topic)
+        return None if message is None or message.expired(now) else message
+
+    def match(self, filter: bytes, now: float) -> "RetainedScan":
+        """A scan of what matches *filter* and has not expired at *now*."""
+        return RetainedScan(self, self._topics.root, filter, now)
+
+    def expire(self, now: float, limit: int) -> int:
+        """Drop up to *limit* messages that have expired; returns how many."""
+        dropped = 0
+        while dropped < limit:
+            topic = self._deadlines.pop_due(now)
+            if topic is None:
+                break
+            self.delete(topic)
+            dropped += 1
+        return dropped
+
+    def statistics(self) -> RetainedStatistics:
+        return RetainedStatistics(len(self._messages), self._bytes, self._refused)
+
+
+class Branch:
+    """The children of *parent* after *at*: where a scan goes on. They fit *depth* levels of its filter."""
+
+    def __init__(self, parent: Level, depth: int) -> None:
+        self.parent = parent
+        self.depth = depth
+        self.at: Level | None = None
+
+
+class RetainedScan:
+    """A walk over the retained messages of one filter, in pages; made by Retained.match().
+
+    A level of the tree is visited at most once, whatever wildcards the filter has.
+    """
+
+    def __init__(self, retained: Retained, root: Level, filter: bytes, now: float) -> None:
+        self._retained = retained
+        self._root = root
+        self._filter = filter
+        self._now = now
+        self._wanted = filter.split(b"/")
+        self._whole_branches = self._wanted[-1] == ANY_LEVELS
+        if self._whole_branches:
+            self._wanted.pop()
+        self._begun = False
+        self._branches: list[Branch] = []  # from the root to where the walk stands
+        self._found: list[Message] = []
+        self._visited = 0
+
+    @property
+    def done(self) -> bool:
+        return self._begun and not self._branches
+
+    def next_page(self, limit: int) -> list[Message]:
+        """1 to *limit* further messages, empty when the scan is done. Looks for the first one as long as it takes."""
+        page = self.step(limit, limit)
+        while not page and not self.done:
+            page = self.step(limit, limit)
+        return page
+
+    def step(self, messages: int, levels: int) -> list[Message]:
+        """Up to *messages* further messages, perhaps none, for a visit of about *levels* levels; see `done`.
+
+        About: the levels that the filter names in a row are followed in one go.
+        """
+        self._visited = 0
+        self._found = []
+        if not self._begun:
+            self._begin()
+        while self._branches and self._visited < levels and len(self._found) < messages:
+            branch = self._branches[-1]
+            child = branch.parent.after(branch.at)
+            self._visited += 1
+            if child is None:
+                self._branches.pop()
+                continue
+            branch.at = child
+            # Wildcards at the first level do not match a topic that begins with "$" [MQTT-4.7.2-1].
+            if branch.parent is not self._root or not child.name.startswith(b"$"):
+                self._enter(child, branch.depth)
+        return self._found
+
+    def _begin(self) -> None:
+        self._begun = True
+        if is_wildcard(self._filter):
+            self._enter(self._root, 0)
+        else:
+            self._take(self._filter)
+
+    def _enter(self, level: Level, depth: int) -> None:
+        """Visit *level*, which fits the first *depth* levels of the filter, and what the filter names below it."""
+        while depth < len(self._wanted) and self._wanted[depth] != ANY_LEVEL:
+            below = level.child(self._wanted[depth])
+            if below is None:
+                return
+            level = below
+            depth += 1
+            self._visited += 1
+        if depth < len(self._wanted):
+            self._branches.append(Branch(level, depth + 1))
+            return
+        if level.path:
+            self._take(level.path)
+        if self._whole_branches and level.first is not None:
+            self._branches.append(Branch(level, depth))
+
+    def _take(self, topic: bytes) -> None:
+        message = self._retained.get(topic, self._now)
+        if message is not None:
+            self._found.append(message)

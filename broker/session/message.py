@@ -1,0 +1,131 @@
+# A message on its way out: what every receiver of one variant shares.
+#
+# One publish becomes one Message for each (QoS, retain flag, subscription identifiers) that its receivers
+# need, usually just one. It carries its own encoding for both wire formats (3.x and 5.0), made when the first
+# receiver needs it; a receiver's packet differs from another's only in the two bytes of the packet id. So a
+# Message in an inflight window or in a queue is one reference, whatever the number of its receivers.
+from typing import Final
+
+from broker.mqtt.fields import encode_length, read_length
+from broker.mqtt.packets import V5
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
+
+DUP: Final = 0x08
+NO_PROPERTIES: Final = b"\x00"  # the section of a PUBLISH 5.0 that has none
+NEVER: Final = 0.0
+
+
+class Message:
+    """One variant of a published message.
+
+    *properties* is the encoded property section without its length and without the message expiry: user
+    properties and the like as they came, then the receiver's subscription identifiers. *expires* is a time of
+    the worker's monotonic clock in seconds, NEVER if it has none.
+    """
+
+    def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes, expires: float) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.expires = expires
+        self.head3 = b""  # fixed header, topic: up to the packet id; made when needed, or cut out of what came in
+        self.head5 = b""
+        self._section = NO_PROPERTIES if not properties and expires == NEVER else b""
+        self._left = 0  # seconds to live that are written in the section
+        self._whole3 = b""  # QoS 0: the whole packet
+        self._whole5 = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message itself, whatever its encoding."""
+        return len(self.topic) + len(self.payload) + len(self.properties)
+
+    def expired(self, now: float) -> bool:
+        """Its message expiry interval has passed [MQTT-3.3.2-5]."""
+        return self.expires != NEVER and now >= self.expires
+
+    def variant(self, qos: int, retain: bool, identifiers: bytes) -> "Message":
+        """The same message for receivers with another QoS, retain flag or subscription identifiers."""
+        return Message(self.topic, self.payload, qos, retain, self.properties + identifiers, self.expires)
+
+    def whole(self, version: int, now: float) -> bytes:
+        """The packet for any receiver at QoS 0."""
+        if version == V5:
+            if self.expires != NEVER:
+                section = self._section_at(now)
+                return b"%b%b%b" % (self._head(V5), section, self.payload)
+            if not self._whole5:
+                section = self._section_at(now)
+                self._whole5 = b"%b%b%b" % (self._head(V5), section, self.payload)
+            return self._whole5
+        if not self._whole3:
+            self._whole3 = b"%b%b" % (self._head(version), self.payload)
+        return self._whole3
+
+    def packet(self, version: int, packet_id: int, now: float) -> bytes:
+        """The packet for one receiver at QoS 1 or 2."""
+        identifier = packet_id.to_bytes(2, "big")
+        if version == V5:
+            section = self._section
+            if not section or self.expires != NEVER:
+                section = self._section_at(now)
+            head = self.head5
+            if not head:
+                head = self._head(V5)
+            return b"%b%b%b%b" % (head, identifier, section, self.payload)
+        head = self.head3
+        if not head:
+            head = self._head(version)
+        return b"%b%b%b" % (head, identifier, self.payload)
+
+    def again(self, version: int, packet_id: int, now: float) -> bytes:
+        """The packet sent once more, on a new connection: marked as a duplicate [MQTT-3.3.1-1]."""
+        packet = self.packet(version, packet_id, now)
+        return bytes((packet[0] | DUP,)) + packet[1:]
+
+    def aliased(self, topic: bytes, alias: int, packet_id: int, now: float) -> bytes:
+        """The 5.0 packet for one receiver with a topic alias: with *topic* to set it, with none to use it."""
+        section = self._section_at(now)
+        _, start = read_length(section, 0, len(section), V5)
+        inside = bytes((TOPIC_ALIAS,)) + alias.to_bytes(2, "big") + section[start:]
+        variable = len(topic).to_bytes(2, "big") + topic + (packet_id.to_bytes(2, "big") if self.qos else b"")
+        body = variable + encode_length(len(inside)) + inside
+        first = 0x30 | self.qos << 1 | (1 if self.retain else 0)
+        return bytes((first,)) + encode_length(len(body) + len(self.payload)) + body + self.payload
+
+    def length(self, version: int, now: float) -> int:
+        """Bytes of the whole packet, which a receiver's maximum packet size limits [MQTT-3.1.2-24]."""
+        size = len(self._head(version)) + len(self.payload) + (2 if self.qos else 0)
+        return size + len(self._section_at(now)) if version == V5 else size
+
+    def _head(self, version: int) -> bytes:
+        head = self.head5 if version == V5 else self.head3
+        if head:
+            return head
+        topic = self.topic
+        length = 2 + len(topic) + len(self.payload) + (2 if self.qos else 0)
+        if version == V5:
+            inside = len(self.properties) + (5 if self.expires != NEVER else 0)
+            length += inside + len(encode_length(inside))
+        first = 0x30 | self.qos << 1 | (1 if self.retain else 0)
+        head = bytes((first,)) + encode_length(length) + len(topic).to_bytes(2, "big") + topic
+        if version == V5:
+            self.head5 = head
+        else:
+            self.head3 = head
+        return head
+
+    def _section_at(self, now: float) -> bytes:
+        """The property section, with the seconds to live that remain now [MQTT-3.3.2-6]."""
+        if self.expires == NEVER:
+            if not self._section:
+                self._section = encode_length(len(self.properties)) + self.properties
+            return self._section
+        left = max(0, int(self.expires - now + 0.999))  # a second just begun counts whole: what did not wait is not shortened
+        if not self._section or left != self._left:
+            self._left = left
+            expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")
+            self._section = encode_length(len(self.properties) + 5) + expiry + self.properties
+        return self._section

@@ -1,0 +1,363 @@
+# A session: what MQTT remembers for one client id, with a connection or without.
+#
+# Towards the client it is a window (packet ids of QoS 1 and 2 that are not yet acknowledged) with a list of
+# waiting messages behind it; only acknowledgements and a drained outbox move messages from the list into the
+# window, nothing polls. From the client it is the set of QoS 2 packet ids that wait for their PUBREL.
+#
+# A session that is connected and not persistent holds little for a slow reader (`pending`); one that outlives
+# its connections holds much (`queue`) and then lets the oldest go. Empty containers are not made: most of the
+# sessions of a large fleet are idle.
+from collections import deque
+from typing import Final
+
+from broker.delivery.outbox import Outbox
+from broker.metrics.counters import Counters
+from broker.mqtt.packets import PUBCOMP, PUBREC, PUBREL, V5
+from broker.reasons import DropReason
+from broker.session.message import NEVER, Message
+from broker.session.run import GROWTH, Run
+from broker.session.subscriber import Subscriber
+from broker.session.will import Will
+
+NEVER_EXPIRES: Final = 0xFFFFFFFF  # a session expiry interval, seconds [MQTT-3.1.2.11.2]
+RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
+PUBACK_3: Final = b"\x40\x02"
+PUBREC_3: Final = b"\x50\x02"
+PUBREL_3: Final = b"\x62\x02"
+PUBCOMP_3: Final = b"\x70\x02"
+PACKET_ID_NOT_FOUND: Final = b"\x92"
+
+
+class SessionLimits:
+    """How much one session may hold; counts of messages, and bytes."""
+
+    def __init__(self, *, inflight: int, pending: int, queue: int, queue_bytes: int) -> None:
+        self.inflight = inflight
+        self.pending = pending
+        self.queue = queue
+        self.queue_bytes = queue_bytes
+
+
+class Subscription(Subscriber):
+    """One filter of one session, with its options [MQTT-3.8.3]. *share* is the share name, b"" if it is not shared."""
+
+    def __init__(self, session: "Session", filter: bytes, share: bytes) -> None:
+        self.session = session
+        self.filter = filter  # without $share/name/
+        self.share = share
+        self.qos = 0
+        self.no_local = False
+        self.retain_as_published = False
+        self.identifiers = b""  # its subscription identifier as an encoded property, if it has one [MQTT-3.3.4-3]
+
+
+class Session:
+    def __init__(self, client_id: str, limits: SessionLimits, counters: Counters) -> None:
+        self.client_id = client_id
+        self.expiry = 0  # seconds it outlives its connection
+        self.ended = False
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.incoming: set[int] | None = None  # QoS 2 packet ids received and not yet released
+        self.will: Will | None = None
+        self.expiry_timer = 0  # keys of its timers, 0 = none
+        self.will_timer = 0
+        # Of the connection it has now:
+        self.outbox: Outbox | None = None
+        self.version = 0
+        self.maximum_packet = 0  # bytes the client takes; 0 = any
+        self.window = 0  # QoS 1 and 2 that may be unacknowledged
+        self.alias_maximum = 0  # topic aliases we may set
+        self._aliases: dict[bytes, int] | None = None
+        self._inflight: dict[int, Message] | None = None
+        self._unsent: dict[int, Message] | None = None  # in flight when the last connection ended, to be sent again
+        self._waiting: deque[Message] | None = None
+        self._waiting_bytes = 0
+        self._last_id = 0
+        self._limits = limits
+        self._counters = counters
+
+    # The connection comes and goes.
+
+    def attach(
+        self, outbox: Outbox, version: int, receive_maximum: int, maximum_packet: int, alias_maximum: int
+    ) -> None:
+        """A connection is there: from now on it is written to *outbox*; `resume()` sends what it is owed."""
+        self.outbox = outbox
+        self.version = version
+        self.window = min(receive_maximum, self._limits.inflight)
+        self.maximum_packet = maximum_packet
+        self.alias_maximum = alias_maximum
+        self._aliases = None
+
+    def resume(self, now: float) -> None:
+        """Send again all that was not acknowledged, in its order and under its packet ids [MQTT-4.4.0-1]."""
+        if self._inflight:
+            self._unsent = self._inflight
+            self._inflight = None
+        self.pump(now)
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        if self._unsent:  # what was not sent again yet comes after what was
+            unsent = self._unsent
+            inflight = self._inflight
+            self._unsent = None
+            if inflight:
+                inflight.update(unsent)
+            else:
+                self._inflight = unsent
+        self.outbox = None
+
+    def end(self) -> int:
+        """Nothing of it will be delivered any more; the number of messages that were waiting."""
+        self.ended = True
+        self.outbox = None
+        lost = self.waiting() + self.inflight()
+        self._inflight = self._unsent = self._waiting = self.incoming = None
+        self._waiting_bytes = 0
+        if lost:
+            self._counters.dropped(DropReason.SESSION_ENDED, lost)
+        return lost
+
+    # Messages towards the client.
+
+    def offer_run(self, run: Run, identifiers: bytes, now: float) -> None:
+        """Deliver a run of QoS 0 packets in one piece; skipped when there is no reader for it."""
+        out = self.outbox
+        counters = self._counters
+        if out is None:
+            counters.dropped(DropReason.OFFLINE_QOS0, run.count)
+        elif not out.writable:
+            counters.dropped(DropReason.NOT_WRITABLE, run.count)
+        elif self.alias_maximum or (
+            self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet
+        ):
+            for message in run.messages(identifiers):
+                self.offer(message, now)
+        else:
+            out.write(run.encoded(self.version, identifiers))
+            counters.publishes_sent += run.count
+            counters.publish_bytes_sent += run.payload_bytes
+
+    def _offer_bytes(self, packet: bytes, payload_bytes: int) -> None:
+        """Write one QoS 0 packet, or count why not."""
+        out = self.outbox
+        counters = self._counters
+        if out is None:
+            counters.dropped(DropReason.OFFLINE_QOS0, 1)
+        elif not out.writable:
+            counters.dropped(DropReason.NOT_WRITABLE, 1)
+        elif self.maximum_packet and len(packet) > self.maximum_packet:
+            counters.dropped(DropReason.TOO_LARGE, 1)  # never sent [MQTT-3.1.2-24]
+        else:
+            out.write(packet)
+            counters.publishes_sent += 1
+            counters.publish_bytes_sent += payload_bytes
+
+    def offer(self, message: Message, now: float) -> None:
+        """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted."""
+        out = self.outbox
+        if message.qos == 0:
+            if self.alias_maximum and out is not None and out.writable:
+                self._offer_bytes(self._aliased(message, 0, now), len(message.payload))
+            else:
+                self._offer_bytes(message.whole(self.version, now), len(message.payload))
+            return
+        if out is None or not out.writable or self._waiting:
+            self._wait(message)
+            return
+        inflight = self._inflight
+        if inflight is None:
+            inflight = {}
+            self._inflight = inflight
+        if len(inflight) >= self.window or self._unsent:
+            self._wait(message)
+            return
+        self._send(message, inflight, out, now)
+
+    def ready(self) -> bool:
+        """It has a connection that would take a QoS 1 or 2 message at once."""
+        out = self.outbox
+        return (
+            out is not None
+            and out.writable
+            and not self._waiting
+            and not self._unsent
+            and (self._inflight is None or len(self._inflight) < self.window)
+        )
+
+    def pump(self, now: float) -> None:
+        """Move what waits into the window, as far as the window and the outbox allow."""
+        out = self.outbox
+        if out is None:
+            return
+        inflight = self._inflight
+        if inflight is None:
+            inflight = self._inflight = {}
+        while self._unsent and out.writable and len(inflight) < self.window:
+            packet_id = next(iter(self._unsent))
+            message = self._unsent.pop(packet_id)
+            inflight[packet_id] = message
+            if message is RELEASED:
+                out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
+                self._counters.answers_sent += 1
+            else:
+                out.write(message.again(self.version, packet_id, now))
+                self._counters.publishes_sent += 1
+        waiting = self._waiting
+        while waiting and not self._unsent and out.writable and len(inflight) < self.window:
+            message = waiting.popleft()
+            self._waiting_bytes -= message.size
+            if message.expired(now):
+                self._counters.dropped(DropReason.EXPIRED, 1)
+            else:
+                self._send(message, inflight, out, now)
+        if not waiting:
+            self._waiting = None
+
+    def _send(self, message: Message, inflight: dict[int, Message], out: Outbox, now: float) -> None:
+        """Give *message* a packet id and write it."""
+        counters = self._counters
+        if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
+            counters.dropped(DropReason.TOO_LARGE, 1)  # we go on as if it were delivered [MQTT-3.1.2-25]
+            return
+        packet_id = self._last_id % 65535 + 1
+        while packet_id in inflight:
+            packet_id = packet_id % 65535 + 1
+        self._last_id = packet_id
+        inflight[packet_id] = message
+        if self.alias_maximum:
+            out.write(self._aliased(message, packet_id, now))
+        else:
+            out.write(message.packet(self.version, packet_id, now))
+        counters.publishes_sent += 1
+        counters.publish_bytes_sent += len(message.payload)
+
+    def _aliased(self, message: Message, packet_id: int, now: float) -> bytes:
+        """The packet with the topic's alias, which the client learns with the first [MQTT-3.3.2-8]."""
+        aliases = self._aliases
+        if aliases is None:
+            aliases = self._aliases = {}
+        alias = aliases.get(message.topic, 0)
+        if alias:
+            return message.aliased(b"", alias, packet_id, now)
+        alias = len(aliases) + 1
+        if alias <= self.alias_maximum:
+            packet = message.aliased(message.topic, alias, packet_id, now)
+            if not self.maximum_packet or len(packet) <= self.maximum_packet:
+                aliases[message.topic] = alias
+                return packet
+        return message.packet(V5, packet_id, now) if packet_id else message.whole(V5, now)
+
+    def _wait(self, message: Message) -> None:
+        """Keep *message* for later if the kind of session and its limits allow."""
+        if self.ended:
+            self._counters.dropped(DropReason.SESSION_ENDED, 1)
+            return
+        limits = self._limits
+        if self.expiry == 0 and self.waiting() >= limits.pending:
+            self._counters.dropped(DropReason.PENDING_FULL, 1)
+            return
+        waiting = self._waiting
+        if waiting is None:
+            waiting = self._waiting = deque()
+        size = message.size
+        waiting.append(message)
+        self._waiting_bytes += size
+        while len(waiting) > limits.queue or (self._waiting_bytes > limits.queue_bytes and len(waiting) > 1):
+            self._waiting_bytes -= waiting.popleft().size
+            self._counters.dropped(DropReason.QUEUE_FULL, 1)
+
+    # Acknowledgements from the client. Each is answered, if at all, into the outbox.
+
+    def puback(self, packet_id: int, now: float) -> bool:
+        """PUBACK: the message is delivered. False if no QoS 1 message waits under that id."""
+        inflight = self._inflight
+        if inflight is None:
+            return False
+        message = inflight.get(packet_id)
+        if message is None or message.qos != 1:
+            return False
+        del inflight[packet_id]
+        if self._waiting or self._unsent:
+            self.pump(now)
+        return True
+
+    def pubrec(self, packet_id: int, code: int, now: float) -> bool:
+        """PUBREC: the client holds the message, or refuses it with a *code* from 0x80 [MQTT-4.3.3-4..5]."""
+        inflight = self._inflight
+        out = self.outbox
+        message = None if inflight is None else inflight.get(packet_id)
+        if out is None:
+            return False
+        if inflight is None or message is None or message.qos != 2:
+            if code < 0x80:
+                self._counters.answers_sent += 1
+                self._unknown(out, PUBREL, packet_id)
+            return False
+        if code >= 0x80:
+            del inflight[packet_id]
+            if self._waiting or self._unsent:
+                self.pump(now)
+            return True
+        inflight[packet_id] = RELEASED
+        self._counters.answers_sent += 1
+        out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
+        return True
+
+    def pubcomp(self, packet_id: int, now: float) -> bool:
+        """PUBCOMP: the exchange is over and its packet id free."""
+        inflight = self._inflight
+        if inflight is None or inflight.get(packet_id) is not RELEASED:
+            return False
+        del inflight[packet_id]
+        if self._waiting or self._unsent:
+            self.pump(now)
+        return True
+
+    def receive(self, packet_id: int) -> bool:
+        """A QoS 2 publish came in; false if it is one that we have already [MQTT-4.3.3-10]."""
+        incoming = self.incoming
+        if incoming is None:
+            incoming = self.incoming = set()
+        if packet_id in incoming:
+            return False
+        incoming.add(packet_id)
+        return True
+
+    def pubrel(self, packet_id: int) -> bool:
+        """PUBREL: forget the id, and confirm [MQTT-4.3.3-11]."""
+        out = self.outbox
+        incoming = self.incoming
+        self._counters.answers_sent += 1
+        known = incoming is not None and packet_id in incoming
+        if known and incoming is not None:
+            incoming.discard(packet_id)
+        if out is not None:
+            if known:
+                out.write(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
+            else:
+                self._unknown(out, PUBCOMP, packet_id)
+        return known
+
+    def _unknown(self, out: Outbox, kind: int, packet_id: int) -> None:
+        """Answer an acknowledgement that fits nothing we know, so that both sides get rid of the id."""
+        first = kind << 4 | (2 if kind == PUBREL else 0)
+        if self.version == V5:
+            out.write(bytes((first, 3)) + packet_id.to_bytes(2, "big") + PACKET_ID_NOT_FOUND)
+        else:
+            out.write(bytes((first, 2)) + packet_id.to_bytes(2, "big"))
+
+    # What it holds.
+
+    def inflight(self) -> int:
+        """Messages sent and not acknowledged to the end."""
+        return (len(self._inflight) if self._inflight else 0) + (len(self._unsent) if self._unsent else 0)
+
+    def unreleased(self) -> int:
+        """QoS 2 messages from the client that wait for their PUBREL."""
+        return len(self.incoming) if self.incoming else 0
+
+    def waiting(self) -> int:
+        """Messages that have not been sent yet."""
+        return len(self._waiting) if self._waiting else 0

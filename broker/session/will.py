@@ -1,0 +1,56 @@
+# The will: what a client asked us to publish when it goes without a word.
+#
+# It is published when the connection ended in any way but a DISCONNECT that says otherwise [MQTT-3.1.2-8], after its
+# delay or when the session ends, whichever is first [MQTT-3.1.3-9]; a connection that resumes the session in time
+# takes it back.
+from broker.mqtt.fields import read_length
+from broker.mqtt.packets import V5, Properties
+from broker.mqtt.packets import Will as WillFields
+from broker.mqtt.properties import (
+    MESSAGE_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
+    WILL_DELAY_INTERVAL,
+    encode_properties,
+)
+from broker.session.message import NEVER, Message
+
+
+def forwardable(properties: Properties) -> bytes:
+    """What of a publish's properties goes on to its receivers, encoded without a length [MQTT-3.3.2-17] to [..-20].
+
+    User properties keep their order [MQTT-3.3.2-18]. Left out is what each receiver gets anew: the expiry that
+    remains, its own identifiers, its own topic alias.
+    """
+    own = (MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER, WILL_DELAY_INTERVAL)
+    kept = {identifier: value for identifier, value in properties.items() if identifier not in own}
+    if not kept:
+        return b""
+    section = encode_properties(kept)
+    _, start = read_length(section, 0, len(section), V5)
+    return section[start:]
+
+
+def expires_at(properties: Properties, now: float) -> float:
+    """When a message with these properties expires; NEVER if they do not say [MQTT-3.3.2-5]."""
+    interval = properties.get(MESSAGE_EXPIRY_INTERVAL)
+    return now + interval if isinstance(interval, int) else NEVER
+
+
+class Will:
+    def __init__(self, fields: WillFields) -> None:
+        self._fields = fields
+        delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
+        self.delay = delay if isinstance(delay, int) else 0  # seconds
+
+    def message(self, now: float) -> Message:
+        """It as a message published now; its own expiry begins now."""
+        fields = self._fields
+        return Message(
+            fields.topic,
+            fields.payload,
+            fields.qos,
+            fields.retain,
+            forwardable(fields.properties),
+            expires_at(fields.properties, now),
+        )

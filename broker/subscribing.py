@@ -1,0 +1,165 @@
+# SUBSCRIBE and UNSUBSCRIBE, and the retained messages that a new subscription gets.
+#
+# Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for
+# a slow reader must hold neither the loop nor memory. What goes on when the session has room again is told by
+# `go_on()`; nothing polls.
+import time
+from collections import deque
+from typing import Final
+
+from broker.config import Limits
+from broker.connection import Connection, Replay
+from broker.metrics.counters import Counters
+from broker.mqtt.encode import encode
+from broker.mqtt.fields import encode_length
+from broker.mqtt.packets import V5, SubAck, Subscribe, UnsubAck, Unsubscribe, Wanted
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.mqtt.topics import check_filter, split_share
+from broker.net.stream import OPEN
+from broker.reasons import ProtocolError
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.session import Session, Subscription
+
+PAGE: Final = 64  # retained messages between two looks at the clock
+LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
+
+TOPIC_FILTER_INVALID: Final = 0x8F
+QUOTA_EXCEEDED: Final = 0x97
+NO_SUBSCRIPTION_EXISTED: Final = 0x11
+FAILURE_3: Final = 0x80
+
+SEND_ALWAYS: Final = 0
+SEND_IF_NEW: Final = 1
+
+
+class Subscribing:
+    def __init__(self, routes: Routes, retained: Retained, counters: Counters, limits: Limits) -> None:
+        self._routes = routes
+        self._retained = retained
+        self._counters = counters
+        self._limits = limits
+        self._replaying: deque[Connection] = deque()
+
+    def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
+        """Take the filters one after the other, and answer [MQTT-3.8.4-1] to [MQTT-3.8.4-6]."""
+        identifiers = b""
+        wanted_identifier = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
+        if isinstance(wanted_identifier, list):
+            for identifier in wanted_identifier:
+                if isinstance(identifier, int):
+                    identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
+        codes: list[int] = []
+        replays: list[Replay] = []
+        for wanted in packet.filters:
+            code, replay = self._subscribe_one(session, wanted, identifiers, now)
+            codes.append(FAILURE_3 if code >= 0x80 and connection.version != V5 else code)
+            if replay is not None:
+                replays.append(replay)
+        self._counters.subscribes += len(codes)
+        self._counters.answers_sent += 1
+        connection.outbox.write(encode(SubAck(packet.packet_id, codes), connection.version))
+        if replays:
+            if connection.replays is None:
+                connection.replays = replays
+            else:
+                connection.replays.extend(replays)
+            self.go_on(connection)
+
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        """Remove each filter that is there, and answer [MQTT-3.10.4-1] to [MQTT-3.10.4-6]."""
+        codes: list[int] = []
+        for filter in packet.filters:
+            subscription = session.subscriptions.pop(filter, None)
+            if subscription is None:
+                codes.append(NO_SUBSCRIPTION_EXISTED)
+            else:
+                self._routes.remove(subscription)
+                codes.append(0)
+        self._counters.unsubscribes += len(codes)
+        self._counters.answers_sent += 1
+        connection.outbox.write(encode(UnsubAck(packet.packet_id, codes), connection.version))
+
+    def withdraw(self, session: Session) -> None:
+        """*session* ends: remove all its subscriptions."""
+        for subscription in session.subscriptions.values():
+            self._routes.remove(subscription)
+        session.subscriptions.clear()
+
+    def go_on(self, connection: Connection) -> None:
+        """*connection* may take more of the retained messages it waits for."""
+        if connection.replays is not None and not connection.replaying:
+            session = connection.session
+            if session is not None and session.ready():
+                connection.replaying = True
+                self._replaying.append(connection)
+
+    def replay(self, until: float) -> bool:
+        """Deliver retained messages until the time *until*; true if some are left that can be delivered now."""
+        replaying = self._replaying
+        while replaying:
+            now = time.monotonic()
+            if now >= until:
+                return True
+            connection = replaying.popleft()
+            if self._replay_page(connection, now):
+                replaying.append(connection)
+            else:
+                connection.replaying = False
+        return False
+
+    def _subscribe_one(
+        self, session: Session, wanted: Wanted, identifiers: bytes, now: float
+    ) -> tuple[int, Replay | None]:
+        """One filter: its code in the SUBACK, and the retained messages to follow."""
+        subscription = session.subscriptions.get(wanted.filter)
+        new = subscription is None
+        share = b""
+        filter = wanted.filter
+        if subscription is None:
+            try:
+                check_filter(filter)
+            except ProtocolError:
+                return TOPIC_FILTER_INVALID, None
+            if len(session.subscriptions) >= self._limits.subscriptions:
+                return QUOTA_EXCEEDED, None
+            if filter.count(b"/") >= self._limits.topic_levels:
+                return TOPIC_FILTER_INVALID, None
+            shared = split_share(filter)
+            if shared is not None:
+                share, filter = shared
+            subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
+        subscription.qos = min(wanted.qos, self._limits.qos)
+        subscription.no_local = wanted.no_local
+        subscription.retain_as_published = wanted.retain_as_published
+        subscription.identifiers = identifiers
+        if new:
+            self._routes.add(subscription)
+        else:
+            self._routes.changed(subscription)  # replaced, without a gap [MQTT-3.8.4-3]
+        if subscription.share:
+            return subscription.qos, None  # no retained messages for a shared subscription (4.8.2)
+        if wanted.retain_handling == SEND_ALWAYS or (wanted.retain_handling == SEND_IF_NEW and new):
+            return subscription.qos, Replay(subscription, self._retained.match(subscription.filter, now))
+        return subscription.qos, None
+
+    def _replay_page(self, connection: Connection, now: float) -> bool:
+        """The next page of retained messages for *connection*; true if it can take more at once."""
+        session = connection.session
+        replays = connection.replays
+        if session is None or replays is None or connection.state != OPEN:
+            return False
+        replay = replays[0]
+        subscription = replay.subscription
+        if not replay.page:
+            replay.page = replay.scan.step(PAGE, LEVELS)
+            replay.page.reverse()
+        while replay.page and session.ready():
+            message = replay.page.pop()
+            session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
+        if not replay.page and replay.scan.done:
+            del replays[0]
+            if not replays:
+                connection.replays = None
+                return False
+        return session.ready()

@@ -1,0 +1,239 @@
+# A worker: the composition root, where the parts are made and handed to each other.
+#
+# trio runs what waits: signals, the clock of $SYS, and the reactor's slices, which between them are synchronous.
+import resource
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from broker.config import Config
+from broker.delivery.outbox import OutboundBudget
+from broker.fanout import Deliveries
+from broker.hub import Hub
+from broker.logs import ClientLog, configure
+from broker.metrics.counters import Counters
+from broker.metrics.sys_topics import Gauges, SysTopics
+from broker.net.collector import Collector
+from broker.net.listeners import ListenError, listen
+from broker.net.reactor import Reactor
+from broker.reception import Reception
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.message import NEVER, Message
+from broker.store.sessions import MemorySessions
+from broker.subscribing import Subscribing
+from broker.timers import Timers
+from broker.version import VERSION, form
+
+OWN_DESCRIPTORS: Final = 64  # for listeners, epolls, logs and what Python opens
+HOUSEKEEPING: Final = 1.0  # seconds
+EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
+INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
+CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+FINAL_FLUSH: Final = 0.1  # seconds for last bytes when the drain time is over
+
+
+class StartError(Exception):
+    """The worker cannot start. Its text is one sentence for the user."""
+
+
+class Worker:
+    def __init__(self, config: Config, connections: int) -> None:
+        configure(config.log.level, config.log.format)
+        self.config = config
+        self.log = structlog.get_logger()
+        self.client_log = ClientLog(config.log.client_events_per_second, time.monotonic)
+        self.counters = Counters()
+        self.collector = Collector()
+        memory = memory_limit()
+        self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
+        self.routes = Routes(config.routes.topics, config.routes.bytes, config.limits.topic_levels)
+        self.retained = Retained(config.retained.messages, config.retained.bytes)
+        self.store = MemorySessions()
+        self.reactor = Reactor(
+            self.collector,
+            stall_timeout=config.delivery.slow_consumer_timeout,
+            input_budget=memory // INPUT_BUDGET_SHARE,
+        )
+        self.deliveries = Deliveries(self.reactor, self.counters)
+        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits)
+        self.reception = Reception(
+            self.store,
+            subscribing,
+            self.reactor,
+            Timers(),
+            self.counters,
+            self.client_log,
+            config.limits,
+            config.delivery,
+            self.budget,
+            connections,
+            partial(_new_client_id, "weir-"),
+        )
+        self.hub = Hub(
+            self.reception,
+            subscribing,
+            self.routes,
+            self.retained,
+            self.deliveries,
+            self.reactor,
+            self.counters,
+            packet_bytes=config.limits.packet_bytes,
+            receive_maximum=config.limits.receive_maximum,
+            alias_maximum=config.limits.topic_alias_maximum,
+            qos=config.limits.qos,
+            retain=config.limits.retain,
+        )
+        self.reception.publish = self.hub.publish
+        self.reactor.service = self.hub
+        self.sys_topics = SysTopics(f"weir version {VERSION}", time.monotonic())
+
+    async def serve(self, stopping: trio.Event) -> None:
+        """Serve until *stopping*; then the clients have the drain time to take what they are owed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._spin)
+            nursery.start_soon(self._housekeeping)
+            if self.config.sys.interval:
+                nursery.start_soon(self._publish_sys)
+            await stopping.wait()
+            self.reactor.stop_listening()
+            self.reception.stop(time.monotonic())
+            self.reactor.wake()
+            with trio.move_on_after(self.config.drain.timeout):
+                while self.reactor.streams():
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    async def _spin(self) -> None:
+        """Give the reactor its slices, and trio its turn between them."""
+        reactor = self.reactor
+        while True:
+            wait = reactor.turn()
+            if wait > 0.0:
+                with trio.move_on_after(wait):
+                    await trio.lowlevel.wait_readable(reactor.fileno())
+            else:
+                await trio.lowlevel.checkpoint()
+
+    async def _housekeeping(self) -> None:
+        while True:
+            await trio.sleep(HOUSEKEEPING)
+            self.retained.expire(time.monotonic(), EXPIRED_AT_ONCE)
+            self.client_log.flush()
+
+    async def _publish_sys(self) -> None:
+        while True:
+            now = time.monotonic()
+            for topic, payload in self.sys_topics.sample(now, self.counters, self._gauges()):
+                self.hub.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
+            self.reactor.wake()
+            await trio.sleep(self.config.sys.interval)
+
+    def _gauges(self) -> Gauges:
+        _, subscriptions, shared = self.routes.statistics()
+        retained = self.retained.statistics()
+        self.counters.bytes_received = self.reactor.bytes_received
+        self.counters.bytes_sent = self.reactor.bytes_sent
+        return Gauges(
+            clients_connected=self.reception.connected,
+            clients_total=self.store.count(),
+            clients_expired=self.reception.expired,
+            subscriptions=subscriptions,
+            shared_subscriptions=shared,
+            retained=retained.count,
+            stored_messages=retained.count,
+            stored_bytes=retained.bytes,
+            heap_bytes=resident_bytes(),
+        )
+
+    def log_statistics(self) -> None:
+        """What the loop did, for whoever wants to know how long it was held."""
+        statistics = self.reactor.statistics
+        self.log.info(
+            "loop_statistics",
+            slices=statistics.slices,
+            busy_s=round(statistics.busy, 3),
+            longest_slice_ms=round(statistics.longest_slice * 1e3, 3),
+            collections=self.collector.collections,
+            longest_collection_ms=round(self.collector.longest * 1e3, 3),
+        )
+
+
+def run(config: Config) -> int:
+    """Serve in the foreground until SIGTERM or SIGINT; the exit code. StartError: nothing was started."""
+    connections = config.limits.connections or raise_descriptor_limit() - OWN_DESCRIPTORS
+    try:
+        listeners = listen(config.listeners.tcp, config.delivery)
+    except ListenError as error:
+        raise StartError(str(error)) from None
+    worker = Worker(config, connections)
+    for listener in listeners:
+        worker.reactor.listen(listener)
+        host, port = listener.getsockname()[:2]
+        worker.log.info("listening", transport="tcp", host=host, port=port)
+    worker.collector.start(time.monotonic())
+    worker.log.info("started", version=VERSION, form=form(), connections=connections)
+    return trio.run(_serve_until_signalled, worker)
+
+
+async def _serve_until_signalled(worker: Worker) -> int:
+    """The first SIGTERM or SIGINT drains, the second ends at once."""
+    stopping = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch_signals, signals, worker, stopping, nursery.cancel_scope)
+            await worker.serve(stopping)
+            nursery.cancel_scope.cancel()
+    worker.client_log.flush()
+    worker.log_statistics()
+    worker.log.info("stopped")
+    return 0
+
+
+async def _watch_signals(
+    signals: AsyncIterator[int], worker: Worker, stopping: trio.Event, scope: trio.CancelScope
+) -> None:
+    async for number in signals:
+        if stopping.is_set():
+            scope.cancel()
+            return
+        worker.log.info("stopping", signal=signal.Signals(number).name, clients=worker.reception.connected)
+        stopping.set()
+
+
+def raise_descriptor_limit() -> int:
+    """Allow as many descriptors as the system lets us; how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def memory_limit() -> int:
+    """Bytes this process may use: its control group's limit, else the machine's memory."""
+    machine = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
+    limit = int(machine) * 1024
+    for path in CGROUP_LIMITS:
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return limit
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _new_client_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex

@@ -1,0 +1,88 @@
+# Compiles the hot modules with mypyc where there is a C compiler; elsewhere the same files run interpreted.
+#
+# WEIR_COMPILE=0 never compiles, WEIR_COMPILE=1 fails where it cannot, unset does what it can.
+# All hot modules are one group: calls between them are C calls, and they are compiled together or not at all.
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Everything in broker/ is compiled, except what is not hot and better stays ordinary Python.
+# reasons.py: a compiled Enum refuses its members while they are made if they have an __init__ of their own.
+COLD = {
+    "broker/config.py",
+    "broker/config_sources.py",
+    "broker/config_values.py",
+    "broker/logs.py",
+    "broker/reasons.py",
+    "broker/version.py",
+    "broker/worker.py",
+}
+GROUP = "weir"  # the shared library of the group is weir__mypyc
+WANTED = os.environ.get("WEIR_COMPILE", "")
+
+
+def hot_modules() -> list[str]:
+    sources = (path.as_posix() for path in Path("broker").rglob("*.py") if path.name != "__init__.py")
+    return sorted(source for source in sources if source not in COLD)
+
+
+def c_compiler_works() -> bool:
+    """Whether a file that includes Python's headers really compiles and links; CC names the compiler."""
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "trivial.c")
+        source.write_text("#include <Python.h>\nint trivial(void) { return PY_MAJOR_VERSION; }\n")
+        include = sysconfig.get_path("include")
+        arguments = ["-shared", "-fPIC", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
+        try:
+            return subprocess.run([*shlex.split(command), *arguments], capture_output=True).returncode == 0
+        except OSError:
+            return False
+
+
+def compiled() -> list[Extension]:
+    """The extensions to build: those of mypyc, or none."""
+    if WANTED == "0":
+        return []
+    if not c_compiler_works():
+        if WANTED == "1":
+            sys.exit("WEIR_COMPILE=1, but no C compiler works here (gcc and Python's headers are needed).")
+        print("No C compiler works here: Weir is installed interpreted.", file=sys.stderr)
+        return []
+    from mypyc.build import mypycify
+
+    # Our own strict settings are for `make check`: a build must not fail because a stub package is not there.
+    options = ["--config-file=", "--ignore-missing-imports", *hot_modules()]
+    try:
+        extensions: list[Extension] = mypycify(options, opt_level="3", debug_level="0", group_name=GROUP)
+    except SystemExit:  # mypyc has printed what it does not accept
+        if WANTED == "1":
+            raise
+        print("Mypyc does not accept the sources: Weir is installed interpreted.", file=sys.stderr)
+        return []
+    return extensions
+
+
+class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has types in some versions only
+    """A group of which a part did not build would not import at all; without it, the sources run."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:  # whatever the compiler did, from too little memory to a full disk
+            if WANTED == "1":
+                raise
+            print(f"Compiling failed ({error}): Weir is installed interpreted.", file=sys.stderr)
+            for built in map(Path, self.get_outputs()):
+                built.unlink(missing_ok=True)
+            self.extensions: list[Extension] = []
+
+
+setup(ext_modules=compiled(), cmdclass={"build_ext": BuildAllOrNone})

@@ -1,0 +1,78 @@
+# python -m tests.bench [speed|connects|storm|fanout]: Weir beside Mosquitto, as Markdown tables.
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench import scale, speed
+from tests.bench.contenders import Bench, open_bench
+from tests.bench.loads import LOADS, Load
+from tests.bench.table import number
+
+QUICK_CPU: Final = 0.05  # seconds of broker CPU for each run of --quick: does it work, not how fast is it
+QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
+    parser.add_argument("what", nargs="?", default="speed", choices=["speed", "connects", "storm", "fanout"])
+    parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
+    parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
+    parser.add_argument("--loads", metavar="NAME,...", help=f"of: {', '.join(load.name for load in LOADS)}")
+    parser.add_argument("--v5", action="store_true", help="the clients speak MQTT 5.0 instead of 3.1.1")
+    parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
+    parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
+    parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
+    parser.add_argument(
+        "--rate", type=int, default=1000, help="SUBSCRIBE, and as many UNSUBSCRIBE, a second (default 1000)"
+    )
+    return parser
+
+
+def chosen(parser: argparse.ArgumentParser, names: str | None) -> list[Load]:
+    known = {load.name: load for load in LOADS}
+    if names is None:
+        return list(LOADS)
+    wrong = [name for name in names.split(",") if name not in known]
+    if wrong:
+        parser.error(f"no such load: {', '.join(wrong)}; there are {', '.join(known)}")
+    return [known[name] for name in names.split(",")]
+
+
+def measure_speed(bench: Bench, loads: list[Load], arguments: argparse.Namespace, least_cpu: float) -> dict[str, Any]:
+    outcomes = []
+    for load in loads:
+        outcomes.append(speed.measure(bench, load, arguments.runs, arguments.v5, least_cpu))
+        print(f"... {load.name}: {number(outcomes[-1].ratio)} times", flush=True)
+    print(f"\n{speed.report(outcomes, arguments.v5, arguments.interpreted)}")
+    return {outcome.load.name: asdict(outcome) for outcome in outcomes}
+
+
+def main() -> None:
+    parser = options()
+    arguments = parser.parse_args()
+    loads = chosen(parser, arguments.loads)
+    least_cpu, clients, connects = speed.LEAST_CPU, min(arguments.clients, scale.descriptors()), arguments.connects
+    if arguments.quick:
+        arguments.runs, least_cpu = 1, QUICK_CPU
+        clients, connects = clients // QUICK_SHARE, connects // QUICK_SHARE
+    with open_bench(arguments.interpreted) as bench:
+        print(f"{bench.banner()}; MQTT {'5.0' if arguments.v5 else '3.1.1'}; median of {arguments.runs}\n", flush=True)
+        if arguments.what == "speed":
+            results = measure_speed(bench, loads, arguments, least_cpu)
+        else:
+            if arguments.what == "connects":
+                table, results = scale.connects(bench, arguments.runs, connects, clients)
+            elif arguments.what == "storm":
+                table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)
+            else:
+                table, results = scale.fanout(bench, clients, publishes=20)
+            print(table)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

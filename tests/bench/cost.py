@@ -1,0 +1,36 @@
+# What a process costs, as Linux accounts it: CPU from schedstat (in ns; /proc/PID/stat counts ticks of 10 ms) and
+# resident memory, both with all descendants. A broker may be more than one process.
+from pathlib import Path
+
+
+def cpu_seconds(pid: int) -> float:
+    return sum(_scheduled_ns(process) for process in family(pid)) / 1e9
+
+
+def resident_kib(pid: int) -> int:
+    return sum(_resident_kib(process) for process in family(pid))
+
+
+def family(pid: int) -> list[int]:
+    """*pid* and its descendants. A process that ends meanwhile may be missing."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue  # it has ended
+        parent = int(text.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def _scheduled_ns(pid: int) -> int:
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def _resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])

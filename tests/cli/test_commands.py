@@ -1,0 +1,97 @@
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.config_sources import KINDS
+from broker.version import VERSION, form
+from tests.cli.running import weir
+
+
+def test_version_says_which_weir_and_which_form() -> None:
+    """A bug report would not say whether the compiled modules were at work."""
+    done = weir("--version")
+
+    assert f"weir {VERSION} ({form()}, Python {platform.python_version()})\n" == done.stdout
+    assert form() in ("compiled", "interpreted")
+    assert 0 == done.returncode
+
+
+def test_version_needs_neither_trio_nor_structlog() -> None:
+    """`weir --version` and `weir --help` would take as long as a start."""
+    program = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom cli.main import app\n"
+        "CliRunner().invoke(app, ['--version'])\n"
+        "print('broker.version' in sys.modules, {'trio', 'structlog', 'broker.worker'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert "True set()\n" == done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["start", "config", "--version"]),
+        (["start", "--help"], ["--config", "--host", "--port", "--set", "SIGTERM"]),
+        (["config", "--help"], ["check", "show"]),
+    ],
+)
+def test_help_names_what_there_is(arguments: list[str], words: list[str]) -> None:
+    """A command or option would be known only to those who read the source."""
+    done = weir(*arguments)
+
+    assert 0 == done.returncode
+    assert [] == [word for word in words if word not in done.stdout]
+
+
+def test_config_check_accepts_what_a_broker_would_start_with(tmp_path: Path) -> None:
+    """A deployment could not try its file before a restart."""
+    file = tmp_path / "weir.toml"
+    file.write_text("[log]\nlevel = 'debug'\n")
+
+    done = weir("config", "check", "--config", str(file), "--set", "limits.qos=1")
+
+    assert (0, "The configuration is fine.\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("command", [["start"], ["config", "check"], ["config", "show"]])
+def test_bad_configuration_is_one_sentence_and_exit_code_2(command: list[str]) -> None:
+    """A mistake in the configuration would end in a traceback, or start something."""
+    done = weir(*command, "--set", "limits.qos=3")
+
+    sentence = "weir: limits.qos = '3' in --set cannot be: it must be a whole number from 0 to 2.\n"
+    assert (2, "", sentence) == (done.returncode, done.stdout, done.stderr)
+
+
+def test_a_bad_port_option_is_refused_by_the_name_it_was_given_with() -> None:
+    """The user wrote --port and would be told of a setting that they never heard of."""
+    done = weir("start", "--port", "65536")
+
+    expected = "weir: listeners.tcp.port = 65536 in --port cannot be: it must be a whole number from 0 to 65535.\n"
+    assert (2, expected) == (done.returncode, done.stderr)
+
+
+def test_config_show_prints_every_setting_and_where_it_comes_from() -> None:
+    """Nobody could tell which of four sources is in force."""
+    done = weir("config", "show", "--set", "limits.qos=1", WEIR_LOG__LEVEL="debug")
+
+    lines = done.stdout.splitlines()
+    assert list(KINDS) == [line.partition(" = ")[0] for line in lines]
+    told = {line.partition(" = ")[0]: line.partition(" = ")[2].split() for line in lines}
+    assert ["1", "#", "--set"] == told["limits.qos"]
+    assert ['"debug"', "#", "the", "environment", "(WEIR_LOG__LEVEL)"] == told["log.level"]
+    assert ['"1MiB"', "#", "default"] == told["limits.packet_bytes"]
+
+
+def test_config_show_prints_json_for_programs() -> None:
+    """A program would have to parse the table for people."""
+    done = weir("config", "show", "--json", "--set", "drain.timeout=500ms")
+
+    told = json.loads(done.stdout)
+    assert list(KINDS) == list(told)
+    assert {"value": 0.5, "source": "--set"} == told["drain.timeout"]
+    assert ["127.0.0.1", "::1"] == told["listeners.tcp.host"]["value"]

@@ -1,0 +1,233 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from broker.config import Config, ConfigError, Limits
+from broker.config_sources import KINDS, Given, from_assignments, load
+from tests.conftest import ROOT
+
+NOWHERE = Path("/nowhere/weir.toml")
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "weir.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(file: Path | None = None, environ: dict[str, str] | None = None, *assignments: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load(file, environ or {}, from_assignments(assignments), default_file=NOWHERE)
+    return str(refused.value)
+
+
+def test_without_any_source_the_defaults_are_in_force() -> None:
+    """`weir start` on a bare machine would need a file."""
+    assert Config() == load(environ={}, default_file=NOWHERE).config
+
+
+def test_the_commented_file_has_every_default_and_names_every_key() -> None:
+    """The file that users copy would change a setting that they did not touch, or hide one from them."""
+    file = ROOT / "deploy" / "weir.toml"
+
+    loaded = load(file, {})
+
+    assert Config() == loaded.config
+    assert set(KINDS) == set(loaded.sources)
+
+
+def test_later_sources_win_and_say_so(tmp_path: Path) -> None:
+    """An option on the command line would not override the file."""
+    file = written(tmp_path, "[limits]\nqos = 0\nqueue = 1\npending = 5\n")
+    environ = {"WEIR_LIMITS__QOS": "1", "WEIR_LIMITS__QUEUE": "2"}
+
+    loaded = load(file, environ, from_assignments(["limits.qos=2"]))
+
+    assert Limits(qos=2, queue=2, pending=5) == loaded.config.limits
+    sources = {one.key: one.source for one in loaded.describe() if one.key.startswith("limits.")}
+    assert "--set" == sources["limits.qos"]
+    assert "the environment (WEIR_LIMITS__QUEUE)" == sources["limits.queue"]
+    assert f"{file}, line 4" == sources["limits.pending"]
+    assert "default" == sources["limits.retain"]
+
+
+def test_the_usual_file_is_read_only_if_it_is_there(tmp_path: Path) -> None:
+    """An installed service would ignore its file."""
+    file = written(tmp_path, "log.level = 'debug'")
+
+    assert "debug" == load(environ={}, default_file=file).config.log.level
+    assert "info" == load(environ={}, default_file=tmp_path / "absent.toml").config.log.level
+
+
+def test_a_file_that_was_asked_for_must_be_there(tmp_path: Path) -> None:
+    """A misspelt --config would start a broker with the defaults."""
+    file = tmp_path / "absent.toml"
+
+    assert f"Cannot read the configuration file {file}: No such file or directory." == refusal(file)
+
+
+def test_a_file_that_is_not_toml_is_refused_with_the_line(tmp_path: Path) -> None:
+    """The user would look for the mistake in the whole file."""
+    sentence = refusal(written(tmp_path, "[limits]\nqos = ?\n"))
+
+    assert "weir.toml is not TOML: Invalid value (at line 2" in sentence
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """A binary file given by mistake would end in a traceback."""
+    file = tmp_path / "weir.toml"
+    file.write_bytes(b"\xff\xfe")
+
+    assert f"Cannot read the configuration file {file}: it is not UTF-8." == refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[limits]\n# qos = 1\n\nqos = 3", 4),
+        ("[limits] # of clients\nqos = 3", 2),
+        ("limits.qos = 3", 1),
+        ('[ "limits" ]\n"qos" = 3', 2),
+        ("[log]\nlevel = 'info'\n[limits]\n  qos= 3", 4),
+    ],
+)
+def test_a_bad_value_in_a_file_is_refused_with_file_line_key_value_and_what_would_be_right(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    """Promise 5: bad configuration is refused at start, with the key, the value and what would be right."""
+    file = written(tmp_path, text)
+
+    expected = f"limits.qos = 3 in {file}, line {line} cannot be: it must be a whole number from 0 to 2."
+    assert expected == refusal(file)
+
+
+def test_where_no_line_can_be_told_the_file_still_is(tmp_path: Path) -> None:
+    """A value in an inline table would be refused without a place, or with a wrong one."""
+    file = written(tmp_path, "limits = { qos = 3 }")
+
+    assert f"limits.qos = 3 in {file} cannot be: it must be a whole number from 0 to 2." == refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("limits.packet_byte", "did you mean limits.packet_bytes?"),
+        ("limit.qos", "did you mean limits.qos?"),
+        ("qos", "did you mean limits.qos?"),
+        ("limits", "did you mean limits.qos?"),
+        ("delivery.receive_maximum", "did you mean limits.receive_maximum?"),
+        ("colour", "`weir config show` lists those there are."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, advice: str) -> None:
+    """A misspelt setting would be ignored, and its default be in force."""
+    assert f"Unknown setting {key} = '1' in --set: {advice}" == refusal(None, None, f"{key}=1")
+
+
+def test_a_table_where_a_value_belongs_is_refused(tmp_path: Path) -> None:
+    """[limits.qos] would pass as a table of its own."""
+    assert "Unknown setting limits.qos.highest = 1 in" in refusal(written(tmp_path, "[limits.qos]\nhighest = 1"))
+
+
+def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path) -> None:
+    """`limits = 5` would replace a group of settings by a number."""
+    assert "Unknown setting limits = 5 in" in refusal(written(tmp_path, "limits = 5"))
+
+
+def test_a_bad_variable_is_refused_by_its_name() -> None:
+    """The user would look in the file for what the environment said."""
+    sentence = refusal(None, {"WEIR_LISTENERS__TCP__PORT": "65536"})
+
+    assert (
+        "listeners.tcp.port = '65536' in the environment (WEIR_LISTENERS__TCP__PORT) cannot be: "
+        "it must be a whole number from 0 to 65535." == sentence
+    )
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    """A misspelt variable would be ignored."""
+    sentence = refusal(None, {"WEIR_LIMITS__QUEU": "5"})
+
+    expected = "Unknown setting limits.queu = '5' in the environment (WEIR_LIMITS__QUEU): did you mean limits.queue?"
+    assert expected == sentence
+
+
+def test_a_variable_with_too_few_underscores_is_refused() -> None:
+    """WEIR_LOG_LEVEL would be ignored, as if it were somebody else's."""
+    sentence = refusal(None, {"WEIR_LOG_LEVEL": "debug"})
+
+    assert "Unknown variable WEIR_LOG_LEVEL = 'debug' in the environment: did you mean WEIR_LOG__LEVEL?" == sentence
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    """Kubernetes sets WEIR_PORT for a service named weir; the broker in it would not start."""
+    environ = {"WEIR_PORT": "tcp://10.0.0.1:1883", "WEIR_COMPILE": "1", "HOME": "/", "XWEIR_LOG__LEVEL": "loud"}
+
+    assert Config() == load(environ=environ, default_file=NOWHERE).config
+
+
+def test_an_assignment_without_a_value_is_refused() -> None:
+    """`--set limits.qos` would pass for nothing."""
+    assert "--set limits.qos lacks a value: write --set key=value." == refusal(None, None, "limits.qos")
+
+
+def test_a_source_is_checked_even_where_a_later_one_wins(tmp_path: Path) -> None:
+    """A mistake would stay in the file until the day the option that hides it is taken away."""
+    assert "limits.qos = 9 in" in refusal(written(tmp_path, "limits.qos = 9"), None, "limits.qos=1")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("delivery.low_watermark=2MiB", "it must be less than delivery.high_watermark (1310720 bytes)."),
+        ("delivery.low_watermark=1280KiB", "it must be less than delivery.high_watermark (1310720 bytes)."),
+        ("delivery.outbound_budget=1MiB", "it must be 0 or at least delivery.high_watermark (1310720 bytes)."),
+        ("limits.queue_bytes=1KiB", "it must be 0 or at least limits.packet_bytes (1048576 bytes)."),
+        ("listeners.tcp.enabled=false", "it must be true: no other listener is enabled."),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(assignment: str, sentence: str) -> None:
+    """A broker would start that flaps, cannot queue a lawful packet, or listens nowhere."""
+    refused = refusal(None, None, assignment)
+
+    assert refused.startswith(assignment.partition("=")[0]) and " in --set cannot be: " in refused
+    assert refused.endswith(sentence)
+
+
+def test_a_contradiction_with_a_default_names_the_defaults() -> None:
+    """The user would be told of a file or option that does not have the key."""
+    assert 'delivery.low_watermark = "640KiB" in the defaults cannot be' in refusal(
+        None, None, "delivery.high_watermark=500KiB"
+    )
+
+
+def test_lists_are_written_as_lists_or_with_commas() -> None:
+    """The addresses to listen on could be set in the file only."""
+    given = Given("listeners.tcp.host", ["0.0.0.0", "::"], "--host")
+
+    assert ("0.0.0.0", "::") == load(environ={}, options=[given], default_file=NOWHERE).config.listeners.tcp.host
+    environ = {"WEIR_LISTENERS__TCP__HOST": "0.0.0.0, ::"}
+    assert ("0.0.0.0", "::") == load(environ=environ, default_file=NOWHERE).config.listeners.tcp.host
+
+
+def test_what_is_shown_is_toml_with_the_same_meaning() -> None:
+    """What `weir config show` prints could not be copied into a file."""
+    options = from_assignments(["listeners.tcp.host=::1", "sys.interval=0", "limits.qos=1"])
+    loaded = load(environ={}, options=options, default_file=NOWHERE)
+
+    shown = "\n".join(f"{one.key} = {one.text}" for one in loaded.describe())
+
+    tree = tomllib.loads(shown)
+    assert ["::1"] == tree["listeners"]["tcp"]["host"]
+    assert {"interval": 0} == tree["sys"]
+    again = load(environ={}, options=[Given(key, _leaf(tree, key), "shown") for key in KINDS], default_file=NOWHERE)
+    assert loaded.config == again.config
+
+
+def _leaf(tree: dict[str, object], key: str) -> object:
+    value: object = tree
+    for name in key.split("."):
+        assert isinstance(value, dict)
+        value = value[name]
+    return value

@@ -1,0 +1,55 @@
+# What every test may rely on.
+#
+# The suite runs on two forms of the same code: the sources as they are, and an installed copy with its hot
+# modules compiled. WEIR_FORM says which one is meant, and nothing runs when another one was imported:
+# a compiled run that tests the sources would be green and mean nothing.
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+import broker
+from broker.version import form
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A deadline would make the speed of the machine a matter of right and wrong.
+hypothesis.settings.register_profile("weir", deadline=None)
+hypothesis.settings.load_profile("weir")
+
+
+def pytest_configure() -> None:
+    wanted = os.environ.get("WEIR_FORM")
+    if wanted is None:
+        return
+    where = Path(broker.__file__).resolve().parent
+    of_the_tree = where == ROOT / "broker"
+    if form() != wanted:
+        raise pytest.UsageError(f"WEIR_FORM={wanted}, but the broker in {where} is {form()}")
+    if of_the_tree == (os.environ.get("WEIR_INSTALLED") == "1"):
+        raise pytest.UsageError(f"The broker of the other place was imported: {where}")
+    if of_the_tree and (hidden := [*where.rglob("*.so"), *where.rglob("*.pyd")]):
+        raise pytest.UsageError(f"A compiled file hides a source: {hidden[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With WEIR_NO_SKIP a skip is a failure: where everything was installed on purpose, nothing may be missing."""
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("WEIR_NO_SKIP") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"Skipped, but WEIR_NO_SKIP is set: {report.longrepr}"

@@ -1,0 +1,114 @@
+# Tests of the whole program, from outside: real processes, real sockets, other people's clients.
+#
+# One broker serves the whole run; a test keeps out of the others' way by names of its own (fixture `name`). Who
+# needs other settings starts another one with `start_weir`. With WEIR_SYSTEM_BROKER=mosquitto the same tests run
+# against Mosquitto 2.0: what fails there is a wrong test or is marked `weir_only` with the reason.
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import broker as broker_package
+from tests.system import processes
+from tests.system.processes import BrokerProcess, free_port
+from tests.system.raw import RawClient
+
+HERE: Final = Path(__file__).parent
+MOSQUITTO: Final = os.environ.get("WEIR_SYSTEM_BROKER") == "mosquitto"
+LOG_TAIL: Final = 8000  # characters of a broker's log that a failed test shows
+RUNNING: Final[list[BrokerProcess]] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "system: starts real processes")
+    config.addinivalue_line("markers", "weir_only(reason): Mosquitto 2.0 does not do this")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.system)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("weir_only")
+    if MOSQUITTO and mark is not None:
+        pytest.skip(f"Mosquitto: {mark.args[0]}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy sends its Result into the generator
+    if report.failed:
+        for running in RUNNING:
+            report.sections.append((f"log of the broker on port {running.port}", running.log_text()[-LOG_TAIL:]))
+
+
+def stop_and_check(process: BrokerProcess) -> None:
+    """However the tests treated it, a broker ends with 0 and has not logged an error of its own."""
+    code = process.terminate()
+    log = process.log_text()
+    RUNNING.remove(process)
+    assert 0 == code, log[-LOG_TAIL:]
+    assert "Traceback" not in log, log[-LOG_TAIL:]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    folder = tmp_path_factory.mktemp("broker")
+    port = free_port()
+    process = processes.start_mosquitto(port, folder) if MOSQUITTO else launch_weir(port, folder, {})
+    RUNNING.append(process)
+    yield process
+    stop_and_check(process)
+
+
+def launch_weir(port: int, folder: Path, settings: dict[str, object]) -> BrokerProcess:
+    assert broker_package.__file__ is not None
+    return processes.start_weir(port, folder, settings, packages=Path(broker_package.__file__).parent.parent)
+
+
+@pytest.fixture
+def port(broker: BrokerProcess) -> int:
+    return broker.port
+
+
+@pytest.fixture
+def start_weir(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """A function that starts one more Weir with these settings; it is stopped and checked after the test."""
+    started: list[BrokerProcess] = []
+
+    def start(settings: dict[str, object], *, port: int = 0) -> BrokerProcess:
+        process = launch_weir(port or free_port(), tmp_path, settings)
+        started.append(process)
+        RUNNING.append(process)
+        return process
+
+    yield start
+    for process in started:
+        stop_and_check(process)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses, fit for topics and for client ids."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+
+
+@pytest.fixture
+def dial(port: int) -> Iterator[Callable[..., RawClient]]:
+    """Opens raw clients, RawClient(port, ...), that are closed after the test."""
+    clients: list[RawClient] = []
+
+    def open_client(version: int = 5, *, port: int = port) -> RawClient:
+        client = RawClient(port, version)
+        clients.append(client)
+        return client
+
+    yield open_client
+    for client in clients:
+        client.close()

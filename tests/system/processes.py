@@ -1,0 +1,115 @@
+# Brokers as processes: how one is started, watched until it serves, and stopped.
+#
+# Weir is started as a user would, by `weir start`, with the interpreter that runs the tests and with the very
+# package `broker` that they import: the same tests so prove the compiled form and the interpreted one. Mosquitto
+# stands in for it where a test, or a comparison of speed, should hold for another broker, too.
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+PATIENCE: Final = 10.0  # seconds for anything that should take milliseconds: a busy machine is no failure
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on. Somebody may take it before we do; that is rare, and then loud."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class BrokerProcess:
+    """One running broker. Raises AssertionError when it dies, or does not accept within PATIENCE seconds."""
+
+    def __init__(
+        self, command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = port
+        self.log = folder / f"broker-{port}.log"
+        with self.log.open("wb") as log:
+            # Its own folder: `python -m` puts the current one first on the path, and that must not be the source tree.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment
+            )
+        try:
+            self._wait_accepting()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code. A broker that has ended already gives the code it ended with."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the broker ignored SIGTERM for {PATIENCE} s:\n{self.log_text()}") from None
+
+    def _wait_accepting(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                socket.create_connection((HOST, self.port), timeout=PATIENCE).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, f"the broker ended at once:\n{self.log_text()}"
+                assert time.monotonic() < deadline, f"the broker does not accept:\n{self.log_text()}"
+                time.sleep(0.02)  # between two attempts; nobody can tell us when a foreign process listens
+
+
+def weir_command(port: int, settings: Mapping[str, object]) -> list[str]:
+    command = [sys.executable, "-m", "cli", "start", "--host", HOST, "--port", str(port)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    return command
+
+
+def weir_environment(packages: Path | None) -> dict[str, str]:
+    """Our environment without what configures Weir; *packages* is the folder to import it from (None: as installed)."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
+    environment.pop("PYTHONPATH", None)
+    if packages is not None:
+        environment["PYTHONPATH"] = str(packages)
+    return environment
+
+
+def start_weir(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> BrokerProcess:
+    return BrokerProcess(weir_command(port, settings), port, folder, weir_environment(packages))
+
+
+# Mosquitto's defaults would make a closed loop stall (20 in flight, 1000 queued) and the comparison unfair.
+MOSQUITTO_CONFIG: Final = """\
+listener {port} {host}
+allow_anonymous true
+max_inflight_messages 1000
+max_queued_messages 0
+set_tcp_nodelay true
+"""
+
+
+def start_mosquitto(port: int, folder: Path) -> BrokerProcess:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / f"mosquitto-{port}.conf"
+    config.write_text(MOSQUITTO_CONFIG.format(port=port, host=HOST))
+    # Debian keeps daemons in /usr/sbin, which is not in everybody's PATH.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
+    return BrokerProcess(["mosquitto", "-c", str(config)], port, folder, {**os.environ, "PATH": path})
