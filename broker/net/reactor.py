@@ -6,8 +6,8 @@
 # send. Serving takes at most half of a slice and flushing the rest, so that neither starves the other and a long
 # fan-out merges with what comes in meanwhile.
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
-# Going through trio costs about 60 us a wake-up, so after a slice with several events the reactor waits in its own
-# epoll up to a millisecond for the next; when little happens it does not, as that would hold up other tasks.
+# Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
+# waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
 import errno
 import os
 import select
@@ -26,7 +26,7 @@ SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
 LINGER: Final = 1.0  # seconds a closing peer has to take our last words
 WAIT: Final = 0.001  # seconds to wait in our epoll when busy
-BUSY_EVENTS: Final = 4  # events in a slice that make waiting for the next worth it
+WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon to expect the next
 ACCEPTS: Final = 64  # connections taken at once from one listener
 EVENTS: Final = 512
 OUT_OF_DESCRIPTORS: Final = 0.1  # seconds until accepting is tried again
@@ -98,6 +98,9 @@ class Reactor:
         self._input_budget = input_budget
         self._input_bytes = 0  # received and not yet taken, over all streams
         self._accept_again = 0.0
+        self._window_began = 0.0
+        self._seen = 0  # events in the current window
+        self._expected = 0.0  # events a second in the last one
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup, select.EPOLLIN)
 
@@ -185,23 +188,26 @@ class Reactor:
                 after = time.monotonic()
                 waited += after - now
                 now = after
-            seen += len(events)
             if events:
+                seen += len(events)
                 self._take(events, now)
             due = self.service.tick(now)
             now = self._serve(now)
             more = self.service.work(now + SERVE)
-            now = self._flush(deadline)
+            now = self._flush(now, deadline)
             if self._closing or self._blocked or self._accept_again:
                 due = min(due, self._housekeeping(now))
             if now >= deadline:
                 break
-            if more or self._ready or self.dirty or events:
+            if more or self._ready or self.dirty:
                 timeout = 0.0
-            elif timeout == 0.0 and seen >= BUSY_EVENTS:
+            elif events and self._frequent(seen, now):
                 timeout = WAIT
+            elif events:
+                timeout = 0.0
             else:
                 break
+        self._seen += seen
         spent = now - began - waited
         statistics = self.statistics
         statistics.slices += 1
@@ -211,6 +217,14 @@ class Reactor:
         busy = bool(more or self._ready or self.dirty)
         self._collector.look(not busy and seen == 0, now)
         return 0.0 if busy or now >= deadline else max(0.0, due - now)
+
+    def _frequent(self, seen: int, now: float) -> bool:
+        """Events come so often that the next one is likely within WAIT; *seen*: those of this slice."""
+        if now - self._window_began >= WINDOW:
+            self._expected = (self._seen + seen) / (now - self._window_began)
+            self._window_began = now
+            self._seen = -seen  # the slice adds them to the window that ended
+        return self._expected * WAIT >= 1.0
 
     def _take(self, events: list[tuple[int, int]], now: float) -> None:
         """Sort out what the kernel told."""
@@ -324,10 +338,9 @@ class Reactor:
             self.service.lost(stream, CloseReason.PEER_CLOSED, now)
         return units
 
-    def _flush(self, deadline: float) -> float:
+    def _flush(self, now: float, deadline: float) -> float:
         """One send for each touched connection, until the slice ends; the time."""
         dirty = self.dirty
-        now = time.monotonic()
         while dirty:
             outbox = dirty.popleft()
             outbox.queued = False
