@@ -3,8 +3,8 @@
 # Most publishes have few receivers and are delivered on the spot. One with thousands would hold the loop, so it is
 # worked on in pieces between other work; meanwhile its publisher is held, so that its messages stay in order and
 # its acknowledgement follows the last delivery.
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from broker.connection import Connection
@@ -55,13 +55,19 @@ class FanOut:
 class Deliveries:
     """Hands publishes to their receivers, at once or in pieces."""
 
-    def __init__(self, reactor: Reactor, counters: Counters) -> None:
+    def __init__(self, reactor: Reactor, counters: Counters, clock: Callable[[], float]) -> None:
         self._reactor = reactor
         self._counters = counters
+        self._clock = clock
         self._unfinished: deque[FanOut] = deque()
 
     def deliver(
-        self, route: Route, message: Message, publisher: Session | None, connection: Connection | None, answer: bytes,
+        self,
+        route: Route,
+        message: Message,
+        publisher: Session | None,
+        connection: Connection | None,
+        answer: bytes,
         now: float,
     ) -> None:
         """Deliver *message*, then write *answer* to *connection*."""
@@ -92,7 +98,7 @@ class Deliveries:
         """Go on with what is unfinished, the oldest first; true if something is left."""
         unfinished = self._unfinished
         while unfinished:
-            now = time.monotonic()
+            now = self._clock()
             if now >= until:
                 return True
             if not unfinished[0].step(now):

@@ -28,14 +28,14 @@ from broker.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
-from broker.mqtt.properties import TOPIC_ALIAS
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
 from broker.net.reactor import Reactor, Service
 from broker.net.stream import OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, BYTES_PER_UNIT_SHIFT, CONNECT_COST, FILTER_COST, PUBLISH_COST
 from broker.reasons import CloseReason, DropReason, ProtocolError
 from broker.reception import Reception
 from broker.routing.retained import Retained
-from broker.routing.routes import Route, Routes
+from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
 from broker.session.session import Session
@@ -283,6 +283,8 @@ class Hub(Service):
         packet = cast(Publish, decode(first, data, body, stop, connection.version))
         properties = packet.properties
         topic = packet.topic
+        if SUBSCRIPTION_IDENTIFIER in properties:
+            raise protocol_error("subscription identifier from a client")  # [MQTT-3.3.4-6]
         if TOPIC_ALIAS in properties:
             topic = self._resolve(connection, topic, cast(int, properties[TOPIC_ALIAS]))
         if packet.retain and not self._retain:
@@ -320,7 +322,9 @@ class Hub(Service):
         if qos == 0:
             self._deliveries.deliver(route, message, session, connection, b"", now)
         else:
-            self._deliveries.deliver(route, message, session, connection, answer(connection, qos, identifier, code), now)
+            self._deliveries.deliver(
+                route, message, session, connection, answer(connection, qos, identifier, code), now
+            )
         return PUBLISH_COST + route.receivers + (message.size >> BYTES_PER_UNIT_SHIFT)
 
     def publish(self, message: Message, publisher: Session | None, now: float) -> None:
@@ -336,9 +340,7 @@ class Hub(Service):
             if self._retained.delete(message.topic):
                 self._counters.retained_deleted += 1
             return
-        kept = Message(
-            message.topic, message.payload, message.qos, True, message.properties, message.expires
-        )
+        kept = Message(message.topic, message.payload, message.qos, True, message.properties, message.expires)
         if self._retained.put(kept, now):
             self._counters.retained_set += 1
         else:
@@ -376,9 +378,7 @@ class Hub(Service):
         elif kind == PUBCOMP:
             session.pubcomp(packet_id, now)
 
-    def _before_session(
-        self, connection: Connection, first: int, data: bytes, body: int, stop: int, now: float
-    ) -> int:
+    def _before_session(self, connection: Connection, first: int, data: bytes, body: int, stop: int, now: float) -> int:
         """The first packet, which must be a CONNECT [MQTT-3.1.0-1]; the units used."""
         check_first_byte(first, 0)
         self._reception.connect(connection, data, body, stop, now)
@@ -416,5 +416,3 @@ def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> by
     if code and connection.version == V5:
         return b"%b%b%b" % (b"\x40\x03" if qos == 1 else b"\x50\x03", identifier, bytes((code,)))
     return (b"\x40\x02" if qos == 1 else b"\x50\x02") + identifier
-
-

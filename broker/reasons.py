@@ -36,7 +36,10 @@ class CloseReason(Enum):
     PACKET_TOO_LARGE = ("packet_too_large", 0x95)
     CONNECTION_LIMIT = ("connection_limit", 0x97)
     SLOW_CONSUMER = ("slow_consumer", 0x97)
-    OUTBOUND_BUDGET = ("outbound_budget", 0x97)  # the worker's outbound bytes are used up, and this buffer was the largest
+    OUTBOUND_BUDGET = (
+        "outbound_budget",
+        0x97,
+    )  # the worker's outbound bytes are used up, and this buffer was the largest
     RETAIN_NOT_SUPPORTED = ("retain_not_supported", 0x9A)
     QOS_NOT_SUPPORTED = ("qos_not_supported", 0x9B)
 

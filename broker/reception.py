@@ -296,7 +296,9 @@ class Reception:
 class _Claim:
     """What to do when the store has found the session for a CONNECT."""
 
-    def __init__(self, reception: Reception, connection: Connection, packet: Connect, assigned: str, now: float) -> None:
+    def __init__(
+        self, reception: Reception, connection: Connection, packet: Connect, assigned: str, now: float
+    ) -> None:
         self._reception = reception
         self._connection = connection
         self._packet = packet

@@ -3,8 +3,8 @@
 # Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for
 # a slow reader must hold neither the loop nor memory. What goes on when the session has room again is told by
 # `go_on()`; nothing polls.
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from broker.config import Limits
@@ -34,10 +34,13 @@ SEND_IF_NEW: Final = 1
 
 
 class Subscribing:
-    def __init__(self, routes: Routes, retained: Retained, counters: Counters, limits: Limits) -> None:
+    def __init__(
+        self, routes: Routes, retained: Retained, counters: Counters, limits: Limits, clock: Callable[[], float]
+    ) -> None:
         self._routes = routes
         self._retained = retained
         self._counters = counters
+        self._clock = clock
         self._limits = limits
         self._replaying: deque[Connection] = deque()
 
@@ -98,7 +101,7 @@ class Subscribing:
         """Deliver retained messages until the time *until*; true if some are left that can be delivered now."""
         replaying = self._replaying
         while replaying:
-            now = time.monotonic()
+            now = self._clock()
             if now >= until:
                 return True
             connection = replaying.popleft()

@@ -5,7 +5,7 @@ import resource
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,6 @@ HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
 CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-FINAL_FLUSH: Final = 0.1  # seconds for last bytes when the drain time is over
 
 
 class StartError(Exception):
@@ -45,11 +44,11 @@ class StartError(Exception):
 
 
 class Worker:
-    def __init__(self, config: Config, connections: int) -> None:
-        configure(config.log.level, config.log.format)
+    def __init__(self, config: Config, connections: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self.clock = clock
         self.log = structlog.get_logger()
-        self.client_log = ClientLog(config.log.client_events_per_second, time.monotonic)
+        self.client_log = ClientLog(config.log.client_events_per_second, clock)
         self.counters = Counters()
         self.collector = Collector()
         memory = memory_limit()
@@ -58,12 +57,13 @@ class Worker:
         self.retained = Retained(config.retained.messages, config.retained.bytes)
         self.store = MemorySessions()
         self.reactor = Reactor(
+            clock,
             self.collector,
             stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=memory // INPUT_BUDGET_SHARE,
         )
-        self.deliveries = Deliveries(self.reactor, self.counters)
-        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits)
+        self.deliveries = Deliveries(self.reactor, self.counters, clock)
+        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock)
         self.reception = Reception(
             self.store,
             subscribing,
@@ -93,7 +93,7 @@ class Worker:
         )
         self.reception.publish = self.hub.publish
         self.reactor.service = self.hub
-        self.sys_topics = SysTopics(f"weir version {VERSION}", time.monotonic())
+        self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
 
     async def serve(self, stopping: trio.Event) -> None:
         """Serve until *stopping*; then the clients have the drain time to take what they are owed."""
@@ -104,7 +104,7 @@ class Worker:
                 nursery.start_soon(self._publish_sys)
             await stopping.wait()
             self.reactor.stop_listening()
-            self.reception.stop(time.monotonic())
+            self.reception.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
                 while self.reactor.streams():
@@ -125,12 +125,12 @@ class Worker:
     async def _housekeeping(self) -> None:
         while True:
             await trio.sleep(HOUSEKEEPING)
-            self.retained.expire(time.monotonic(), EXPIRED_AT_ONCE)
+            self.retained.expire(self.clock(), EXPIRED_AT_ONCE)
             self.client_log.flush()
 
     async def _publish_sys(self) -> None:
         while True:
-            now = time.monotonic()
+            now = self.clock()
             for topic, payload in self.sys_topics.sample(now, self.counters, self._gauges()):
                 self.hub.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
             self.reactor.wake()
@@ -173,12 +173,13 @@ def run(config: Config) -> int:
         listeners = listen(config.listeners.tcp, config.delivery)
     except ListenError as error:
         raise StartError(str(error)) from None
+    configure(config.log.level, config.log.format)
     worker = Worker(config, connections)
     for listener in listeners:
         worker.reactor.listen(listener)
         host, port = listener.getsockname()[:2]
         worker.log.info("listening", transport="tcp", host=host, port=port)
-    worker.collector.start(time.monotonic())
+    worker.collector.start(worker.clock())
     worker.log.info("started", version=VERSION, form=form(), connections=connections)
     return trio.run(_serve_until_signalled, worker)
 

@@ -108,4 +108,4 @@ def peek_version(data: bytes, start: int, stop: int) -> int:
     level = start + 2 + (data[start] << 8 | data[start + 1])
     if level >= stop:
         return 0
-    return V5 if data[level] >= V5 else V311
+    return V5 if data[level] & 0x7F >= V5 else V311  # the high bit: a Mosquitto bridge, which tries without it next

@@ -12,8 +12,8 @@ import errno
 import os
 import select
 import socket
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from broker.delivery.outbox import Outbox
@@ -57,7 +57,7 @@ class Service:
         raise NotImplementedError
 
     def tick(self, now: float) -> float:
-        """Do what is due; the time of the next thing that will be."""
+        """Do what is due; the time of the next thing that will be, at least a slice away."""
         raise NotImplementedError
 
     def work(self, until: float) -> bool:
@@ -79,12 +79,15 @@ class LoopStatistics:
 
 
 class Reactor:
-    def __init__(self, collector: Collector, *, stall_timeout: float, input_budget: int) -> None:
+    def __init__(
+        self, clock: Callable[[], float], collector: Collector, *, stall_timeout: float, input_budget: int
+    ) -> None:
         self.dirty: deque[Outbox] = deque()
         self.statistics = LoopStatistics()
         self.bytes_received = 0
         self.bytes_sent = 0
         self.service: Service = Service()  # set when the worker is composed
+        self._clock = clock
         self._collector = collector
         self._epoll = select.epoll()
         self._streams: list[Stream | None] = []
@@ -112,6 +115,17 @@ class Reactor:
         """Accept connections from *listener*, a socket that listens and does not block."""
         self._listeners[listener.fileno()] = listener
         self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def adopt(self, sock: socket.socket, address: str, now: float) -> None:
+        """Serve *sock*, a connected socket that does not block, if the service wants it."""
+        stream = self.service.open(sock, address, self.dirty, now)
+        if stream is None:
+            sock.close()
+            return
+        while len(self._streams) <= stream.fd:
+            self._streams.append(None)
+        self._streams[stream.fd] = stream
+        self._epoll.register(stream.fd, READ)
 
     def stop_listening(self) -> None:
         """Accept no more."""
@@ -177,26 +191,24 @@ class Reactor:
 
     def turn(self) -> float:
         """Work for about a slice; seconds until there will be something to do, 0 if there is now."""
-        began = now = time.monotonic()
+        began = now = self._clock()
         deadline = began + SLICE
         seen = 0
         waited = 0.0
         timeout = 0.0
+        due = self.service.tick(now)
         while True:
             events = self._epoll.poll(timeout, EVENTS)
             if timeout > 0.0:
-                after = time.monotonic()
+                after = self._clock()
                 waited += after - now
                 now = after
             if events:
                 seen += len(events)
                 self._take(events, now)
-            due = self.service.tick(now)
             now = self._serve(now)
             more = self.service.work(now + SERVE)
             now = self._flush(now, deadline)
-            if self._closing or self._blocked or self._accept_again:
-                due = min(due, self._housekeeping(now))
             if now >= deadline:
                 break
             if more or self._ready or self.dirty:
@@ -208,6 +220,8 @@ class Reactor:
             else:
                 break
         self._seen += seen
+        if self._closing or self._blocked or self._accept_again:
+            due = min(due, self._housekeeping(now))
         spent = now - began - waited
         statistics = self.statistics
         statistics.slices += 1
@@ -269,14 +283,7 @@ class Reactor:
                     self._epoll.unregister(fd)
                 return
             sock.setblocking(False)
-            stream = self.service.open(sock, f"{peer[0]}:{peer[1]}", self.dirty, now)
-            if stream is None:
-                sock.close()
-                continue
-            while len(self._streams) <= stream.fd:
-                self._streams.append(None)
-            self._streams[stream.fd] = stream
-            self._epoll.register(stream.fd, READ)
+            self.adopt(sock, f"{peer[0]}:{peer[1]}", now)
 
     def _enqueue(self, stream: Stream) -> None:
         if not stream.queued:
@@ -295,7 +302,7 @@ class Reactor:
                 stream = ready.popleft()
                 stream.queued = False
                 units += self._serve_one(stream, quantum, now)
-                now = time.monotonic()
+                now = self._clock()
                 if now >= until:
                     break
             self._quantum.measured(units, now - began)
@@ -347,7 +354,7 @@ class Reactor:
             stream = self._streams[outbox.fd]
             if stream is not None and stream.outbox is outbox and not outbox.blocked and outbox.size:
                 self._send(stream, outbox, now)
-            now = time.monotonic()
+            now = self._clock()
             if now >= deadline:
                 break
         return now

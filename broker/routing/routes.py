@@ -133,9 +133,7 @@ class Routes:
         session = subscription.session
         if route is not None and len(session.subscriptions) == 1:
             audience = OTHERS if subscription.no_local else EVERYONE
-            route.add(
-                session, subscription.qos, subscription.retain_as_published, subscription.identifiers, audience
-            )
+            route.add(session, subscription.qos, subscription.retain_as_published, subscription.identifiers, audience)
         else:
             self._changed(filter)
 
@@ -204,7 +202,7 @@ class Routes:
 
 
 def _merge(route: Route, session: Session, subscriptions: list[Subscription]) -> None:
-    """Overlapping subscriptions give one copy, at the highest QoS, with all identifiers [MQTT-3.3.4-2], [MQTT-3.3.5-1]."""
+    """Overlapping subscriptions: one copy, at the highest QoS, with all identifiers [MQTT-3.3.4-2], [MQTT-3.3.5-1]."""
     foreign = [s for s in subscriptions if not s.no_local]
     if foreign and len(foreign) < len(subscriptions):
         _add(route, session, foreign, SELF)

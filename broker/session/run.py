@@ -10,13 +10,17 @@ from broker.mqtt.fields import encode_length
 from broker.mqtt.packets import V5
 from broker.session.message import NEVER, Message
 
-GROWTH: Final = 5  # bytes at most that a packet of a run gains by translation, beside identifiers: two lengths and a section
+GROWTH: Final = (
+    5  # bytes at most that a packet of a run gains by translation, beside identifiers: two lengths and a section
+)
 
 
 class Run:
     """*count* whole PUBLISH packets of format *version*, each *topic* and a payload and nothing else."""
 
-    def __init__(self, packets: bytes, version: int, count: int, topic: bytes, payload_bytes: int, longest: int) -> None:
+    def __init__(
+        self, packets: bytes, version: int, count: int, topic: bytes, payload_bytes: int, longest: int
+    ) -> None:
         self.count = count
         self.topic = topic
         self.payload_bytes = payload_bytes

@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
-from broker.mqtt.packets import PUBCOMP, PUBREC, PUBREL, V5
+from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
 from broker.session.run import GROWTH, Run

@@ -1,0 +1,142 @@
+# A whole worker in this process, without trio and with a clock of its own: tests say what time it is.
+#
+# Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the reactor
+# until nothing is left to do, so that after it every consequence of what was sent is there to be read.
+import socket
+
+from broker.config import Config
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
+from broker.mqtt.stream import PacketReader
+from broker.worker import Worker
+
+LARGEST = 1 << 28
+
+
+class Clock:
+    """Seconds, which pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Broker:
+    """A worker whose time stands still but for `advance()`."""
+
+    def __init__(self, config: Config | None = None, connections: int = 1000) -> None:
+        self.clock = Clock()
+        self.worker = Worker(config or Config(), connections, self.clock)
+        self._clients: list[Client] = []
+
+    def open(self, version: int = V311) -> "Client":
+        """A connection that has not said anything yet."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        ours.setblocking(False)
+        self.worker.reactor.adopt(theirs, "test:0", self.clock.now)
+        client = Client(self, ours, version)
+        self._clients.append(client)
+        return client
+
+    def connect(
+        self,
+        client_id: str,
+        version: int = V311,
+        *,
+        clean_start: bool = True,
+        keep_alive: int = 0,
+        will: Will | None = None,
+        properties: Properties | None = None,
+    ) -> "Client":
+        """A client that is connected; its CONNACK is in `connack`."""
+        client = self.open(version)
+        client.send(Connect(version, client_id, clean_start, keep_alive, None, None, will, properties or {}))
+        answer = client.receive()
+        assert isinstance(answer[0], ConnAck), answer
+        client.connack = answer[0]
+        client.inbox.extend(answer[1:])
+        return client
+
+    def settle(self) -> None:
+        """Let the broker do all there is to do now."""
+        for _ in range(10_000):
+            before = sum(client.pull() for client in self._clients)
+            self.worker.reactor.wake()
+            wait = self.worker.reactor.turn()
+            if wait > 0.0 and not before and not any(client.pull() for client in self._clients):
+                return
+        raise AssertionError("the broker does not come to rest")
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass, a tenth at a time."""
+        for _ in range(round(seconds * 10)):
+            self.clock.now += 0.1
+            self.settle()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.socket.close()
+
+
+class Client:
+    """One connection to the broker; what it was sent is read by `receive()`."""
+
+    def __init__(self, broker: Broker, sock: socket.socket, version: int) -> None:
+        self.broker = broker
+        self.socket = sock
+        self.version = version
+        self.connack = ConnAck(False)
+        self.inbox: list[Packet] = []
+        self.closed = False  # by the broker
+        self.reading = True  # false: a client that does not read
+        self._reader = PacketReader(version, LARGEST)
+
+    def send(self, *packets: Packet) -> None:
+        """Send without waiting for anything."""
+        self.send_bytes(b"".join(encode(packet, self.version) for packet in packets))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send *data*, letting the broker read when the socket is full."""
+        while data:
+            try:
+                data = data[self.socket.send(data) :]
+            except BlockingIOError:
+                self.broker.settle()
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+    def receive(self) -> list[Packet]:
+        """Let the broker settle; everything that came since the last call."""
+        self.broker.settle()
+        received, self.inbox = self.inbox, []
+        return received
+
+    def pull(self) -> int:
+        """Read what is there; how many bytes."""
+        if self.closed or not self.reading:
+            return 0
+        total = 0
+        while True:
+            try:
+                data = self.socket.recv(65536)
+            except BlockingIOError:
+                return total
+            except OSError:
+                data = b""
+            if not data:
+                self.closed = True
+                return total
+            total += len(data)
+            self.inbox.extend(self._reader.feed(data))
+
+    def drop(self) -> None:
+        """End the connection without a word."""
+        self.socket.close()
+        self.closed = True
+        self.broker.settle()
+
+
+__all__ = ["V5", "V311", "Broker", "Client", "Clock"]
