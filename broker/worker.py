@@ -110,6 +110,7 @@ class Worker:
                 while self.reactor.streams():
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
+        self.reactor.shut_down()
 
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""

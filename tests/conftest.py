@@ -4,14 +4,16 @@
 # modules compiled. WEIR_FORM says which one is meant, and nothing runs when another one was imported:
 # a compiled run that tests the sources would be green and mean nothing.
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 import broker
+from broker.config import Config
 from broker.version import form
+from tests.inprocess import Broker
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,3 +55,17 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("WEIR_NO_SKIP") == "1":
         report.outcome = "failed"
         report.longrepr = f"Skipped, but WEIR_NO_SKIP is set: {report.longrepr}"
+
+
+@pytest.fixture
+def brokers() -> Iterator[Callable[..., Broker]]:
+    """Makes in-process brokers, `brokers(Config(...))`, and closes them at the end."""
+    made: list[Broker] = []
+
+    def make(config: Config | None = None, connections: int = 1000) -> Broker:
+        made.append(Broker(config, connections))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

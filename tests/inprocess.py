@@ -79,6 +79,7 @@ class Broker:
     def close(self) -> None:
         for client in self._clients:
             client.socket.close()
+        self.worker.reactor.shut_down()
 
 
 class Client:

@@ -136,6 +136,14 @@ class Reactor:
         self._listeners.clear()
         self._accept_again = 0.0
 
+    def shut_down(self) -> None:
+        """Close everything at once; the reactor is of no use any more."""
+        self.stop_listening()
+        for stream in self.streams():
+            self.destroy(stream)
+        self._epoll.close()
+        os.close(self._wakeup)
+
     def wake(self) -> None:
         """Have `turn()` called soon, as somebody else wrote to outboxes."""
         os.eventfd_write(self._wakeup, 1)
