@@ -23,6 +23,7 @@ from broker.overload.quantum import Quantum
 from broker.reasons import CloseReason
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
+TURN: Final = 0.005  # seconds of work and of waiting for more before they do; half of it costs a tenth of the CPU more
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
 LINGER: Final = 1.0  # seconds a closing peer has to take our last words
 WAIT: Final = 0.001  # seconds to wait in our epoll when busy
@@ -201,15 +202,16 @@ class Reactor:
         """Work for about a slice; seconds until there will be something to do, 0 if there is now."""
         began = now = self._clock()
         deadline = began + SLICE
+        latest = began + TURN
         seen = 0
         waited = 0.0
         timeout = 0.0
-        due = self.service.tick(now)
         while True:
             events = self._epoll.poll(timeout, EVENTS)
             if timeout > 0.0:
                 after = self._clock()
                 waited += after - now
+                deadline = min(deadline + after - now, latest)
                 now = after
             if events:
                 seen += len(events)
@@ -228,6 +230,7 @@ class Reactor:
             else:
                 break
         self._seen += seen
+        due = self.service.tick(now)
         if self._closing or self._blocked or self._accept_again:
             due = min(due, self._housekeeping(now))
         spent = now - began - waited

@@ -95,7 +95,8 @@ def test_a_client_that_is_back_in_time_lives(dial: Dial, heir: RawClient, name: 
     """A will would fire although the session goes on [MQTT-3.1.3-9]."""
     mortal(dial, name, properties={WILL_DELAY_INTERVAL: 1}, session=300).close()
     back = dial(V5)
-    back.connect(f"{name}-mortal", clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 300})
+    will = Will(f"{name}/will".encode(), b"not yet")  # nor may the old delay fire the new will
+    back.connect(f"{name}-mortal", clean_start=False, will=will, properties={SESSION_EXPIRY_INTERVAL: 300})
 
     # A second will with the same delay, started later: when it fires, the first would have fired before.
     clock = dial(V5)
