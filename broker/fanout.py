@@ -59,7 +59,7 @@ class Deliveries:
         self._reactor = reactor
         self._counters = counters
         self._clock = clock
-        self._unfinished: deque[FanOut] = deque()
+        self.unfinished: deque[FanOut] = deque()
 
     def deliver(
         self,
@@ -96,7 +96,7 @@ class Deliveries:
 
     def work(self, until: float) -> bool:
         """Go on with what is unfinished, the oldest first; true if something is left."""
-        unfinished = self._unfinished
+        unfinished = self.unfinished
         while unfinished:
             now = self._clock()
             if now >= until:
@@ -107,7 +107,7 @@ class Deliveries:
 
     def _begin(self, fanout: FanOut, connection: Connection | None) -> None:
         fanout.connection = connection
-        self._unfinished.append(fanout)
+        self.unfinished.append(fanout)
         if connection is not None:
             self._reactor.hold(connection)
 

@@ -3,7 +3,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.config import Limits
-from broker.mqtt.packets import V5, ConnAck, Connect, Properties
+from broker.mqtt.codes import REASON_CODES
+from broker.mqtt.packets import CONNACK, V5, ConnAck, Connect, Properties
 from broker.mqtt.properties import (
     ASSIGNED_CLIENT_IDENTIFIER,
     AUTHENTICATION_METHOD,
@@ -103,6 +104,8 @@ def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, 
 def refuse(version: int, reason: CloseReason) -> ConnAck | None:
     """The CONNACK that says no, session present 0 [MQTT-3.2.2-6]; None where the version has no word for it."""
     if version == V5:
+        if reason.code and reason.code not in REASON_CODES[CONNACK]:
+            reason = CloseReason.SERVER_UNAVAILABLE  # shutting down: only a DISCONNECT has a word for that (table 2-6)
         return ConnAck(False, reason.code) if reason.code else None
     code = RETURN_CODES.get(reason, 0)
     return ConnAck(False, code) if code else None

@@ -109,8 +109,10 @@ class Hub(Service):
         return self._reception.tick(now)
 
     def work(self, until: float) -> bool:
-        unfinished = self._deliveries.work(until)
-        return self._subscribing.replay(until) or unfinished
+        if not self._deliveries.unfinished and not self._subscribing.replaying:
+            return False
+        left = self._deliveries.work(until)
+        return self._subscribing.replay(until) or left
 
     def out_of_descriptors(self) -> None:
         self._reception.out_of_descriptors()
@@ -154,14 +156,12 @@ class Hub(Service):
                 if connection.state != OPEN:
                     break
                 continue
-            kind = first & 0xF0
-            if kind == 0x30:
+            if first & 0xF0 == 0x30:
                 position, units = self._publish(connection, session, data, position, body, stop, quantum - spent, now)
                 spent += units
-            elif length == 2 and 0x40 <= kind <= 0x70:
-                check_first_byte(first, connection.version)
+            elif length == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
                 packet_id = data[body] << 8 | data[body + 1]
-                self._acknowledged(session, kind >> 4, packet_id, SUCCESS, now)
+                self._acknowledged(session, first >> 4, packet_id, SUCCESS, now)
                 spent += ANSWER_COST
                 packets += 1
                 position = stop
@@ -174,9 +174,10 @@ class Hub(Service):
                     break
             connection.position = position
         self._counters.packets_received += packets
-        if spent:
-            connection.heard = now  # [MQTT-3.1.2-22]
         if connection.state == OPEN:
+            connection.left = end - position
+            if spent:
+                connection.heard = now  # [MQTT-3.1.2-22]
             if connection.outbox.stuffed() and not connection.held:
                 connection.stuffed = True
                 self._reactor.hold(connection)
@@ -209,7 +210,8 @@ class Hub(Service):
             return stop, self._publish_decoded(connection, session, first, data, body, stop, now)
         if first == RUN:
             return self._publish_run(connection, data, position, body, stop, after, quantum, now)
-        check_first_byte(first, connection.version)
+        if qos == 0:
+            check_first_byte(first, connection.version)  # a duplicate of QoS 0, which only 3.1 allows
         identifier = data[after:section]
         if identifier == b"\x00\x00":
             raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]

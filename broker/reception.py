@@ -106,8 +106,9 @@ class Reception:
         assigned = "" if packet.client_id else self._new_client_id()
         packet.client_id = packet.client_id or assigned
         connection.claiming = True
-
         self._store.claim(packet.client_id, _Claim(self, connection, packet, assigned, now))
+        if connection.claiming:
+            self._reactor.hold(connection)  # until the store has answered
 
     def claimed(
         self, connection: Connection, packet: Connect, assigned: str, found: Session | None, now: float
@@ -116,6 +117,7 @@ class Reception:
         connection.claiming = False
         if connection.state != OPEN:
             return
+        self._reactor.release(connection)
         if found is not None and found.outbox is not None:
             former = self._reactor.stream_of(found.outbox)
             if former is not None:

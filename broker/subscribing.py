@@ -42,7 +42,7 @@ class Subscribing:
         self._counters = counters
         self._clock = clock
         self._limits = limits
-        self._replaying: deque[Connection] = deque()
+        self.replaying: deque[Connection] = deque()
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
         """Take the filters one after the other, and answer [MQTT-3.8.4-1] to [MQTT-3.8.4-6]."""
@@ -95,11 +95,11 @@ class Subscribing:
             session = connection.session
             if session is not None and session.ready():
                 connection.replaying = True
-                self._replaying.append(connection)
+                self.replaying.append(connection)
 
     def replay(self, until: float) -> bool:
         """Deliver retained messages until the time *until*; true if some are left that can be delivered now."""
-        replaying = self._replaying
+        replaying = self.replaying
         while replaying:
             now = self._clock()
             if now >= until:

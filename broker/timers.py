@@ -2,12 +2,15 @@
 #
 # Buckets by time, TICK wide, so that setting a timer and cancelling it are a dict entry made and removed. A keep
 # alive that was refreshed is not moved with every packet: it fires, sees that it was refreshed, and is set again.
+# A bucket goes with its last timer: a session's expiry may be days away, and its client back in a second. Its key
+# stays in the heap, for nothing, until such keys are the most of it.
 # Nothing fires early, and at most TICK late (later only when thousands fall due together: they come in pages).
 import heapq
 from typing import Final
 
 TICK: Final = 0.1  # seconds
 NOTHING: Final = 3600.0  # seconds until we look again when there is nothing to wait for
+STALE: Final = 1000  # keys without a bucket that the heap may hold beside as many as there are buckets
 
 CONNECT_DEADLINE: Final = 1  # whom: a Connection
 KEEP_ALIVE: Final = 2  # a Connection
@@ -34,8 +37,14 @@ class Timers:
     def cancel(self, key: int, whom: object) -> None:
         """Forget what was set under *key*; 0, or one that has fired, is nothing."""
         bucket = self._buckets.get(key)
-        if bucket is not None:
-            bucket.pop(whom, None)
+        if bucket is None:
+            return
+        bucket.pop(whom, None)
+        if not bucket:
+            del self._buckets[key]
+            if len(self._keys) > 2 * len(self._buckets) + STALE:
+                self._keys = list(self._buckets)
+                heapq.heapify(self._keys)
 
     def next_due(self, now: float) -> float:
         """When something may be due, at the latest NOTHING from *now*."""
@@ -46,15 +55,15 @@ class Timers:
         due: list[tuple[int, object]] = []
         while self._keys and self._keys[0] // KINDS * TICK <= now:
             key = self._keys[0]
-            bucket = self._buckets[key]
+            bucket = self._buckets.get(key)
             while bucket and len(due) < limit:
                 due.append((key % KINDS, bucket.popitem()[0]))
             if bucket:
                 break
             heapq.heappop(self._keys)
-            del self._buckets[key]
+            self._buckets.pop(key, None)
         return due
 
-    def statistics(self) -> int:
-        """How many are set."""
-        return sum(len(bucket) for bucket in self._buckets.values())
+    def statistics(self) -> tuple[int, int]:
+        """(timers that are set, keys that are held for them and for former ones)."""
+        return sum(len(bucket) for bucket in self._buckets.values()), len(self._keys)

@@ -34,8 +34,12 @@ OUT_OF_DESCRIPTORS: Final = 0.1  # seconds until accepting is tried again
 LARGE_READ: Final = 64 * 1024
 SMALL_READ: Final = 4 * 1024
 
-READ: Final = select.EPOLLIN | select.EPOLLRDHUP
-GONE: Final = select.EPOLLERR | select.EPOLLHUP
+# The kernel's numbers, which `select` also has: as literals they cost nothing where they are used.
+IN: Final = 0x001
+OUT: Final = 0x004
+GONE: Final = 0x008 | 0x010  # EPOLLERR, EPOLLHUP
+PEER_SHUT: Final = 0x2000  # EPOLLRDHUP
+READ: Final = IN | PEER_SHUT
 
 
 class Service:
@@ -106,7 +110,7 @@ class Reactor:
         self._seen = 0  # events in the current window
         self._expected = 0.0  # events a second in the last one
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._epoll.register(self._wakeup, IN)
 
     def fileno(self) -> int:
         """To wait for: readable when `turn()` has something to do."""
@@ -115,7 +119,7 @@ class Reactor:
     def listen(self, listener: socket.socket) -> None:
         """Accept connections from *listener*, a socket that listens and does not block."""
         self._listeners[listener.fileno()] = listener
-        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._epoll.register(listener.fileno(), IN)
 
     def adopt(self, sock: socket.socket, address: str, now: float) -> None:
         """Serve *sock*, a connected socket that does not block, if the service wants it."""
@@ -163,7 +167,7 @@ class Reactor:
         stream.held = True
 
     def release(self, stream: Stream) -> None:
-        """Go on with *stream*."""
+        """Go on with *stream*, if it was held."""
         if stream.held:
             stream.held = False
             if stream.muted and stream.state == OPEN:
@@ -176,9 +180,7 @@ class Reactor:
         if stream.state != OPEN:
             return
         stream.state = CLOSING
-        self._input_bytes -= stream.pending()
-        stream.input = b""
-        stream.position = 0
+        self._forget_input(stream)
         self._closing.append((now + LINGER, stream))
         if stream.muted:
             stream.muted = False
@@ -190,9 +192,8 @@ class Reactor:
         """Close *stream* at once."""
         if stream.state == CLOSED:
             return
-        if stream.state == OPEN:
-            self._input_bytes -= stream.pending()
         stream.state = CLOSED
+        self._forget_input(stream)
         self._streams[stream.fd] = None
         self._blocked.pop(stream, None)
         stream.outbox.discard()
@@ -256,13 +257,19 @@ class Reactor:
         streams = self._streams
         for fd, mask in events:
             stream = streams[fd] if fd < len(streams) else None
+            if mask == IN and stream is not None and not stream.held:
+                stream.readable = True
+                if not stream.queued:
+                    stream.queued = True
+                    self._ready.append(stream)
+                continue
             if stream is None:
                 if fd in self._listeners:
                     self._accept(self._listeners[fd], now)
                 elif fd == self._wakeup:
                     os.eventfd_read(fd)
                 continue
-            if mask & select.EPOLLOUT and stream.outbox.blocked:
+            if mask & OUT and stream.outbox.blocked:
                 stream.outbox.blocked = False
                 self._blocked.pop(stream, None)
                 self._watch(stream)
@@ -271,7 +278,7 @@ class Reactor:
                     self.dirty.append(stream.outbox)
             if mask & GONE and stream.held:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
-            elif mask & ~select.EPOLLOUT:
+            elif mask & ~OUT:
                 stream.readable = True
                 if stream.held:
                     self._mute(stream)
@@ -327,29 +334,33 @@ class Reactor:
             if stream.state == CLOSING or stream.state == LINGERING:
                 self._discard_input(stream)
             return 0
-        units = 0
-        before = stream.pending()
-        if stream.readable and not stream.servable():
+        left = stream.left
+        if stream.readable and (left == 0 or left < stream.needs):
             stream.readable = False
+            size = LARGE_READ if self._input_bytes < self._input_budget >> 1 else SMALL_READ
             try:
-                count = stream.receive(LARGE_READ if self._input_bytes < self._input_budget >> 1 else SMALL_READ)
+                self.bytes_received += stream.receive(size)
             except OSError:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
                 return 1
-            self.bytes_received += count
-        if stream.servable():
+            left = stream.left
+        units = 0
+        if left > 0 and left >= stream.needs:
             if stream.debt < quantum:
-                units = self.service.serve(stream, quantum - stream.debt, now)
-                stream.debt = max(0, units + stream.debt - quantum)
+                quantum -= stream.debt
+                units = self.service.serve(stream, quantum, now)
+                stream.debt = units - quantum if units > quantum else 0
+                if stream.state != OPEN:
+                    return units
+                left = stream.left
             else:
                 stream.debt -= quantum
-        if stream.state != OPEN:
-            self._input_bytes -= before if stream.state == CLOSED else 0
-            return units
-        self._input_bytes += stream.pending() - before
+        if left != stream.accounted:
+            self._input_bytes += left - stream.accounted
+            stream.accounted = left
         if stream.held:
             return units
-        if stream.servable():
+        if left > 0 and left >= stream.needs:
             stream.queued = True
             self._ready.append(stream)
         elif stream.finished:
@@ -398,13 +409,13 @@ class Reactor:
 
     def _watch(self, stream: Stream) -> None:
         """Tell the kernel what we want to know of *stream*."""
-        mask = select.EPOLLRDHUP if stream.muted else READ
-        self._epoll.modify(stream.fd, mask | select.EPOLLOUT if stream.outbox.blocked else mask)
+        mask = PEER_SHUT if stream.muted else READ
+        self._epoll.modify(stream.fd, mask | OUT if stream.outbox.blocked else mask)
 
     def _mute(self, stream: Stream) -> None:
         if not stream.muted:
             stream.muted = True
-            self._epoll.modify(stream.fd, select.EPOLLOUT if stream.outbox.blocked else 0)
+            self._epoll.modify(stream.fd, OUT if stream.outbox.blocked else 0)
 
     def _shut(self, stream: Stream) -> None:
         """All it was owed is with the kernel: close our side, and wait for the peer to close its own."""
@@ -416,6 +427,11 @@ class Reactor:
             return
         if stream.finished:
             self.destroy(stream)
+
+    def _forget_input(self, stream: Stream) -> None:
+        self._input_bytes -= stream.accounted
+        stream.accounted = 0
+        stream.forget_input()
 
     def _discard_input(self, stream: Stream) -> None:
         """Read and forget what a peer sends whom we are leaving."""
@@ -439,7 +455,7 @@ class Reactor:
             if now >= self._accept_again:
                 self._accept_again = 0.0
                 for fd in self._listeners:
-                    self._epoll.register(fd, select.EPOLLIN)
+                    self._epoll.register(fd, IN)
             else:
                 due = min(due, self._accept_again)
         if now - self._stalls_checked >= 1.0:

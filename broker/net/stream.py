@@ -22,7 +22,9 @@ class Stream:
         self.state = OPEN
         self.input = b""
         self.position = 0
-        self.needs = 0  # bytes from position on without which serving it is pointless
+        self.left = 0  # bytes received and not taken
+        self.needs = 0  # bytes that must be left to make serving it worth while
+        self.accounted = 0  # what of `left` is in the reactor's sum
         self.readable = False  # the kernel has something for us
         self.queued = False  # waits for its turn in the round
         self.held = False  # is not read nor served until it is released
@@ -31,7 +33,6 @@ class Stream:
         self.debt = 0  # units it used beyond its quantum
         self.stalled_at = 0.0  # when its reader last took a byte, if it is blocked
         self._parts: list[bytes] | None = None
-        self._parts_bytes = 0
 
     def receive(self, size: int) -> int:
         """Take what the kernel has, at most *size* bytes; how many. 0: nothing now, or finished. OSError: reset."""
@@ -39,34 +40,31 @@ class Stream:
             data = self.sock.recv(size)
         except BlockingIOError:
             return 0
-        if not data:
+        count = len(data)
+        if count == 0:
             self.finished = True
-            return 0
-        if self.position == len(self.input) and self._parts is None:
+        elif self.left == 0:
             self.input = data
             self.position = 0
-        elif self._parts is None:
-            self._parts = [self.input[self.position :], data]
-            self._parts_bytes = len(self.input) - self.position + len(data)
-            self.input = b""
-            self.position = 0
+            self.left = count
         else:
+            if self._parts is None:
+                self._parts = [self.input[self.position :]]
+                self.input = b""
+                self.position = 0
             self._parts.append(data)
-            self._parts_bytes += len(data)
-        if self._parts is not None and self._parts_bytes >= self.needs:
-            self.input = b"".join(self._parts)
-            self._parts = None
-            self._parts_bytes = 0
-        return len(data)
+            self.left += count
+            if self.left >= self.needs:
+                self.input = b"".join(self._parts)
+                self._parts = None
+        return count
 
-    def pending(self) -> int:
-        """Bytes received and not taken."""
-        return len(self.input) - self.position + self._parts_bytes
-
-    def servable(self) -> bool:
-        """There is input that may hold a whole packet."""
-        left = len(self.input) - self.position
-        return left > 0 and left >= self.needs
+    def forget_input(self) -> None:
+        """Nothing that was received matters any more."""
+        self.input = b""
+        self.position = 0
+        self.left = 0
+        self._parts = None
 
     def transmit(self, data: bytes | memoryview) -> int:
         """Give *data* to the kernel; how many bytes it took. OSError: reset."""

@@ -10,6 +10,7 @@ ROUND: Final = 0.020  # seconds
 LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
 SMALLEST: Final = 16  # one small publish: a connection always gets on
 SMOOTHING: Final = 0.05
+CHEAPEST: Final = 1e-9  # seconds for a unit, at least: a clock too coarse to see a round would make it 0
 
 PUBLISH_COST: Final = 10
 DELIVERY_COST: Final = 1
@@ -31,4 +32,4 @@ class Quantum:
     def measured(self, units: int, seconds: float) -> None:
         """A round took *seconds* for *units*."""
         if units > 0:
-            self._unit_seconds += SMOOTHING * (seconds / units - self._unit_seconds)
+            self._unit_seconds += SMOOTHING * (max(CHEAPEST, seconds / units) - self._unit_seconds)

@@ -23,10 +23,11 @@ class SharedGroup(Subscriber):
             at = (self._turn + step) % count
             member = self.members[at]
             session: Session = member.session
-            if session.ready():
+            waits = min(qos, member.qos) > 0
+            if session.ready() if waits else session.writable():  # QoS 0 needs no place in a window, and never waits
                 self._turn = at + 1
                 return member
-            if min(qos, member.qos) > 0:  # QoS 0 does not wait
+            if waits and session.has_room():
                 if session.outbox is not None:
                     second = second or member
                 elif session.expiry:

@@ -32,8 +32,8 @@ class Run:
         self._identified = b""
 
     def encoded(self, version: int, identifiers: bytes) -> bytes:
-        """All packets in the format of *version*, each with the subscription identifiers (encoded properties)."""
-        if identifiers:
+        """All packets in the format of *version*, in 5.0 each with subscription identifiers (encoded properties)."""
+        if identifiers and version == V5:  # a session may have subscribed with them, and be back with 3.x
             if identifiers != self._identifiers:
                 self._identifiers = identifiers
                 self._identified = b"".join(self.split(version, identifiers))

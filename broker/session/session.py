@@ -19,7 +19,6 @@ from broker.session.run import GROWTH, Run
 from broker.session.subscriber import Subscriber
 from broker.session.will import Will
 
-NEVER_EXPIRES: Final = 0xFFFFFFFF  # a session expiry interval, seconds [MQTT-3.1.2.11.2]
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
 PUBACK_3: Final = b"\x40\x02"
 PUBREC_3: Final = b"\x50\x02"
@@ -112,12 +111,16 @@ class Session:
         """Nothing of it will be delivered any more; the number of messages that were waiting."""
         self.ended = True
         self.outbox = None
-        lost = self.waiting() + self.inflight()
+        lost = self.waiting() + self._undelivered(self._inflight) + self._undelivered(self._unsent)
         self._inflight = self._unsent = self._waiting = self.incoming = None
         self._waiting_bytes = 0
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
         return lost
+
+    def _undelivered(self, window: dict[int, Message] | None) -> int:
+        """Messages in *window* that the client has not said it holds."""
+        return sum([message is not RELEASED for message in window.values()]) if window else 0
 
     # Messages towards the client.
 
@@ -175,6 +178,11 @@ class Session:
             return
         self._send(message, inflight, out, now)
 
+    def writable(self) -> bool:
+        """It has a connection that would take a QoS 0 message."""
+        out = self.outbox
+        return out is not None and out.writable
+
     def ready(self) -> bool:
         """It has a connection that would take a QoS 1 or 2 message at once."""
         out = self.outbox
@@ -186,10 +194,14 @@ class Session:
             and (self._inflight is None or len(self._inflight) < self.window)
         )
 
+    def has_room(self) -> bool:
+        """A QoS 1 or 2 message that cannot be sent at once would wait here instead of being refused."""
+        return self.expiry != 0 or self.waiting() < self._limits.pending
+
     def pump(self, now: float) -> None:
         """Move what waits into the window, as far as the window and the outbox allow."""
         out = self.outbox
-        if out is None:
+        if out is None or (not self._unsent and not self._waiting):
             return
         inflight = self._inflight
         if inflight is None:
@@ -197,13 +209,17 @@ class Session:
         while self._unsent and out.writable and len(inflight) < self.window:
             packet_id = next(iter(self._unsent))
             message = self._unsent.pop(packet_id)
-            inflight[packet_id] = message
             if message is RELEASED:
                 out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
                 self._counters.answers_sent += 1
+            elif self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
+                self._counters.dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
+                continue
             else:
                 out.write(message.again(self.version, packet_id, now))
                 self._counters.publishes_sent += 1
+                self._counters.publish_bytes_sent += len(message.payload)
+            inflight[packet_id] = message
         waiting = self._waiting
         while waiting and not self._unsent and out.writable and len(inflight) < self.window:
             message = waiting.popleft()
@@ -238,13 +254,11 @@ class Session:
         aliases = self._aliases
         if aliases is None:
             aliases = self._aliases = {}
-        alias = aliases.get(message.topic, 0)
-        if alias:
-            return message.aliased(b"", alias, packet_id, now)
-        alias = len(aliases) + 1
+        known = aliases.get(message.topic, 0)
+        alias = known or len(aliases) + 1
         if alias <= self.alias_maximum:
-            packet = message.aliased(message.topic, alias, packet_id, now)
-            if not self.maximum_packet or len(packet) <= self.maximum_packet:
+            packet = message.aliased(b"" if known else message.topic, alias, packet_id, now)
+            if not self.maximum_packet or len(packet) <= self.maximum_packet:  # an alias is longer than a short topic
                 aliases[message.topic] = alias
                 return packet
         return message.packet(V5, packet_id, now) if packet_id else message.whole(V5, now)
@@ -255,7 +269,7 @@ class Session:
             self._counters.dropped(DropReason.SESSION_ENDED, 1)
             return
         limits = self._limits
-        if self.expiry == 0 and self.waiting() >= limits.pending:
+        if not self.has_room():
             self._counters.dropped(DropReason.PENDING_FULL, 1)
             return
         waiting = self._waiting
