@@ -18,6 +18,7 @@ from broker.mqtt.properties import (
     TOPIC_ALIAS_MAXIMUM,
 )
 from broker.reasons import CloseReason
+from broker.routing.routes import RESERVED
 
 UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none [MQTT-3.1.2.11.3], and of 3.x
 ANY_SIZE: Final = 0
@@ -58,6 +59,10 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
             return CloseReason.QOS_NOT_SUPPORTED  # [MQTT-3.2.2-12]
         if packet.will.retain and not limits.retain:
             return CloseReason.RETAIN_NOT_SUPPORTED  # [MQTT-3.2.2-13]
+        if packet.will.topic.startswith(RESERVED):
+            return CloseReason.NOT_AUTHORIZED
+        if packet.will.topic.count(b"/") >= limits.topic_levels:  # when it has to be published, nobody could be told
+            return CloseReason.TOPIC_NAME_INVALID
     return None
 
 

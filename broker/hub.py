@@ -12,7 +12,7 @@ from broker.delivery.outbox import Outbox
 from broker.fanout import Deliveries
 from broker.metrics.counters import Counters
 from broker.mqtt.decode import check_first_byte, decode
-from broker.mqtt.fields import malformed, protocol_error, read_length
+from broker.mqtt.fields import protocol_error, read_length
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -409,7 +409,7 @@ class Hub(Service):
         elif isinstance(packet, Auth):
             raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.0-6]
         else:
-            raise malformed(f"packet type {first >> 4} from a client")
+            raise protocol_error(f"packet type {first >> 4} from a client")
         return ANSWER_COST
 
 

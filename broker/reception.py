@@ -181,11 +181,15 @@ class Reception:
         """End *connection* from our side, and say why where the version has a word for it."""
         if connection.state != OPEN:
             return
-        if connection.session is not None and connection.version == V5 and reason.code:
+        session = connection.session
+        if session is not None and connection.version == V5 and reason.code:
             properties: Properties = {}
             if detail and connection.wants_reasons:
                 properties[REASON_STRING] = detail
-            connection.outbox.write(encode(Disconnect(reason.code, properties), V5))
+            goodbye = encode(Disconnect(reason.code, properties), V5)
+            if session.maximum_packet and len(goodbye) > session.maximum_packet:
+                goodbye = encode(Disconnect(reason.code), V5)  # [MQTT-3.14.2-3]
+            connection.outbox.write(goodbye)
             self._counters.answers_sent += 1
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)

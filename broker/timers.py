@@ -48,7 +48,8 @@ class Timers:
 
     def next_due(self, now: float) -> float:
         """When something may be due, at the latest NOTHING from *now*."""
-        return self._keys[0] // KINDS * TICK if self._keys else now + NOTHING
+        latest = now + NOTHING
+        return min(latest, self._keys[0] // KINDS * TICK) if self._keys else latest
 
     def pop_due(self, now: float, limit: int) -> list[tuple[int, object]]:
         """Up to *limit* of what is due at *now*, as (kind, whom)."""

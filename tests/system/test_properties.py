@@ -56,28 +56,30 @@ def test_properties_are_forwarded_as_they_were(
     assert SAID == subscriber.take().properties
 
 
+@pytest.mark.parametrize("qos", [0, 1])
 def test_a_version_3_subscriber_gets_the_message_without_properties(
-    dial: Dial, publisher: RawClient, name: str
+    dial: Dial, publisher: RawClient, name: str, qos: int
 ) -> None:
     """The bytes of the properties would show up in the payload of older clients."""
     subscriber = dial(V311)
     subscriber.connect(f"{name}-old")
-    subscriber.subscribe(name, qos=1)
+    subscriber.subscribe(name, qos=qos)
 
-    publisher.publish(name, b"payload", 1, properties=SAID)
+    publisher.publish(name, b"payload", qos, properties=SAID)
 
     assert b"payload" == subscriber.take().payload
 
 
+@pytest.mark.parametrize("qos", [0, 1])
 def test_a_version_5_subscriber_gets_the_message_of_an_older_client(
-    dial: Dial, subscriber: RawClient, name: str
+    dial: Dial, subscriber: RawClient, name: str, qos: int
 ) -> None:
     """The payload of older clients would be taken for properties."""
     old = dial(V311)
     old.connect(f"{name}-old")
-    subscriber.subscribe(name, qos=1)
+    subscriber.subscribe(name, qos=qos)
 
-    old.publish(name, b"payload", 1)
+    old.publish(name, b"payload", qos)
 
     message = subscriber.take()
     assert (b"payload", {}) == (message.payload, message.properties)

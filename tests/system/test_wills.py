@@ -98,11 +98,11 @@ def test_a_client_that_is_back_in_time_lives(dial: Dial, heir: RawClient, name: 
     will = Will(f"{name}/will".encode(), b"not yet")  # nor may the old delay fire the new will
     back.connect(f"{name}-mortal", clean_start=False, will=will, properties={SESSION_EXPIRY_INTERVAL: 300})
 
-    # A second will with the same delay, started later: when it fires, the first would have fired before.
+    # A second will with a longer delay: when it fires, the first would have fired before.
     clock = dial(V5)
     clock.connect(
         f"{name}-clock",
-        will=Will(f"{name}/will".encode(), b"end", properties={WILL_DELAY_INTERVAL: 1}),
+        will=Will(f"{name}/will".encode(), b"end", properties={WILL_DELAY_INTERVAL: 2}),
         properties={SESSION_EXPIRY_INTERVAL: 300},
     )
     clock.close()

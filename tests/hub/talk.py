@@ -1,0 +1,52 @@
+# What tests say to a broker again and again, and what they want to know of its answers.
+from collections.abc import Iterable
+
+from broker.mqtt.packets import V5, Ack, Connect, Disconnect, Packet, Publish, SubAck, Subscribe, Wanted
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.reasons import CloseReason, DropReason
+from tests.inprocess import Broker, Client
+
+
+def subscribe(client: Client, *filters: str | Wanted, qos: int = 0, identifier: int = 0) -> list[Publish]:
+    """SUBSCRIBE, every filter granted; the messages that came with the answer."""
+    wanted = [f if isinstance(f, Wanted) else Wanted(f.encode(), qos) for f in filters]
+    client.send(Subscribe(1, wanted, {SUBSCRIPTION_IDENTIFIER: [identifier]} if identifier else {}))
+    answer = client.receive()
+    assert [w.qos for w in wanted] == next(p.codes for p in answer if isinstance(p, SubAck))
+    return messages(answer)
+
+
+def messages(packets: Iterable[Packet]) -> list[Publish]:
+    return [packet for packet in packets if isinstance(packet, Publish)]
+
+
+def payloads(packets: Iterable[Packet]) -> list[bytes]:
+    return [message.payload for message in messages(packets)]
+
+
+def acks(packets: Iterable[Packet], kind: int) -> list[int]:
+    """The packet ids that were acknowledged by packets of type *kind*."""
+    return [packet.packet_id for packet in packets if isinstance(packet, Ack) and packet.kind == kind]
+
+
+def goodbye(client: Client) -> int | None:
+    """The code of the DISCONNECT that was the last word of the broker, None without one; it closed."""
+    said = client.receive()
+    assert client.closed
+    return said[-1].code if said and isinstance(said[-1], Disconnect) else None
+
+
+def greeting(client_id: str, version: int = V5) -> Connect:
+    return Connect(version, client_id)
+
+
+def closed(broker: Broker) -> dict[CloseReason, int]:
+    """How many connections ended, by reason."""
+    counts = broker.worker.counters.closed_by_reason
+    return {reason: counts[reason.label] for reason in CloseReason if counts[reason.label]}
+
+
+def dropped(broker: Broker) -> dict[DropReason, int]:
+    """How many messages did not reach a receiver, by reason."""
+    counts = broker.worker.counters.dropped_by_reason
+    return {reason: counts[reason.label] for reason in DropReason if counts[reason.label]}

@@ -1,0 +1,209 @@
+# The window: packet ids, and what is sent again when a connection ends.
+from broker.mqtt.packets import PUBREL, V5, Ack, Publish
+from broker.reasons import DropReason
+from tests.session.receiver import NOW, Receiver, message, sent
+
+
+def ids(receiver: Receiver) -> list[int]:
+    return [packet.packet_id for packet in receiver.take() if isinstance(packet, Publish)]
+
+
+def test_each_message_has_its_own_packet_id() -> None:
+    """An acknowledgement would end the wrong exchange."""
+    receiver = Receiver().connect().offer(message(b"a", 1), message(b"b", 2), message(b"c", 1))
+
+    assert [sent(b"a", 1, 1), sent(b"b", 2, 2), sent(b"c", 1, 3)] == receiver.take()
+
+
+def test_a_full_window_waits_for_acknowledgements() -> None:
+    """A client would get more than its receive maximum, or stop getting anything."""
+    receiver = Receiver(inflight=10).connect(window=2).offer(*[message(b"%d" % i, 1) for i in range(5)])
+    assert [b"0", b"1"] == receiver.payloads()
+    assert not receiver.session.ready()
+    assert (2, 3) == (receiver.session.inflight(), receiver.session.waiting())
+
+    assert receiver.session.puback(1, NOW)
+
+    assert [sent(b"2", 1, 3)] == receiver.take()
+    receiver.session.puback(2, NOW)
+    receiver.session.puback(3, NOW)
+    assert [b"3", b"4"] == receiver.acknowledge()
+    assert receiver.session.ready()
+
+
+def test_our_own_limit_bounds_the_window_of_a_generous_client() -> None:
+    """A client that allows 65 535 messages would make us hold as many for it."""
+    receiver = Receiver(inflight=2).connect(window=65535).offer(*[message(b"", 2) for _ in range(3)])
+
+    assert [1, 2] == ids(receiver)
+
+
+def test_qos_0_needs_no_place_in_the_window() -> None:
+    """A client that does not acknowledge would get no QoS 0 messages."""
+    receiver = Receiver().connect(window=1).offer(message(b"a", 1), message(b"b", 1), message(b"c", 0))
+
+    assert [b"a", b"c"] == receiver.payloads()
+
+
+def test_packet_ids_begin_again_after_65535_and_skip_those_in_use() -> None:
+    """A packet id of 0 or of another message would be sent after 65 535 messages."""
+    receiver = Receiver().connect().offer(message(b"", 1), message(b"", 1))
+    for packet_id in range(3, 65536):
+        receiver.offer(message(b"", 1))
+        receiver.session.puback(packet_id, NOW)
+    receiver.take_bytes()
+
+    receiver.session.puback(1, NOW)
+    receiver.offer(message(b"", 1), message(b"", 1))
+
+    assert [1, 3] == ids(receiver)
+
+
+def test_the_last_id_is_skipped_when_in_use() -> None:
+    """The search for a free packet id would leave the range at its end."""
+    receiver = Receiver().connect()
+    for packet_id in range(1, 65535):
+        receiver.offer(message(b"", 1))
+        receiver.session.puback(packet_id, NOW)
+    receiver.offer(message(b"", 1), message(b"", 1))  # 65535 and 1
+    receiver.session.puback(1, NOW)
+    for packet_id in range(2, 65535):
+        receiver.offer(message(b"", 1))
+        receiver.session.puback(packet_id, NOW)
+    receiver.take_bytes()
+
+    receiver.offer(message(b"", 1))
+
+    assert [1] == ids(receiver)
+
+
+def test_what_was_not_acknowledged_is_sent_again() -> None:
+    """A reconnect would lose messages, change their packet ids or their order, or hide that they are duplicates."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"%d" % i, 1 + i % 2) for i in range(5)])
+    receiver.take()
+    receiver.session.puback(3, NOW)
+    receiver.session.pubrec(2, 0, NOW)
+
+    receiver.connect(V5)
+
+    again = [sent(b"0", 1, 1, dup=True), sent(b"3", 2, 4, dup=True), sent(b"4", 1, 5, dup=True)]
+    assert [again[0], Ack(PUBREL, 2), *again[1:]] == receiver.take()
+    assert receiver.session.ready()
+
+
+def test_what_is_sent_again_is_counted_again() -> None:
+    """The traffic of a flapping client would not show in the counters."""
+    receiver = Receiver(expiry=60).connect().offer(message(b"abc", 1), message(b"de", 2))
+    receiver.session.pubrec(2, 0, NOW)
+    receiver.connect()
+
+    counters = receiver.counters
+    assert (3, 8, 2) == (counters.publishes_sent, counters.publish_bytes_sent, counters.answers_sent)
+
+
+def test_a_resume_respects_a_smaller_window() -> None:
+    """A client that comes back with a smaller receive maximum would be sent more than it takes."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"%d" % i, 1) for i in range(4)])
+    receiver.connect(window=1)
+    assert [sent(b"0", 1, 1, dup=True)] == receiver.take()
+    assert not receiver.session.ready()
+
+    receiver.offer(message(b"new", 1))
+    assert [] == receiver.take()
+
+    receiver.session.puback(1, NOW)
+    assert [sent(b"1", 1, 2, dup=True)] == receiver.take()
+    receiver.session.puback(2, NOW)
+    assert [b"2", b"3", b"new"] == receiver.acknowledge()
+
+
+def test_an_acknowledged_qos_2_message_lets_a_resume_go_on() -> None:
+    """A resume would stop behind a QoS 2 message for good."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"%d" % i, 2) for i in range(3)])
+    receiver.connect(window=1)
+    receiver.take()
+
+    assert receiver.session.pubrec(1, 0x83, NOW)
+    assert [sent(b"1", 2, 2, dup=True)] == receiver.take()
+    receiver.session.pubrec(2, 0, NOW)
+    assert [Ack(PUBREL, 2)] == receiver.take()
+    assert receiver.session.pubcomp(2, NOW)
+    assert [sent(b"2", 2, 3, dup=True)] == receiver.take()
+
+
+def test_a_connection_that_ends_in_a_resume_loses_nothing() -> None:
+    """A client that flaps would lose what had not been sent again yet, or get it out of order."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"%d" % i, 1) for i in range(5)])
+    receiver.connect(window=2)
+    receiver.session.puback(1, NOW)  # 2 and 3 are out again, 4 and 5 are not
+    receiver.connect(window=1)
+    receiver.session.detach()
+
+    receiver.connect()
+
+    assert [sent(b"%d" % i, 1, i + 1, dup=True) for i in range(1, 5)] == receiver.take()
+
+
+def test_a_connection_that_ends_before_anything_was_sent_again_loses_nothing() -> None:
+    """What is in flight would be lost when a connection is slow from its first byte."""
+    receiver = Receiver(expiry=60).connect().offer(message(b"a", 1))
+    receiver.connect(window=0)
+    assert [] == receiver.take()
+    assert 1 == receiver.session.inflight()
+
+    assert [b"a"] == receiver.connect().payloads()
+
+
+def test_a_resume_stops_when_the_outbox_is_full_and_goes_on_when_it_drains() -> None:
+    """A large window would be written at once to a reader that takes nothing."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"x" * 100, 1) for _ in range(10)])
+    receiver.connect(high=250)
+
+    assert 300 < receiver.outbox.size < 400
+    assert not receiver.session.writable()
+    assert list(range(1, 11)) == ids(receiver)
+
+
+def test_what_became_too_large_is_not_sent_again() -> None:
+    """A client that comes back and takes less would be sent more than its maximum packet size [MQTT-3.1.2-24]."""
+    receiver = Receiver(expiry=60).connect(V5).offer(message(b"x" * 100, 1), message(b"y", 1), message(b"z" * 100, 2))
+    receiver.session.pubrec(3, 0, NOW)
+
+    receiver.connect(V5, maximum_packet=50)
+
+    assert [sent(b"y", 1, 2, dup=True), Ack(PUBREL, 3)] == receiver.take()
+    assert 1 == receiver.dropped(DropReason.TOO_LARGE)
+    assert 2 == receiver.session.inflight()
+
+
+def test_a_session_that_ends_counts_what_the_client_did_not_get() -> None:
+    """Messages would vanish without a reason, or some that arrived would count as lost."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"", 2) for _ in range(5)])
+    receiver.session.pubrec(1, 0, NOW)
+    receiver.connect(window=2)  # 1 is released and 2 is out again, 3 to 5 are not
+    receiver.offer(message(b"", 1))
+    receiver.session.receive(7)
+
+    assert 5 == receiver.session.end()
+
+    assert 5 == receiver.dropped(DropReason.SESSION_ENDED)
+    assert (0, 0, 0) == (receiver.session.inflight(), receiver.session.waiting(), receiver.session.unreleased())
+    assert receiver.session.ended and receiver.session.outbox is None
+
+
+def test_an_idle_session_ends_without_a_drop() -> None:
+    """Every client that leaves would be counted as a loss."""
+    receiver = Receiver().connect()
+
+    assert 0 == receiver.session.end()
+    assert 0 == receiver.dropped(DropReason.SESSION_ENDED)
+
+
+def test_an_ended_session_takes_nothing() -> None:
+    """A delivery that was under way would fill a session that nobody will read."""
+    receiver = Receiver(expiry=60)
+    receiver.session.end()
+    receiver.offer(message(b"", 1))
+
+    assert 0 == receiver.session.waiting()
+    assert 1 == receiver.dropped(DropReason.SESSION_ENDED)
