@@ -28,7 +28,7 @@ from broker.subscribing import Subscribing
 from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
 
 REFUSABLE: Final = 256  # connections beyond the limit that are still told so by a CONNACK
-DUE: Final = 200  # timers served in one go
+DUE: Final = 50  # timers served in one go: each may end a session
 WITH_WILL: Final = 0x04
 
 

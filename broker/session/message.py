@@ -123,9 +123,7 @@ class Message:
             if not self._section:
                 self._section = encode_length(len(self.properties)) + self.properties
             return self._section
-        left = max(
-            0, int(self.expires - now + 0.999)
-        )  # a second just begun counts whole: what did not wait is not shortened
+        left = max(0, int(self.expires - now + 0.999))  # a second just begun counts whole: who did not wait lost none
         if not self._section or left != self._left:
             self._left = left
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")

@@ -10,9 +10,7 @@ from broker.mqtt.fields import encode_length
 from broker.mqtt.packets import V5
 from broker.session.message import NEVER, Message
 
-GROWTH: Final = (
-    5  # bytes at most that a packet of a run gains by translation, beside identifiers: two lengths and a section
-)
+GROWTH: Final = 5  # bytes that translation adds to a packet at most, beside identifiers: two lengths and a section
 
 
 class Run:
