@@ -43,6 +43,14 @@ class Broker:
         self._clients.append(client)
         return client
 
+    def dial(self, address: tuple[str, int], version: int = V311) -> "Client":
+        """A connection over TCP to *address*, where the broker listens."""
+        sock = socket.create_connection(address)
+        sock.setblocking(False)
+        client = Client(self, sock, version)
+        self._clients.append(client)
+        return client
+
     def connect(
         self,
         client_id: str,

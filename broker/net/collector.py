@@ -10,7 +10,7 @@ from typing import Final
 
 YOUNG: Final = 3_000  # objects looked at together: about a millisecond
 FULL_EVERY: Final = 60.0  # seconds
-LONGEST: Final = 0.015  # seconds a full pass may be expected to take
+LONGEST: Final = 0.008  # seconds a full pass may be expected to take
 
 
 class Collector:

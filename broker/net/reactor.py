@@ -180,6 +180,7 @@ class Reactor:
         if stream.state != OPEN:
             return
         stream.state = CLOSING
+        stream.held = False  # what it still sends is thrown away, or it could not read our last words while it sends
         self._forget_input(stream)
         self._closing.append((now + LINGER, stream))
         if stream.muted:
@@ -287,6 +288,8 @@ class Reactor:
                     self._ready.append(stream)
 
     def _accept(self, listener: socket.socket, now: float) -> None:
+        if self._accept_again:
+            return  # told together with the listener that found no descriptor left
         for _ in range(ACCEPTS):
             try:
                 sock, peer = listener.accept()
@@ -409,7 +412,7 @@ class Reactor:
 
     def _watch(self, stream: Stream) -> None:
         """Tell the kernel what we want to know of *stream*."""
-        mask = PEER_SHUT if stream.muted else READ
+        mask = 0 if stream.muted else READ  # an end that is told once is told with every poll
         self._epoll.modify(stream.fd, mask | OUT if stream.outbox.blocked else mask)
 
     def _mute(self, stream: Stream) -> None:
@@ -440,6 +443,8 @@ class Reactor:
                 stream.finished = True
                 if stream.state == LINGERING:
                     self.destroy(stream)
+                else:
+                    self._mute(stream)
         except BlockingIOError:
             pass
         except OSError:

@@ -8,7 +8,7 @@
 # - only a filter that begins with a wildcard bumps the epoch of all.
 # Epochs are kept in a fixed table by hash: a collision makes a route once more than needed, nothing else.
 # Why no route per (publisher, topic)? Authorisation is the only thing that would depend on the publisher.
-from typing import Final
+from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
@@ -186,12 +186,13 @@ class Routes:
             if isinstance(subscriber, SharedGroup):
                 route.shared.append(subscriber)
                 route.receivers += 1
-            elif isinstance(subscriber, Subscription):
-                same = found.get(subscriber.session)
-                if same is None:
-                    found[subscriber.session] = [subscriber]
-                else:
-                    same.append(subscriber)
+                continue
+            subscription = cast(Subscription, subscriber)
+            same = found.get(subscription.session)
+            if same is None:
+                found[subscription.session] = [subscription]
+            else:
+                same.append(subscription)
         for session, subscriptions in found.items():
             _merge(route, session, subscriptions)
         self._size += len(topic) + ENTRY_BYTES

@@ -1,4 +1,5 @@
 # What tests say to a broker again and again, and what they want to know of its answers.
+import socket
 from collections.abc import Iterable
 
 from broker.mqtt.packets import V5, Ack, Connect, Disconnect, Packet, Publish, SubAck, Subscribe, Wanted
@@ -34,6 +35,28 @@ def goodbye(client: Client) -> int | None:
     said = client.receive()
     assert client.closed
     return said[-1].code if said and isinstance(said[-1], Disconnect) else None
+
+
+def push(client: Client, packet: bytes) -> int:
+    """Send *packet* again and again until the broker takes no more; how many bytes it took."""
+    block = packet * (65536 // len(packet))
+    total = 0
+    stuck = False
+    while True:
+        try:
+            total += client.socket.send(block[total % len(block) :])
+            stuck = False
+        except BlockingIOError:
+            if stuck:
+                return total
+            stuck = True
+            client.broker.settle()
+
+
+def narrow(broker: Broker) -> None:
+    """Let the kernel hold only a few kilobytes for each client, so that one that does not read is soon felt."""
+    for stream in broker.worker.reactor.streams():
+        stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 def greeting(client_id: str, version: int = V5) -> Connect:

@@ -102,5 +102,3 @@ class Receiver:
 
 def _outbox(high: int = PLENTY) -> Outbox:
     return Outbox(0, high, high // 2, OutboundBudget(1 << 40), deque())
-
-

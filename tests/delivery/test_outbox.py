@@ -1,0 +1,203 @@
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.delivery.outbox import GATHER, STUFFED, OutboundBudget, Outbox
+
+AMPLE = 1 << 40
+
+
+def outbox(high: int = AMPLE, low: int = 0, budget: OutboundBudget | None = None) -> Outbox:
+    return Outbox(0, high, low, budget or OutboundBudget(AMPLE), deque())
+
+
+def send(box: Outbox, count: int) -> bool:
+    """The kernel takes *count* bytes; true if that made the box writable."""
+    became = False
+    while count:
+        size = min(count, len(box.gather()))
+        became = box.sent(size) or became
+        count -= size
+    return became
+
+
+# None: as much as was gathered. Sizes around GATHER, and around those of small packets.
+SIZES = st.integers(1, 20) | st.sampled_from([GATHER // 2, GATHER - 1, GATHER, GATHER + 1])
+STEPS = st.lists(st.tuples(st.just("write"), SIZES) | st.tuples(st.just("send"), SIZES | st.none()), max_size=25)
+
+
+@given(STEPS)
+def test_any_writes_and_any_partial_sends_give_the_same_bytes(steps: list[tuple[str, int | None]]) -> None:
+    """A byte would be lost, repeated or moved when the kernel takes less than it is offered."""
+    budget = OutboundBudget(AMPLE)
+    box = outbox(budget=budget)
+    written, left = bytearray(), bytearray()
+    for action, count in steps:
+        if action == "write" and count is not None:
+            chunk = bytes((len(written) + i) % 251 for i in range(min(count, 40))).ljust(count, b"%d" % (count % 7))
+            box.write(chunk)
+            written += chunk
+        elif box.size:
+            data = box.gather()
+            taken = len(data) if count is None else min(count, len(data))
+            left += data[:taken]
+            box.sent(taken)
+        assert len(written) - len(left) == box.size == budget.used
+
+    while box.size:
+        data = box.gather()
+        left += data
+        box.sent(len(data))
+
+    assert written == left
+    assert 0 == budget.used
+
+
+def test_what_a_tick_appends_leaves_in_one_piece() -> None:
+    """Each packet would cost a system call."""
+    box = outbox()
+    for number in range(100):
+        box.write(b"%02d" % number)
+
+    assert b"".join(b"%02d" % number for number in range(100)) == box.gather()
+
+
+def test_a_piece_is_bounded() -> None:
+    """A slow reader's whole buffer would be copied for every send."""
+    box = outbox()
+    for _ in range(10):
+        box.write(b"x" * (GATHER // 4))
+
+    assert GATHER == len(box.gather())
+    box.sent(5)
+    assert GATHER - 5 <= len(box.gather()) <= GATHER
+
+
+def test_a_chunk_larger_than_a_piece_is_not_copied() -> None:
+    """A large message to many receivers would be copied for each of them."""
+    box = outbox()
+    chunk = b"x" * (GATHER + 1)
+    box.write(chunk)
+    box.write(b"y")
+
+    assert chunk is box.gather()
+    box.sent(GATHER)
+    assert b"xy" == bytes(box.gather())
+
+
+def test_the_first_write_asks_for_a_flush() -> None:
+    """What was written would never leave, or its connection be flushed once for each packet."""
+    dirty: deque[Outbox] = deque()
+    box = Outbox(0, AMPLE, 0, OutboundBudget(AMPLE), dirty)
+    box.write(b"a")
+    box.write(b"b")
+
+    assert [box] == list(dirty) and box.queued
+    dirty.clear()
+    box.queued = False
+    box.write(b"c")
+    assert [box] == list(dirty)
+
+
+def test_a_reader_is_slow_over_the_high_mark_and_quick_again_at_the_low_one() -> None:
+    """A reader at its limit would flap between slow and quick with every packet."""
+    box = outbox(high=10, low=4)
+    box.write(b"x" * 10)
+    assert box.writable
+
+    box.write(b"x")
+    assert not box.writable
+    assert not send(box, 6)
+    assert not box.writable
+    assert send(box, 1)
+    assert box.writable
+    assert not send(box, 4)  # it was told once
+
+
+def test_a_reader_that_stays_under_the_high_mark_is_never_slow() -> None:
+    """Whoever waits for room would be called for nothing after each send."""
+    box = outbox(high=10, low=4)
+    for _ in range(5):
+        box.write(b"x" * 8)
+        assert box.writable
+        assert not send(box, 8)
+
+
+def test_write_takes_what_is_over_the_high_mark() -> None:
+    """Acknowledgements and pings of a slow reader would be lost, and it would close."""
+    box = outbox(high=10)
+    box.write(b"x" * 11)
+    box.write(b"pong")
+
+    assert b"x" * 11 + b"pong" == box.gather()
+
+
+def test_a_client_is_stuffed_only_far_over_the_high_mark() -> None:
+    """A client that sends and does not read would have us hold its answers without end, or be stopped too soon."""
+    box = outbox(high=10)
+    box.write(b"x" * (10 + STUFFED))
+    assert not box.stuffed()
+
+    box.write(b"x")
+    assert box.stuffed()
+    send(box, 1)
+    assert not box.stuffed()
+
+
+def test_the_fuller_the_budget_the_less_each_reader_may_owe() -> None:
+    """A few slow readers would use up the worker's memory, or lock out those who owe little."""
+    budget = OutboundBudget(1000)
+    large, small = outbox(budget=budget), outbox(budget=budget)
+    large.write(b"x" * 333)
+    assert large.writable
+    large.write(b"x" * 10)  # more than half of what is free then
+    assert not large.writable
+
+    small.write(b"x" * 200)
+    assert small.writable
+    small.write(b"x" * 50)
+
+    assert not small.writable
+    assert 593 == budget.used
+
+
+def test_in_a_full_budget_only_who_owes_nothing_is_writable() -> None:
+    """Readers would be filled further although the worker has no room for it, or never again."""
+    budget = OutboundBudget(100)
+    large, small = outbox(budget=budget), outbox(low=20, budget=budget)
+    large.write(b"x" * 100)
+    small.write(b"x" * 10)
+    assert not large.writable and not small.writable
+
+    assert not send(small, 5)
+    assert send(small, 5)
+    assert small.writable
+
+
+def test_room_in_the_budget_makes_a_reader_writable_that_is_under_its_low_mark() -> None:
+    """A reader would stay slow after others have freed the budget."""
+    budget = OutboundBudget(100)
+    large, small = outbox(budget=budget), outbox(low=20, budget=budget)
+    large.write(b"x" * 90)
+    small.write(b"x" * 10)
+    assert not send(small, 1)
+
+    large.discard()
+
+    assert send(small, 1)
+
+
+def test_a_connection_that_ends_gives_its_bytes_back() -> None:
+    """The budget would shrink with each connection that ends, until nobody is writable."""
+    budget = OutboundBudget(1000)
+    box = outbox(budget=budget)
+    box.write(b"abc")
+    box.write(b"def")
+    send(box, 2)
+
+    assert 4 == box.discard()
+
+    assert (0, 0) == (box.size, budget.used)
+    assert not box.writable
+    assert 0 == box.discard()

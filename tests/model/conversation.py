@@ -1,0 +1,483 @@
+# Random conversations of several clients with a broker, held against the reference.
+#
+# After each step everybody receives what there is, clients that are prompt acknowledge it, and the reference says
+# whether it was right. The others acknowledge when a rule tells them to, so that windows are full, messages wait,
+# and connections break in the middle of every exchange.
+#
+# Time comes in weeks of seven seconds and every interval is a multiple of ten below seventy, alone or two of them
+# together: nothing is ever due at the very instant in which something else is done.
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from broker.config import Config, Limits
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    V31,
+    V311,
+    Ack,
+    Disconnect,
+    Packet,
+    Properties,
+    Publish,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+    Wanted,
+    Will,
+)
+from broker.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    RECEIVE_MAXIMUM,
+    RESPONSE_TOPIC,
+    SESSION_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
+    TOPIC_ALIAS_MAXIMUM,
+    USER_PROPERTY,
+    WILL_DELAY_INTERVAL,
+)
+from broker.reasons import DropReason
+from tests.inprocess import Broker, Client
+from tests.model.reference import FOREVER, Message, Model, Session
+
+WINDOW = 4  # small, so that it is full
+WEEK = 7  # seconds
+LONGEST_EXPIRY = 7 * 86400  # of a session: what 3.x gets for clean session 0
+
+WITH_WILL = 0x04
+NOBODY_HEARS = 0x10
+UNSPECIFIED_ERROR = 0x80
+TAKEN_OVER = 0x8E
+LAWFUL_DROPS = {
+    reason.label
+    for reason in (DropReason.OFFLINE_QOS0, DropReason.EXPIRED, DropReason.SESSION_ENDED, DropReason.NO_SHARED_MEMBER)
+}
+
+NAMES = ["anna", "bert", "cleo", "dora"]
+TOPICS = [b"a", b"a/b", b"a/c", b"b", b"b/b", b"$a/b"]
+SHARED = [b"$share/g/a/b", b"$share/h/a/b", b"$share/g/a/+", b"$share/g/will/#"]
+FILTERS = [*TOPICS, b"+", b"#", b"a/+", b"+/b", b"a/#", b"$a/#", b"will/+", b"+/+", *SHARED]
+UNSHARED = [b"b", b"b/b", b"$a/b"]  # nobody shares these: an empty payload cannot be told from another one
+
+lifetimes = st.sampled_from([FOREVER, FOREVER, 10, 20, 30])
+properties = st.sampled_from(
+    [
+        {},
+        {},
+        {USER_PROPERTY: [("k", "1"), ("k", "2")], CONTENT_TYPE: "text"},
+        {RESPONSE_TOPIC: "a/c", CORRELATION_DATA: b"\0\1"},
+    ]
+)
+wanted = st.builds(Wanted, st.sampled_from(FILTERS), st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2))
+
+
+@dataclass
+class Said:
+    """A PUBLISH to make; what the client's version does not know is left out."""
+
+    topic: bytes
+    qos: int
+    retain: bool = False
+    empty: bool = False
+    again: bool = False  # QoS 1: marked as a duplicate, which is nothing to its receivers [MQTT-3.3.1-3]
+    alias: int = 0  # 0 = none
+    lifetime: int = FOREVER
+    properties: Properties = field(default_factory=dict)
+
+
+publishes = st.builds(
+    Said,
+    st.sampled_from(TOPICS),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2),
+    lifetimes,
+    properties,
+)
+
+
+@dataclass
+class Parting:
+    """A will, without its topic, which is the client's own."""
+
+    qos: int
+    retain: bool
+    delay: int
+    lifetime: int
+    properties: Properties
+
+
+partings = st.builds(Parting, st.integers(0, 2), st.booleans(), st.sampled_from([0, 10, 20, 30]), lifetimes, properties)
+
+
+@dataclass
+class Asked:
+    """A CONNECT to make; what the version does not know is left out."""
+
+    version: int = V5
+    expiry: int = 0
+    window: int = WINDOW
+    aliases: int = 0
+    parting: Parting | None = None
+    prompt: bool = True  # acknowledges at once
+
+
+askings = st.builds(
+    Asked,
+    st.sampled_from([V31, V311, V5, V5]),
+    st.sampled_from([0, 10, 20, 30]),
+    st.integers(1, WINDOW),
+    st.integers(0, 2),
+    st.none() | partings,
+    st.booleans(),
+)
+
+
+@dataclass
+class Line:
+    """One connection of a client."""
+
+    client: Client
+    prompt: bool
+    expected: list[Packet] = field(default_factory=list)  # answers to come, in order
+    our_aliases: dict[int, bytes] = field(default_factory=dict)
+    their_aliases: dict[int, bytes] = field(default_factory=dict)
+
+    def say(self, packet: Packet, *answers: Packet) -> None:
+        """Send *packet*, which *answers* are to follow."""
+        self.client.send(packet)
+        self.expected.extend(answers)
+
+    def unaliased(self, packet: Publish) -> Publish:
+        """*packet* with its topic [MQTT-3.3.2-8]."""
+        properties = dict(packet.properties)
+        alias = cast(int, properties.pop(TOPIC_ALIAS, 0))
+        topic = packet.topic or self.their_aliases[alias]
+        if alias:
+            self.their_aliases[alias] = topic
+        return replace(packet, topic=topic, properties=properties)
+
+
+def _where(says: Callable[[Session], object]) -> st.SearchStrategy[str]:
+    """The names of the clients whose session is so."""
+    return st.runner().flatmap(lambda machine: st.sampled_from(machine.names(says)))
+
+
+def _anybody(says: Callable[[Session], object]) -> Callable[["Conversation"], bool]:
+    return lambda machine: bool(machine.names(says))
+
+
+def _is_connected(session: Session) -> bool:
+    return session.connected
+
+
+def _is_away(session: Session) -> bool:
+    return not session.connected
+
+
+def _was_sent_much(session: Session) -> bool:
+    return session.connected and bool(session.on_the_wire())
+
+
+def _has_published_halfway(session: Session) -> bool:
+    return session.connected and bool(session.unreleased)
+
+
+class Conversation(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = Broker(Config(limits=Limits(inflight=WINDOW)))
+        self.model = Model(WINDOW)
+        self.lines: dict[str, Line] = {}
+        self.sound = True  # nothing was found wrong yet
+        self.ids = count(1)  # packet ids: no conversation is so long that they begin anew
+        self.payloads = count(1)
+
+    def names(self, says: Callable[[Session], object]) -> list[str]:
+        return [name for name, session in sorted(self.model.sessions.items()) if says(session)]
+
+    # Who comes and who goes.
+
+    @rule(name=st.sampled_from(NAMES), clean=st.booleans(), asked=askings)
+    def connect(self, name: str, clean: bool, asked: Asked) -> None:
+        self._connect(name, clean, asked)
+
+    @precondition(_anybody(_is_away))
+    @rule(name=_where(_is_away), asked=askings)
+    def come_back(self, name: str, asked: Asked) -> None:
+        self._connect(name, False, asked)
+
+    @precondition(_anybody(_is_connected))
+    @rule(name=_where(_is_connected), with_will=st.booleans(), expiry=st.sampled_from([None, 0, 10, 20]))
+    def disconnect(self, name: str, with_will: bool, expiry: int | None) -> None:
+        line = self.lines.pop(name)
+        session = self.model.sessions[name]
+        if line.client.version != V5 or session.expiry == 0:
+            expiry = None  # 3.x cannot say it, and 5.0 may not (3.14.2.2.2)
+        with_will = with_will and line.client.version == V5
+        asked: Properties = {} if expiry is None else {SESSION_EXPIRY_INTERVAL: expiry}
+        line.client.send(Disconnect(WITH_WILL if with_will else 0, asked))
+        self.model.disconnect(name, with_will, expiry)
+        _part(line, [])
+
+    @precondition(_anybody(_is_connected))
+    @rule(name=_where(_is_connected))
+    def drop(self, name: str) -> None:
+        self.lines.pop(name).client.drop()
+        self.model.lose(name)
+
+    @rule(weeks=st.sampled_from([1, 2, 4]))
+    def wait(self, weeks: int) -> None:
+        for _ in range(weeks):
+            began = self.broker.clock.now
+            for second in range(1, WEEK + 1):
+                # A timer is at most a tenth late. The last second is one that nothing is due at.
+                self.broker.clock.now = began + second + (0.0 if second == WEEK else 0.2)
+                self.model.pass_second()
+                self.everybody_has_what_it_is_owed()
+
+    # Who wants what.
+
+    @precondition(_anybody(_is_connected))
+    @rule(name=_where(_is_connected), filters=st.lists(wanted, min_size=1, max_size=3), identifier=st.integers(0, 2))
+    def subscribe(self, name: str, filters: list[Wanted], identifier: int) -> None:
+        line = self.lines[name]
+        filters = [_as_known(one, line.client.version) for one in filters]
+        if line.client.version != V5:
+            identifier = 0
+        asked: Properties = {SUBSCRIPTION_IDENTIFIER: [identifier]} if identifier else {}
+        codes = [self.model.subscribe(name, one, identifier) for one in filters]
+        packet_id = next(self.ids)
+        line.say(Subscribe(packet_id, filters, asked), SubAck(packet_id, codes))
+
+    @precondition(_anybody(lambda session: session.connected and session.subscriptions))
+    @rule(
+        name=_where(lambda session: session.connected and session.subscriptions),
+        at=st.integers(0, 9),
+        other=st.sampled_from(FILTERS),
+    )
+    def unsubscribe(self, name: str, at: int, other: bytes) -> None:
+        line = self.lines[name]
+        own = list(self.model.sessions[name].subscriptions)
+        filters = [own[at % len(own)], other]
+        codes = [self.model.unsubscribe(name, filter) for filter in filters]
+        packet_id = next(self.ids)
+        line.say(Unsubscribe(packet_id, filters), UnsubAck(packet_id, codes if line.client.version == V5 else []))
+
+    # Who says what.
+
+    @precondition(_anybody(_is_connected))
+    @rule(name=_where(_is_connected), said=st.lists(publishes, min_size=1, max_size=4))
+    def publish(self, name: str, said: list[Said]) -> None:
+        self._publish(name, said)
+
+    @precondition(_anybody(_is_connected))
+    @rule(name=_where(_is_connected), topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), times=st.integers(2, 5))
+    def publish_in_a_row(self, name: str, topic: bytes, qos: int, times: int) -> None:
+        """What the broker may handle in one piece."""
+        self._publish(name, [Said(topic, qos)] * times)
+
+    @precondition(_anybody(_has_published_halfway))
+    @rule(name=_where(_has_published_halfway), at=st.integers(0, 9))
+    def publish_once_more(self, name: str, at: int) -> None:
+        """A QoS 2 message whose PUBREC the client has forgotten: nobody receives it twice [MQTT-4.3.3-10]."""
+        unreleased = self.model.sessions[name].unreleased
+        packet_id = list(unreleased)[at % len(unreleased)]
+        said = unreleased[packet_id]
+        packet = Publish(said.topic, said.payload, 2, said.retain, True, packet_id)
+        self.lines[name].say(packet, Ack(PUBREC, packet_id))
+
+    @precondition(_anybody(_has_published_halfway))
+    @rule(name=_where(_has_published_halfway), at=st.integers(0, 9))
+    def release(self, name: str, at: int) -> None:
+        unreleased = list(self.model.sessions[name].unreleased)
+        self._release(name, unreleased[at % len(unreleased)])
+
+    @precondition(_anybody(_was_sent_much))
+    @rule(name=_where(_was_sent_much), at=st.integers(0, 9), refuse=st.booleans())
+    def acknowledge(self, name: str, at: int, refuse: bool) -> None:
+        """A client that is not prompt answers one packet, in any order."""
+        sent = self.model.sessions[name].on_the_wire()
+        self._acknowledge(name, sent[at % len(sent)], refuse)
+
+    # After each step.
+
+    @invariant()
+    def everybody_has_what_it_is_owed(self) -> None:
+        self.sound = False
+        self._receive()
+        self.model.check_offers()
+        while self._answer():
+            self._receive()
+        self.model.check_settled()
+        self._compare_counts()
+        self.sound = True
+
+    def teardown(self) -> None:
+        try:
+            if self.sound:
+                self._end_all()
+        finally:
+            self.broker.close()
+
+    def _end_all(self) -> None:
+        """Everybody comes, takes all it is owed, and leaves for good."""
+        for name in list(self.model.sessions):
+            self._connect(name, False, Asked())
+        self.everybody_has_what_it_is_owed()
+        for name, session in self.model.sessions.items():
+            assert not session.owed and not session.sent, f"{name} did not receive everything"
+        for name in list(self.lines):
+            self.disconnect(name, False, None)
+        self.everybody_has_what_it_is_owed()
+        assert 0 == self.broker.worker.budget.used
+
+    def _compare_counts(self) -> None:
+        """The broker holds what it should and no more."""
+        worker = self.broker.worker
+        subscriptions = [subscription for _, subscription in self.model.subscriptions()]
+        groups = {(one.share, one.filter) for one in subscriptions if one.share}
+        alone = sum(1 for one in subscriptions if not one.share)
+        assert (alone + len(groups), len(groups)) == worker.routes.statistics()[1:]
+        assert len(self.model.sessions) == worker.store.count()
+        assert len(self.lines) == worker.reception.connected
+        worker.retained.expire(self.broker.clock.now, len(TOPICS) + len(NAMES))
+        assert len(self.model.retained()) == worker.retained.statistics().count
+        dropped = {reason for reason, times in worker.counters.dropped_by_reason.items() if times}
+        assert dropped <= LAWFUL_DROPS
+
+    # How it is said.
+
+    def _connect(self, name: str, clean: bool, asked: Asked) -> None:
+        five = asked.version == V5
+        properties: Properties = {}
+        if five:
+            properties[SESSION_EXPIRY_INTERVAL] = asked.expiry
+            properties[RECEIVE_MAXIMUM] = asked.window
+            properties[TOPIC_ALIAS_MAXIMUM] = asked.aliases
+        message, delay, will = None, 0, None
+        if asked.parting is not None:
+            message, delay, will = self._will(name, asked.parting, five)
+        client = self.broker.connect(name, asked.version, clean_start=clean, will=will, properties=properties)
+        former = self.lines.pop(name, None)
+        expiry = asked.expiry if five else 0 if clean else LONGEST_EXPIRY
+        window = asked.window if five else WINDOW
+        present = self.model.connect(name, asked.version, clean, expiry, window, message, delay)
+        assert client.connack.session_present == (present and asked.version != V31)  # which 3.1 does not tell
+        self.lines[name] = Line(client, asked.prompt)
+        if former is not None:
+            _part(former, [Disconnect(TAKEN_OVER)])
+
+    def _will(self, name: str, parting: Parting, five: bool) -> tuple[Message, int, Will]:
+        message = Message(name, b"will/" + name.encode(), b"will %d" % next(self.payloads), parting.qos, parting.retain)
+        will = Will(message.topic, message.payload, message.qos, message.retain)
+        if not five:
+            return message, 0, will
+        message.lifetime, message.properties = parting.lifetime, parting.properties
+        will.properties = _with_lifetime(message) | {WILL_DELAY_INTERVAL: parting.delay}
+        return message, parting.delay, will
+
+    def _publish(self, name: str, said: list[Said]) -> None:
+        """All in one go."""
+        line = self.lines[name]
+        line.client.send(*[self._publication(name, line, one) for one in said])
+
+    def _publication(self, name: str, line: Line, said: Said) -> Publish:
+        five = line.client.version == V5
+        empty = said.empty and said.retain and said.topic in UNSHARED
+        payload = b"" if empty else b"%d" % next(self.payloads)
+        message = Message(name, said.topic, payload, said.qos, said.retain)
+        if five:
+            message.lifetime, message.properties = said.lifetime, said.properties
+        heard = self.model.publish(message)
+        packet = Publish(said.topic, payload, said.qos, said.retain, said.again and said.qos == 1)
+        if said.qos:
+            packet.packet_id = next(self.ids)
+            code = NOBODY_HEARS if five and not heard else 0
+            line.expected.append(Ack(PUBACK if said.qos == 1 else PUBREC, packet.packet_id, code))
+        if said.qos == 2:
+            self.model.sessions[name].unreleased[packet.packet_id] = message
+        packet.properties = _with_lifetime(message)
+        if five and said.alias:
+            packet.properties[TOPIC_ALIAS] = said.alias
+            if line.our_aliases.get(said.alias) == said.topic:
+                packet.topic = b""
+            line.our_aliases[said.alias] = said.topic
+        return packet
+
+    def _release(self, name: str, packet_id: int) -> None:
+        del self.model.sessions[name].unreleased[packet_id]
+        self.lines[name].say(Ack(PUBREL, packet_id), Ack(PUBCOMP, packet_id))
+
+    def _acknowledge(self, name: str, packet_id: int, refuse: bool = False) -> None:
+        line = self.lines[name]
+        copy = self.model.sessions[name].sent[packet_id]
+        kind = PUBACK if copy.qos == 1 else PUBCOMP if copy.released else PUBREC
+        refuse = refuse and kind != PUBCOMP and line.client.version == V5
+        answers = [Ack(PUBREL, packet_id)] if kind == PUBREC and not refuse else []
+        self.model.acknowledge(name, packet_id, refuse)
+        line.say(Ack(kind, packet_id, UNSPECIFIED_ERROR if refuse else 0), *answers)
+
+    def _answer(self) -> bool:
+        """Who is prompt answers all it was sent; false if there was nothing."""
+        something = False
+        for name, line in self.lines.items():
+            session = self.model.sessions[name]
+            if line.prompt and (session.on_the_wire() or session.unreleased):
+                something = True
+                for packet_id in session.on_the_wire():
+                    self._acknowledge(name, packet_id)
+                for packet_id in list(session.unreleased):
+                    self._release(name, packet_id)
+        return something
+
+    def _receive(self) -> None:
+        """Everybody reads what there is."""
+        self.broker.settle()
+        for name, line in self.lines.items():
+            for packet in line.client.receive():
+                if isinstance(packet, Publish):
+                    self.model.receive(name, line.unaliased(packet))
+                elif packet in line.expected[:1]:
+                    del line.expected[0]
+                else:
+                    assert isinstance(packet, Ack) and packet.kind == PUBREL, f"{name} got {packet}"
+                    self.model.receive_pubrel(name, packet.packet_id)
+            assert not line.expected, f"{name} was not answered {line.expected}"
+            assert not line.client.closed, f"{name} was thrown out"
+
+
+def _as_known(wanted: Wanted, version: int) -> Wanted:
+    """*wanted* without what the version does not know, or what may not be with a shared subscription."""
+    if version != V5:
+        return Wanted(wanted.filter, wanted.qos)
+    if wanted.filter in SHARED:
+        return Wanted(wanted.filter, wanted.qos)  # no local is an error there [MQTT-3.8.3-4]
+    return wanted
+
+
+def _with_lifetime(message: Message) -> Properties:
+    if message.lifetime == FOREVER:
+        return dict(message.properties)
+    return message.properties | {MESSAGE_EXPIRY_INTERVAL: message.lifetime}
+
+
+def _part(line: Line, last_words: list[Packet]) -> None:
+    """The broker has closed *line*, having said *last_words* where the version allows."""
+    assert (last_words if line.client.version == V5 else []) == line.client.receive()
+    assert line.client.closed
+    line.client.drop()

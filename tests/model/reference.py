@@ -1,0 +1,419 @@
+# The reference: what MQTT and DESIGN section 6 promise, in its plainest form.
+#
+# Sessions are a dict, queues are lists, and everything is searched from front to back; nothing here is taken from
+# the broker but the names of packet fields. Where MQTT leaves a choice the model makes none. It knows what each
+# client is owed, is told what each received, and says whether that was right:
+# - order counts within a stream, that is one publisher, one topic and one QoS [MQTT-4.6.0-6];
+# - a message for a shared subscription is an offer to the whole group, met when one member has received it;
+# - a retained message comes as it is when it is sent, not as it was at the SUBSCRIBE.
+# Time is in whole seconds. Nothing is slow here but acknowledgements, so nothing may be dropped for its size.
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import cast
+
+from broker.mqtt.packets import V5, Properties, Publish, Wanted
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER
+from tests.routing.reference import matches
+
+SHARE = b"$share/"
+FOREVER = 10**9  # seconds
+
+
+@dataclass
+class Message:
+    """What somebody publishes, or will."""
+
+    publisher: str
+    topic: bytes
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    lifetime: int = FOREVER  # seconds from its publication on
+    properties: Properties = field(default_factory=dict)  # which every receiver of 5.0 gets as they are
+
+
+@dataclass(eq=False)
+class Copy:
+    """A message as one client is to receive it."""
+
+    message: Message
+    qos: int
+    retain: bool
+    identifiers: list[int]
+    expires: int
+    released: bool = False  # the client has sent PUBREC
+
+    def is_like(self, packet: Publish, version: int, now: int) -> bool:
+        """*packet* is this copy, whatever its packet id and DUP."""
+        message = self.message
+        if (packet.topic, packet.payload) != (message.topic, message.payload):
+            return False
+        if (packet.qos, packet.retain) != (self.qos, self.retain):
+            return False
+        if version != V5:
+            return True
+        properties = dict(packet.properties)
+        identifiers = cast(list[int], properties.pop(SUBSCRIPTION_IDENTIFIER, []))
+        left = cast(int, properties.pop(MESSAGE_EXPIRY_INTERVAL, FOREVER))
+        return (
+            properties == message.properties
+            and sorted(identifiers) == sorted(self.identifiers)
+            and self._leaves(left, now)
+        )
+
+    def _leaves(self, left: int, now: int) -> bool:
+        """*left* is the rest of its lifetime [MQTT-3.3.2-6]; a second just begun may count or not."""
+        if self.message.lifetime == FOREVER:
+            return left == FOREVER
+        return abs(left - max(0, self.expires - now)) <= 1
+
+    def lives(self, now: int) -> bool:
+        return self.expires > now
+
+    def shares_stream(self, other: "Copy") -> bool:
+        """Which of the two comes first is not free."""
+        mine, others = self.message, other.message
+        return (mine.publisher, mine.topic, self.qos) == (others.publisher, others.topic, other.qos)
+
+
+@dataclass(eq=False)
+class Subscription:
+    filter: bytes
+    share: bytes  # b"" = not shared
+    wanted: Wanted
+    identifier: int  # 0 = none
+
+    def copy(self, message: Message, retain: bool, now: int) -> Copy:
+        return Copy(message, min(message.qos, self.wanted.qos), retain, self.identifiers(), now + message.lifetime)
+
+    def identifiers(self) -> list[int]:
+        return [self.identifier] if self.identifier else []
+
+
+@dataclass(eq=False)
+class Replay:
+    """The retained messages that a new subscription gets."""
+
+    subscription: Subscription
+    missing: set[bytes]  # topics
+    seen: set[bytes] = field(default_factory=set)
+
+
+class Session:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connected = False
+        self.ended = False
+        self.version = 0
+        self.window = 0
+        self.expiry = 0
+        self.will: Message | None = None
+        self.will_delay = 0
+        self.will_at = FOREVER
+        self.ends_at = FOREVER
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.owed: list[Copy] = []  # not sent yet
+        self.sent: dict[int, Copy] = {}  # not acknowledged to the end, by packet id
+        self.again: list[int] = []  # of these, what has to be sent once more on this connection
+        self.replays: list[Replay] = []
+        self.unreleased: dict[int, Message] = {}  # QoS 2 messages of the client itself, before their PUBREL
+
+    def on_the_wire(self) -> list[int]:
+        """The packet ids that this connection knows and has not finished with."""
+        return [packet_id for packet_id in self.sent if packet_id not in self.again]
+
+    def has_room(self) -> bool:
+        """It would receive a message of QoS 1 at once."""
+        return self.connected and len(self.on_the_wire()) < self.window
+
+
+class Offer:
+    """One message for one member of each of several groups."""
+
+    def __init__(self, groups: list[dict[Session, Copy]], expires: int) -> None:
+        self.groups = groups
+        self.expires = expires
+        self.fresh = True  # nobody has acknowledged anything since
+        self.present = {session for group in groups for session in group if session.connected}
+        self._taken: list[set[int]] = []  # for each copy received: the groups it may have been meant for
+
+    def take(self, session: Session, packet: Publish, now: int) -> Copy | None:
+        """The copy that *packet* is, if one more of this offer may go to *session*."""
+        fitting = {
+            at
+            for at, group in enumerate(self.groups)
+            if session in group and group[session].is_like(packet, session.version, now)
+        }
+        self._taken.append(fitting)
+        if fitting and next(self._unmet(), None) is not None:
+            return replace(self.groups[min(fitting)][session])  # of its own, as its groups may look alike
+        self._taken.pop()
+        return None
+
+    def met(self) -> bool:
+        return len(self._taken) == len(self.groups)
+
+    def explained(self) -> bool:
+        """For each group that has not had the message there is a member who may still hold it."""
+        return any(all(map(self._may_wait, groups)) for groups in self._unmet())
+
+    def _unmet(self) -> Iterator[list[dict[Session, Copy]]]:
+        """The groups that have not had it, for each way in which the copies received may be assigned."""
+        for order in permutations(range(len(self.groups))):
+            if all(at in fitting for at, fitting in zip(order, self._taken, strict=False)):
+                yield [self.groups[at] for at in order[len(self._taken) :]]
+
+    def _may_wait(self, group: dict[Session, Copy]) -> bool:
+        if self.fresh:  # a member that has room goes before those that would let it wait
+            return not any(session in self.present and _takes_now(session, copy) for session, copy in group.items())
+        return any(session.ended or not session.has_room() for session in group)
+
+
+def _takes_now(session: Session, copy: Copy) -> bool:
+    return session.has_room() or (session.connected and copy.qos == 0)
+
+
+class Model:
+    """A broker that lets each client have at most *window* messages unacknowledged."""
+
+    def __init__(self, window: int) -> None:
+        self.now = 0
+        self.sessions: dict[str, Session] = {}
+        self.offers: list[Offer] = []
+        self._window = window
+        self._retained: dict[bytes, tuple[Message, int]] = {}  # with the second of its expiry
+
+    # Connections.
+
+    def connect(
+        self,
+        name: str,
+        version: int,
+        clean: bool,
+        expiry: int,
+        window: int,
+        will: Message | None,
+        will_delay: int,
+    ) -> bool:
+        """CONNECT; whether a session was present."""
+        former = self.sessions.get(name)
+        if former is not None and former.connected:
+            self.lose(name)  # [MQTT-3.1.4-3]
+        former = self.sessions.get(name)
+        if former is not None and clean:
+            self._end([former])
+        present = name in self.sessions
+        session = self.sessions.setdefault(name, Session(name))
+        session.connected = True
+        session.version = version
+        session.window = min(window, self._window)
+        session.expiry = expiry
+        session.will, session.will_delay = will, will_delay
+        session.will_at = session.ends_at = FOREVER
+        session.again = list(session.sent)  # [MQTT-4.4.0-1]
+        return present
+
+    def disconnect(self, name: str, with_will: bool, expiry: int | None) -> None:
+        """DISCONNECT."""
+        session = self.sessions[name]
+        if not with_will:
+            session.will = None  # [MQTT-3.14.4-3]
+        if expiry is not None:
+            session.expiry = expiry
+        self.lose(name)
+
+    def lose(self, name: str) -> None:
+        """The connection is gone."""
+        session = self.sessions[name]
+        session.connected = False
+        session.replays = []
+        session.again = []
+        if session.expiry == 0:
+            self._end([session])
+            return
+        session.ends_at = self.now + session.expiry
+        if session.will is not None and session.will_delay == 0:
+            self._publish_will(session)
+        else:
+            session.will_at = self.now + session.will_delay
+
+    def pass_second(self) -> None:
+        """A second passes, and what is due at its end happens."""
+        self.now += 1
+        ending = [session for session in self.sessions.values() if session.ends_at == self.now]
+        for session in [session for session in self.sessions.values() if session.will_at == self.now]:
+            if session not in ending:
+                self._publish_will(session)
+        self._end(ending)
+
+    def _end(self, sessions: list[Session]) -> None:
+        """All at the same instant: until then each may be chosen for the will of another [MQTT-3.1.3-9]."""
+        for session in sessions:
+            session.subscriptions, subscriptions = {}, session.subscriptions
+            self._publish_will(session)
+            session.subscriptions = subscriptions
+        for session in sessions:
+            session.ended = True
+            del self.sessions[session.name]
+
+    def _publish_will(self, session: Session) -> None:
+        will, session.will = session.will, None
+        if will is not None:
+            self.publish(will)
+
+    # Subscriptions.
+
+    def subscribe(self, name: str, wanted: Wanted, identifier: int) -> int:
+        """One filter of a SUBSCRIBE; its code."""
+        session = self.sessions[name]
+        subscription = session.subscriptions.get(wanted.filter)
+        new = subscription is None
+        if subscription is None:
+            share, filter = b"", wanted.filter
+            if filter.startswith(SHARE):
+                share, filter = filter[len(SHARE) :].split(b"/", 1)
+            subscription = session.subscriptions[wanted.filter] = Subscription(filter, share, wanted, identifier)
+        subscription.wanted, subscription.identifier = wanted, identifier  # [MQTT-3.8.4-3]
+        if not subscription.share and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)):
+            topics = {topic for topic in self.retained() if matches(subscription.filter, topic)}
+            session.replays.append(Replay(subscription, topics))
+        return wanted.qos
+
+    def unsubscribe(self, name: str, filter: bytes) -> int:
+        """One filter of an UNSUBSCRIBE; its code. What waits already is still delivered."""
+        return 0x00 if self.sessions[name].subscriptions.pop(filter, None) else 0x11
+
+    def subscriptions(self) -> Iterator[tuple[Session, Subscription]]:
+        """All there are."""
+        for session in self.sessions.values():
+            for subscription in session.subscriptions.values():
+                yield session, subscription
+
+    def retained(self) -> dict[bytes, Message]:
+        """What is retained now, by topic."""
+        return {topic: message for topic, (message, expires) in self._retained.items() if expires > self.now}
+
+    # Messages.
+
+    def publish(self, message: Message) -> bool:
+        """A message comes in; False if nobody has subscribed to it."""
+        if message.retain:
+            self._retained.pop(message.topic, None)
+            if message.payload:  # [MQTT-3.3.1-6]
+                self._retained[message.topic] = (message, self.now + message.lifetime)
+        own: dict[Session, list[Subscription]] = {}
+        groups: dict[tuple[bytes, bytes], dict[Session, Copy]] = {}
+        for session, subscription in self.subscriptions():
+            if not matches(subscription.filter, message.topic):
+                continue
+            if subscription.share:
+                copy = subscription.copy(message, message.retain and subscription.wanted.retain_as_published, self.now)
+                groups.setdefault((subscription.share, subscription.filter), {})[session] = copy
+            else:
+                own.setdefault(session, []).append(subscription)
+        for session, subscriptions in own.items():
+            self._owe(session, subscriptions, message)
+        self._offer(list(groups.values()), message)
+        return bool(own or groups)
+
+    def _owe(self, session: Session, subscriptions: list[Subscription], message: Message) -> None:
+        """One copy for overlapping subscriptions, at the highest QoS, with all identifiers [MQTT-3.3.4-2]."""
+        if session.name == message.publisher:
+            subscriptions = [one for one in subscriptions if not one.wanted.no_local]  # [MQTT-3.8.3-3]
+        if not subscriptions:
+            return
+        qos = min(message.qos, max(one.wanted.qos for one in subscriptions))
+        retain = message.retain and any(one.wanted.retain_as_published for one in subscriptions)
+        identifiers = [identifier for one in subscriptions for identifier in one.identifiers()]
+        if session.connected or qos:  # QoS 0 does not wait for a session that is away
+            session.owed.append(Copy(message, qos, retain, identifiers, self.now + message.lifetime))
+
+    def _offer(self, groups: list[dict[Session, Copy]], message: Message) -> None:
+        able = [{session: copy for session, copy in group.items() if session.connected or copy.qos} for group in groups]
+        self.offers.append(Offer([group for group in able if group], self.now + message.lifetime))
+
+    # What a client received, and what it answers.
+
+    def receive(self, name: str, packet: Publish) -> None:
+        """The client received *packet*; AssertionError if it should not have."""
+        session = self.sessions[name]
+        if packet.dup:
+            due = next(packet_id for packet_id in session.again if not session.sent[packet_id].released)
+            assert packet.packet_id == due, f"resent out of order: {packet}"
+            copy = session.sent[due]
+            assert copy.is_like(packet, session.version, self.now), f"resent with changes: {packet}"
+            session.again.remove(due)
+            return
+        copy = self._take(session, packet)
+        if packet.qos:
+            assert packet.packet_id not in session.sent, f"the packet id is in use: {packet}"
+            assert not session.again, f"before all was resent: {packet}"
+            assert session.has_room(), f"over the receive maximum: {packet}"
+            session.sent[packet.packet_id] = copy
+
+    def receive_pubrel(self, name: str, packet_id: int) -> None:
+        """The client received a PUBREL that answers nothing: it must be one that is resent [MQTT-4.4.0-1]."""
+        session = self.sessions[name]
+        assert packet_id in session.again and session.sent[packet_id].released, f"PUBREL {packet_id}"
+        session.again.remove(packet_id)
+
+    def acknowledge(self, name: str, packet_id: int, refuse: bool) -> None:
+        """The client answers the last packet about *packet_id*; *refuse*: with an error [MQTT-4.3.3-5]."""
+        session = self.sessions[name]
+        copy = session.sent[packet_id]
+        if copy.qos == 2 and not copy.released and not refuse:
+            copy.released = True
+        else:
+            del session.sent[packet_id]
+
+    def _take(self, session: Session, packet: Publish) -> Copy:
+        """What it is that *session* received."""
+        for at, copy in enumerate(session.owed):
+            if copy.lives(self.now) and copy.is_like(packet, session.version, self.now):
+                overtaken = [
+                    other for other in session.owed[:at] if other.shares_stream(copy) and other.lives(self.now)
+                ]
+                assert not overtaken, f"overtook {overtaken[0].message}: {packet}"
+                return session.owed.pop(at)
+        for replay in session.replays:
+            message = self.retained().get(packet.topic)
+            if message is None or packet.topic in replay.seen or not matches(replay.subscription.filter, packet.topic):
+                continue
+            copy = replay.subscription.copy(message, True, self.now)
+            copy.expires = self._retained[packet.topic][1]
+            if copy.is_like(packet, session.version, self.now):
+                replay.seen.add(packet.topic)
+                replay.missing.discard(packet.topic)
+                return copy
+        for offer in self.offers:
+            taken = offer.take(session, packet, self.now)
+            if taken is not None:
+                return taken
+        raise AssertionError(f"{session.name} is not owed {packet}")
+
+    # Checks, when nothing happens any more. AssertionError if the broker kept back what it should have delivered.
+
+    def check_offers(self) -> None:
+        """Each offer was taken if somebody could; nobody may have acknowledged anything since it was made."""
+        self.offers = [offer for offer in self.offers if offer.expires > self.now and not offer.met()]
+        for offer in self.offers:
+            assert offer.explained(), f"no member received {offer.groups}"
+            offer.fresh = False
+
+    def check_settled(self) -> None:
+        """Everybody has what it can take."""
+        self.check_offers()
+        retained = self.retained()
+        for session in self.sessions.values():
+            session.owed = [copy for copy in session.owed if copy.lives(self.now)]
+            if not session.connected:
+                continue
+            at_once = [copy for copy in session.owed if copy.qos == 0 or session.has_room()]
+            assert not at_once, f"{session.name} did not receive {at_once}"
+            if session.has_room():
+                assert not session.again, f"{session.name} was not sent {session.again} again"
+                for replay in session.replays:
+                    late = replay.missing & retained.keys()
+                    assert not late, f"{session.name} did not receive what is retained for {late}"
+                session.replays = []

@@ -1,0 +1,110 @@
+# A stream puts packets together that arrive in pieces.
+import socket
+import tracemalloc
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.net.stream import Stream
+
+
+class Pair:
+    """A stream, and the socket of its peer."""
+
+    def __init__(self) -> None:
+        ours, self.peer = socket.socketpair()
+        ours.setblocking(False)
+        self.sock = ours
+        self.stream = Stream(ours, "test:0", Outbox(ours.fileno(), 100, 50, OutboundBudget(1000), deque()))
+
+    def arrive(self, data: bytes, size: int = 65536) -> int:
+        self.peer.send(data)
+        return self.stream.receive(size)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.peer.close()
+    pair.sock.close()
+
+
+def test_what_arrives_is_there_to_be_taken(pair: Pair) -> None:
+    """A whole packet would wait for nothing, or be copied."""
+    assert 5 == pair.arrive(b"whole")
+    assert (b"whole", 0, 5) == (pair.stream.input, pair.stream.position, pair.stream.left)
+
+
+def test_nothing_and_the_end_are_not_the_same(pair: Pair) -> None:
+    """A stream that is merely silent would be taken for one that ended."""
+    assert 0 == pair.stream.receive(10)
+    assert not pair.stream.finished
+    pair.peer.shutdown(socket.SHUT_WR)
+    assert 0 == pair.stream.receive(10)
+    assert pair.stream.finished
+
+
+def test_a_reset_is_an_error(pair: Pair) -> None:
+    """A reset would look like a polite end."""
+    pair.stream.sock.send(b"unread by the peer")
+    pair.peer.close()
+    with pytest.raises(OSError, match="reset"):
+        pair.stream.receive(10)
+
+
+def test_a_packet_is_put_together_when_it_is_whole(pair: Pair) -> None:
+    """Each piece of a large packet would have all before it copied."""
+    stream = pair.stream
+    pair.arrive(b"taken123")
+    stream.position = 5
+    stream.left = 3
+    stream.needs = 9
+    pair.arrive(b"456")
+    assert b"" == stream.input  # the pieces are kept apart
+    assert 6 == stream.left
+    pair.arrive(b"789next")
+
+    assert b"123456789next" == stream.input[stream.position :]
+    assert 13 == stream.left
+
+
+def test_a_packet_that_comes_byte_by_byte_costs_about_its_bytes(pair: Pair) -> None:
+    """A client that sends single bytes would have us hold fifty times as many."""
+    pair.stream.needs = 10**6
+    pair.arrive(b"x")
+    pair.stream.left = 1
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            pair.arrive(b"x")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert 5001 == pair.stream.left
+    assert held < 4 * 5000
+
+
+def test_forgotten_input_is_gone(pair: Pair) -> None:
+    """A connection that is being closed would hold what nobody will read."""
+    pair.stream.needs = 100
+    pair.arrive(b"half")
+    pair.arrive(b"more")
+    pair.stream.forget_input()
+    assert (b"", 0, 0) == (pair.stream.input, pair.stream.position, pair.stream.left)
+    pair.stream.needs = 0
+    pair.arrive(b"next")
+
+    assert b"next" == pair.stream.input
+
+
+def test_a_full_kernel_takes_nothing_and_says_so(pair: Pair) -> None:
+    """A slow peer would be an error instead of a wait."""
+    while pair.stream.transmit(bytes(65536)):
+        pass
+    pair.peer.recv(65536)
+
+    assert pair.stream.transmit(b"x") == 1

@@ -1,0 +1,180 @@
+import pytest
+
+from broker.mqtt.packets import V5, Publish
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.routing.shared import SharedGroup
+from broker.session.message import NEVER, Message
+from tests.routing.party import Party
+from tests.session.receiver import NOW, message
+
+
+def group(party: Party) -> SharedGroup:
+    (shared,) = party.routes.find(b"t").shared
+    return shared
+
+
+def chosen(party: Party, qos: int) -> str | None:
+    member = group(party).choose(qos)
+    return None if member is None else member.session.client_id
+
+
+def make_slow(party: Party, name: str) -> None:
+    """*name* has a connection that is over its high watermark."""
+    party.client(name).connect(V5, high=10).offer(message(b"x" * 20))
+
+
+def fill_window(party: Party, name: str) -> None:
+    """*name* does not acknowledge what it has."""
+    party.client(name).connect(V5, window=1).offer(message(b"", 1))
+
+
+def three(*, expiry: int = 0, pending: int = 1000) -> Party:
+    party = Party()
+    for name in "abc":
+        party.client(name, expiry=expiry, pending=pending)
+        party.subscribe(name, b"t", share=b"g")
+    return party
+
+
+def test_members_take_turns() -> None:
+    """One member would do all the work, or all of them the same work [MQTT-4.8.2-4]."""
+    party = three()
+
+    assert [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}] == [party.publish(b"t") for _ in range(4)]
+
+
+def test_each_share_name_and_filter_is_a_group_of_its_own() -> None:
+    """Groups would take each other's messages [MQTT-4.8.2-4]."""
+    party = Party()
+    for share in (b"g", b"h"):
+        for filter in (b"t", b"+"):
+            for name in ("a", "b"):
+                party.subscribe(f"{name}{share!r}{filter!r}", filter, share=share)
+    party.subscribe("plain", b"t")
+
+    assert 5 == len(party.publish(b"t"))
+    assert (1, 5, 4) == party.routes.statistics()
+
+
+@pytest.mark.parametrize("filter", [b"t", b"+", b"t/#"])
+def test_members_come_and_go_without_a_gap(filter: bytes) -> None:
+    """A message would go to a member that left, to nobody, or not to the first that came."""
+    party = Party()
+    assert {} == party.publish(b"t")
+    party.subscribe("a", filter, share=b"g")
+    assert {"a": 1} == party.publish(b"t")
+    route = party.routes.find(b"t")
+    party.subscribe("b", filter, share=b"g")
+    assert route is party.routes.find(b"t")
+    assert {"b": 1} == party.publish(b"t")
+
+    party.unsubscribe("b", b"$share/g/" + filter)
+    assert [{"a": 1}] * 2 == [party.publish(b"t") for _ in range(2)]
+    party.unsubscribe("a", b"$share/g/" + filter)
+    assert {} == party.publish(b"t")
+    assert (1, 0, 0) == party.routes.statistics()
+
+
+def test_a_client_with_both_kinds_of_subscription_gets_both_copies() -> None:
+    """A shared subscription would be merged with the client's own (4.8.2)."""
+    party = Party()
+    party.subscribe("a", b"t", share=b"g")
+    party.subscribe("a", b"t")
+
+    assert {"a": 2} == party.publish(b"t")
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_slow_member_is_passed_over(qos: int) -> None:
+    """A slow member would cost the group its messages, or their time."""
+    party = three()
+    make_slow(party, "b")
+
+    assert ["a", "c", "a", "c"] == [chosen(party, qos) for _ in range(4)]
+
+
+def test_a_full_window_waits_only_where_all_are_full() -> None:
+    """A member that does not acknowledge would hold messages that another could have."""
+    party = three()
+    fill_window(party, "a")
+    fill_window(party, "b")
+    assert ["c", "c"] == [chosen(party, 1) for _ in range(2)]
+
+    fill_window(party, "c")
+
+    assert ["a", "b", "c", "a"] == [chosen(party, 1) for _ in range(4)]
+
+
+def test_qos_0_needs_no_place_in_a_window() -> None:
+    """A member that could take a message at once would be passed over, and the message dropped."""
+    party = three()
+    for name in "abc":
+        fill_window(party, name)
+
+    assert ["a", "b", "c"] == [chosen(party, 0) for _ in range(3)]
+
+
+def test_a_member_that_would_refuse_is_passed_over() -> None:
+    """A message would be dropped at a member whose list is full while another has room."""
+    party = three(pending=1)
+    for name in "ab":
+        make_slow(party, name)
+    make_slow(party, "c")
+    party.client("a").offer(message(b"", 1))
+
+    assert ["b", "c", "b"] == [chosen(party, 1) for _ in range(3)]
+    party.client("b").offer(message(b"", 1))
+    party.client("c").offer(message(b"", 1))
+    assert chosen(party, 1) is None
+
+
+def test_a_connected_member_is_preferred_to_one_that_is_away() -> None:
+    """Messages would wait for days although somebody is there."""
+    party = three(expiry=60)
+    make_slow(party, "b")
+    for name in "ac":
+        party.client(name).session.detach()
+    assert ["b", "b"] == [chosen(party, 1) for _ in range(2)]
+
+    party.client("b").session.detach()
+
+    assert ["c", "a", "b"] == [chosen(party, 1) for _ in range(3)]
+
+
+def test_qos_0_does_not_wait_for_a_member() -> None:
+    """QoS 0 would be queued for a group, or be given to a member that drops it while it counts as delivered."""
+    party = three(expiry=60)
+    make_slow(party, "b")
+    for name in "ac":
+        party.client(name).session.detach()
+
+    assert chosen(party, 0) is None
+    assert not group(party).deliver(message(b"", 0), NOW)
+
+
+def test_a_member_that_leaves_for_good_gets_nothing() -> None:
+    """A client's own will would go to the session that ends with it, and be lost."""
+    party = three()
+    party.client("b").session.detach()
+
+    assert ["a", "c", "a"] == [chosen(party, 1) for _ in range(3)]
+    party.client("a").session.detach()
+    party.client("c").session.detach()
+    assert chosen(party, 1) is None
+
+
+def test_a_message_is_delivered_as_its_member_subscribed() -> None:
+    """A member would get another QoS than was granted, or not learn by which subscription."""
+    party = Party()
+    party.subscribe("a", b"t", 1, share=b"g", identifier=9)
+    party.subscribe("b", b"t", 2, share=b"g", as_published=True)
+    party.subscribe("c", b"t", 2, share=b"g")
+    sent = Message(b"t", b"payload", 2, True, b"", NEVER)
+
+    assert all(group(party).deliver(sent, NOW) for _ in range(3))
+
+    assert [
+        Publish(b"t", b"payload", 1, False, False, 1, {SUBSCRIPTION_IDENTIFIER: [9]}),
+        Publish(b"t", b"payload", 2, True, False, 1),
+        Publish(b"t", b"payload", 2, False, False, 1),
+    ] == [packet for name in "abc" for packet in party.client(name).take()]

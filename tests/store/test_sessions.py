@@ -1,0 +1,43 @@
+# What every store of sessions does.
+from broker.metrics.counters import Counters
+from broker.session.session import Session, SessionLimits
+from broker.store.sessions import MemorySessions, SessionStore
+
+
+def session(client_id: str) -> Session:
+    return Session(client_id, SessionLimits(inflight=1, pending=1, queue=1, queue_bytes=1), Counters())
+
+
+def claimed(store: SessionStore, client_id: str) -> Session | None:
+    answers: list[Session | None] = []
+    store.claim(client_id, answers.append)
+    (answer,) = answers
+    return answer
+
+
+def test_a_session_is_found_until_it_is_forgotten() -> None:
+    """A client would not get its session back, or get one that ended [MQTT-3.1.4-3]."""
+    store = MemorySessions()
+    one, two = session("one"), session("two")
+    store.keep(one)
+    store.keep(two)
+    assert (one, two, None) == (claimed(store, "one"), claimed(store, "two"), claimed(store, "three"))
+    assert (2, [one, two]) == (store.count(), list(store.sessions()))
+
+    store.forget(one)
+    store.forget(one)
+
+    assert (None, two) == (claimed(store, "one"), claimed(store, "two"))
+    assert (1, [two]) == (store.count(), list(store.sessions()))
+
+
+def test_the_end_of_a_former_session_leaves_the_new_one() -> None:
+    """A client that started clean would lose its new session when the old one is cleared away."""
+    store = MemorySessions()
+    former, new = session("one"), session("one")
+    store.keep(former)
+    store.keep(new)
+
+    store.forget(former)
+
+    assert (new, 1) == (claimed(store, "one"), store.count())
