@@ -80,12 +80,15 @@ class Limits:
     outbound_topic_aliases: int = number(32, most=65535)  # we set, where a client allows as many
     session_expiry: float = duration(7 * 86400.0, most=4_294_967_295.0)  # the longest; 3.x gets it for clean session 0
     keep_alive: int = number(0, most=65535)  # seconds; 0 = as the client asks, else the longest it may ask for
+    sessions: int = number(1_000_000, least=1)  # connected or away; each costs about a KiB and its queue
     client_id_bytes: int = number(1024, least=23, most=65535)  # 23 must be allowed [MQTT-3.1.3-5]
-    topic_levels: int = number(128, least=1, most=32768)  # deeper than any scheme in use; bounds the work of one match
+    topic_levels: int = number(32, least=1, most=32768)  # deeper than any scheme in use; bounds the work of one match
+    topic_bytes: int = size(4 * KIB, least=1, most=65535)  # of a topic or a filter; the wire allows 65 535
     subscriptions: int = number(10_000, least=1)  # per session; each costs memory and matching
     pending: int = number(1000)  # QoS 1 and 2 that wait for a connected slow reader; 0 = none waits
     queue: int = number(10_000)  # messages that wait for a session that is away; then the oldest go
     queue_bytes: int = size(64 * MIB)  # the same in bytes, so that 10 000 large messages cost no gigabytes
+    queue_budget: int = size(0)  # bytes that wait in all sessions together; 0 = a quarter of the memory limit
     qos: int = number(2, most=2)  # the highest that may be published or granted
     retain: bool = flag(True)
 

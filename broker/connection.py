@@ -4,7 +4,6 @@ from typing import Final
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.routing.retained import RetainedScan
-from broker.session.message import Message
 from broker.session.session import Session, Subscription
 
 GRACE: Final = 1.5  # times the keep alive a client may be silent [MQTT-3.1.2-22]
@@ -16,7 +15,7 @@ class Replay:
     def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
         self.subscription = subscription
         self.scan = scan
-        self.page: list[Message] = []
+        self.page: list[bytes] = []  # topics found, the next one last
 
 
 class Connection(Stream):

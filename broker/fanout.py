@@ -13,6 +13,7 @@ from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
+from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.run import Run
 from broker.session.session import Session
@@ -21,35 +22,61 @@ PAGE: Final = 512  # receivers served between two looks at the clock
 
 
 class FanOut:
-    """What is left of one publish. The groups are those of its route when it began."""
+    """What is left of one publish. It goes to those who were receivers of its route when it began, and have not left.
+
+    A group keeps the places of its receivers, so a position in it stays right; who comes is behind the end.
+    """
 
     def __init__(
-        self, route: Route, message: Message | None, run: Run | None, publisher: Session | None, answer: bytes
+        self,
+        route: Route,
+        message: Message | None,
+        run: Run | None,
+        publisher: Session | None,
+        answer: bytes,
+        counters: Counters,
     ) -> None:
-        self.groups: list[Group] = list(route.groups)
         self.message = message
         self.run = run
         self.publisher = publisher
         self.answer = answer
         self.connection: Connection | None = None
+        self._counters = counters
+        self._groups: list[Group] = list(route.groups)
+        self._ends = [len(group.sessions) for group in self._groups]
         self._group = 0
         self._receiver = 0
+        self._shared: list[SharedGroup] = list(route.shared)
+        self._messages: list[Message] = []  # for shared groups: each message has a receiver of its own
+        if self._shared:
+            self._messages = run.messages(b"") if run is not None else [message] if message is not None else []
 
     def step(self, now: float) -> bool:
         """Serve the next page; false when there is none."""
-        if self._group >= len(self.groups):
-            return False
-        group = self.groups[self._group]
-        stop = min(self._receiver + PAGE, len(group.sessions))
+        room = PAGE
+        while room > 0 and self._shared:
+            group = self._shared.pop()
+            for message in self._messages:
+                share(group, message, self._counters, now)
+            room -= len(self._messages)
+        while room > 0 and self._group < len(self._groups):
+            room -= self._serve(self._groups[self._group], self._ends[self._group], room, now)
+        return room < PAGE
+
+    def _serve(self, group: Group, end: int, room: int, now: float) -> int:
+        """Serve up to *room* further receivers of *group*; how many it were."""
+        start = self._receiver
+        stop = min(start + room, end)
         if self.run is not None:
-            group.deliver_run(self.run, self._receiver, stop, self.publisher, now)
+            group.deliver_run(self.run, start, stop, self.publisher, now)
         elif self.message is not None:
-            group.deliver(self.message, self._receiver, stop, self.publisher, now)
-        self._receiver = stop
-        if stop == len(group.sessions):
+            group.deliver(self.message, start, stop, self.publisher, now)
+        if stop == end:
             self._group += 1
             self._receiver = 0
-        return True
+        else:
+            self._receiver = stop
+        return stop - start
 
 
 class Deliveries:
@@ -71,11 +98,11 @@ class Deliveries:
         now: float,
     ) -> None:
         """Deliver *message*, then write *answer* to *connection*."""
-        if route.shared:
-            self._share(route, message, now)
         if route.receivers > PAGE:
-            self._begin(FanOut(route, message, None, publisher, answer), connection)
+            self._begin(FanOut(route, message, None, publisher, answer, self._counters), connection)
             return
+        for shared in route.shared:
+            share(shared, message, self._counters, now)
         for group in route.groups:
             group.deliver(message, 0, len(group.sessions), publisher, now)
         if answer and connection is not None:
@@ -84,13 +111,14 @@ class Deliveries:
 
     def deliver_run(self, route: Route, run: Run, connection: Connection, now: float) -> None:
         """Deliver a run of QoS 0 packets."""
-        if route.shared:
-            for message in run.messages(b""):
-                self._share(route, message, now)
         publisher = connection.session
         if route.receivers > PAGE:
-            self._begin(FanOut(route, None, run, publisher, b""), connection)
+            self._begin(FanOut(route, None, run, publisher, b"", self._counters), connection)
             return
+        if route.shared:
+            for message in run.messages(b""):
+                for shared in route.shared:
+                    share(shared, message, self._counters, now)
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
 
@@ -104,6 +132,10 @@ class Deliveries:
             if not unfinished[0].step(now):
                 self._end(unfinished.popleft())
         return False
+
+    def give_up(self) -> Connection | None:
+        """Forget the publish that is worked on; the connection that it came from."""
+        return self.unfinished.popleft().connection if self.unfinished else None
 
     def _begin(self, fanout: FanOut, connection: Connection | None) -> None:
         fanout.connection = connection
@@ -119,8 +151,8 @@ class Deliveries:
                 connection.outbox.write(fanout.answer)
             self._reactor.release(connection)
 
-    def _share(self, route: Route, message: Message, now: float) -> None:
-        """One member of each group gets *message*."""
-        for group in route.shared:
-            if not group.deliver(message, now):
-                self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
+
+def share(group: SharedGroup, message: Message, counters: Counters, now: float) -> None:
+    """One member of *group* gets *message*."""
+    if not group.deliver(message, now):
+        counters.dropped(DropReason.NO_SHARED_MEMBER, 1)

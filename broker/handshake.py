@@ -30,6 +30,7 @@ RETURN_CODES: Final = {
     CloseReason.SERVER_UNAVAILABLE: 3,
     CloseReason.SERVER_BUSY: 3,
     CloseReason.CONNECTION_LIMIT: 3,
+    CloseReason.SESSION_LIMIT: 3,
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,
     CloseReason.NOT_AUTHORIZED: 5,
@@ -61,6 +62,8 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
             return CloseReason.RETAIN_NOT_SUPPORTED  # [MQTT-3.2.2-13]
         if packet.will.topic.startswith(RESERVED):
             return CloseReason.NOT_AUTHORIZED
+        if len(packet.will.topic) > limits.topic_bytes:
+            return CloseReason.TOPIC_NAME_INVALID
         if packet.will.topic.count(b"/") >= limits.topic_levels:  # when it has to be published, nobody could be told
             return CloseReason.TOPIC_NAME_INVALID
     return None

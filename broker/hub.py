@@ -5,6 +5,7 @@
 # traffic, are read here in place, without a packet object; everything else goes through decode().
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Final, cast
 
 from broker.connection import Connection
@@ -42,6 +43,7 @@ from broker.session.session import Session
 from broker.session.will import expires_at, forwardable
 from broker.subscribing import Subscribing
 
+CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
 PINGRESP: Final = b"\xd0\x00"
 RUN: Final = 0x30  # the first byte of a QoS 0 PUBLISH without flags
 SUCCESS: Final = 0x00
@@ -59,6 +61,7 @@ class Hub(Service):
         deliveries: Deliveries,
         reactor: Reactor,
         counters: Counters,
+        clock: Callable[[], float],
         *,
         packet_bytes: int,
         receive_maximum: int,
@@ -73,6 +76,7 @@ class Hub(Service):
         self._deliveries = deliveries
         self._reactor = reactor
         self._counters = counters
+        self._clock = clock
         self._packet_bytes = packet_bytes
         self._receive_maximum = receive_maximum
         self._alias_maximum = alias_maximum
@@ -90,7 +94,9 @@ class Hub(Service):
             return self._take_packets(connection, quantum, now)
         except ProtocolError as error:
             self._reception.reject(connection, error, now)
-            return quantum
+        except Exception as error:  # our mistake: it costs this connection and not the worker
+            self._reception.failed(connection, error, now)
+        return quantum
 
     def drained(self, stream: Stream, now: float) -> None:
         connection = cast(Connection, stream)
@@ -109,10 +115,14 @@ class Hub(Service):
         return self._reception.tick(now)
 
     def work(self, until: float) -> bool:
-        if not self._deliveries.unfinished and not self._subscribing.replaying:
+        if not self._deliveries.unfinished and not self._subscribing.busy():
             return False
-        left = self._deliveries.work(until)
-        return self._subscribing.replay(until) or left
+        try:
+            left = self._deliveries.work(until)
+        except Exception as error:  # our mistake: it costs this publish and not the worker
+            self._reception.failed(self._deliveries.give_up(), error, self._clock())
+            left = True
+        return self._subscribing.work(until) or left
 
     def out_of_descriptors(self) -> None:
         self._reception.out_of_descriptors()
@@ -127,6 +137,7 @@ class Hub(Service):
         spent = 0
         packets = 0
         connection.needs = 0
+        limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
         while spent < quantum and position < end and not connection.held:
             if position + 2 > end:
                 connection.needs = 2
@@ -141,7 +152,7 @@ class Hub(Service):
                     connection.needs = end - position + 1
                     break
             stop = body + length
-            if stop - position > self._packet_bytes:
+            if stop - position > limit:
                 raise ProtocolError(CloseReason.PACKET_TOO_LARGE, f"{stop - position} bytes")  # [MQTT-3.2.2-15]
             if stop > end:
                 check_first_byte(first, connection.version)
@@ -153,6 +164,7 @@ class Hub(Service):
                 position = stop
                 connection.position = stop
                 packets += 1
+                limit = self._packet_bytes
                 if connection.state != OPEN:
                     break
                 continue
@@ -176,6 +188,9 @@ class Hub(Service):
         self._counters.packets_received += packets
         if connection.state == OPEN:
             connection.left = end - position
+            if position == end:  # an idle connection holds no input
+                connection.input = b""
+                connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]
             if connection.outbox.stuffed() and not connection.held:
@@ -252,9 +267,9 @@ class Hub(Service):
             length = data[position + 1]
             body = position + 2
             if length > 127:
-                length, body = read_length(data, position + 1, end, connection.version)
-                if length < 0:
+                if position + 5 > end:
                     break
+                length, body = _long_length(data, position + 1)
             stop = body + length
             after = body + len(named)
             if stop > end or after + skip > stop or stop - position > self._packet_bytes:
@@ -312,11 +327,13 @@ class Hub(Service):
             self._answer(connection, qos, identifier, NOT_AUTHORIZED)
             return PUBLISH_COST
         if qos == 2:
-            if not session.receive(identifier[0] << 8 | identifier[1]):
+            packet_id = identifier[0] << 8 | identifier[1]
+            if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
                 self._answer(connection, qos, identifier, SUCCESS)
                 return PUBLISH_COST
-            if connection.version == V5 and session.unreleased() > self._receive_maximum:
-                raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-9]
+            if connection.version == V5 and session.unreleased() >= self._receive_maximum:
+                raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
+            session.receive(packet_id)
         if message.retain:
             self.keep(message, now)
         if not route.receivers:
@@ -407,10 +424,26 @@ class Hub(Service):
         elif isinstance(packet, Connect):
             raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
         elif isinstance(packet, Auth):
-            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.0-6]
+            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.0-7]
         else:
             raise protocol_error(f"packet type {first >> 4} from a client")
         return ANSWER_COST
+
+
+def _long_length(data: bytes, position: int) -> tuple[int, int]:
+    """A length of two to four bytes, and the position after it, if the bytes are one; else a length that fits nowhere.
+
+    For looking ahead: what is wrong is told when its turn comes, after all that lies before it.
+    """
+    length = data[position] & 0x7F
+    shift = 7
+    for at in range(position + 1, position + 4):
+        byte = data[at]
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (length, at + 1) if byte else (len(data), at)
+        shift += 7
+    return len(data), position
 
 
 def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:

@@ -14,10 +14,8 @@ class CloseReason(Enum):
     PEER_RESET = ("peer_reset", 0x00)
     CONNECT_TIMEOUT = ("connect_timeout", 0x00)  # before CONNECT a server may only close [MQTT-3.1.4-1]
     NOT_MQTT = ("not_mqtt", 0x00)  # the first packet is no CONNECT [MQTT-3.1.0-1]
-    UNSPECIFIED_ERROR = ("unspecified_error", 0x80)
     MALFORMED_PACKET = ("malformed_packet", 0x81)
     PROTOCOL_ERROR = ("protocol_error", 0x82)
-    UNEXPECTED_PACKET = ("unexpected_packet", 0x82)
     INTERNAL_ERROR = ("internal_error", 0x83)
     UNSUPPORTED_VERSION = ("unsupported_protocol_version", 0x84)
     CLIENT_ID_INVALID = ("client_identifier_not_valid", 0x85)
@@ -35,6 +33,8 @@ class CloseReason(Enum):
     TOPIC_ALIAS_INVALID = ("topic_alias_invalid", 0x94)
     PACKET_TOO_LARGE = ("packet_too_large", 0x95)
     CONNECTION_LIMIT = ("connection_limit", 0x97)
+    SESSION_LIMIT = ("session_limit", 0x97)  # too many sessions; those who have one may come
+    QUOTA_EXCEEDED = ("quota_exceeded", 0x97)
     SLOW_CONSUMER = ("slow_consumer", 0x97)
     OUTBOUND_BUDGET = (
         "outbound_budget",
@@ -59,7 +59,6 @@ class DropReason(Enum):
     TOO_LARGE = "too_large"  # larger than the receiver's maximum packet size [MQTT-3.1.2-25]
     SESSION_ENDED = "session_ended"  # it waited for a session that ended
     NO_SHARED_MEMBER = "no_shared_member"  # no member of a shared subscription could take it
-    OUTBOUND_BUDGET = "outbound_budget"  # the worker's outbound bytes are used up
     NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from broker.config import Delivery, Limits
-from broker.connection import GRACE, Connection
+from broker.connection import GRACE, Connection, Replay
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.handshake import Terms, accept, agree, examine, refuse
 from broker.metrics.counters import Counters
@@ -21,7 +21,7 @@ from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.reasons import CloseReason, ProtocolError
 from broker.session.message import Message
-from broker.session.session import Session, SessionLimits
+from broker.session.session import QueueBudget, Session, SessionLimits
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 from broker.subscribing import Subscribing
@@ -29,7 +29,7 @@ from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Ti
 
 REFUSABLE: Final = 256  # connections beyond the limit that are still told so by a CONNACK
 DUE: Final = 50  # timers served in one go: each may end a session
-WITH_WILL: Final = 0x04
+NORMAL: Final = 0x00  # the only end of a client's that takes its will back
 
 
 class Log(Protocol):
@@ -49,6 +49,7 @@ class Reception:
         limits: Limits,
         delivery: Delivery,
         budget: OutboundBudget,
+        queue_budget: QueueBudget,
         connections: int,
         new_client_id: Callable[[], str],
     ) -> None:
@@ -63,13 +64,18 @@ class Reception:
         self._log = log
         self._limits = limits
         self._session_limits = SessionLimits(
-            inflight=limits.inflight, pending=limits.pending, queue=limits.queue, queue_bytes=limits.queue_bytes
+            inflight=limits.inflight,
+            pending=limits.pending,
+            queue=limits.queue,
+            queue_bytes=limits.queue_bytes,
+            budget=queue_budget,
         )
         self._delivery = delivery
         self._budget = budget
         self._most = connections
         self._new_client_id = new_client_id
         self._open = 0  # sockets
+        self._unreplayed: dict[Session, list[Replay]] = {}  # retained messages owed to sessions that are away
         self._stopping = False
 
     # Coming.
@@ -118,6 +124,9 @@ class Reception:
         if connection.state != OPEN:
             return
         self._reactor.release(connection)
+        if found is None and self._store.count() >= self._limits.sessions:
+            self._refuse(connection, CloseReason.SESSION_LIMIT, "", now)
+            return
         if found is not None and found.outbox is not None:
             former = self._reactor.stream_of(found.outbox)
             if former is not None:
@@ -132,9 +141,9 @@ class Reception:
         else:
             session = found
             present = True
+        connack = encode(accept(packet, terms, present, assigned, self._limits), packet.version)
         self._begin(connection, session, packet, terms, now)
-        connack = accept(packet, terms, present, assigned, self._limits)
-        connection.outbox.write(encode(connack, packet.version))
+        connection.outbox.write(connack)
         self._counters.answers_sent += 1
         self._counters.connects_accepted += 1
         self.connected += 1
@@ -147,9 +156,11 @@ class Reception:
             keep_alive=terms.keep_alive,
         )
         session.resume(now)
+        self._subscribing.go_on(connection)
 
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
         connection.session = session
+        connection.replays = self._unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE
         self._timers.cancel(connection.timer, connection)
@@ -172,7 +183,7 @@ class Reception:
             if session.expiry == 0 and expiry != 0:
                 raise ProtocolError(CloseReason.PROTOCOL_ERROR, "session expiry set in DISCONNECT only")  # 3.14.2.2.2
             session.expiry = min(expiry, int(self._limits.session_expiry))
-        if packet.code != WITH_WILL:
+        if packet.code == NORMAL:
             session.will = None  # [MQTT-3.14.4-3]
         self._leave(connection, CloseReason.CLIENT_DISCONNECTED, "", now)
         self._reactor.close(connection, now)
@@ -193,6 +204,13 @@ class Reception:
             self._counters.answers_sent += 1
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)
+
+    def failed(self, connection: Connection | None, error: Exception, now: float) -> None:
+        """Our own code failed on what *connection* sent: its session's connection ends, everything else goes on."""
+        self._counters.internal_errors += 1
+        self._log.warning("internal_error", exc_info=error)
+        if connection is not None:
+            self.close(connection, CloseReason.INTERNAL_ERROR, now)
 
     def reject(self, connection: Connection, error: ProtocolError, now: float) -> None:
         """The client broke MQTT [MQTT-4.13.1-1]."""
@@ -233,6 +251,8 @@ class Reception:
         if session is None:
             return
         self.connected -= 1
+        if connection.replays is not None and session.expiry:
+            self._unreplayed[session] = connection.replays
         connection.session = None
         connection.replays = None
         session.detach()
@@ -253,6 +273,7 @@ class Reception:
             self._publish_will(session, now)  # [MQTT-3.1.2-8]
         self._timers.cancel(session.expiry_timer, session)
         self._timers.cancel(session.will_timer, session)
+        self._unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
         session.end()
         self._store.forget(session)
@@ -268,16 +289,22 @@ class Reception:
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""
         for kind, whom in self._timers.pop_due(now, DUE):
-            if kind == KEEP_ALIVE:
-                self._check_keep_alive(cast(Connection, whom), now)
-            elif kind == CONNECT_DEADLINE:
-                self.close(cast(Connection, whom), CloseReason.CONNECT_TIMEOUT, now)
-            elif kind == SESSION_EXPIRY:
-                self.expired += 1
-                self._end(cast(Session, whom), now)
-            elif kind == WILL:
-                self._publish_will(cast(Session, whom), now)
+            try:
+                self._fire(kind, whom, now)
+            except Exception as error:
+                self.failed(None, error, now)
         return self._timers.next_due(now)
+
+    def _fire(self, kind: int, whom: object, now: float) -> None:
+        if kind == KEEP_ALIVE:
+            self._check_keep_alive(cast(Connection, whom), now)
+        elif kind == CONNECT_DEADLINE:
+            self.close(cast(Connection, whom), CloseReason.CONNECT_TIMEOUT, now)
+        elif kind == SESSION_EXPIRY:
+            self.expired += 1
+            self._end(cast(Session, whom), now)
+        elif kind == WILL:
+            self._publish_will(cast(Session, whom), now)
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
         silent_since = now if connection.held else connection.heard  # we caused the silence of those we hold

@@ -16,11 +16,12 @@ from broker.mqtt.packets import V5, SubAck, Subscribe, UnsubAck, Unsubscribe, Wa
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
-from broker.reasons import ProtocolError
+from broker.reasons import CloseReason, ProtocolError
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
 
+WITHDRAWN: Final = 100  # subscriptions removed between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 
@@ -42,7 +43,8 @@ class Subscribing:
         self._counters = counters
         self._clock = clock
         self._limits = limits
-        self.replaying: deque[Connection] = deque()
+        self._replaying: deque[Connection] = deque()
+        self._withdrawing: deque[Session] = deque()
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
         """Take the filters one after the other, and answer [MQTT-3.8.4-1] to [MQTT-3.8.4-6]."""
@@ -57,17 +59,16 @@ class Subscribing:
         for wanted in packet.filters:
             code, replay = self._subscribe_one(session, wanted, identifiers, now)
             codes.append(FAILURE_3 if code >= 0x80 and connection.version != V5 else code)
+            if code >= 0x80:
+                self._counters.subscribes_refused += 1
             if replay is not None:
                 replays.append(replay)
         self._counters.subscribes += len(codes)
-        self._counters.answers_sent += 1
-        connection.outbox.write(encode(SubAck(packet.packet_id, codes), connection.version))
-        if replays:
-            if connection.replays is None:
-                connection.replays = replays
-            else:
-                connection.replays.extend(replays)
-            self.go_on(connection)
+        self._answer(connection, session, SubAck(packet.packet_id, codes))
+        for replay in replays:
+            self._drop_replay(connection, replay.subscription)  # asked again: from the beginning
+            connection.replays = [*(connection.replays or []), replay]
+        self.go_on(connection)
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         """Remove each filter that is there, and answer [MQTT-3.10.4-1] to [MQTT-3.10.4-6]."""
@@ -78,16 +79,17 @@ class Subscribing:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
             else:
                 self._routes.remove(subscription)
+                self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
                 codes.append(0)
         self._counters.unsubscribes += len(codes)
-        self._counters.answers_sent += 1
-        connection.outbox.write(encode(UnsubAck(packet.packet_id, codes), connection.version))
+        self._answer(connection, session, UnsubAck(packet.packet_id, codes))
 
     def withdraw(self, session: Session) -> None:
-        """*session* ends: remove all its subscriptions."""
-        for subscription in session.subscriptions.values():
-            self._routes.remove(subscription)
-        session.subscriptions.clear()
+        """*session* has ended: remove all its subscriptions, many of them in pages."""
+        if len(session.subscriptions) > WITHDRAWN:
+            self._withdrawing.append(session)
+        else:
+            self._withdraw_page(session)
 
     def go_on(self, connection: Connection) -> None:
         """*connection* may take more of the retained messages it waits for."""
@@ -95,11 +97,20 @@ class Subscribing:
             session = connection.session
             if session is not None and session.ready():
                 connection.replaying = True
-                self.replaying.append(connection)
+                self._replaying.append(connection)
 
-    def replay(self, until: float) -> bool:
-        """Deliver retained messages until the time *until*; true if some are left that can be delivered now."""
-        replaying = self.replaying
+    def busy(self) -> bool:
+        """There is something for `work()`."""
+        return bool(self._replaying or self._withdrawing)
+
+    def work(self, until: float) -> bool:
+        """Go on with what is unfinished until the time *until*; true if something is left that can go on now."""
+        while self._withdrawing:
+            if self._clock() >= until:
+                return True
+            if self._withdraw_page(self._withdrawing[0]):
+                self._withdrawing.popleft()
+        replaying = self._replaying
         while replaying:
             now = self._clock()
             if now >= until:
@@ -110,6 +121,23 @@ class Subscribing:
             else:
                 connection.replaying = False
         return False
+
+    def _answer(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> None:
+        encoded = encode(packet, connection.version)
+        if session.maximum_packet and len(encoded) > session.maximum_packet:
+            raise ProtocolError(CloseReason.PACKET_TOO_LARGE, "the answer would be larger than the client takes")
+        self._counters.answers_sent += 1
+        connection.outbox.write(encoded)
+
+    def _withdraw_page(self, session: Session) -> bool:
+        """Remove up to WITHDRAWN subscriptions; true if none is left."""
+        for _ in range(min(WITHDRAWN, len(session.subscriptions))):
+            self._routes.remove(session.subscriptions.popitem()[1])
+        return not session.subscriptions
+
+    def _drop_replay(self, connection: Connection, subscription: Subscription) -> None:
+        if connection.replays is not None:
+            connection.replays = [r for r in connection.replays if r.subscription is not subscription] or None
 
     def _subscribe_one(
         self, session: Session, wanted: Wanted, identifiers: bytes, now: float
@@ -126,11 +154,11 @@ class Subscribing:
                 return TOPIC_FILTER_INVALID, None
             if len(session.subscriptions) >= self._limits.subscriptions:
                 return QUOTA_EXCEEDED, None
-            if filter.count(b"/") >= self._limits.topic_levels:
-                return TOPIC_FILTER_INVALID, None
             shared = split_share(filter)
             if shared is not None:
                 share, filter = shared
+            if filter.count(b"/") >= self._limits.topic_levels or len(filter) > self._limits.topic_bytes:
+                return TOPIC_FILTER_INVALID, None
             subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
         subscription.qos = min(wanted.qos, self._limits.qos)
         subscription.no_local = wanted.no_local
@@ -155,14 +183,13 @@ class Subscribing:
         replay = replays[0]
         subscription = replay.subscription
         if not replay.page:
-            replay.page = replay.scan.step(PAGE, LEVELS)
+            replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS)]
             replay.page.reverse()
+            connection.debt += len(replay.page) + 1  # paid by what it wants served next
         while replay.page and session.ready():
-            message = replay.page.pop()
-            session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
+            message = self._retained.get(replay.page.pop(), now)  # as it is now: it may have waited long
+            if message is not None:
+                session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
         if not replay.page and replay.scan.done:
-            del replays[0]
-            if not replays:
-                connection.replays = None
-                return False
-        return session.ready()
+            self._drop_replay(connection, subscription)
+        return connection.replays is not None and session.ready()

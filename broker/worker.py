@@ -23,16 +23,17 @@ from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.net.collector import Collector
 from broker.net.listeners import ListenError, listen
 from broker.net.reactor import Reactor
-from broker.reception import Reception
+from broker.reception import REFUSABLE, Reception
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
+from broker.session.session import QueueBudget
 from broker.store.sessions import MemorySessions
 from broker.subscribing import Subscribing
 from broker.timers import Timers
 from broker.version import VERSION, form
 
-OWN_DESCRIPTORS: Final = 64  # for listeners, epolls, logs and what Python opens
+OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
@@ -53,12 +54,15 @@ class Worker:
         self.collector = Collector()
         memory = memory_limit()
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
-        self.routes = Routes(config.routes.topics, config.routes.bytes, config.limits.topic_levels)
+        self.routes = Routes(
+            config.routes.topics, config.routes.bytes, config.limits.topic_levels, config.limits.topic_bytes
+        )
         self.retained = Retained(config.retained.messages, config.retained.bytes)
         self.store = MemorySessions()
         self.reactor = Reactor(
             clock,
             self.collector,
+            self.budget,
             stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=memory // INPUT_BUDGET_SHARE,
         )
@@ -74,6 +78,7 @@ class Worker:
             config.limits,
             config.delivery,
             self.budget,
+            QueueBudget(config.limits.queue_budget or memory // 4),
             connections,
             partial(_new_client_id, "weir-"),
         )
@@ -85,6 +90,7 @@ class Worker:
             self.deliveries,
             self.reactor,
             self.counters,
+            clock,
             packet_bytes=config.limits.packet_bytes,
             receive_maximum=config.limits.receive_maximum,
             alias_maximum=config.limits.topic_alias_maximum,
@@ -169,7 +175,9 @@ class Worker:
 
 def run(config: Config) -> int:
     """Serve in the foreground until SIGTERM or SIGINT; the exit code. StartError: nothing was started."""
-    connections = config.limits.connections or raise_descriptor_limit() - OWN_DESCRIPTORS
+    connections = raise_descriptor_limit() - OWN_DESCRIPTORS
+    if 0 < config.limits.connections < connections:
+        connections = config.limits.connections
     try:
         listeners = listen(config.listeners.tcp, config.delivery)
     except ListenError as error:

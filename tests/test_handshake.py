@@ -127,12 +127,13 @@ def test_what_no_state_of_the_broker_would_allow_is_refused() -> None:
 
 def test_a_will_that_could_not_be_published_is_refused() -> None:
     """A client would learn nothing of it, as it is gone when its will is due."""
-    limits = Limits(topic_levels=3)
+    limits = Limits(topic_levels=3, topic_bytes=10)
 
     def verdict(topic: bytes) -> CloseReason | None:
         return examine(Connect(V5, "client", will=Will(topic, b"")), limits)
 
     assert (None, CloseReason.TOPIC_NAME_INVALID) == (verdict(b"a/b/c"), verdict(b"a/b/c/d"))
+    assert (None, CloseReason.TOPIC_NAME_INVALID) == (verdict(b"x" * 10), verdict(b"x" * 11))
     assert (None, CloseReason.NOT_AUTHORIZED) == (verdict(b"$SYSTEM/x"), verdict(b"$SYS/x"))
 
 

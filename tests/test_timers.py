@@ -105,6 +105,25 @@ def test_cancelled_timers_of_next_week_cost_no_memory() -> None:
     assert [(WILL, "near")] == wheel.pop_due(6.0, 10)
 
 
+def test_timers_keep_their_order_when_cancelled_ones_are_cleared_away() -> None:
+    """A deadline would hide behind a later one."""
+    wheel = Timers()
+    for second in range(50, 0, -1):
+        wheel.set(float(second), WILL, second)
+    for second in range(2 * STALE):
+        wheel.cancel(wheel.set(1000.0 + second, WILL, "cancelled"), "cancelled")
+
+    assert [[(WILL, second)] for second in range(1, 51)] == [wheel.pop_due(n + 1.2, 100) for n in range(50)]
+
+
+def test_a_time_that_was_served_can_be_set_again() -> None:
+    """A deadline that is set late for a time whose timers have fired would never come."""
+    wheel = Timers()
+    for _ in range(2):
+        wheel.set(5.0, WILL, "a")
+        assert [(WILL, "a")] == wheel.pop_due(6.0, 10)
+
+
 @pytest.mark.parametrize("when", [0.0, -5.0, 99.95])
 def test_a_time_that_has_passed_is_due_at_once(when: float) -> None:
     """A deadline that is set too late would never come."""

@@ -9,6 +9,9 @@ from collections import deque
 from typing import Final
 
 GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice what it takes at the default low-at mark
+LEAST: Final = 16 * 1024  # bytes anybody may be owed, however full the budget is
+MANY: Final = 1024  # chunks
+SMALL: Final = 64  # bytes
 STUFFED: Final = 256 * 1024  # room above the high watermark for what answers the client itself
 
 
@@ -51,7 +54,15 @@ class Outbox:
 
     def stuffed(self) -> bool:
         """It owes so much that its client must not be read either, or the answers would pile up."""
-        return self.size > self.high + STUFFED
+        size = self.size
+        if size <= LEAST:
+            return False
+        chunks = self._chunks
+        if len(chunks) > MANY and size < len(chunks) * SMALL:  # answers: each costs ten times its bytes as an object
+            chunks[:] = [b"".join(chunks)]
+        return size > self.high + STUFFED or (
+            not self.writable and size > (self._budget.limit - self._budget.used) >> 1
+        )
 
     def gather(self) -> bytes | memoryview:
         """The next bytes to send, at most about GATHER of them; say how many went with `sent()`."""

@@ -26,9 +26,11 @@ class Counters:
         self.connects_accepted = 0
         self.connects_refused = 0
         self.closed_by_reason = dict.fromkeys([reason.label for reason in CloseReason], 0)
+        self.internal_errors = 0  # our own mistakes
         self.protocol_errors = dict.fromkeys([reason.label for reason in CloseReason], 0)
         # Per request.
         self.subscribes = 0  # filters, not packets
+        self.subscribes_refused = 0  # filters that are none, or one too many
         self.unsubscribes = 0
         self.retained_set = 0
         self.retained_deleted = 0

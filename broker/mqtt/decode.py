@@ -45,6 +45,8 @@ from broker.mqtt.properties import AUTHENTICATION_METHOD, TOPIC_ALIAS, decode_pr
 from broker.mqtt.topics import SHARE_PREFIX, check_topic, check_utf8
 from broker.reasons import CloseReason, ProtocolError
 
+FILTERS: Final = 1024  # of one SUBSCRIBE or UNSUBSCRIBE
+
 
 def decode(first: int, data: bytes, start: int, stop: int, version: int) -> Packet:
     """The packet whose first byte is *first* and whose body, all after the fixed header, is data[start:stop].
@@ -167,12 +169,19 @@ def _decode_subscribe(data: bytes, start: int, stop: int, version: int) -> Subsc
         raise protocol_error("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
     filters: list[Wanted] = []
     while position < stop:
+        _check_count(len(filters))
         filter, position = _decode_filter(data, position, stop)
         if position == stop:
             raise malformed("topic filter without options")
         filters.append(_decode_wanted(filter, data[position], version))
         position += 1
     return Subscribe(packet_id, filters, properties)
+
+
+def _check_count(filters: int) -> None:
+    """One packet is one piece of work, so what it may ask for is bounded."""
+    if filters >= FILTERS:
+        raise ProtocolError(CloseReason.QUOTA_EXCEEDED, f"more than {FILTERS} topic filters in a packet")
 
 
 def _decode_filter(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
@@ -215,6 +224,7 @@ def _decode_unsubscribe(data: bytes, start: int, stop: int, version: int) -> Uns
         raise protocol_error("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
     filters: list[bytes] = []
     while position < stop:
+        _check_count(len(filters))
         filter, position = _decode_filter(data, position, stop)
         filters.append(filter)
     return Unsubscribe(packet_id, filters, properties)

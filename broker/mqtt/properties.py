@@ -112,6 +112,9 @@ PROPERTIES: Final[dict[int, tuple[int, frozenset[int]]]] = {
 }
 
 
+USER_PROPERTIES: Final = 1024  # of one packet: it is one piece of work, so what it may hold is bounded
+
+
 def decode_properties(data: bytes, start: int, stop: int, packet_type: int) -> tuple[Properties, int]:
     """The section of properties that begins with its length at *start*, and the position after it.
 
@@ -179,7 +182,10 @@ def _decode_pair(data: bytes, position: int, end: int, properties: Properties) -
     """A user property; it may occur often, and keeps its order [MQTT-3.3.2-18]."""
     name, position = read_string(data, position, end)  # [MQTT-1.5.7-1]
     value, position = read_string(data, position, end)
-    cast(list[tuple[str, str]], properties.setdefault(USER_PROPERTY, [])).append((name, value))
+    pairs = cast(list[tuple[str, str]], properties.setdefault(USER_PROPERTY, []))
+    if len(pairs) >= USER_PROPERTIES:
+        raise ProtocolError(CloseReason.QUOTA_EXCEEDED, f"more than {USER_PROPERTIES} user properties")
+    pairs.append((name, value))
     return position
 
 

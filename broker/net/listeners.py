@@ -6,6 +6,10 @@ from typing import Final
 
 from broker.config import Delivery, Tcp
 
+# A peer that vanished without a word is found by the kernel's probes: after two minutes at most.
+SILENT: Final = 60  # seconds
+PROBE_EVERY: Final = 15  # seconds
+PROBES: Final = 4
 SECOND: Final = 1000  # milliseconds
 
 
@@ -46,6 +50,10 @@ def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, delivery.notsent_lowat)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(delivery.user_timeout * SECOND))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for those whose keep alive is 0
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     listener.setblocking(False)
     try:
         listener.bind(address)

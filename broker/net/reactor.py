@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.delivery.outbox import Outbox
+from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.collector import Collector
 from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream
 from broker.overload.quantum import Quantum
@@ -31,6 +31,7 @@ WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon
 ACCEPTS: Final = 64  # connections taken at once from one listener
 EVENTS: Final = 512
 OUT_OF_DESCRIPTORS: Final = 0.1  # seconds until accepting is tried again
+OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LARGE_READ: Final = 64 * 1024
 SMALL_READ: Final = 4 * 1024
 
@@ -85,7 +86,13 @@ class LoopStatistics:
 
 class Reactor:
     def __init__(
-        self, clock: Callable[[], float], collector: Collector, *, stall_timeout: float, input_budget: int
+        self,
+        clock: Callable[[], float],
+        collector: Collector,
+        budget: OutboundBudget,
+        *,
+        stall_timeout: float,
+        input_budget: int,
     ) -> None:
         self.dirty: deque[Outbox] = deque()
         self.statistics = LoopStatistics()
@@ -94,6 +101,7 @@ class Reactor:
         self.service: Service = Service()  # set when the worker is composed
         self._clock = clock
         self._collector = collector
+        self._budget = budget
         self._epoll = select.epoll()
         self._streams: list[Stream | None] = []
         self._listeners: dict[int, socket.socket] = {}
@@ -219,7 +227,9 @@ class Reactor:
                 seen += len(events)
                 self._take(events, now)
             now = self._serve(now)
-            more = self.service.work(now + SERVE)
+            more = self.service.work(min(now + SERVE, deadline - SERVE / 2))
+            if more:
+                now = self._clock()  # it used its time up, perhaps without anything to flush
             now = self._flush(now, deadline)
             if now >= deadline:
                 break
@@ -233,6 +243,8 @@ class Reactor:
                 break
         self._seen += seen
         due = self.service.tick(now)
+        if self._budget.used > self._budget.limit:
+            self._shed(now)
         if self._closing or self._blocked or self._accept_again:
             due = min(due, self._housekeeping(now))
         spent = now - began - waited
@@ -293,11 +305,11 @@ class Reactor:
         for _ in range(ACCEPTS):
             try:
                 sock, peer = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
+                if error.errno not in OUT_OF_RESOURCES:
+                    continue  # the connection broke before we took it (accept(2), "Error handling")
                 self.service.out_of_descriptors()
                 self._accept_again = now + OUT_OF_DESCRIPTORS
                 for fd in self._listeners:
@@ -444,11 +456,20 @@ class Reactor:
                 if stream.state == LINGERING:
                     self.destroy(stream)
                 else:
-                    self._mute(stream)
+                    self._mute(stream)  # it has said all it will, and has not taken all yet
         except BlockingIOError:
             pass
         except OSError:
             self.destroy(stream)
+
+    def _shed(self, now: float) -> None:
+        """The worker owes more than it may: the reader that is owed the most, of those who do not take it, goes."""
+        largest: Stream | None = None
+        for stream in self._blocked:
+            if largest is None or stream.outbox.size > largest.outbox.size:
+                largest = stream
+        if largest is not None:
+            self.service.lost(largest, CloseReason.OUTBOUND_BUDGET, now)
 
     def _housekeeping(self, now: float) -> float:
         """Ends what lingers or stalls too long, and tries again to accept; the time of the next such thing."""
@@ -465,6 +486,9 @@ class Reactor:
                 due = min(due, self._accept_again)
         if now - self._stalls_checked >= 1.0:
             self._stalls_checked = now
-            for stream in [s for s in self._blocked if now - s.stalled_at >= self._stall_timeout]:
-                self.service.lost(stream, CloseReason.SLOW_CONSUMER, now)
+            for stream in list(self._blocked):
+                if stream.took_something():
+                    stream.stalled_at = now
+                elif now - stream.stalled_at >= self._stall_timeout:
+                    self.service.lost(stream, CloseReason.SLOW_CONSUMER, now)
         return due

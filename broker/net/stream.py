@@ -2,10 +2,15 @@
 #
 # The reactor fills `input` and the service above takes packets out of it, from `position` on. A packet that is
 # not complete yet says how many bytes it `needs`, so that a large one is put together once and not at every recv.
+import fcntl
 import socket
+import sys
+import termios
 from typing import Final
 
 from broker.delivery.outbox import Outbox
+
+SIOCOUTQ: Final = termios.TIOCOUTQ  # its name for sockets: bytes sent and not acknowledged (tcp(7))
 
 OPEN: Final = 0
 CLOSING: Final = 1  # what it is owed still leaves, nothing more is read as MQTT
@@ -31,7 +36,8 @@ class Stream:
         self.muted = False  # we do not ask the kernel for input
         self.finished = False  # the peer has sent all it will
         self.debt = 0  # units it used beyond its quantum
-        self.stalled_at = 0.0  # when its reader last took a byte, if it is blocked
+        self.stalled_at = 0.0  # when its reader was last seen to take a byte, if it is blocked
+        self.untaken = 0  # bytes that the kernel held for it then
         self._parts: bytearray | None = None  # of a packet that is not whole; a list would cost 40 bytes for each byte
 
     def receive(self, size: int) -> int:
@@ -65,6 +71,13 @@ class Stream:
         self.position = 0
         self.left = 0
         self._parts = None
+
+    def took_something(self) -> bool:
+        """Whether its reader acknowledged bytes since this was last asked."""
+        untaken = int.from_bytes(fcntl.ioctl(self.fd, SIOCOUTQ, bytes(4)), sys.byteorder)
+        less = untaken < self.untaken
+        self.untaken = untaken
+        return less
 
     def transmit(self, data: bytes | memoryview) -> int:
         """Give *data* to the kernel; how many bytes it took. OSError: reset."""

@@ -130,6 +130,23 @@ def is_wildcard(filter: bytes) -> bool:
     return ANY_LEVEL in filter or ANY_LEVELS in filter
 
 
+def matches(filter: bytes, topic: bytes) -> bool:
+    """Whether *filter* matches *topic*; O(levels)."""
+    if filter == topic:
+        return True
+    if topic.startswith(b"$") and filter.startswith((ANY_LEVEL, ANY_LEVELS)):  # [MQTT-4.7.2-1]
+        return False
+    wanted = filter.split(b"/")
+    levels = topic.split(b"/")
+    if wanted[-1] == ANY_LEVELS:
+        wanted.pop()
+        if len(levels) < len(wanted):
+            return False
+    elif len(levels) != len(wanted):
+        return False
+    return all(name in (ANY_LEVEL, level) for name, level in zip(wanted, levels, strict=False))
+
+
 def first_level(name: bytes) -> bytes:
     """The first level of a topic or filter; empty when it begins with "/"."""
     end = name.find(b"/")

@@ -15,6 +15,7 @@ from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
 from broker.routing.levels import Level, LevelTree
 from broker.session.message import Message
 
+LEVEL_BYTES: Final = 150  # what one level of a topic costs in the tree, about
 EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bounds what it costs
 
 
@@ -26,7 +27,11 @@ class RetainedStatistics:
 
 
 class Retained:
-    """At most *messages* messages of together at most *bytes* bytes (the sum of Message.size)."""
+    """At most *messages* messages of together at most *bytes* bytes.
+
+    Each counts with its Message.size and with LEVEL_BYTES for each level of its topic: the levels that topics share
+    are there only once, and that is what other topics may use.
+    """
 
     _messages: dict[bytes, Message]
 

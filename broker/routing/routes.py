@@ -3,16 +3,19 @@
 # A Route is made when a topic is first published to: the topic is checked, all filters are matched, overlapping
 # subscriptions of a session are merged, and the receivers are grouped by what makes their packets differ. After
 # that a publish costs one dict lookup. What a change of subscriptions does to the routes that exist:
-# - a new exact filter is added to its topic's route in place; one that goes drops that route;
+# - an exact filter that comes or goes patches its topic's route, at the same cost with twenty receivers as with
+#   twenty thousand; only if the session has, or may have, an overlapping filter is that route dropped;
 # - a wildcard filter bumps the epoch of its first level, so only routes below it are made again;
 # - only a filter that begins with a wildcard bumps the epoch of all.
 # Epochs are kept in a fixed table by hash: a collision makes a route once more than needed, nothing else.
 # Why no route per (publisher, topic)? Authorisation is the only thing that would depend on the publisher.
+from itertools import islice
 from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.filters import FilterIndex, first_level, is_wildcard
+from broker.routing.overlapping import EVERYONE, SELF, Kind, audience, merged, overlaps
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.run import Run
@@ -20,23 +23,79 @@ from broker.session.session import Session, Subscription
 
 EPOCHS: Final = 4096
 ENTRY_BYTES: Final = 400  # what a route costs beside its topic, about
+GROUP_BYTES: Final = 400  # a group with its list, and its place in a dict of many groups
+RECEIVER_BYTES: Final = 9  # a pointer, in a list that grows by an eighth
+PLACE_BYTES: Final = 110  # an entry of the dict that finds a receiver in a large group
+EVICTED: Final = 1024  # routes dropped in one go when there are too many; half a millisecond
 
-EVERYONE: Final = 0
-OTHERS: Final = 1  # not the publisher itself: no local [MQTT-3.8.3-3]
-SELF: Final = 2  # the publisher alone: what is left of overlapping subscriptions of which some are no local
+FEW_GROUPS: Final = 8  # so many are looked through; more have a dict
+FEW_RECEIVERS: Final = 64  # the same
+
+# Units of cost for delivering one message, beside one for each receiver:
+IDENTIFIERS_PRICE: Final = 5  # a group with subscription identifiers: its packets are made anew for each message
+SHARED_PRICE: Final = 8  # a shared group: some members are looked at, see there
 
 RESERVED: Final = b"$SYS/"  # topics that only the broker publishes to
 
 
 class Group:
-    """Receivers of one topic whose packets differ at most in version and packet id."""
+    """Receivers of one topic whose packets differ at most in version and packet id.
+
+    A receiver that leaves leaves a hole, so that a fan-out under way keeps its place; a group with more holes than
+    receivers is replaced by another object.
+    """
 
     def __init__(self, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> None:
         self.qos = qos
         self.retain_as_published = retain_as_published
         self.identifiers = identifiers
         self.audience = audience
-        self.sessions: list[Session] = []
+        self.sessions: list[Session | None] = []
+        self.holes = 0
+        self.size = GROUP_BYTES  # bytes, about
+        self.place = 0  # among the groups of its route
+        self._places: dict[Session, int] | None = None  # made when the first receiver leaves a large group
+
+    def add(self, session: Session) -> None:
+        """Add a receiver, which must not be there."""
+        if self._places is not None:
+            self._places[session] = len(self.sessions)
+            self.size += PLACE_BYTES
+        self.sessions.append(session)
+        self.size += RECEIVER_BYTES
+
+    def remove(self, session: Session) -> None:
+        """Remove a receiver, which must be there. O(1), but for the first of a large group."""
+        sessions = self.sessions
+        places = self._places
+        if places is None and len(sessions) > FEW_RECEIVERS:
+            places = self._places = {}
+            for at in range(len(sessions)):
+                present = sessions[at]
+                if present is not None:
+                    places[present] = at
+            self.size += PLACE_BYTES * len(sessions)
+        sessions[sessions.index(session) if places is None else places.pop(session)] = None
+        self.holes += 1
+
+    def compacted(self) -> "Group":
+        """The same group without holes."""
+        group = Group(self.qos, self.retain_as_published, self.identifiers, self.audience)
+        group.place = self.place
+        group.sessions = [session for session in self.sessions if session is not None]
+        group.size += RECEIVER_BYTES * len(group.sessions)
+        return group
+
+    def kind(self) -> Kind:
+        return self.qos, self.retain_as_published, self.identifiers, self.audience
+
+    def fits(self, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> bool:
+        return (
+            self.qos == qos
+            and self.retain_as_published == retain_as_published
+            and self.audience == audience
+            and self.identifiers == identifiers
+        )
 
     def deliver(self, message: Message, start: int, stop: int, publisher: Session | None, now: float) -> None:
         """Offer *message* to the receivers start..stop."""
@@ -45,13 +104,10 @@ class Group:
         if qos != message.qos or retain != message.retain or self.identifiers:
             message = message.variant(qos, retain, self.identifiers)
         sessions = self.sessions
-        if self.audience == EVERYONE:
-            for i in range(start, stop):
-                sessions[i].offer(message, now)
-            return
+        audience = self.audience
         for i in range(start, stop):
             session = sessions[i]
-            if (session is publisher) == (self.audience == SELF):
+            if session is not None and (audience == EVERYONE or (session is publisher) == (audience == SELF)):
                 session.offer(message, now)
 
     def deliver_run(self, run: Run, start: int, stop: int, publisher: Session | None, now: float) -> None:
@@ -60,7 +116,7 @@ class Group:
         audience = self.audience
         for i in range(start, stop):
             session = sessions[i]
-            if audience == EVERYONE or (session is publisher) == (audience == SELF):
+            if session is not None and (audience == EVERYONE or (session is publisher) == (audience == SELF)):
                 session.offer_run(run, self.identifiers, now)
 
 
@@ -70,26 +126,94 @@ class Route:
         self.groups: list[Group] = []
         self.shared: list[SharedGroup] = []
         self.receivers = 0
+        self.price = 0  # units of cost for delivering one message
+        self.size = len(topic) + ENTRY_BYTES  # bytes, about
         self.reserved = topic.startswith(RESERVED)
         self.slot = slot
         self.epoch = epoch
         self.era = era
+        self._latest: Group | None = None  # the group that was added to: often the right one again
+        self._kinds: dict[Kind, Group] | None = None  # when there are many groups
 
     def add(self, session: Session, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> None:
-        """Put *session* into the group it belongs to."""
+        """Put *session* into the group it belongs to. O(1)."""
+        group = self._latest
+        if group is None or not group.fits(qos, retain_as_published, identifiers, audience):
+            group = self._find(qos, retain_as_published, identifiers, audience)
+            if group is None:
+                group = self._make(qos, retain_as_published, identifiers, audience)
+            self._latest = group
+        before = group.size
+        group.add(session)
+        self.size += group.size - before
         self.receivers += 1
+        self.price += 1
+
+    def remove(self, session: Session, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> None:
+        """Take *session* out of its group. O(1) amortised. KeyError if there is no such group."""
+        group = self._find(qos, retain_as_published, identifiers, audience)
+        if group is None:
+            raise KeyError(session.client_id)
+        before = group.size
+        group.remove(session)
+        self.receivers -= 1
+        self.price -= 1
+        self.size += group.size - before
+        if group.holes == len(group.sessions):
+            self._forget(group)
+        elif group.holes * 2 > len(group.sessions):
+            self._replace(group, group.compacted())
+
+    def share(self, group: SharedGroup) -> None:
+        """One member of *group* is a receiver."""
+        self.shared.append(group)
+        self.receivers += 1
+        self.price += 1 + SHARED_PRICE
+        self.size += RECEIVER_BYTES
+
+    def unshare(self, group: SharedGroup) -> None:
+        self.shared.remove(group)
+        self.receivers -= 1
+        self.price -= 1 + SHARED_PRICE
+        self.size -= RECEIVER_BYTES
+
+    def _find(self, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> Group | None:
+        if self._kinds is not None:
+            return self._kinds.get((qos, retain_as_published, identifiers, audience))
         for group in self.groups:
-            if (
-                group.qos == qos
-                and group.retain_as_published == retain_as_published
-                and group.audience == audience
-                and group.identifiers == identifiers
-            ):
-                group.sessions.append(session)
-                return
+            if group.fits(qos, retain_as_published, identifiers, audience):
+                return group
+        return None
+
+    def _make(self, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> Group:
         group = Group(qos, retain_as_published, identifiers, audience)
-        group.sessions.append(session)
+        group.place = len(self.groups)
         self.groups.append(group)
+        if self._kinds is not None:
+            self._kinds[group.kind()] = group
+        elif len(self.groups) > FEW_GROUPS:
+            self._kinds = {each.kind(): each for each in self.groups}
+        self.size += group.size
+        self.price += IDENTIFIERS_PRICE if identifiers else 0
+        return group
+
+    def _replace(self, group: Group, successor: Group) -> None:
+        self.groups[group.place] = successor
+        if self._kinds is not None:
+            self._kinds[group.kind()] = successor
+        self._latest = None
+        self.size += successor.size - group.size
+
+    def _forget(self, group: Group) -> None:
+        last = self.groups.pop()
+        if last is not group:  # the last one takes its place: the order of groups means nothing
+            last.place = group.place
+            self.groups[last.place] = last
+        if self._kinds is not None:
+            del self._kinds[group.kind()]
+        self._latest = None
+        self.size -= group.size
+        self.price -= IDENTIFIERS_PRICE if group.identifiers else 0
 
 
 class Routes:
@@ -98,11 +222,12 @@ class Routes:
     A topic of more than *levels* levels is refused: they bound what a match costs.
     """
 
-    def __init__(self, topics: int, size: int, levels: int) -> None:
+    def __init__(self, topics: int, size: int, levels: int, topic_bytes: int) -> None:
         self.index = FilterIndex()
         self._topics = topics
         self._limit = size
         self._levels = levels
+        self._topic_bytes = topic_bytes
         self._size = 0
         self._routes: dict[bytes, Route] = {}
         self._shared: dict[tuple[bytes, bytes], SharedGroup] = {}
@@ -117,48 +242,92 @@ class Routes:
         return self._make(topic)
 
     def add(self, subscription: Subscription) -> None:
-        """A session has subscribed."""
+        """A session has subscribed. Its `subscriptions` hold the new one."""
         filter = subscription.filter
         if subscription.share:
-            key = (subscription.share, filter)
-            group = self._shared.get(key)
-            if group is None:
-                group = self._shared[key] = SharedGroup(subscription.share, filter)
-                self.index.add(filter, group)
-                self._changed(filter)
-            group.members.append(subscription)
+            self._join(subscription)
             return
         self.index.add(filter, subscription)
-        route = self._routes.get(filter)
-        session = subscription.session
-        if route is not None and len(session.subscriptions) == 1:
-            audience = OTHERS if subscription.no_local else EVERYONE
-            route.add(session, subscription.qos, subscription.retain_as_published, subscription.identifiers, audience)
-        else:
+        route = self._current(filter)
+        if route is None or overlaps(subscription):
             self._changed(filter)
+            return
+        before = route.size
+        _add_one(route, subscription)
+        self._size += route.size - before
+        self._keep_bounds()
 
     def changed(self, subscription: Subscription) -> None:
         """The options of a subscription are others now."""
-        self._changed(subscription.filter)
+        if subscription.share:  # a route does not know them
+            self._shared[subscription.share, subscription.filter].join(subscription)
+        else:
+            self._changed(subscription.filter)
 
     def remove(self, subscription: Subscription) -> None:
-        """A session has unsubscribed, or ended."""
+        """A session has unsubscribed, or ended. Its `subscriptions` do not hold this one any more."""
         filter = subscription.filter
         if subscription.share:
-            key = (subscription.share, filter)
-            group = self._shared[key]
-            group.members.remove(subscription)
-            if group.members:
-                return
-            del self._shared[key]
-            self.index.remove(filter, group)
-        else:
-            self.index.remove(filter, subscription)
-        self._changed(filter)
+            self._leave(subscription)
+            return
+        self.index.remove(filter, subscription)
+        route = self._current(filter)
+        if route is None or overlaps(subscription):
+            self._changed(filter)
+            return
+        before = route.size
+        route.remove(
+            subscription.session,
+            subscription.qos,
+            subscription.retain_as_published,
+            subscription.identifiers,
+            audience(subscription),
+        )
+        self._size += route.size - before
+        self._keep_bounds()
 
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups)."""
         return len(self._routes), self.index.subscribers(), len(self._shared)
+
+    def _join(self, subscription: Subscription) -> None:
+        filter = subscription.filter
+        key = (subscription.share, filter)
+        group = self._shared.get(key)
+        if group is None:
+            group = self._shared[key] = SharedGroup(subscription.share, filter)
+            self.index.add(filter, group)
+            route = self._current(filter)
+            if route is None:
+                self._changed(filter)
+            else:
+                route.share(group)
+                self._size += RECEIVER_BYTES
+                self._keep_bounds()
+        group.join(subscription)
+
+    def _leave(self, subscription: Subscription) -> None:
+        filter = subscription.filter
+        key = (subscription.share, filter)
+        group = self._shared[key]
+        group.leave(subscription)
+        if len(group):
+            return
+        del self._shared[key]
+        self.index.remove(filter, group)
+        route = self._current(filter)
+        if route is None:
+            self._changed(filter)
+        else:
+            route.unshare(group)
+            self._size -= RECEIVER_BYTES
+
+    def _current(self, topic: bytes) -> Route | None:
+        """The route of *topic* if it is there and up to date."""
+        route = self._routes.get(topic)
+        if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
+            return route
+        return None
 
     def _changed(self, filter: bytes) -> None:
         if not is_wildcard(filter):
@@ -171,53 +340,73 @@ class Routes:
             self._epochs[hash(first) % EPOCHS] += 1
 
     def _drop(self, topic: bytes) -> None:
-        if self._routes.pop(topic, None) is not None:
-            self._size -= len(topic) + ENTRY_BYTES
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            self._size -= route.size
 
     def _make(self, topic: bytes) -> Route:
         check_topic(topic)
         if topic.count(b"/") >= self._levels:
             raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._levels} levels")
+        if len(topic) > self._topic_bytes:
+            raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._topic_bytes} bytes")
         self._drop(topic)
         slot = hash(first_level(topic)) % EPOCHS
         route = Route(topic, slot, self._epochs[slot], self._era)
-        found: dict[Session, list[Subscription]] = {}
+        subscriptions: list[Subscription] = []
         for subscriber in self.index.match(topic):
             if isinstance(subscriber, SharedGroup):
-                route.shared.append(subscriber)
-                route.receivers += 1
-                continue
-            subscription = cast(Subscription, subscriber)
-            same = found.get(subscription.session)
-            if same is None:
-                found[subscription.session] = [subscription]
+                route.share(subscriber)
             else:
-                same.append(subscription)
-        for session, subscriptions in found.items():
-            _merge(route, session, subscriptions)
-        self._size += len(topic) + ENTRY_BYTES
-        self._routes[topic] = route
-        while self._size > self._limit or len(self._routes) > self._topics:  # the oldest goes first
-            self._drop(next(iter(self._routes)))
+                subscriptions.append(cast(Subscription, subscriber))
+        # They come filter by filter, and a session has each filter once: with one filter there is nothing to merge.
+        if subscriptions and subscriptions[0].filter == subscriptions[-1].filter:
+            for subscription in subscriptions:
+                _add_one(route, subscription)
+        else:
+            _add_merged(route, subscriptions)
+        if route.size <= self._limit >> 1:  # or it would have all others made again, too
+            self._size += route.size
+            self._routes[topic] = route
+            self._keep_bounds()
         return route
 
+    def _keep_bounds(self) -> None:
+        """Drop the oldest routes, some more than needed: each search for the oldest passes all that went before."""
+        while self._size > self._limit or len(self._routes) > self._topics:
+            size = self._limit - (self._limit >> 4)
+            topics = self._topics - (self._topics >> 4)
+            for topic in list(islice(self._routes, EVICTED)):
+                if self._size <= size and len(self._routes) <= topics:
+                    break
+                self._drop(topic)
 
-def _merge(route: Route, session: Session, subscriptions: list[Subscription]) -> None:
-    """Overlapping subscriptions: one copy, at the highest QoS, with all identifiers [MQTT-3.3.4-2], [MQTT-3.3.5-1]."""
-    foreign = [s for s in subscriptions if not s.no_local]
-    if foreign and len(foreign) < len(subscriptions):
-        _add(route, session, foreign, SELF)
-        _add(route, session, subscriptions, OTHERS)
-    else:
-        _add(route, session, subscriptions, EVERYONE if foreign else OTHERS)
+
+def _add_one(route: Route, subscription: Subscription) -> None:
+    route.add(
+        subscription.session,
+        subscription.qos,
+        subscription.retain_as_published,
+        subscription.identifiers,
+        audience(subscription),
+    )
 
 
-def _add(route: Route, session: Session, subscriptions: list[Subscription], audience: int) -> None:
-    qos = 0
-    retain_as_published = False
-    identifiers = b""
+def _add_merged(route: Route, subscriptions: list[Subscription]) -> None:
+    """Add *subscriptions*, those of the same session as one."""
+    alone: dict[Session, Subscription] = {}
+    several: dict[Session, list[Subscription]] = {}
     for subscription in subscriptions:
-        qos = max(qos, subscription.qos)
-        retain_as_published = retain_as_published or subscription.retain_as_published
-        identifiers += subscription.identifiers
-    route.add(session, qos, retain_as_published, identifiers, audience)
+        session = subscription.session
+        same = several.get(session)
+        if same is not None:
+            same.append(subscription)
+        elif session in alone:
+            several[session] = [alone.pop(session), subscription]
+        else:
+            alone[session] = subscription
+    for subscription in alone.values():
+        _add_one(route, subscription)
+    for session, same in several.items():
+        for qos, retain_as_published, identifiers, whom in merged(same):
+            route.add(session, qos, retain_as_published, identifiers, whom)

@@ -2,39 +2,102 @@
 #
 # Members take turns. One that could take the message at once is preferred to one that would let it wait, and
 # one that has a connection to one that is away; so a slow member costs the group nothing while another is quick.
+#
+# A group may have ten thousand members, most of them slow or away, and nobody tells us when that changes. So each
+# member is in the ring of what it was when it was last looked at. Whoever is found to be something else moves to
+# that ring, and with every message a few of the slow and of the absent are looked at again: who is back waits for
+# its turn at most as many messages as there are such members, divided by those few. Nothing looks at all of them,
+# so with more than LOOKS members that are not quick, "preferred" means: among those looked at.
+from typing import Final
+
 from broker.session.message import Message
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
+
+LOOKS: Final = 64  # members of a ring that are looked at for one message at most
+PROBES: Final = 4  # the same where there is a quick member: what that costs is not felt
+
+
+class Member:
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.ring: Ring | None = None
+        self.before: Member | None = None  # of its ring
+        self.behind: Member | None = None
+
+
+class Ring:
+    """Members in the order of their turns. Everything but the constructor is O(1)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.turn: Member | None = None
+        self.probe: Member | None = None  # who is looked at next, to see whether it still belongs here
+
+    def add(self, member: Member) -> None:
+        """Let *member* wait until all others have had their turn."""
+        turn = self.turn
+        member.ring = self
+        self.count += 1
+        if turn is None:
+            self.turn = self.probe = member.before = member.behind = member
+            return
+        last = turn.before
+        member.before, member.behind = last, turn
+        turn.before = member
+        if last is not None:
+            last.behind = member
+
+    def remove(self, member: Member) -> None:
+        before, behind = member.before, member.behind
+        if before is not None and behind is not None:
+            before.behind, behind.before = behind, before
+        member.ring = member.before = member.behind = None  # no cycle for the collector
+        self.count -= 1
+        if self.turn is member:
+            self.turn = behind if self.count else None
+        if self.probe is member:
+            self.probe = behind if self.count else None
 
 
 class SharedGroup(Subscriber):
     def __init__(self, name: bytes, filter: bytes) -> None:
         self.name = name
         self.filter = filter
-        self.members: list[Subscription] = []
-        self._turn = 0
+        self._members: dict[Subscription, Member] = {}
+        self._quick = Ring()  # can take a message at once
+        self._slow = Ring()  # have a connection
+        self._away = Ring()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, subscription: Subscription) -> None:
+        """A new member, or one that has subscribed again and so is there."""
+        member = self._members.get(subscription)
+        if member is None:
+            member = self._members[subscription] = Member(subscription)
+            self._quick.add(member)
+        else:
+            _move(member, self._quick)
+
+    def leave(self, subscription: Subscription) -> None:
+        """KeyError if it is no member."""
+        member = self._members.pop(subscription)
+        if member.ring is not None:
+            member.ring.remove(member)
 
     def choose(self, qos: int) -> Subscription | None:
-        """The member for the next message at *qos*; None if there is none that may have it."""
-        count = len(self.members)
-        second: Subscription | None = None
-        third: Subscription | None = None
-        for step in range(count):
-            at = (self._turn + step) % count
-            member = self.members[at]
-            session: Session = member.session
-            waits = min(qos, member.qos) > 0
-            if session.ready() if waits else session.writable():  # QoS 0 needs no place in a window, and never waits
-                self._turn = at + 1
-                return member
-            if waits and session.has_room():
-                if session.outbox is not None:
-                    second = second or member
-                elif session.expiry:
-                    third = third or member
-        chosen = second or third
-        if chosen is not None:
-            self._turn = self.members.index(chosen) + 1
+        """The member for the next message at *qos*; None if none was found that may have it."""
+        self._probe(self._slow, PROBES, qos)
+        self._probe(self._away, PROBES, qos)
+        chosen = self._next_quick(qos)
+        if chosen is None:
+            self._probe(self._slow, LOOKS, qos)
+            self._probe(self._away, LOOKS, qos)
+            chosen = self._next_quick(qos)
+        if chosen is None and qos:  # QoS 0 never waits
+            chosen = _next_patient(self._slow) or _next_patient(self._away)
         return chosen
 
     def deliver(self, message: Message, now: float) -> bool:
@@ -48,3 +111,52 @@ class SharedGroup(Subscriber):
             message = message.variant(qos, retain, member.identifiers)
         member.session.offer(message, now)
         return True
+
+    def _probe(self, ring: Ring, limit: int, qos: int) -> None:
+        """Look at up to *limit* members of *ring* and put them where they belong."""
+        for _ in range(min(limit, ring.count)):
+            member = ring.probe
+            if member is not None:
+                ring.probe = member.behind
+                _move(member, self._ring_for(member.subscription, qos))
+
+    def _next_quick(self, qos: int) -> Subscription | None:
+        quick = self._quick
+        for _ in range(min(LOOKS, quick.count)):
+            member = quick.turn
+            if member is not None:
+                ring = self._ring_for(member.subscription, qos)
+                if ring is quick:
+                    quick.turn = member.behind
+                    return member.subscription
+                _move(member, ring)
+        return None
+
+    def _ring_for(self, subscription: Subscription, qos: int) -> Ring:
+        """Where a member belongs that is offered a message at *qos*."""
+        session: Session = subscription.session
+        if session.outbox is None:
+            return self._away
+        # QoS 0 needs no place in a window.
+        quick = session.ready() if qos and subscription.qos else session.writable()
+        return self._quick if quick else self._slow
+
+
+def _move(member: Member, ring: Ring) -> None:
+    former = member.ring
+    if former is not ring and former is not None:
+        former.remove(member)
+        ring.add(member)
+
+
+def _next_patient(ring: Ring) -> Subscription | None:
+    """The next member of *ring* that may let a message wait at QoS 1 or 2."""
+    for _ in range(min(LOOKS, ring.count)):
+        member = ring.turn
+        if member is not None:
+            ring.turn = member.behind
+            subscription = member.subscription
+            session: Session = subscription.session
+            if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
+                return subscription
+    return None

@@ -30,17 +30,13 @@ class Message:
         self.retain = retain
         self.properties = properties
         self.expires = expires
+        self.size = len(topic) + len(payload) + len(properties)  # bytes of the message, whatever its encoding
         self.head3 = b""  # fixed header, topic: up to the packet id; made when needed, or cut out of what came in
         self.head5 = b""
         self._section = NO_PROPERTIES if not properties and expires == NEVER else b""
         self._left = 0  # seconds to live that are written in the section
         self._whole3 = b""  # QoS 0: the whole packet
         self._whole5 = b""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the message itself, whatever its encoding."""
-        return len(self.topic) + len(self.payload) + len(self.properties)
 
     def expired(self, now: float) -> bool:
         """Its message expiry interval has passed [MQTT-3.3.2-5]."""

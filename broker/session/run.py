@@ -28,6 +28,7 @@ class Run:
         self._other = b""
         self._identifiers = b""
         self._identified = b""
+        self._payloads: list[bytes] | None = None
 
     def encoded(self, version: int, identifiers: bytes) -> bytes:
         """All packets in the format of *version*, in 5.0 each with subscription identifiers (encoded properties)."""
@@ -58,6 +59,8 @@ class Run:
 
     def payloads(self) -> list[bytes]:
         """What was published."""
+        if self._payloads is not None:
+            return self._payloads
         data = self._packets
         skip = 2 + len(self.topic) + (1 if self._is5 else 0)
         payloads = []
@@ -73,4 +76,5 @@ class Run:
             at += 1
             payloads.append(data[at + skip : at + length])
             at += length
+        self._payloads = payloads
         return payloads

@@ -27,14 +27,23 @@ PUBCOMP_3: Final = b"\x70\x02"
 PACKET_ID_NOT_FOUND: Final = b"\x92"
 
 
-class SessionLimits:
-    """How much one session may hold; counts of messages, and bytes."""
+class QueueBudget:
+    """The bytes that may wait in all sessions of a worker together."""
 
-    def __init__(self, *, inflight: int, pending: int, queue: int, queue_bytes: int) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class SessionLimits:
+    """How much one session may hold; counts of messages, and bytes. They share *budget*."""
+
+    def __init__(self, *, inflight: int, pending: int, queue: int, queue_bytes: int, budget: QueueBudget) -> None:
         self.inflight = inflight
         self.pending = pending
         self.queue = queue
         self.queue_bytes = queue_bytes
+        self.budget = budget
 
 
 class Subscription(Subscriber):
@@ -68,7 +77,8 @@ class Session:
         self.alias_maximum = 0  # topic aliases we may set
         self._aliases: dict[bytes, int] | None = None
         self._inflight: dict[int, Message] | None = None
-        self._unsent: dict[int, Message] | None = None  # in flight when the last connection ended, to be sent again
+        self._inflight_bytes = 0
+        self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
         self._waiting: deque[Message] | None = None
         self._waiting_bytes = 0
         self._last_id = 0
@@ -91,36 +101,33 @@ class Session:
     def resume(self, now: float) -> None:
         """Send again all that was not acknowledged, in its order and under its packet ids [MQTT-4.4.0-1]."""
         if self._inflight:
-            self._unsent = self._inflight
+            self._unsent = deque(self._inflight.items())
             self._inflight = None
+            self._inflight_bytes = 0
         self.pump(now)
 
     def detach(self) -> None:
         """The connection is gone."""
         if self._unsent:  # what was not sent again yet comes after what was
-            unsent = self._unsent
-            inflight = self._inflight
+            inflight = self._inflight or {}
+            for packet_id, message in self._unsent:
+                inflight[packet_id] = message
+            self._inflight = inflight
             self._unsent = None
-            if inflight:
-                inflight.update(unsent)
-            else:
-                self._inflight = unsent
         self.outbox = None
 
     def end(self) -> int:
         """Nothing of it will be delivered any more; the number of messages that were waiting."""
         self.ended = True
-        self.outbox = None
-        lost = self.waiting() + self._undelivered(self._inflight) + self._undelivered(self._unsent)
-        self._inflight = self._unsent = self._waiting = self.incoming = None
-        self._waiting_bytes = 0
+        self.detach()
+        undelivered = [message for message in (self._inflight or {}).values() if message is not RELEASED]
+        lost = self.waiting() + len(undelivered)
+        self._inflight = self._waiting = self.incoming = None
+        self._limits.budget.used -= self._waiting_bytes
+        self._waiting_bytes = self._inflight_bytes = 0
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
         return lost
-
-    def _undelivered(self, window: dict[int, Message] | None) -> int:
-        """Messages in *window* that the client has not said it holds."""
-        return sum([message is not RELEASED for message in window.values()]) if window else 0
 
     # Messages towards the client.
 
@@ -132,9 +139,7 @@ class Session:
             counters.dropped(DropReason.OFFLINE_QOS0, run.count)
         elif not out.writable:
             counters.dropped(DropReason.NOT_WRITABLE, run.count)
-        elif self.alias_maximum or (
-            self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet
-        ):
+        elif self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet:
             for message in run.messages(identifiers):
                 self.offer(message, now)
         else:
@@ -173,7 +178,7 @@ class Session:
         if inflight is None:
             inflight = {}
             self._inflight = inflight
-        if len(inflight) >= self.window or self._unsent:
+        if len(inflight) >= self.window or self._unsent or self._inflight_bytes > self._limits.queue_bytes:
             self._wait(message)
             return
         self._send(message, inflight, out, now)
@@ -192,6 +197,7 @@ class Session:
             and not self._waiting
             and not self._unsent
             and (self._inflight is None or len(self._inflight) < self.window)
+            and self._inflight_bytes <= self._limits.queue_bytes
         )
 
     def has_room(self) -> bool:
@@ -207,8 +213,7 @@ class Session:
         if inflight is None:
             inflight = self._inflight = {}
         while self._unsent and out.writable and len(inflight) < self.window:
-            packet_id = next(iter(self._unsent))
-            message = self._unsent.pop(packet_id)
+            packet_id, message = self._unsent.popleft()
             if message is RELEASED:
                 out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
                 self._counters.answers_sent += 1
@@ -220,10 +225,15 @@ class Session:
                 self._counters.publishes_sent += 1
                 self._counters.publish_bytes_sent += len(message.payload)
             inflight[packet_id] = message
+            self._inflight_bytes += message.size
         waiting = self._waiting
-        while waiting and not self._unsent and out.writable and len(inflight) < self.window:
+        most = self._limits.queue_bytes
+        while waiting and out.writable:  # what is sent again goes first: what keeps it keeps these
+            if len(inflight) >= self.window or self._inflight_bytes > most:
+                break
             message = waiting.popleft()
             self._waiting_bytes -= message.size
+            self._limits.budget.used -= message.size
             if message.expired(now):
                 self._counters.dropped(DropReason.EXPIRED, 1)
             else:
@@ -242,6 +252,7 @@ class Session:
             packet_id = packet_id % 65535 + 1
         self._last_id = packet_id
         inflight[packet_id] = message
+        self._inflight_bytes += message.size
         if self.alias_maximum:
             out.write(self._aliased(message, packet_id, now))
         else:
@@ -276,10 +287,18 @@ class Session:
         if waiting is None:
             waiting = self._waiting = deque()
         size = message.size
+        budget = limits.budget
         waiting.append(message)
         self._waiting_bytes += size
-        while len(waiting) > limits.queue or (self._waiting_bytes > limits.queue_bytes and len(waiting) > 1):
-            self._waiting_bytes -= waiting.popleft().size
+        budget.used += size
+        while waiting and (
+            self._waiting_bytes > limits.queue_bytes
+            or budget.used > budget.limit
+            or (self.expiry != 0 and len(waiting) > limits.queue)
+        ):
+            oldest = waiting.popleft()
+            self._waiting_bytes -= oldest.size
+            budget.used -= oldest.size
             self._counters.dropped(DropReason.QUEUE_FULL, 1)
 
     # Acknowledgements from the client. Each is answered, if at all, into the outbox.
@@ -293,6 +312,7 @@ class Session:
         if message is None or message.qos != 1:
             return False
         del inflight[packet_id]
+        self._inflight_bytes -= message.size
         if self._waiting or self._unsent:
             self.pump(now)
         return True
@@ -309,6 +329,7 @@ class Session:
                 self._counters.answers_sent += 1
                 self._unknown(out, PUBREL, packet_id)
             return False
+        self._inflight_bytes -= message.size
         if code >= 0x80:
             del inflight[packet_id]
             if self._waiting or self._unsent:
@@ -328,6 +349,10 @@ class Session:
         if self._waiting or self._unsent:
             self.pump(now)
         return True
+
+    def holds(self, packet_id: int) -> bool:
+        """A QoS 2 publish with that id was received and not released."""
+        return self.incoming is not None and packet_id in self.incoming
 
     def receive(self, packet_id: int) -> bool:
         """A QoS 2 publish came in; false if it is one that we have already [MQTT-4.3.3-10]."""

@@ -49,7 +49,13 @@ def test_silence_of_one_and_a_half_keep_alives_ends_a_connection(
 
 @pytest.mark.parametrize(
     "packet",
-    [PingReq(), Publish(b"t", b""), Publish(b"t", b"", retain=True), Ack(PUBACK, 9), Publish(b"t", b"", 1, packet_id=1)],
+    [
+        PingReq(),
+        Publish(b"t", b""),
+        Publish(b"t", b"", retain=True),
+        Ack(PUBACK, 9),
+        Publish(b"t", b"", 1, packet_id=1),
+    ],
 )
 def test_any_whole_packet_keeps_a_connection_alive(brokers: Brokers, packet: Ack | PingReq | Publish) -> None:
     """A client that publishes all the time would be closed for not pinging."""

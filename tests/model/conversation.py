@@ -338,12 +338,12 @@ class Conversation(RuleBasedStateMachine):
         """Everybody comes, takes all it is owed, and leaves for good."""
         for name in list(self.model.sessions):
             self._connect(name, False, Asked())
-        self.everybody_has_what_it_is_owed()
+            self.everybody_has_what_it_is_owed()
         for name, session in self.model.sessions.items():
             assert not session.owed and not session.sent, f"{name} did not receive everything"
         for name in list(self.lines):
             self.disconnect(name, False, None)
-        self.everybody_has_what_it_is_owed()
+            self.everybody_has_what_it_is_owed()
         assert 0 == self.broker.worker.budget.used
 
     def _compare_counts(self) -> None:

@@ -40,7 +40,7 @@ class Copy:
     message: Message
     qos: int
     retain: bool
-    identifiers: list[int]
+    identifiers: list[int] | None  # None = any
     expires: int
     released: bool = False  # the client has sent PUBREC
 
@@ -58,7 +58,7 @@ class Copy:
         left = cast(int, properties.pop(MESSAGE_EXPIRY_INTERVAL, FOREVER))
         return (
             properties == message.properties
-            and sorted(identifiers) == sorted(self.identifiers)
+            and (self.identifiers is None or sorted(identifiers) == sorted(self.identifiers))
             and self._leaves(left, now)
         )
 
@@ -123,6 +123,9 @@ class Session:
         """The packet ids that this connection knows and has not finished with."""
         return [packet_id for packet_id in self.sent if packet_id not in self.again]
 
+    def __repr__(self) -> str:
+        return self.name
+
     def has_room(self) -> bool:
         """It would receive a message of QoS 1 at once."""
         return self.connected and len(self.on_the_wire()) < self.window
@@ -131,9 +134,10 @@ class Session:
 class Offer:
     """One message for one member of each of several groups."""
 
-    def __init__(self, groups: list[dict[Session, Copy]], expires: int) -> None:
+    def __init__(self, groups: list[dict[Session, Copy]], expires: int, owed: set[Session]) -> None:
         self.groups = groups
         self.expires = expires
+        self.owed = owed  # who gets a copy of its own as well
         self.fresh = True  # nobody has acknowledged anything since
         self.present = {session for group in groups for session in group if session.connected}
         self._taken: list[set[int]] = []  # for each copy received: the groups it may have been meant for
@@ -165,9 +169,12 @@ class Offer:
                 yield [self.groups[at] for at in order[len(self._taken) :]]
 
     def _may_wait(self, group: dict[Session, Copy]) -> bool:
-        if self.fresh:  # a member that has room goes before those that would let it wait
-            return not any(session in self.present and _takes_now(session, copy) for session, copy in group.items())
-        return any(session.ended or not session.has_room() for session in group)
+        if not self.fresh:
+            return any(session.ended or not session.has_room() for session in group)
+        if any(session in self.owed and not session.has_room() for session in group):
+            return True  # we may have taken the one copy that it received for its own, and its own waits
+        # A member that has room goes before those that would let it wait.
+        return not any(session in self.present and _takes_now(session, copy) for session, copy in group.items())
 
 
 def _takes_now(session: Session, copy: Copy) -> bool:
@@ -227,7 +234,6 @@ class Model:
         """The connection is gone."""
         session = self.sessions[name]
         session.connected = False
-        session.replays = []
         session.again = []
         if session.expiry == 0:
             self._end([session])
@@ -277,12 +283,21 @@ class Model:
         subscription.wanted, subscription.identifier = wanted, identifier  # [MQTT-3.8.4-3]
         if not subscription.share and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)):
             topics = {topic for topic in self.retained() if matches(subscription.filter, topic)}
+            self._forget_replay(session, subscription)  # asked again: from the beginning
             session.replays.append(Replay(subscription, topics))
         return wanted.qos
 
     def unsubscribe(self, name: str, filter: bytes) -> int:
-        """One filter of an UNSUBSCRIBE; its code. What waits already is still delivered."""
-        return 0x00 if self.sessions[name].subscriptions.pop(filter, None) else 0x11
+        """One filter of an UNSUBSCRIBE; its code. What was published before is still delivered (3.10.4)."""
+        session = self.sessions[name]
+        subscription = session.subscriptions.pop(filter, None)
+        if subscription is None:
+            return 0x11
+        self._forget_replay(session, subscription)
+        return 0x00
+
+    def _forget_replay(self, session: Session, subscription: Subscription) -> None:
+        session.replays = [replay for replay in session.replays if replay.subscription is not subscription]
 
     def subscriptions(self) -> Iterator[tuple[Session, Subscription]]:
         """All there are."""
@@ -314,7 +329,7 @@ class Model:
                 own.setdefault(session, []).append(subscription)
         for session, subscriptions in own.items():
             self._owe(session, subscriptions, message)
-        self._offer(list(groups.values()), message)
+        self._offer(list(groups.values()), message, set(own))
         return bool(own or groups)
 
     def _owe(self, session: Session, subscriptions: list[Subscription], message: Message) -> None:
@@ -329,9 +344,9 @@ class Model:
         if session.connected or qos:  # QoS 0 does not wait for a session that is away
             session.owed.append(Copy(message, qos, retain, identifiers, self.now + message.lifetime))
 
-    def _offer(self, groups: list[dict[Session, Copy]], message: Message) -> None:
+    def _offer(self, groups: list[dict[Session, Copy]], message: Message, owed: set[Session]) -> None:
         able = [{session: copy for session, copy in group.items() if session.connected or copy.qos} for group in groups]
-        self.offers.append(Offer([group for group in able if group], self.now + message.lifetime))
+        self.offers.append(Offer([group for group in able if group], self.now + message.lifetime, owed))
 
     # What a client received, and what it answers.
 
@@ -346,6 +361,8 @@ class Model:
             session.again.remove(due)
             return
         copy = self._take(session, packet)
+        if session.version != V5:
+            copy.identifiers = None  # without them we cannot tell which one of a message's copies it was
         if packet.qos:
             assert packet.packet_id not in session.sent, f"the packet id is in use: {packet}"
             assert not session.again, f"before all was resent: {packet}"
@@ -369,13 +386,15 @@ class Model:
 
     def _take(self, session: Session, packet: Publish) -> Copy:
         """What it is that *session* received."""
+        overtaken: list[Copy] = []
         for at, copy in enumerate(session.owed):
             if copy.lives(self.now) and copy.is_like(packet, session.version, self.now):
                 overtaken = [
                     other for other in session.owed[:at] if other.shares_stream(copy) and other.lives(self.now)
                 ]
-                assert not overtaken, f"overtook {overtaken[0].message}: {packet}"
-                return session.owed.pop(at)
+                if not overtaken:
+                    return session.owed.pop(at)
+                break  # unless it is another copy: those of shared subscriptions and of replays have no order
         for replay in session.replays:
             message = self.retained().get(packet.topic)
             if message is None or packet.topic in replay.seen or not matches(replay.subscription.filter, packet.topic):
@@ -390,6 +409,7 @@ class Model:
             taken = offer.take(session, packet, self.now)
             if taken is not None:
                 return taken
+        assert not overtaken, f"overtook {overtaken[0].message}: {packet}"
         raise AssertionError(f"{session.name} is not owed {packet}")
 
     # Checks, when nothing happens any more. AssertionError if the broker kept back what it should have delivered.

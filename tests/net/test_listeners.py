@@ -44,7 +44,7 @@ def listening(broker: Broker) -> tuple[str, int]:
 def connected(broker: Broker, *clients: Client) -> bool:
     """They all have their CONNACK. The kernel may take a moment even on the way to itself."""
     while not all(client.inbox for client in clients) and not any(client.closed for client in clients):
-        waiting = [client.socket for client in clients if not client.inbox]
+        waiting = [client.socket.fileno() for client in clients if not client.inbox]
         if not select.select([broker.worker.reactor.fileno(), *waiting], [], [], 5.0)[0]:
             return False
         broker.settle()

@@ -11,8 +11,8 @@ PLENTY = 1 << 40
 
 
 class Party:
-    def __init__(self, *, topics: int = PLENTY, size: int = PLENTY, levels: int = 128) -> None:
-        self.routes = Routes(topics, size, levels)
+    def __init__(self, *, topics: int = PLENTY, size: int = PLENTY, levels: int = 128, topic_bytes: int = 4096) -> None:
+        self.routes = Routes(topics, size, levels, topic_bytes)
         self.clients: dict[str, Receiver] = {}
 
     def client(self, name: str, *, expiry: int = 0, pending: int = 1000) -> Receiver:

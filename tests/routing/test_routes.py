@@ -163,6 +163,16 @@ def test_the_depth_of_a_topic_is_bounded() -> None:
     assert CloseReason.TOPIC_NAME_INVALID is error.value.reason
 
 
+def test_the_length_of_a_topic_is_bounded() -> None:
+    """A client could have each of its messages carry 64 KiB more."""
+    routes = Party(topic_bytes=3).routes
+    routes.find(b"a/b")
+
+    with pytest.raises(ProtocolError) as error:
+        routes.find(b"a/bc")
+    assert CloseReason.TOPIC_NAME_INVALID is error.value.reason
+
+
 def test_what_the_broker_alone_publishes_is_reserved() -> None:
     """A client could forge $SYS, or not publish to topics of its own that begin alike."""
     routes = Party().routes
@@ -299,6 +309,19 @@ def test_the_size_of_routes_is_bounded() -> None:
         party.subscribe("a", b"0000000009")
         party.unsubscribe("a", b"0000000009")
         assert 1 == party.routes.statistics()[0]
+
+
+def test_a_route_that_is_made_again_takes_no_further_room() -> None:
+    """Wildcards that come and go would shrink the cache until it holds nothing."""
+    party = Party(size=3 * (ENTRY_BYTES + 3))
+    other = party.routes.find(b"b/b")
+    for _ in range(5):
+        party.subscribe("a", b"a/+")
+        party.routes.find(b"a/b")
+        party.unsubscribe("a", b"a/+")
+        party.routes.find(b"a/b")
+
+    assert other is party.routes.find(b"b/b")
 
 
 def test_a_topic_that_fits_no_cache_is_still_delivered() -> None:

@@ -166,15 +166,17 @@ def test_a_member_that_leaves_for_good_gets_nothing() -> None:
 def test_a_message_is_delivered_as_its_member_subscribed() -> None:
     """A member would get another QoS than was granted, or not learn by which subscription."""
     party = Party()
-    party.subscribe("a", b"t", 1, share=b"g", identifier=9)
+    party.subscribe("a", b"t", 2, share=b"g", as_published=True, identifier=9)
     party.subscribe("b", b"t", 2, share=b"g", as_published=True)
     party.subscribe("c", b"t", 2, share=b"g")
+    party.subscribe("d", b"t", 1, share=b"g", as_published=True)
     sent = Message(b"t", b"payload", 2, True, b"", NEVER)
 
-    assert all(group(party).deliver(sent, NOW) for _ in range(3))
+    assert all(group(party).deliver(sent, NOW) for _ in range(4))
 
     assert [
-        Publish(b"t", b"payload", 1, False, False, 1, {SUBSCRIPTION_IDENTIFIER: [9]}),
+        Publish(b"t", b"payload", 2, True, False, 1, {SUBSCRIPTION_IDENTIFIER: [9]}),
         Publish(b"t", b"payload", 2, True, False, 1),
         Publish(b"t", b"payload", 2, False, False, 1),
-    ] == [packet for name in "abc" for packet in party.client(name).take()]
+        Publish(b"t", b"payload", 1, True, False, 1),
+    ] == [packet for name in "abcd" for packet in party.client(name).take()]

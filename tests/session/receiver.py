@@ -7,7 +7,7 @@ from broker.mqtt.packets import V311, Packet, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
-from broker.session.session import Session, SessionLimits
+from broker.session.session import QueueBudget, Session, SessionLimits
 
 PLENTY = 1 << 28  # a limit that nothing here reaches
 NOW = 1000.0  # seconds; any time will do
@@ -36,9 +36,16 @@ class Receiver:
         pending: int = 1000,
         queue: int = 1000,
         queue_bytes: int = PLENTY,
+        budget: QueueBudget | None = None,
     ) -> None:
         self.counters = Counters()
-        limits = SessionLimits(inflight=inflight, pending=pending, queue=queue, queue_bytes=queue_bytes)
+        limits = SessionLimits(
+            inflight=inflight,
+            pending=pending,
+            queue=queue,
+            queue_bytes=queue_bytes,
+            budget=budget or QueueBudget(PLENTY),
+        )
         self.session = Session(client_id, limits, self.counters)
         self.session.expiry = expiry
         self.outbox = _outbox()

@@ -118,11 +118,14 @@ def test_a_qos_2_publish_is_taken_once(version: int) -> None:
     receiver = Receiver().connect(version)
     session = receiver.session
 
+    assert not session.holds(1)
     assert [True, False, True] == [session.receive(1), session.receive(1), session.receive(2)]
+    assert session.holds(1)
     assert 2 == session.unreleased()
 
     assert session.pubrel(1)
     assert [Ack(PUBCOMP, 1)] == receiver.take()
+    assert not session.holds(1)
     assert session.receive(1)
 
 

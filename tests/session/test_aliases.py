@@ -68,9 +68,10 @@ def test_no_alias_for_a_topic_that_is_shorter_than_it(qos: int) -> None:
 
 def test_a_message_that_is_not_written_sets_no_alias() -> None:
     """A client would be sent an alias whose topic was in a packet that it never got."""
-    receiver = Receiver().connect(V5, aliases=1, high=10).offer(on(b"aaaa", 0), on(b"bbbb", 0))
+    receiver = Receiver().connect(V5, aliases=2, high=10).offer(on(b"aaaa", 0), on(b"bbbb", 0))
     assert [(b"aaaa", 1)] == topics(receiver)
     assert 1 == receiver.dropped(DropReason.NOT_WRITABLE)
+    assert [(b"bbbb", 2)] == topics(receiver.offer(on(b"bbbb", 0)))
 
     receiver.session.detach()
     receiver.offer(on(b"aaaa", 0))

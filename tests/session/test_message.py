@@ -83,12 +83,14 @@ def test_the_head_of_what_came_in_goes_out_again() -> None:
     assert Publish(b"t", b"payload", 1, packet_id=8) == packet(sent.packet(V311, 8, NOW), V311)
 
 
-def test_the_expiry_that_remains_is_written_anew_each_second() -> None:
+@pytest.mark.parametrize("qos", [0, 1])
+def test_the_expiry_that_remains_is_written_anew_each_second(qos: int) -> None:
     """A message that waits would keep its whole life, or outlive it [MQTT-3.3.2-6]."""
-    sent = message(b"", 0, expires=NOW + 10)
+    sent = message(b"", qos, expires=NOW + 10)
 
     def left(now: float) -> object:
-        return packet(sent.whole(V5, now), V5).properties[MESSAGE_EXPIRY_INTERVAL]
+        data = sent.packet(V5, 1, now) if qos else sent.whole(V5, now)
+        return packet(data, V5).properties[MESSAGE_EXPIRY_INTERVAL]
 
     assert [10, 10, 9, 1, 0, 10] == [left(NOW + seconds) for seconds in (0, 0.5, 1.2, 9.9, 11, 0)]
 

@@ -9,7 +9,7 @@ from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
 from broker.reasons import DropReason
 from broker.session.run import Run
 from tests.mqtt.reading import read
-from tests.session.receiver import NOW, Receiver
+from tests.session.receiver import NOW, Receiver, message
 
 IDENTIFIERS = bytes((SUBSCRIPTION_IDENTIFIER, 5))
 OTHERS = bytes((SUBSCRIPTION_IDENTIFIER, 6))
@@ -114,12 +114,14 @@ def test_a_run_whose_packets_fit_stays_in_one_piece() -> None:
     assert one.encoded(V5, IDENTIFIERS) is receiver.outbox.gather()
 
 
-def test_a_run_uses_aliases() -> None:
-    """A client that pays for its bytes would be sent the topic each time."""
+def test_a_run_needs_no_alias() -> None:
+    """A client that allows aliases would cost as if it had no runs, or be sent an alias that it was not told."""
     receiver = Receiver().connect(V5, aliases=1)
-    receiver.session.offer_run(run([b"a", b"b"], V311), IDENTIFIERS, NOW)
+    one = run([b"a", b"b"], V5)
+    receiver.session.offer_run(one, b"", NOW)
+    assert one.encoded(V5, b"") is receiver.outbox.gather()
+    assert published([b"a", b"b"]) == receiver.take()
 
-    first, second = receiver.take()
+    receiver.offer(message(b"c", topic=b"to/pic"))
 
-    assert Publish(b"to/pic", b"a", properties={TOPIC_ALIAS: 1, SUBSCRIPTION_IDENTIFIER: [5]}) == first
-    assert Publish(b"", b"b", properties={TOPIC_ALIAS: 1, SUBSCRIPTION_IDENTIFIER: [5]}) == second
+    assert [Publish(b"to/pic", b"c", properties={TOPIC_ALIAS: 1})] == receiver.take()

@@ -2,6 +2,7 @@
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL
 from broker.reasons import DropReason
+from broker.session.session import QueueBudget
 from tests.session.receiver import NOW, Receiver, message
 
 
@@ -60,7 +61,7 @@ def test_a_slow_reader_that_is_not_persistent_holds_few() -> None:
 
 def test_a_full_queue_lets_the_oldest_go() -> None:
     """A session that is away would hold stale messages and refuse new ones, or grow without end."""
-    receiver = Receiver(expiry=60, queue=3).offer(*[message(b"%d" % i, 1) for i in range(5)])
+    receiver = Receiver(expiry=60, pending=1, queue=3).offer(*[message(b"%d" % i, 1) for i in range(5)])
 
     assert receiver.session.has_room()
     assert 2 == receiver.dropped(DropReason.QUEUE_FULL)
@@ -87,12 +88,43 @@ def test_bytes_that_left_the_queue_make_room() -> None:
     assert 0 == receiver.counters.publishes_dropped
 
 
-def test_a_message_larger_than_the_queue_still_waits() -> None:
-    """A lawful message could never be delivered to a session that is away."""
-    receiver = Receiver(expiry=60, queue_bytes=30).offer(message(b"small", 1), message(b"x" * 100, 1))
+def test_a_message_larger_than_the_queue_does_not_wait() -> None:
+    """The limit would hold for all messages but the last."""
+    receiver = Receiver(expiry=60, queue_bytes=30).offer(message(b"x" * 100, 1), message(b"small", 1))
 
     assert 1 == receiver.dropped(DropReason.QUEUE_FULL)
-    assert [b"x" * 100] == receiver.connect().payloads()
+    assert [b"small"] == receiver.connect().payloads()
+
+
+def test_all_sessions_together_hold_no_more_than_their_budget() -> None:
+    """Many sessions that are away would fill the memory, each within its own limits."""
+    budget = QueueBudget(30)
+    one, two = Receiver(expiry=60, budget=budget), Receiver(expiry=60, budget=budget)
+    one.offer(message(b"x" * 9, 1), message(b"y" * 9, 1))
+    two.offer(message(b"a" * 9, 1), message(b"b" * 9, 1))
+
+    assert (30, 0, 1) == (budget.used, one.dropped(DropReason.QUEUE_FULL), two.dropped(DropReason.QUEUE_FULL))
+    assert [b"b" * 9] == two.connect().payloads()
+    assert [b"x" * 9, b"y" * 9] == one.connect().payloads()
+
+
+def test_what_no_longer_waits_is_given_back_to_the_budget() -> None:
+    """The room for all sessions would shrink until nothing can wait."""
+    budget = QueueBudget(1000)
+    for leave in ("delivered", "expired", "ended", "refused"):
+        receiver = Receiver(expiry=60, queue=2, queue_bytes=900, budget=budget)
+        receiver.offer(*[message(b"x", 1, expires=NOW) for _ in range(3)])
+        assert 4 == budget.used, leave
+        if leave == "delivered":
+            receiver.session.pump(NOW - 1)
+            receiver.connect()
+        elif leave == "expired":
+            receiver.connect()
+        elif leave == "refused":
+            receiver.offer(message(b"x" * 901, 1))
+        else:
+            receiver.session.end()
+        assert 0 == budget.used, leave
 
 
 def test_a_queue_of_none_holds_none() -> None:
@@ -102,6 +134,14 @@ def test_a_queue_of_none_holds_none() -> None:
     assert 1 == receiver.dropped(DropReason.QUEUE_FULL)
     assert [] == receiver.connect().payloads()
     assert [b"b"] == receiver.offer(message(b"b", 1)).payloads()
+
+
+def test_a_backlog_leaves_as_fast_as_it_is_read() -> None:
+    """A client that comes back would be written its whole queue at once."""
+    receiver = Receiver(expiry=60).offer(*[message(b"x" * 100, 1) for _ in range(10)]).connect(high=250)
+    assert (3, 7) == (receiver.session.inflight(), receiver.session.waiting())
+
+    assert 10 == len(receiver.payloads())
 
 
 def test_what_expired_while_it_waited_is_not_delivered() -> None:

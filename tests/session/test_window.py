@@ -38,6 +38,52 @@ def test_our_own_limit_bounds_the_window_of_a_generous_client() -> None:
     assert [1, 2] == ids(receiver)
 
 
+def test_the_window_is_bounded_in_bytes() -> None:
+    """A client that takes a thousand large messages and acknowledges none would cost a thousand of them."""
+    once, twice = message(b"x" * 59, 1), message(b"x" * 59, 2)
+    receiver = Receiver(queue_bytes=100).connect().offer(once, twice)
+    session = receiver.session
+    assert not session.ready()
+    receiver.offer(once)
+    assert [1, 2] == ids(receiver)
+
+    session.puback(1, NOW)
+    receiver.offer(twice)
+    assert [3] == ids(receiver)
+    session.pubrec(2, 0, NOW)  # the client holds it: of ours, only its packet id is in use
+    session.pubcomp(2, NOW)
+    receiver.offer(once)
+    assert [4] == ids(receiver)
+    session.pubrec(4, 0x80, NOW)
+    assert [5] == ids(receiver)
+    assert not session.ready()
+    session.puback(3, NOW)
+    assert session.ready()
+
+
+def test_what_waits_enters_the_window_by_its_bytes() -> None:
+    """One acknowledgement would let a whole queue of large messages into the window."""
+    receiver = Receiver(queue_bytes=100).connect().offer(message(b"x" * 59, 1), message(b"x" * 59, 1))
+    receiver.offer(*[message(b"x" * 29, 1) for _ in range(3)])
+    receiver.take()
+
+    receiver.session.puback(1, NOW)
+
+    assert [3, 4] == ids(receiver)
+
+
+def test_the_bytes_of_a_window_are_counted_anew_on_each_connection() -> None:
+    """A client that comes back again and again would at last get nothing."""
+    receiver = Receiver(expiry=60, queue_bytes=100).connect().offer(message(b"x" * 59, 1), message(b"x" * 59, 2))
+    receiver.session.pubrec(2, 0, NOW)
+    for _ in range(3):
+        assert receiver.connect().session.ready()
+
+    receiver.offer(*[message(b"x" * 59, 1) for _ in range(2)])
+
+    assert [1, 3] == ids(receiver)
+
+
 def test_qos_0_needs_no_place_in_the_window() -> None:
     """A client that does not acknowledge would get no QoS 0 messages."""
     receiver = Receiver().connect(window=1).offer(message(b"a", 1), message(b"b", 1), message(b"c", 0))
@@ -162,6 +208,18 @@ def test_a_resume_stops_when_the_outbox_is_full_and_goes_on_when_it_drains() -> 
     assert 300 < receiver.outbox.size < 400
     assert not receiver.session.writable()
     assert list(range(1, 11)) == ids(receiver)
+
+
+def test_what_is_new_does_not_overtake_what_is_sent_again() -> None:
+    """Messages would come out of order when a reader pauses in the middle of a resume."""
+    receiver = Receiver(expiry=60).connect().offer(*[message(b"x" * 100, 1) for _ in range(10)])
+    receiver.connect(high=250)
+    receiver.outbox.sent(len(receiver.outbox.gather()))  # writable again, and the session was not told yet
+    assert not receiver.session.ready()
+    receiver.offer(message(b"new", 1))
+    receiver.session.pump(NOW)
+
+    assert [*range(4, 11), 11] == ids(receiver)
 
 
 def test_what_became_too_large_is_not_sent_again() -> None:

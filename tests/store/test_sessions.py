@@ -1,11 +1,13 @@
 # What every store of sessions does.
 from broker.metrics.counters import Counters
-from broker.session.session import Session, SessionLimits
+from broker.session.session import QueueBudget, Session, SessionLimits
 from broker.store.sessions import MemorySessions, SessionStore
 
 
 def session(client_id: str) -> Session:
-    return Session(client_id, SessionLimits(inflight=1, pending=1, queue=1, queue_bytes=1), Counters())
+    return Session(
+        client_id, SessionLimits(inflight=1, pending=1, queue=1, queue_bytes=1, budget=QueueBudget(1)), Counters()
+    )
 
 
 def claimed(store: SessionStore, client_id: str) -> Session | None:

@@ -1,0 +1,287 @@
+# Slices and rounds, the end of a connection, and what the reactor is told by the kernel.
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from broker.config import Config, Delivery, Limits
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, V311, Disconnect, PingReq, PingResp, Publish
+from broker.net.reactor import LINGER, SLICE
+from broker.reasons import CloseReason
+from tests.hub.talk import acks, closed, narrow, push
+from tests.inprocess import Broker, Client
+
+Brokers = Callable[..., Broker]
+
+HIGH = 16 * 1024
+SMALL = Delivery(high_watermark=HIGH, low_watermark=HIGH // 2)
+ACKED = encode(Publish(b"t", b"", 1, packet_id=1), V311)
+STEP = SLICE / 4  # so that a slice has room for a few looks at the clock
+
+
+def turn(broker: Broker, *clients: Client) -> float:
+    """One slice, after which *clients* read."""
+    wait = broker.worker.reactor.turn()
+    for client in clients:
+        client.pull()
+    return wait
+
+
+# Rounds.
+
+
+def test_a_flood_does_not_keep_others_waiting(brokers: Brokers) -> None:
+    """One client that sends as fast as it can would have the worker for itself (DESIGN section 7, rule 1)."""
+    broker = brokers()
+    flood, other = broker.connect("flood"), broker.connect("other")
+    broker.settle()
+    flood.send_bytes(ACKED * 9000)
+    other.send(PingReq())
+    broker.clock.step = STEP
+    taken = broker.worker.counters
+    turn(broker, other)
+
+    assert [PingResp()] == other.inbox
+    assert 0 < taken.publishes_received < 9000
+    broker.clock.step = 0.0
+    broker.settle()
+    assert 9000 == taken.publishes_received
+
+
+def test_floods_share_the_worker_alike(brokers: Brokers) -> None:
+    """Of two clients that send as fast as they can, the first would be served and the second wait."""
+    broker = brokers(Config(limits=Limits(receive_maximum=65535)))
+    floods = [broker.connect(f"flood{n}") for n in range(4)]
+    for client in floods:
+        client.send_bytes(ACKED * 8000)
+    broker.clock.step = STEP
+    for _ in range(3):
+        turn(broker, *floods)
+    done = [len(client.inbox) for client in floods]
+
+    assert min(done) > 0
+    assert max(done) < 8000
+    assert max(done) <= 2 * min(done)
+
+
+def test_who_used_more_than_its_share_pays_in_the_next_rounds(brokers: Brokers) -> None:
+    """A client with huge packets would get many times what others get."""
+    broker = brokers(Config(limits=Limits(packet_bytes=8 << 20)))
+    client = broker.connect("me")
+    (stream,) = broker.worker.reactor.streams()
+    client.send(Publish(b"t", bytes(6 << 20)))
+    client.send(PingReq())
+    broker.clock.step = SLICE  # one round a slice
+    while not broker.worker.counters.publishes_received:
+        turn(broker, client)
+    debts = [stream.debt]
+    while stream.debt:
+        assert [] == client.inbox
+        turn(broker, client)
+        debts.append(stream.debt)
+    broker.clock.step = 0.0
+    broker.settle()
+
+    assert len(debts) > 2
+    assert debts == sorted(debts, reverse=True)
+    assert [PingResp()] == client.inbox
+
+
+def test_a_slice_ends_though_there_is_more_to_do(brokers: Brokers) -> None:
+    """A busy worker would never give way to its other tasks: signals, $SYS, the drain."""
+    broker = brokers()
+    clients = [broker.connect(f"client{n}") for n in range(40)]
+    broker.settle()
+    for client in clients:
+        client.send(PingReq())
+    broker.clock.step = STEP
+    began = broker.clock.now
+    wait = turn(broker, *clients)
+    answered = sum(len(client.inbox) for client in clients)
+
+    assert 0.0 == wait
+    assert broker.clock.now - began < 2 * SLICE
+    assert answered < len(clients)
+    broker.clock.step = 0.0
+    broker.settle()
+    assert all([PingResp()] == client.inbox for client in clients)
+    assert SLICE / 2 < broker.worker.reactor.statistics.longest_slice < 2 * SLICE
+
+
+def test_what_is_written_in_a_slice_leaves_in_one_send(brokers: Brokers) -> None:
+    """Each packet would cost a system call: a hundred answers come in one piece."""
+    broker = brokers()
+    client = broker.connect("me")
+    client.send(*[PingReq() for _ in range(100)])
+    client.reading = False
+    broker.settle()
+
+    assert b"\xd0\0" * 100 == client.socket.recv(65536)
+
+
+def test_the_bytes_of_both_directions_are_counted(brokers: Brokers) -> None:
+    """$SYS/broker/bytes/... would be wrong."""
+    broker = brokers()
+    reactor = broker.worker.reactor
+    client = broker.connect("me")
+    received, sent = reactor.bytes_received, reactor.bytes_sent
+    client.send(PingReq(), Publish(b"t", bytes(300)))
+    client.receive()
+
+    assert (2 + 3 + 3 + 300, 2) == (reactor.bytes_received - received, reactor.bytes_sent - sent)
+
+
+# Input that waits.
+
+
+def test_the_sum_of_unread_input_returns_to_nothing(brokers: Brokers) -> None:
+    """Reads would become small for good, or never: whatever became of the connections that the bytes came from."""
+    broker = brokers(Config(delivery=SMALL))
+    for end in (b"\xff\0" + bytes(3000), encode(Disconnect(), V311) + bytes(3000), b"\x30\x7fhalf"):
+        client = broker.connect("me")
+        client.send_bytes(encode(PingReq(), V311) * 500 + end)
+        client.receive()
+        client.drop()
+    held = broker.connect("held")
+    held.reading = False
+    push(held, ACKED)
+    assert broker.worker.reactor._input_bytes > 0
+    held.drop()
+
+    assert 0 == broker.worker.reactor._input_bytes
+
+
+def test_a_large_packet_in_pieces_is_taken_when_it_is_whole(brokers: Brokers) -> None:
+    """A packet that is larger than one read, or cut at any byte, would be lost or split."""
+    broker = brokers()
+    client = broker.connect("me", V5)
+    packets = encode(Publish(b"t", bytes(200_000), 1, packet_id=1), V5) + encode(PingReq(), V5)
+    for start, stop in ((0, 1), (1, 2), (2, 3), (3, 100_000), (100_000, len(packets) - 1)):
+        client.send_bytes(packets[start:stop])
+        assert [] == [packet for packet in client.receive() if isinstance(packet, PingResp)]
+    client.send_bytes(packets[-1:])
+
+    assert [PingResp()] == client.receive()[-1:]
+    assert 200_000 == broker.worker.counters.publish_bytes_received
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_the_last_words_reach_a_client_that_is_still_sending(brokers: Brokers, version: int) -> None:
+    """A close with unread input is a reset, and a reset eats what was sent before it: the reason would be lost."""
+    broker = brokers()
+    client = broker.connect("me", version)
+    client.send(PingReq())
+    client.send_bytes(b"\xff\0" + bytes(2_000_000))
+    said = client.receive()
+
+    assert [PingResp] + [Disconnect] * (version == V5) == [type(packet) for packet in said]
+    assert client.closed
+
+
+def test_a_peer_that_never_closes_is_not_waited_for(brokers: Brokers) -> None:
+    """A client could keep our descriptor for ever by ignoring the end."""
+    broker = brokers()
+    client = broker.connect("me")
+    client.send(Disconnect())
+    client.receive()
+    assert 1 == len(broker.worker.reactor.streams())
+    broker.advance(LINGER + 0.1)
+
+    assert [] == broker.worker.reactor.streams()
+
+
+def test_a_peer_that_never_reads_is_not_waited_for(brokers: Brokers) -> None:
+    """What a closed client is still owed would stay in memory."""
+    broker = brokers(Config(delivery=SMALL))
+    client = broker.connect("me")
+    client.reading = False
+    push(client, ACKED)
+    broker.worker.reception.stop(broker.clock.now)
+    broker.settle()
+    assert broker.worker.budget.used > 0
+    broker.advance(LINGER + 0.1)
+
+    assert [] == broker.worker.reactor.streams()
+    assert 0 == broker.worker.budget.used
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_half_an_end_costs_no_time(brokers: Brokers, stopped: bool) -> None:
+    """A client that we do not read and that shut its side would have the worker turn in circles until it goes."""
+    broker = brokers(Config(delivery=SMALL))
+    client = broker.connect("me")
+    client.reading = False
+    taken = push(client, ACKED)
+    client.socket.shutdown(socket.SHUT_WR)
+    broker.clock.step = STEP  # a slice that turns in circles ends, too
+    if stopped:
+        broker.worker.reception.stop(broker.clock.now)
+    broker.settle()  # comes to rest
+    if not stopped:
+        assert {} == closed(broker)
+        client.socket.recv(65536)  # writable for a moment, and blocked again
+        broker.settle()
+    broker.clock.step = 0.0
+    client.reading = True
+    client.receive()
+
+    assert client.closed
+    if not stopped:
+        assert {CloseReason.PEER_CLOSED: 1} == closed(broker)
+        assert taken // len(ACKED) == broker.worker.counters.publishes_received
+
+
+def test_half_an_end_does_not_cut_off_the_answers(brokers: Brokers) -> None:
+    """A client that says it all, shuts its side and then reads would miss what it asked for."""
+    broker = brokers()
+    client = broker.connect("me")
+    client.send_bytes(ACKED * 3)
+    client.socket.shutdown(socket.SHUT_WR)
+
+    assert [1, 1, 1] == acks(client.receive(), 4)
+    assert client.closed
+
+
+def test_a_reset_ends_a_connection(brokers: Brokers) -> None:
+    """A client that went without reading what it was sent would stay connected."""
+    broker = brokers()
+    client = broker.connect("me")
+    client.reading = False
+    client.send(PingReq())
+    broker.settle()
+    client.drop()
+
+    assert {CloseReason.PEER_RESET: 1} == closed(broker)
+    assert 0 == broker.worker.reception.connected
+
+
+def test_a_descriptor_that_is_used_again_is_another_connection(brokers: Brokers) -> None:
+    """What was meant for a client that went would be sent to one that came."""
+    broker = brokers()
+    former = broker.connect("former", properties={})
+    fd = broker.worker.reactor.streams()[0].fd
+    former.send(*[PingReq() for _ in range(50)])
+    former.drop()
+    later = broker.connect("later")
+
+    assert [fd] == [stream.fd for stream in broker.worker.reactor.streams()]
+    assert [] == later.receive()
+
+
+def test_who_is_asked_to_wake_returns_at_once(brokers: Brokers) -> None:
+    """What other tasks publish, $SYS or a signal's good-bye, would wait for the next client to say something."""
+    broker = brokers()
+    client = broker.connect("me")
+    narrow(broker)
+    broker.settle()
+    assert turn(broker) > 1.0
+    (stream,) = broker.worker.reactor.streams()
+    stream.outbox.write(b"\xd0\0")
+    broker.worker.reactor.wake()
+    turn(broker, client)
+
+    assert [PingResp()] == client.inbox
