@@ -108,7 +108,9 @@ class Delivery:
 @dataclass(frozen=True, kw_only=True)
 class Retained:
     messages: int = number(1_000_000)
-    bytes: int = size(256 * MIB)  # whichever is reached first; a new topic is then refused
+    # Topics, payloads and properties, and 150 bytes for each level of a topic: short messages under deep topics cost
+    # more in levels. Whichever is reached first; a new topic is then refused.
+    bytes: int = size(256 * MIB)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,7 +256,7 @@ class Hub(Service):
         named = data[body:after]  # the topic with its length
         topic = named[2:]
         route = self._routes.find(topic)
-        price = PUBLISH_COST + route.receivers
+        price = PUBLISH_COST + route.price
         start = position
         units = price + (stop - position >> BYTES_PER_UNIT_SHIFT)
         count = 1
@@ -344,7 +344,7 @@ class Hub(Service):
             self._deliveries.deliver(
                 route, message, session, connection, answer(connection, qos, identifier, code), now
             )
-        return PUBLISH_COST + route.receivers + (message.size >> BYTES_PER_UNIT_SHIFT)
+        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
 
     def publish(self, message: Message, publisher: Session | None, now: float) -> None:
         """A message that came over no connection: a will, or the broker's own."""

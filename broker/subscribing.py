@@ -171,7 +171,7 @@ class Subscribing:
         if subscription.share:
             return subscription.qos, None  # no retained messages for a shared subscription (4.8.2)
         if wanted.retain_handling == SEND_ALWAYS or (wanted.retain_handling == SEND_IF_NEW and new):
-            return subscription.qos, Replay(subscription, self._retained.match(subscription.filter, now))
+            return subscription.qos, Replay(subscription, self._retained.match(subscription.filter))
         return subscription.qos, None
 
     def _replay_page(self, connection: Connection, now: float) -> bool:
@@ -183,7 +183,7 @@ class Subscribing:
         replay = replays[0]
         subscription = replay.subscription
         if not replay.page:
-            replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS)]
+            replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]
             replay.page.reverse()
             connection.debt += len(replay.page) + 1  # paid by what it wants served next
         while replay.page and session.ready():

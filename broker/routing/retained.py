@@ -22,15 +22,15 @@ EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bou
 @dataclass(frozen=True)
 class RetainedStatistics:
     count: int  # messages, with those that expired and were not dropped yet
-    bytes: int  # the sum of their sizes
+    bytes: int  # the sum of their sizes, without levels
     refused: int  # since the start
 
 
 class Retained:
     """At most *messages* messages of together at most *bytes* bytes.
 
-    Each counts with its Message.size and with LEVEL_BYTES for each level of its topic: the levels that topics share
-    are there only once, and that is what other topics may use.
+    A message counts with its Message.size, and the levels of all topics with LEVEL_BYTES each; what topics share at
+    their beginning is there once.
     """
 
     _messages: dict[bytes, Message]
@@ -69,10 +69,12 @@ class Retained:
         return True
 
     def _has_room(self, message: Message) -> bool:
+        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
         former = self._messages.get(message.topic)
-        if former is None:
-            return len(self._messages) < self._most_messages and self._bytes + message.size <= self._most_bytes
-        return self._bytes - former.size + message.size <= self._most_bytes
+        if former is not None:
+            return message.size - former.size <= max(0, room)
+        levels = message.topic.count(b"/") + 1  # taken as new, all of them
+        return len(self._messages) < self._most_messages and message.size + LEVEL_BYTES * levels <= room
 
     def delete(self, topic: bytes) -> bool:
         """False if nothing is retained there."""
@@ -89,9 +91,9 @@ class Retained:
         message = self._messages.get(topic)
         return None if message is None or message.expired(now) else message
 
-    def match(self, filter: bytes, now: float) -> "RetainedScan":
-        """A scan of what matches *filter* and has not expired at *now*."""
-        return RetainedScan(self, self._topics.root, filter, now)
+    def match(self, filter: bytes) -> "RetainedScan":
+        """A scan of what matches *filter*."""
+        return RetainedScan(self, self._topics.root, filter)
 
     def expire(self, now: float, limit: int) -> int:
         """Drop up to *limit* messages that have expired; returns how many."""
@@ -123,11 +125,11 @@ class RetainedScan:
     A level of the tree is visited at most once, whatever wildcards the filter has.
     """
 
-    def __init__(self, retained: Retained, root: Level, filter: bytes, now: float) -> None:
+    def __init__(self, retained: Retained, root: Level, filter: bytes) -> None:
         self._retained = retained
         self._root = root
         self._filter = filter
-        self._now = now
+        self._now = 0.0
         self._wanted = filter.split(b"/")
         self._whole_branches = self._wanted[-1] == ANY_LEVELS
         if self._whole_branches:
@@ -141,18 +143,20 @@ class RetainedScan:
     def done(self) -> bool:
         return self._begun and not self._branches
 
-    def next_page(self, limit: int) -> list[Message]:
+    def next_page(self, limit: int, now: float) -> list[Message]:
         """1 to *limit* further messages, empty when the scan is done. Looks for the first one as long as it takes."""
-        page = self.step(limit, limit)
+        page = self.step(limit, limit, now)
         while not page and not self.done:
-            page = self.step(limit, limit)
+            page = self.step(limit, limit, now)
         return page
 
-    def step(self, messages: int, levels: int) -> list[Message]:
+    def step(self, messages: int, levels: int, now: float) -> list[Message]:
         """Up to *messages* further messages, perhaps none, for a visit of about *levels* levels; see `done`.
 
+        None that has expired at *now* [MQTT-3.3.2-5]: the subscriber may have made us wait since it subscribed.
         About: the levels that the filter names in a row are followed in one go.
         """
+        self._now = now
         self._visited = 0
         self._found = []
         if not self._begun:

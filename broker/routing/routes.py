@@ -8,8 +8,12 @@
 # - a wildcard filter bumps the epoch of its first level, so only routes below it are made again;
 # - only a filter that begins with a wildcard bumps the epoch of all.
 # Epochs are kept in a fixed table by hash: a collision makes a route once more than needed, nothing else.
+#
+# The cache has two generations. When it is full, all it holds becomes the old one; what is used moves to the new one,
+# and for each route that comes one goes from the end of the old. So nothing is looked for and nothing is done for many
+# at once: "the oldest of a dict" is found behind all entries that were deleted before it.
+#
 # Why no route per (publisher, topic)? Authorisation is the only thing that would depend on the publisher.
-from itertools import islice
 from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
@@ -26,7 +30,6 @@ ENTRY_BYTES: Final = 400  # what a route costs beside its topic, about
 GROUP_BYTES: Final = 400  # a group with its list, and its place in a dict of many groups
 RECEIVER_BYTES: Final = 9  # a pointer, in a list that grows by an eighth
 PLACE_BYTES: Final = 110  # an entry of the dict that finds a receiver in a large group
-EVICTED: Final = 1024  # routes dropped in one go when there are too many; half a millisecond
 
 FEW_GROUPS: Final = 8  # so many are looked through; more have a dict
 FEW_RECEIVERS: Final = 64  # the same
@@ -230,6 +233,7 @@ class Routes:
         self._topic_bytes = topic_bytes
         self._size = 0
         self._routes: dict[bytes, Route] = {}
+        self._old: dict[bytes, Route] = {}
         self._shared: dict[tuple[bytes, bytes], SharedGroup] = {}
         self._epochs: list[int] = [0] * EPOCHS
         self._era = 0
@@ -239,7 +243,7 @@ class Routes:
         route = self._routes.get(topic)
         if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
             return route
-        return self._make(topic)
+        return self._find_old(topic)
 
     def add(self, subscription: Subscription) -> None:
         """A session has subscribed. Its `subscriptions` hold the new one."""
@@ -255,7 +259,7 @@ class Routes:
         before = route.size
         _add_one(route, subscription)
         self._size += route.size - before
-        self._keep_bounds()
+        self._shrink(self._limit, self._topics)
 
     def changed(self, subscription: Subscription) -> None:
         """The options of a subscription are others now."""
@@ -284,11 +288,11 @@ class Routes:
             audience(subscription),
         )
         self._size += route.size - before
-        self._keep_bounds()
+        self._shrink(self._limit, self._topics)
 
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups)."""
-        return len(self._routes), self.index.subscribers(), len(self._shared)
+        return len(self._routes) + len(self._old), self.index.subscribers(), len(self._shared)
 
     def _join(self, subscription: Subscription) -> None:
         filter = subscription.filter
@@ -303,7 +307,7 @@ class Routes:
             else:
                 route.share(group)
                 self._size += RECEIVER_BYTES
-                self._keep_bounds()
+                self._shrink(self._limit, self._topics)
         group.join(subscription)
 
     def _leave(self, subscription: Subscription) -> None:
@@ -324,7 +328,7 @@ class Routes:
 
     def _current(self, topic: bytes) -> Route | None:
         """The route of *topic* if it is there and up to date."""
-        route = self._routes.get(topic)
+        route = self._routes.get(topic) or self._old.get(topic)
         if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
             return route
         return None
@@ -340,9 +344,20 @@ class Routes:
             self._epochs[hash(first) % EPOCHS] += 1
 
     def _drop(self, topic: bytes) -> None:
-        route = self._routes.pop(topic, None)
+        route = self._routes.pop(topic, None) or self._old.pop(topic, None)
         if route is not None:
             self._size -= route.size
+
+    def _find_old(self, topic: bytes) -> Route:
+        route = self._current(topic)
+        self._drop(topic)
+        if route is None:
+            route = self._make(topic)
+        if route.size <= self._limit >> 1:  # or it would have all others made again, too
+            self._shrink(self._limit - route.size, self._topics - 1)
+            self._size += route.size
+            self._routes[topic] = route
+        return route
 
     def _make(self, topic: bytes) -> Route:
         check_topic(topic)
@@ -350,7 +365,6 @@ class Routes:
             raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._levels} levels")
         if len(topic) > self._topic_bytes:
             raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._topic_bytes} bytes")
-        self._drop(topic)
         slot = hash(first_level(topic)) % EPOCHS
         route = Route(topic, slot, self._epochs[slot], self._era)
         subscriptions: list[Subscription] = []
@@ -365,21 +379,16 @@ class Routes:
                 _add_one(route, subscription)
         else:
             _add_merged(route, subscriptions)
-        if route.size <= self._limit >> 1:  # or it would have all others made again, too
-            self._size += route.size
-            self._routes[topic] = route
-            self._keep_bounds()
         return route
 
-    def _keep_bounds(self) -> None:
-        """Drop the oldest routes, some more than needed: each search for the oldest passes all that went before."""
-        while self._size > self._limit or len(self._routes) > self._topics:
-            size = self._limit - (self._limit >> 4)
-            topics = self._topics - (self._topics >> 4)
-            for topic in list(islice(self._routes, EVICTED)):
-                if self._size <= size and len(self._routes) <= topics:
-                    break
-                self._drop(topic)
+    def _shrink(self, size: int, topics: int) -> None:
+        """Drop routes until there are at most *topics* in *size* bytes."""
+        while self._size > size or len(self._routes) + len(self._old) > topics:
+            if not self._old:
+                self._old = self._routes
+                self._routes = {}
+            _, route = self._old.popitem()
+            self._size -= route.size
 
 
 def _add_one(route: Route, subscription: Subscription) -> None:

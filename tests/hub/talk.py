@@ -1,11 +1,14 @@
 # What tests say to a broker again and again, and what they want to know of its answers.
 import socket
 from collections.abc import Iterable
+from typing import Final
 
 from broker.mqtt.packets import V5, Ack, Connect, Disconnect, Packet, Publish, SubAck, Subscribe, Wanted
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.reasons import CloseReason, DropReason
 from tests.inprocess import Broker, Client
+
+PLENTY: Final = 4 << 20  # bytes: more than the broker and the kernel may hold for a client
 
 
 def subscribe(client: Client, *filters: str | Wanted, qos: int = 0, identifier: int = 0) -> list[Publish]:
@@ -42,7 +45,7 @@ def push(client: Client, packet: bytes) -> int:
     block = packet * (65536 // len(packet))
     total = 0
     stuck = False
-    while True:
+    while total < PLENTY:
         try:
             total += client.socket.send(block[total % len(block) :])
             stuck = False
@@ -51,6 +54,7 @@ def push(client: Client, packet: bytes) -> int:
                 return total
             stuck = True
             client.broker.settle()
+    raise AssertionError("the broker takes it all")
 
 
 def narrow(broker: Broker) -> None:

@@ -32,7 +32,7 @@ from broker.mqtt.properties import (
     TOPIC_ALIAS_MAXIMUM,
     WILL_DELAY_INTERVAL,
 )
-from broker.routing.routes import EVERYONE, Group
+from broker.routing.routes import Group
 from tests.hub.talk import messages
 from tests.inprocess import Broker, Client
 
@@ -149,7 +149,7 @@ def test_a_reader_that_stalls_leaves_no_cycle(brokers: Brokers, garbage: list[ob
 
 def test_this_would_see_a_cycle(garbage: list[object]) -> None:
     """The three tests above could be blind."""
-    group = Group(0, False, b"", EVERYONE)
+    group = Group(0, False, b"", 0)
     group.sessions.append(group)  # type: ignore[arg-type]
     del group
 

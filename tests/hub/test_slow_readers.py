@@ -162,6 +162,30 @@ def test_the_budget_of_all_readers_is_kept(brokers: Brokers) -> None:
     assert 0 == broker.worker.budget.used
 
 
+def test_when_the_budget_is_used_up_the_largest_debtor_goes(brokers: Brokers) -> None:
+    """The memory of the worker would be used up by readers of which each may have a little."""
+    delivery = Delivery(high_watermark=64 * 1024, low_watermark=32 * 1024, outbound_budget=128 * 1024)
+    broker = brokers(Config(delivery=delivery))
+    large = reader(broker, "large", 0)
+    subscribe(large, "large")
+    small = [reader(broker, f"small{n}", 0) for n in range(10)]
+    narrow(broker)
+    for client in (large, *small):
+        client.reading = False
+    publisher = broker.connect("publisher")
+    publisher.send(Publish(b"large", bytes(50_000)))
+    broker.settle()
+    assert {} == closed(broker)
+    publisher.send(Publish(b"t", bytes(20_000)))  # each outbox is empty and takes it
+    broker.settle()
+
+    assert {CloseReason.OUTBOUND_BUDGET: 1} == closed(broker)
+    assert broker.worker.budget.used < 128 * 1024
+    large.reading = True
+    large.receive()
+    assert large.closed
+
+
 # A publisher that does not read its acknowledgements.
 
 

@@ -125,7 +125,7 @@ def test_who_comes_back_in_time_takes_the_will_back(brokers: Brokers) -> None:
     watcher = watch(broker)
     connect(broker, 5, 60).drop()
     broker.advance(4)
-    back = broker.connect("mortal", V5, clean_start=False)
+    back = connect(broker, 5, 60, clean_start=False)  # with a will of its own, whose time has not come
     broker.advance(100)
 
     assert back.connack.session_present

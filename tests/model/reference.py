@@ -362,7 +362,7 @@ class Model:
             return
         copy = self._take(session, packet)
         if session.version != V5:
-            copy.identifiers = None  # without them we cannot tell which one of a message's copies it was
+            self._blur(session, copy)
         if packet.qos:
             assert packet.packet_id not in session.sent, f"the packet id is in use: {packet}"
             assert not session.again, f"before all was resent: {packet}"
@@ -383,6 +383,14 @@ class Model:
             copy.released = True
         else:
             del session.sent[packet_id]
+
+    def _blur(self, session: Session, copy: Copy) -> None:
+        """Without identifiers we cannot tell which of a message's copies it was: the others may come with any."""
+        copy.identifiers = None
+        for offer in self.offers:
+            for group in offer.groups:
+                if session in group and group[session].message is copy.message:
+                    group[session].identifiers = None
 
     def _take(self, session: Session, packet: Publish) -> Copy:
         """What it is that *session* received."""

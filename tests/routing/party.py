@@ -79,4 +79,4 @@ class Party:
 
 def receivers(route: Route) -> list[list[Session]]:
     """The sessions of each group."""
-    return [list(group.sessions) for group in route.groups]
+    return [[session for session in group.sessions if session is not None] for group in route.groups]

@@ -66,7 +66,7 @@ def test_members_come_and_go_without_a_gap(filter: bytes) -> None:
     route = party.routes.find(b"t")
     party.subscribe("b", filter, share=b"g")
     assert route is party.routes.find(b"t")
-    assert {"b": 1} == party.publish(b"t")
+    assert [{"a": 1}, {"b": 1}] == [party.publish(b"t") for _ in range(2)]
 
     party.unsubscribe("b", b"$share/g/" + filter)
     assert [{"a": 1}] * 2 == [party.publish(b"t") for _ in range(2)]
@@ -138,7 +138,7 @@ def test_a_connected_member_is_preferred_to_one_that_is_away() -> None:
 
     party.client("b").session.detach()
 
-    assert ["c", "a", "b"] == [chosen(party, 1) for _ in range(3)]
+    assert ["a", "c", "b"] == [chosen(party, 1) for _ in range(3)]
 
 
 def test_qos_0_does_not_wait_for_a_member() -> None:
