@@ -31,6 +31,6 @@ class Connection(Stream):
         self.heard = now  # when its last packet was complete
         self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
         self.aliases: dict[int, bytes] | None = None  # topic aliases the client set
-        self.replays: list[Replay] | None = None
+        self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
         self.stuffed = False  # held because it does not take our answers
         self.replaying = False  # in the hub's list of those to go on with

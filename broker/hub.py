@@ -109,7 +109,11 @@ class Hub(Service):
             self._reactor.release(connection)
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._reception.lost(cast(Connection, stream), reason, now)
+        try:
+            self._reception.lost(cast(Connection, stream), reason, now)
+        except Exception as error:  # our mistake, in what its end entails: it must not cost the worker
+            self._reception.failed(None, error, now)
+            self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
         return self._reception.tick(now)

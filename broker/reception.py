@@ -21,7 +21,7 @@ from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.reasons import CloseReason, ProtocolError
 from broker.session.message import Message
-from broker.session.session import QueueBudget, Session, SessionLimits
+from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 from broker.subscribing import Subscribing
@@ -75,7 +75,9 @@ class Reception:
         self._most = connections
         self._new_client_id = new_client_id
         self._open = 0  # sockets
-        self._unreplayed: dict[Session, list[Replay]] = {}  # retained messages owed to sessions that are away
+        self._unreplayed: dict[
+            Session, dict[Subscription, Replay]
+        ] = {}  # retained messages owed to sessions that are away
         self._stopping = False
 
     # Coming.
@@ -124,6 +126,12 @@ class Reception:
         if connection.state != OPEN:
             return
         self._reactor.release(connection)
+        terms = agree(packet, self._limits)
+        connack = accept(packet, terms, False, assigned, self._limits)
+        if terms.maximum_packet and len(encode(connack, packet.version)) > terms.maximum_packet:
+            self._leave(connection, CloseReason.PACKET_TOO_LARGE, "CONNACK", now)  # nor any other word [MQTT-3.1.2-24]
+            self._reactor.close(connection, now)
+            return
         if found is None and self._store.count() >= self._limits.sessions:
             self._refuse(connection, CloseReason.SESSION_LIMIT, "", now)
             return
@@ -133,17 +141,14 @@ class Reception:
                 self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
         if found is not None and packet.clean_start and not found.ended:
             self._end(found, now)  # [MQTT-3.1.2-4]
-        terms = agree(packet, self._limits)
         if found is None or found.ended:
             session = Session(packet.client_id, self._session_limits, self._counters)
             self._store.keep(session)
-            present = False
         else:
             session = found
-            present = True
-        connack = encode(accept(packet, terms, present, assigned, self._limits), packet.version)
+            connack.session_present = True
         self._begin(connection, session, packet, terms, now)
-        connection.outbox.write(connack)
+        connection.outbox.write(encode(connack, packet.version))
         self._counters.answers_sent += 1
         self._counters.connects_accepted += 1
         self.connected += 1

@@ -66,8 +66,9 @@ class Subscribing:
         self._counters.subscribes += len(codes)
         self._answer(connection, session, SubAck(packet.packet_id, codes))
         for replay in replays:
-            self._drop_replay(connection, replay.subscription)  # asked again: from the beginning
-            connection.replays = [*(connection.replays or []), replay]
+            if connection.replays is None:
+                connection.replays = {}
+            connection.replays[replay.subscription] = replay  # asked again: from the beginning
         self.go_on(connection)
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
@@ -137,7 +138,9 @@ class Subscribing:
 
     def _drop_replay(self, connection: Connection, subscription: Subscription) -> None:
         if connection.replays is not None:
-            connection.replays = [r for r in connection.replays if r.subscription is not subscription] or None
+            connection.replays.pop(subscription, None)
+            if not connection.replays:
+                connection.replays = None
 
     def _subscribe_one(
         self, session: Session, wanted: Wanted, identifiers: bytes, now: float
@@ -180,7 +183,7 @@ class Subscribing:
         replays = connection.replays
         if session is None or replays is None or connection.state != OPEN:
             return False
-        replay = replays[0]
+        replay = next(iter(replays.values()))
         subscription = replay.subscription
         if not replay.page:
             replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]

@@ -54,6 +54,7 @@ class Worker:
         self.collector = Collector()
         memory = memory_limit()
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
+        self.queue_budget = QueueBudget(config.limits.queue_budget or memory // 4)
         self.routes = Routes(
             config.routes.topics, config.routes.bytes, config.limits.topic_levels, config.limits.topic_bytes
         )
@@ -78,7 +79,7 @@ class Worker:
             config.limits,
             config.delivery,
             self.budget,
-            QueueBudget(config.limits.queue_budget or memory // 4),
+            self.queue_budget,
             connections,
             partial(_new_client_id, "weir-"),
         )

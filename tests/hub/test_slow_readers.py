@@ -146,7 +146,7 @@ def test_the_budget_of_all_readers_is_kept(brokers: Brokers) -> None:
     """Many slow readers together would take the memory that one may not take alone."""
     delivery = Delivery(high_watermark=64 * 1024, low_watermark=32 * 1024, outbound_budget=128 * 1024)
     broker = brokers(Config(delivery=delivery))
-    slow = [reader(broker, f"slow{n}", 0) for n in range(20)]
+    slow = [reader(broker, f"slow{n}", 0) for n in range(6)]
     quick = reader(broker, "quick", 1)
     narrow(broker)
     for client in slow:
@@ -154,8 +154,9 @@ def test_the_budget_of_all_readers_is_kept(brokers: Brokers) -> None:
     publish(broker, 1)
 
     assert NUMBERS == payloads(quick.receive())
-    assert broker.worker.budget.used < 128 * 1024 + len(slow) * 1024  # an empty outbox takes one message all the same
+    assert broker.worker.budget.used < 128 * 1024
     assert {DropReason.NOT_WRITABLE} == set(dropped(broker))
+    assert {} == closed(broker)  # each may have less, and nobody has to go
     for client in slow:
         client.reading = True
     broker.settle()
