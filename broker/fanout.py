@@ -22,9 +22,11 @@ PAGE: Final = 512  # receivers served between two looks at the clock
 
 
 class FanOut:
-    """What is left of one publish. It goes to those who were receivers of its route when it began, and have not left.
+    """What is left of one publish. It goes to those who were receivers of its route when it began.
 
-    A group keeps the places of its receivers, so a position in it stays right; who comes is behind the end.
+    A group keeps the places of its receivers, so a position in it stays right: who leaves leaves a hole, and who comes
+    is behind the end. When the route replaces a group we keep the former one: who leaves after that may still be
+    served.
     """
 
     def __init__(

@@ -274,20 +274,23 @@ class Reception:
 
     def _end(self, session: Session, now: float) -> None:
         """The session is over: nothing of it remains [MQTT-4.1.0-2]."""
-        if session.will is not None:
-            self._publish_will(session, now)  # [MQTT-3.1.2-8]
         self._timers.cancel(session.expiry_timer, session)
         self._timers.cancel(session.will_timer, session)
         self._unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
         session.end()
         self._store.forget(session)
+        self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along
 
     def _publish_will(self, session: Session, now: float) -> None:
         will = session.will
         session.will = None
-        if will is not None:
+        if will is None:
+            return
+        try:
             self.publish(will.message(now), session, now)
+        except Exception as error:  # our mistake: it costs the will, and not the end of a connection half done
+            self.failed(None, error, now)
 
     # Time.
 

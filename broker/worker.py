@@ -22,7 +22,7 @@ from broker.metrics.counters import Counters
 from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.net.collector import Collector
 from broker.net.listeners import ListenError, listen
-from broker.net.reactor import Reactor
+from broker.net.reactor import LINGER, Reactor
 from broker.reception import REFUSABLE, Reception
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -111,6 +111,7 @@ class Worker:
                 nursery.start_soon(self._publish_sys)
             await stopping.wait()
             self.reactor.stop_listening()
+            self.reactor.linger = max(LINGER, self.config.drain.timeout)
             self.reception.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
@@ -156,8 +157,8 @@ class Worker:
             subscriptions=subscriptions,
             shared_subscriptions=shared,
             retained=retained.count,
-            stored_messages=retained.count,
-            stored_bytes=retained.bytes,
+            stored_messages=retained.count + self.queue_budget.messages,
+            stored_bytes=retained.bytes + self.queue_budget.used,
             heap_bytes=resident_bytes(),
         )
 

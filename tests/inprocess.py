@@ -4,13 +4,15 @@
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
 import socket
 
-from broker.config import Config
+from broker.config import Config, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
+from broker.net.listeners import listen
 from broker.worker import Worker
 
 LARGEST = 1 << 28
+CIRCLES = 1_000_000  # looks at the clock: no slice has reason for as many
 
 
 class Clock:
@@ -19,9 +21,12 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
         self.step = 0.0
+        self.looks = 0  # at it, since a test let the broker do something
 
     def __call__(self) -> float:
         self.now += self.step
+        self.looks += 1
+        assert self.looks < CIRCLES, "the broker turns in circles"
         return self.now
 
 
@@ -42,6 +47,13 @@ class Broker:
         client = Client(self, ours, version)
         self._clients.append(client)
         return client
+
+    def listen(self) -> tuple[str, int]:
+        """Have the broker listen on a free TCP port; its address."""
+        (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), self.worker.config.delivery)
+        self.worker.reactor.listen(listener)
+        host, port = listener.getsockname()
+        return host, port
 
     def dial(self, address: tuple[str, int], version: int = V311) -> "Client":
         """A connection over TCP to *address*, where the broker listens."""
@@ -73,6 +85,7 @@ class Broker:
     def settle(self) -> None:
         """Let the broker do all there is to do now."""
         for _ in range(10_000):
+            self.clock.looks = 0
             before = sum(client.pull() for client in self._clients)
             self.worker.reactor.wake()
             wait = self.worker.reactor.turn()

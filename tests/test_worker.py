@@ -120,7 +120,8 @@ async def test_timers_fire_though_nobody_says_anything(
     stranger = Visitor(await trio.open_tcp_stream(HOST, port))
     began = trio.current_time()
     async with stranger.stream:
-        assert None is await stranger.receive()
+        with trio.fail_after(60):
+            assert None is await stranger.receive()
         waited = trio.current_time() - began
     stopping.set()
 

@@ -25,7 +25,7 @@ from broker.reasons import CloseReason
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 TURN: Final = 0.005  # seconds of work and of waiting for more before they do; half of it costs a tenth of the CPU more
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
-LINGER: Final = 1.0  # seconds a closing peer has to take our last words
+LINGER: Final = 1.0  # seconds a peer has to take our last words, unless the service says otherwise
 WAIT: Final = 0.001  # seconds to wait in our epoll when busy
 WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon to expect the next
 ACCEPTS: Final = 64  # connections taken at once from one listener
@@ -96,6 +96,7 @@ class Reactor:
     ) -> None:
         self.dirty: deque[Outbox] = deque()
         self.statistics = LoopStatistics()
+        self.linger = LINGER  # seconds a closing peer has to take our last words
         self.bytes_received = 0
         self.bytes_sent = 0
         self.service: Service = Service()  # set when the worker is composed
@@ -190,7 +191,7 @@ class Reactor:
         stream.state = CLOSING
         stream.held = False  # what it still sends is thrown away, or it could not read our last words while it sends
         self._forget_input(stream)
-        self._closing.append((now + LINGER, stream))
+        self._closing.append((now + self.linger, stream))
         if stream.muted:
             stream.muted = False
             self._watch(stream)

@@ -26,10 +26,10 @@ from broker.session.run import Run
 from broker.session.session import Session, Subscription
 
 EPOCHS: Final = 4096
-ENTRY_BYTES: Final = 400  # what a route costs beside its topic, about
-GROUP_BYTES: Final = 400  # a group with its list, and its place in a dict of many groups
+ENTRY_BYTES: Final = 320  # what a route costs beside its topic, about
+GROUP_BYTES: Final = 300  # a group with its list, and its place in a dict of many groups
 RECEIVER_BYTES: Final = 9  # a pointer, in a list that grows by an eighth
-PLACE_BYTES: Final = 110  # an entry of the dict that finds a receiver in a large group
+PLACE_BYTES: Final = 65  # an entry of the dict that finds a receiver in a large group
 
 FEW_GROUPS: Final = 8  # so many are looked through; more have a dict
 FEW_RECEIVERS: Final = 64  # the same

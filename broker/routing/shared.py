@@ -8,7 +8,7 @@
 # that ring, and with every message a few of the slow and of the absent are looked at again: who is back waits for
 # its turn at most as many messages as there are such members, divided by those few. Nothing looks at all of them,
 # so with more than LOOKS members that are not quick, "preferred" means: among those looked at.
-from typing import Final
+from typing import Final, cast
 
 from broker.session.message import Message
 from broker.session.session import Session, Subscription
@@ -42,16 +42,13 @@ class Ring:
         if turn is None:
             self.turn = self.probe = member.before = member.behind = member
             return
-        last = turn.before
+        last = cast(Member, turn.before)
         member.before, member.behind = last, turn
-        turn.before = member
-        if last is not None:
-            last.behind = member
+        last.behind = turn.before = member
 
     def remove(self, member: Member) -> None:
-        before, behind = member.before, member.behind
-        if before is not None and behind is not None:
-            before.behind, behind.before = behind, before
+        before, behind = cast(Member, member.before), cast(Member, member.behind)
+        before.behind, behind.before = behind, before
         member.ring = member.before = member.behind = None  # no cycle for the collector
         self.count -= 1
         if self.turn is member:
@@ -84,8 +81,7 @@ class SharedGroup(Subscriber):
     def leave(self, subscription: Subscription) -> None:
         """KeyError if it is no member."""
         member = self._members.pop(subscription)
-        if member.ring is not None:
-            member.ring.remove(member)
+        cast(Ring, member.ring).remove(member)
 
     def choose(self, qos: int) -> Subscription | None:
         """The member for the next message at *qos*; None if none was found that may have it."""
@@ -115,21 +111,19 @@ class SharedGroup(Subscriber):
     def _probe(self, ring: Ring, limit: int, qos: int) -> None:
         """Look at up to *limit* members of *ring* and put them where they belong."""
         for _ in range(min(limit, ring.count)):
-            member = ring.probe
-            if member is not None:
-                ring.probe = member.behind
-                _move(member, self._ring_for(member.subscription, qos))
+            member = cast(Member, ring.probe)
+            ring.probe = member.behind
+            _move(member, self._ring_for(member.subscription, qos))
 
     def _next_quick(self, qos: int) -> Subscription | None:
         quick = self._quick
         for _ in range(min(LOOKS, quick.count)):
-            member = quick.turn
-            if member is not None:
-                ring = self._ring_for(member.subscription, qos)
-                if ring is quick:
-                    quick.turn = member.behind
-                    return member.subscription
-                _move(member, ring)
+            member = cast(Member, quick.turn)
+            ring = self._ring_for(member.subscription, qos)
+            if ring is quick:
+                quick.turn = member.behind
+                return member.subscription
+            _move(member, ring)
         return None
 
     def _ring_for(self, subscription: Subscription, qos: int) -> Ring:
@@ -143,8 +137,8 @@ class SharedGroup(Subscriber):
 
 
 def _move(member: Member, ring: Ring) -> None:
-    former = member.ring
-    if former is not ring and former is not None:
+    former = cast(Ring, member.ring)
+    if former is not ring:
         former.remove(member)
         ring.add(member)
 
@@ -152,11 +146,10 @@ def _move(member: Member, ring: Ring) -> None:
 def _next_patient(ring: Ring) -> Subscription | None:
     """The next member of *ring* that may let a message wait at QoS 1 or 2."""
     for _ in range(min(LOOKS, ring.count)):
-        member = ring.turn
-        if member is not None:
-            ring.turn = member.behind
-            subscription = member.subscription
-            session: Session = subscription.session
-            if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
-                return subscription
+        member = cast(Member, ring.turn)
+        ring.turn = member.behind
+        subscription = member.subscription
+        session: Session = subscription.session
+        if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
+            return subscription
     return None

@@ -28,11 +28,20 @@ PACKET_ID_NOT_FOUND: Final = b"\x92"
 
 
 class QueueBudget:
-    """The bytes that may wait in all sessions of a worker together."""
+    """The bytes that may wait in all sessions of a worker together, and what does."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.messages = 0
+
+    def take(self, message: Message) -> None:
+        self.used += message.size
+        self.messages += 1
+
+    def give_back(self, message: Message) -> None:
+        self.used -= message.size
+        self.messages -= 1
 
 
 class SessionLimits:
@@ -122,8 +131,9 @@ class Session:
         self.detach()
         undelivered = [message for message in (self._inflight or {}).values() if message is not RELEASED]
         lost = self.waiting() + len(undelivered)
+        for message in self._waiting or ():
+            self._limits.budget.give_back(message)
         self._inflight = self._waiting = self.incoming = None
-        self._limits.budget.used -= self._waiting_bytes
         self._waiting_bytes = self._inflight_bytes = 0
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
@@ -202,7 +212,7 @@ class Session:
 
     def has_room(self) -> bool:
         """A QoS 1 or 2 message that cannot be sent at once would wait here instead of being refused."""
-        return self.expiry != 0 or self.waiting() < self._limits.pending
+        return not self.ended and (self.expiry != 0 or self.waiting() < self._limits.pending)
 
     def pump(self, now: float) -> None:
         """Move what waits into the window, as far as the window and the outbox allow."""
@@ -233,7 +243,7 @@ class Session:
                 break
             message = waiting.popleft()
             self._waiting_bytes -= message.size
-            self._limits.budget.used -= message.size
+            self._limits.budget.give_back(message)
             if message.expired(now):
                 self._counters.dropped(DropReason.EXPIRED, 1)
             else:
@@ -290,7 +300,7 @@ class Session:
         budget = limits.budget
         waiting.append(message)
         self._waiting_bytes += size
-        budget.used += size
+        budget.take(message)
         while waiting and (
             self._waiting_bytes > limits.queue_bytes
             or budget.used > budget.limit
@@ -298,7 +308,7 @@ class Session:
         ):
             oldest = waiting.popleft()
             self._waiting_bytes -= oldest.size
-            budget.used -= oldest.size
+            budget.give_back(oldest)
             self._counters.dropped(DropReason.QUEUE_FULL, 1)
 
     # Acknowledgements from the client. Each is answered, if at all, into the outbox.

@@ -7,12 +7,10 @@
 # Time comes in weeks of seven seconds and every interval is a multiple of ten below seventy, alone or two of them
 # together: nothing is ever due at the very instant in which something else is done.
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.config import Config, Limits
 from broker.mqtt.packets import (
@@ -22,10 +20,8 @@ from broker.mqtt.packets import (
     PUBREL,
     V5,
     V31,
-    V311,
     Ack,
     Disconnect,
-    Packet,
     Properties,
     Publish,
     SubAck,
@@ -36,23 +32,36 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.properties import (
-    CONTENT_TYPE,
-    CORRELATION_DATA,
     MESSAGE_EXPIRY_INTERVAL,
     RECEIVE_MAXIMUM,
-    RESPONSE_TOPIC,
     SESSION_EXPIRY_INTERVAL,
     SUBSCRIPTION_IDENTIFIER,
     TOPIC_ALIAS,
     TOPIC_ALIAS_MAXIMUM,
-    USER_PROPERTY,
     WILL_DELAY_INTERVAL,
 )
 from broker.reasons import DropReason
-from tests.inprocess import Broker, Client
-from tests.model.reference import FOREVER, Message, Model, Session
+from tests.inprocess import Broker
+from tests.model.lines import Line
+from tests.model.reference import Model
+from tests.model.sessions import FOREVER, Message, Session
+from tests.model.vocabulary import (
+    FILTERS,
+    NAMES,
+    SHARED,
+    TOPICS,
+    UNSHARED,
+    WINDOW,
+    Asked,
+    Parting,
+    Said,
+    arrivals,
+    askings,
+    publishes,
+    qualities,
+    wanted,
+)
 
-WINDOW = 4  # small, so that it is full
 WEEK = 7  # seconds
 LONGEST_EXPIRY = 7 * 86400  # of a session: what 3.x gets for clean session 0
 
@@ -64,112 +73,6 @@ LAWFUL_DROPS = {
     reason.label
     for reason in (DropReason.OFFLINE_QOS0, DropReason.EXPIRED, DropReason.SESSION_ENDED, DropReason.NO_SHARED_MEMBER)
 }
-
-NAMES = ["anna", "bert", "cleo", "dora"]
-TOPICS = [b"a", b"a/b", b"a/c", b"b", b"b/b", b"$a/b"]
-SHARED = [b"$share/g/a/b", b"$share/h/a/b", b"$share/g/a/+", b"$share/g/will/#"]
-FILTERS = [*TOPICS, b"+", b"#", b"a/+", b"+/b", b"a/#", b"$a/#", b"will/+", b"+/+", *SHARED]
-UNSHARED = [b"b", b"b/b", b"$a/b"]  # nobody shares these: an empty payload cannot be told from another one
-
-lifetimes = st.sampled_from([FOREVER, FOREVER, 10, 20, 30])
-properties = st.sampled_from(
-    [
-        {},
-        {},
-        {USER_PROPERTY: [("k", "1"), ("k", "2")], CONTENT_TYPE: "text"},
-        {RESPONSE_TOPIC: "a/c", CORRELATION_DATA: b"\0\1"},
-    ]
-)
-wanted = st.builds(Wanted, st.sampled_from(FILTERS), st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2))
-
-
-@dataclass
-class Said:
-    """A PUBLISH to make; what the client's version does not know is left out."""
-
-    topic: bytes
-    qos: int
-    retain: bool = False
-    empty: bool = False
-    again: bool = False  # QoS 1: marked as a duplicate, which is nothing to its receivers [MQTT-3.3.1-3]
-    alias: int = 0  # 0 = none
-    lifetime: int = FOREVER
-    properties: Properties = field(default_factory=dict)
-
-
-publishes = st.builds(
-    Said,
-    st.sampled_from(TOPICS),
-    st.integers(0, 2),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 2),
-    lifetimes,
-    properties,
-)
-
-
-@dataclass
-class Parting:
-    """A will, without its topic, which is the client's own."""
-
-    qos: int
-    retain: bool
-    delay: int
-    lifetime: int
-    properties: Properties
-
-
-partings = st.builds(Parting, st.integers(0, 2), st.booleans(), st.sampled_from([0, 10, 20, 30]), lifetimes, properties)
-
-
-@dataclass
-class Asked:
-    """A CONNECT to make; what the version does not know is left out."""
-
-    version: int = V5
-    expiry: int = 0
-    window: int = WINDOW
-    aliases: int = 0
-    parting: Parting | None = None
-    prompt: bool = True  # acknowledges at once
-
-
-askings = st.builds(
-    Asked,
-    st.sampled_from([V31, V311, V5, V5]),
-    st.sampled_from([0, 10, 20, 30]),
-    st.integers(1, WINDOW),
-    st.integers(0, 2),
-    st.none() | partings,
-    st.booleans(),
-)
-
-
-@dataclass
-class Line:
-    """One connection of a client."""
-
-    client: Client
-    prompt: bool
-    expected: list[Packet] = field(default_factory=list)  # answers to come, in order
-    our_aliases: dict[int, bytes] = field(default_factory=dict)
-    their_aliases: dict[int, bytes] = field(default_factory=dict)
-
-    def say(self, packet: Packet, *answers: Packet) -> None:
-        """Send *packet*, which *answers* are to follow."""
-        self.client.send(packet)
-        self.expected.extend(answers)
-
-    def unaliased(self, packet: Publish) -> Publish:
-        """*packet* with its topic [MQTT-3.3.2-8]."""
-        properties = dict(packet.properties)
-        alias = cast(int, properties.pop(TOPIC_ALIAS, 0))
-        topic = packet.topic or self.their_aliases[alias]
-        if alias:
-            self.their_aliases[alias] = topic
-        return replace(packet, topic=topic, properties=properties)
 
 
 def _where(says: Callable[[Session], object]) -> st.SearchStrategy[str]:
@@ -212,6 +115,14 @@ class Conversation(RuleBasedStateMachine):
 
     # Who comes and who goes.
 
+    @initialize(arriving=arrivals)
+    def begin(self, arriving: list[tuple[Asked, list[Wanted]]]) -> None:
+        for name, (asked, filters) in zip(NAMES, arriving, strict=False):
+            self._connect(name, True, asked)
+            if filters:
+                self.subscribe(name, filters, 0)
+            self.everybody_has_what_it_is_owed()
+
     @rule(name=st.sampled_from(NAMES), clean=st.booleans(), asked=askings)
     def connect(self, name: str, clean: bool, asked: Asked) -> None:
         self._connect(name, clean, asked)
@@ -232,7 +143,7 @@ class Conversation(RuleBasedStateMachine):
         asked: Properties = {} if expiry is None else {SESSION_EXPIRY_INTERVAL: expiry}
         line.client.send(Disconnect(WITH_WILL if with_will else 0, asked))
         self.model.disconnect(name, with_will, expiry)
-        _part(line, [])
+        line.part()
 
     @precondition(_anybody(_is_connected))
     @rule(name=_where(_is_connected))
@@ -286,7 +197,7 @@ class Conversation(RuleBasedStateMachine):
         self._publish(name, said)
 
     @precondition(_anybody(_is_connected))
-    @rule(name=_where(_is_connected), topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), times=st.integers(2, 5))
+    @rule(name=_where(_is_connected), topic=st.sampled_from(TOPICS), qos=qualities, times=st.integers(2, 5))
     def publish_in_a_row(self, name: str, topic: bytes, qos: int, times: int) -> None:
         """What the broker may handle in one piece."""
         self._publish(name, [Said(topic, qos)] * times)
@@ -380,7 +291,7 @@ class Conversation(RuleBasedStateMachine):
         assert client.connack.session_present == (present and asked.version != V31)  # which 3.1 does not tell
         self.lines[name] = Line(client, asked.prompt)
         if former is not None:
-            _part(former, [Disconnect(TAKEN_OVER)])
+            former.part(Disconnect(TAKEN_OVER))
 
     def _will(self, name: str, parting: Parting, five: bool) -> tuple[Message, int, Will]:
         message = Message(name, b"will/" + name.encode(), b"will %d" % next(self.payloads), parting.qos, parting.retain)
@@ -474,10 +385,3 @@ def _with_lifetime(message: Message) -> Properties:
     if message.lifetime == FOREVER:
         return dict(message.properties)
     return message.properties | {MESSAGE_EXPIRY_INTERVAL: message.lifetime}
-
-
-def _part(line: Line, last_words: list[Packet]) -> None:
-    """The broker has closed *line*, having said *last_words* where the version allows."""
-    assert (last_words if line.client.version == V5 else []) == line.client.receive()
-    assert line.client.closed
-    line.client.drop()

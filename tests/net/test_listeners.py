@@ -33,14 +33,6 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def listening(broker: Broker) -> tuple[str, int]:
-    """The address of a new listener of *broker*."""
-    (listener,) = listen(LOCAL, Delivery())
-    broker.worker.reactor.listen(listener)
-    host, port = listener.getsockname()
-    return host, port
-
-
 def connected(broker: Broker, *clients: Client) -> bool:
     """They all have their CONNACK. The kernel may take a moment even on the way to itself."""
     while not all(client.inbox for client in clients) and not any(client.closed for client in clients):
@@ -106,7 +98,7 @@ def test_accepted_sockets_are_set_up_for_small_packets_and_dead_peers(brokers: B
 def test_more_connections_than_one_look_takes_are_all_taken(brokers: Brokers) -> None:
     """A crowd would leave some at the door."""
     broker = brokers()
-    address = listening(broker)
+    address = broker.listen()
     clients = [broker.dial(address) for _ in range(ACCEPTS + 10)]
     for n, client in enumerate(clients):
         client.send(Connect(V311, f"me{n}"))
@@ -118,7 +110,7 @@ def test_more_connections_than_one_look_takes_are_all_taken(brokers: Brokers) ->
 def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
     """One connection too many would end the broker, or have it turn in circles, or deaf for good."""
     broker = brokers()
-    one, two = listening(broker), listening(broker)
+    one, two = broker.listen(), broker.listen()
     inside = broker.dial(one)
     inside.send(Connect(V311, "inside"))
     assert connected(broker, inside)
@@ -141,7 +133,7 @@ def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
 def test_who_stops_listening_while_out_of_descriptors_stops(brokers: Brokers) -> None:
     """The end of the broker would fail where descriptors have failed before."""
     broker = brokers()
-    address = listening(broker)
+    address = broker.listen()
     broker.dial(address)
     with no_descriptor_left():
         broker.settle()
@@ -156,7 +148,7 @@ def test_who_stops_listening_while_out_of_descriptors_stops(brokers: Brokers) ->
 def test_who_stops_listening_keeps_the_connections(brokers: Brokers) -> None:
     """A drain would cut off those who should be told good-bye."""
     broker = brokers()
-    address = listening(broker)
+    address = broker.listen()
     client = broker.dial(address)
     client.send(Connect(V311, "me"))
     assert connected(broker, client)

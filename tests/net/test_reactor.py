@@ -1,4 +1,5 @@
 # Slices and rounds, the end of a connection, and what the reactor is told by the kernel.
+import select
 import socket
 from collections.abc import Callable
 
@@ -6,7 +7,7 @@ import pytest
 
 from broker.config import Config, Delivery, Limits
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, V311, Disconnect, PingReq, PingResp, Publish
+from broker.mqtt.packets import V5, V311, Connect, Disconnect, PingReq, PingResp, Publish
 from broker.net.reactor import LINGER, SLICE
 from broker.reasons import CloseReason
 from tests.hub.talk import acks, closed, narrow, push
@@ -14,6 +15,7 @@ from tests.inprocess import Broker, Client
 
 Brokers = Callable[..., Broker]
 
+PINGS = 30_000
 HIGH = 16 * 1024
 SMALL = Delivery(high_watermark=HIGH, low_watermark=HIGH // 2)
 ACKED = encode(Publish(b"t", b"", 1, packet_id=1), V311)
@@ -169,6 +171,36 @@ def test_a_large_packet_in_pieces_is_taken_when_it_is_whole(brokers: Brokers) ->
 # Ends.
 
 
+def test_the_last_words_survive_what_the_client_still_sends(brokers: Brokers) -> None:
+    """TCP answers bytes for a closed socket with a reset, which throws away all that is still on its way."""
+    broker = brokers()
+    client = broker.dial(broker.listen(), V5)
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.send(Connect(V5, "me"))
+    until(broker, client, lambda: len(client.inbox) == 1)
+    client.reading = False
+    client.send(*[PingReq()] * PINGS)
+    until(broker, client, lambda: broker.worker.counters.packets_received == 1 + PINGS)
+    assert 0 == broker.worker.budget.used  # the kernel has all of it, more than the client takes
+    client.send_bytes(b"\xff\0")
+    until(broker, client, lambda: bool(closed(broker)))
+    client.send_bytes(bytes(10_000))
+    broker.settle()
+    client.reading = True
+    until(broker, client, lambda: client.closed)
+
+    assert 1 + PINGS + 1 == len(client.inbox)
+    assert isinstance(client.inbox[-1], Disconnect)
+
+
+def until(broker: Broker, client: Client, condition: Callable[[], bool]) -> None:
+    """Let *broker* work until *condition*. TCP may take a moment even on one machine."""
+    while not condition():
+        reads = [client.socket.fileno()] if client.reading else []
+        assert select.select([broker.worker.reactor.fileno(), *reads], [], [], 5.0)[0]
+        broker.settle()
+
+
 @pytest.mark.parametrize("version", [V311, V5])
 def test_the_last_words_reach_a_client_that_is_still_sending(brokers: Brokers, version: int) -> None:
     """A close with unread input is a reset, and a reset eats what was sent before it: the reason would be lost."""
@@ -220,7 +252,9 @@ def test_half_an_end_costs_no_time(brokers: Brokers, stopped: bool) -> None:
     broker.clock.step = STEP  # a slice that turns in circles ends, too
     if stopped:
         broker.worker.reception.stop(broker.clock.now)
-    broker.settle()  # comes to rest
+    began = broker.clock.now
+    broker.settle()
+    assert broker.clock.now - began < LINGER / 10  # it came to rest by itself
     if not stopped:
         assert {} == closed(broker)
         client.socket.recv(65536)  # writable for a moment, and blocked again

@@ -1,10 +1,11 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.routing.filters import FilterIndex, first_level, is_wildcard
+from broker.routing.filters import matches as quickly_matches
 from broker.session.subscriber import Subscriber
 from tests.routing.reference import filters, matches, topics
 
@@ -140,3 +141,11 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
 
     assert not index.remove(b"a", stranger)
     assert present == index.match(b"a")
+
+
+@example(b"+", b"$a")
+@example(b"#", b"$a/b")
+@given(filters, topics)
+def test_one_filter_matches_as_the_rules_say(filter: bytes, topic: bytes) -> None:
+    """A client whose filters overlap would get two copies of a message, or none."""
+    assert matches(filter, topic) == quickly_matches(filter, topic)

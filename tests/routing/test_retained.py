@@ -192,3 +192,32 @@ def test_a_step_returns_a_bounded_number_of_messages() -> None:
 
     assert [[b"a", b"b"], [b"c"]] == [[m.topic for m in scan.step(2, 1000, 0.0)] for _ in range(2)]
     assert scan.done
+
+
+def test_deep_topics_count_with_their_levels() -> None:
+    """A client could fill the memory with short messages under deep topics: each level costs more than it says."""
+    deep = b"a/" * 99 + b"a"
+    retained = Retained(messages=PLENTY, bytes=150 * LEVEL_BYTES)
+
+    assert [True, False] == [retained.put(message(topic), 0.0) for topic in (deep, b"b" + deep)]
+    assert retained.put(message(deep, b"xx"), 0.0)
+    assert retained.delete(deep)
+    assert retained.put(message(b"b" + deep), 0.0)
+
+
+def test_levels_that_topics_share_count_once() -> None:
+    """A fleet under one prefix would be refused room that it does not use."""
+    retained = Retained(messages=PLENTY, bytes=40 * LEVEL_BYTES)
+
+    assert all(retained.put(message(b"site/hall/%d" % number), 0.0) for number in range(30))
+
+
+def test_a_scan_that_had_to_wait_delivers_nothing_that_expired_meanwhile() -> None:
+    """A slow reader would get messages after their expiry interval [MQTT-3.3.2-5]."""
+    retained = holding(b"b")
+    retained.put(message(b"a", expires=10.0), 0.0)
+    retained.put(message(b"c", expires=20.0), 0.0)
+    scan = retained.match(b"+")
+    assert [b"b"] == [m.topic for m in scan.step(1, 1000, 0.0)]
+
+    assert [b"c"] == [m.topic for m in scan.step(10, 1000, 10.0)]

@@ -330,3 +330,14 @@ def test_a_topic_that_fits_no_cache_is_still_delivered() -> None:
 
     assert {"a": 1} == party.publish(b"x" * 1000)
     assert 0 == party.routes.statistics()[0]
+
+
+def test_a_route_as_large_as_the_cache_pushes_nobody_out() -> None:
+    """Each publish to one crowded topic would have the routes of all others made again."""
+    party = Party(size=4 * (ENTRY_BYTES + 500))
+    other = party.routes.find(b"other")
+    for number in range(300):
+        party.subscribe(f"{number}", b"crowded")
+
+    assert dict.fromkeys(party.clients, 1) == party.publish(b"crowded")
+    assert other is party.routes.find(b"other")

@@ -2,7 +2,7 @@ import pytest
 
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from broker.routing.shared import SharedGroup
+from broker.routing.shared import LOOKS, PROBES, SharedGroup
 from broker.session.message import NEVER, Message
 from tests.routing.party import Party
 from tests.session.receiver import NOW, message
@@ -72,6 +72,7 @@ def test_members_come_and_go_without_a_gap(filter: bytes) -> None:
     assert [{"a": 1}] * 2 == [party.publish(b"t") for _ in range(2)]
     party.unsubscribe("a", b"$share/g/" + filter)
     assert {} == party.publish(b"t")
+    assert [] == party.routes.find(b"t").shared
     assert (1, 0, 0) == party.routes.statistics()
 
 
@@ -180,3 +181,133 @@ def test_a_message_is_delivered_as_its_member_subscribed() -> None:
         Publish(b"t", b"payload", 2, False, False, 1),
         Publish(b"t", b"payload", 1, True, False, 1),
     ] == [packet for name in "abcd" for packet in party.client(name).take()]
+
+
+def test_a_member_that_subscribes_again_is_there_once_and_at_once() -> None:
+    """A member would get two turns, or wait to be looked at although it has just spoken."""
+    party = three()
+    make_slow(party, "b")
+    assert ["a", "c"] == [chosen(party, 1) for _ in range(2)]
+    party.client("b").connect(V5)
+    party.subscribe("b", b"t", 0, share=b"g")
+
+    assert ["a", "c", "b", "a", "c", "b"] == [chosen(party, 1) for _ in range(6)]
+    party.unsubscribe("b", b"$share/g/t")
+    assert ["a", "c", "a"] == [chosen(party, 1) for _ in range(3)]
+
+
+@pytest.mark.parametrize("trouble", ["slow", "away"])
+def test_a_few_quick_members_among_many_others_are_found(trouble: str) -> None:
+    """A large group would drop messages or let them wait while some of its members are quick."""
+    party = Party()
+    count = 3 * LOOKS
+    for number in range(count):
+        party.client(f"{number}", expiry=60)
+        party.subscribe(f"{number}", b"t", share=b"g")
+    for number in range(count):
+        if trouble == "slow":
+            make_slow(party, f"{number}")
+        else:
+            party.client(f"{number}").session.detach()
+    for _ in range(4):
+        chosen(party, 1)  # nobody is quick: they are sorted out
+    for name in ("7", "100"):
+        party.client(name).connect(V5)
+
+    turns = [chosen(party, 0) for _ in range(count)]
+
+    assert {"7", "100"} == set(turns[-count // 2 :])
+    assert abs(turns[-count // 2 :].count("7") - count // 4) <= 1
+
+
+def test_a_member_that_takes_qos_0_only_does_not_wait() -> None:
+    """A message would be put where it is dropped, though another member would keep it."""
+    party = Party()
+    for name, qos in (("a", 0), ("b", 1), ("c", 0)):
+        party.subscribe(name, b"t", qos, share=b"g")
+        make_slow(party, name)
+
+    assert ["b", "b"] == [chosen(party, 2) for _ in range(2)]
+
+
+def test_members_that_leave_one_by_one_leave_the_rest_in_turn() -> None:
+    """The order of turns would break at the member that left, or its client be held in memory."""
+    party = Party()
+    for number in range(6):
+        party.subscribe(f"{number}", b"t", share=b"g")
+    make_slow(party, "1")
+    assert ["0", "2", "3"] == [chosen(party, 1) for _ in range(3)]
+    for name in ("4", "1", "0"):  # whose turn it is, a slow one, and the one before
+        party.unsubscribe(name, b"$share/g/t")
+
+    assert ["5", "2", "3", "5"] == [chosen(party, 1) for _ in range(4)]
+    assert 3 == len(group(party))
+
+
+def test_a_full_window_does_not_matter_to_who_takes_qos_0() -> None:
+    """A member that is sent everything at QoS 0 would be passed over for a window that it does not need."""
+    party = three()
+    fill_window(party, "a")
+    party.subscribe("a", b"t", 0, share=b"g")
+    make_slow(party, "b")
+
+    assert {"a", "c"} == {chosen(party, 1) for _ in range(2)}
+
+
+@pytest.mark.parametrize("trouble", ["slow", "away"])
+def test_whoever_is_back_is_found_at_once_when_nobody_else_is_there(trouble: str) -> None:
+    """A message would be dropped although a member is there for it."""
+    party = Party()
+    names = [f"{number}" for number in range(5 * PROBES)]
+    for name in names:
+        party.client(name, expiry=60)
+        party.subscribe(name, b"t", share=b"g")
+
+    def leave(name: str) -> None:
+        if trouble == "slow":
+            make_slow(party, name)
+        else:
+            party.client(name).session.detach()
+
+    for name in names:
+        leave(name)
+    assert chosen(party, 0) is None
+    for name in names:
+        party.client(name).connect(V5)
+        assert name == chosen(party, 0)
+        leave(name)
+
+
+def test_a_member_that_subscribes_again_does_not_wait_to_be_looked_at() -> None:
+    """A member that is back in a large group would get nothing for a while, though it has just spoken."""
+    party = Party()
+    party.subscribe("quick", b"t", share=b"g")
+    names = [f"{number}" for number in range(10 * PROBES)]
+    for name in names:
+        party.subscribe(name, b"t", share=b"g")
+        make_slow(party, name)
+    chosen(party, 1)
+    for name in names:
+        party.client(name).connect(V5)
+        party.subscribe(name, b"t", share=b"g")
+        assert {"quick", name} == {chosen(party, 1) for _ in range(2)}
+        make_slow(party, name)
+
+
+@pytest.mark.parametrize("left", range(2 * PROBES))
+def test_slow_members_are_looked_at_whoever_leaves(left: int) -> None:
+    """A member that was slow would get nothing for ever, because the one that was to be looked at next has left."""
+    party = Party()
+    party.subscribe("quick", b"t", share=b"g")
+    names = [f"{number}" for number in range(2 * PROBES)]
+    for name in names:
+        party.subscribe(name, b"t", share=b"g")
+        make_slow(party, name)
+    chosen(party, 1)
+    chosen(party, 1)
+    for name in names:
+        if name != f"{left}":
+            party.unsubscribe(name, b"$share/g/t")
+    party.client(f"{left}").connect(V5)
+
+    assert f"{left}" in [chosen(party, 1) for _ in range(4)]

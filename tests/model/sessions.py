@@ -1,0 +1,171 @@
+# What the reference knows of a client: messages, the copies that it is owed, its session.
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import cast
+
+from broker.mqtt.packets import V5, Properties, Publish, Wanted
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER
+
+FOREVER = 10**9  # seconds
+
+
+@dataclass
+class Message:
+    """What somebody publishes, or will."""
+
+    publisher: str
+    topic: bytes
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    lifetime: int = FOREVER  # seconds from its publication on
+    properties: Properties = field(default_factory=dict)  # which every receiver of 5.0 gets as they are
+
+
+@dataclass(eq=False)
+class Copy:
+    """A message as one client is to receive it."""
+
+    message: Message
+    qos: int
+    retain: bool
+    identifiers: list[int] | None  # None = any
+    expires: int
+    released: bool = False  # the client has sent PUBREC
+
+    def is_like(self, packet: Publish, version: int, now: int) -> bool:
+        """*packet* is this copy, whatever its packet id and DUP."""
+        message = self.message
+        if (packet.topic, packet.payload) != (message.topic, message.payload):
+            return False
+        if (packet.qos, packet.retain) != (self.qos, self.retain):
+            return False
+        if version != V5:
+            return True
+        properties = dict(packet.properties)
+        identifiers = cast(list[int], properties.pop(SUBSCRIPTION_IDENTIFIER, []))
+        left = cast(int, properties.pop(MESSAGE_EXPIRY_INTERVAL, FOREVER))
+        return (
+            properties == message.properties
+            and (self.identifiers is None or sorted(identifiers) == sorted(self.identifiers))
+            and self._leaves(left, now)
+        )
+
+    def _leaves(self, left: int, now: int) -> bool:
+        """*left* is the rest of its lifetime [MQTT-3.3.2-6]; a second just begun may count or not."""
+        if self.message.lifetime == FOREVER:
+            return left == FOREVER
+        return abs(left - max(0, self.expires - now)) <= 1
+
+    def lives(self, now: int) -> bool:
+        return self.expires > now
+
+    def shares_stream(self, other: "Copy") -> bool:
+        """Which of the two comes first is not free."""
+        mine, others = self.message, other.message
+        return (mine.publisher, mine.topic, self.qos) == (others.publisher, others.topic, other.qos)
+
+
+@dataclass(eq=False)
+class Subscription:
+    filter: bytes
+    share: bytes  # b"" = not shared
+    wanted: Wanted
+    identifier: int  # 0 = none
+
+    def copy(self, message: Message, retain: bool, now: int) -> Copy:
+        return Copy(message, min(message.qos, self.wanted.qos), retain, self.identifiers(), now + message.lifetime)
+
+    def identifiers(self) -> list[int]:
+        return [self.identifier] if self.identifier else []
+
+
+@dataclass(eq=False)
+class Replay:
+    """The retained messages that a new subscription gets."""
+
+    subscription: Subscription
+    missing: set[bytes]  # topics
+    seen: set[bytes] = field(default_factory=set)
+
+
+class Session:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.connected = False
+        self.ended = False
+        self.version = 0
+        self.window = 0
+        self.expiry = 0
+        self.will: Message | None = None
+        self.will_delay = 0
+        self.will_at = FOREVER
+        self.ends_at = FOREVER
+        self.subscriptions: dict[bytes, Subscription] = {}
+        self.owed: list[Copy] = []  # not sent yet
+        self.sent: dict[int, Copy] = {}  # not acknowledged to the end, by packet id
+        self.again: list[int] = []  # of these, what has to be sent once more on this connection
+        self.replays: list[Replay] = []
+        self.unreleased: dict[int, Message] = {}  # QoS 2 messages of the client itself, before their PUBREL
+
+    def on_the_wire(self) -> list[int]:
+        """The packet ids that this connection knows and has not finished with."""
+        return [packet_id for packet_id in self.sent if packet_id not in self.again]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def has_room(self) -> bool:
+        """It would receive a message of QoS 1 at once."""
+        return self.connected and len(self.on_the_wire()) < self.window
+
+
+class Offer:
+    """One message for one member of each of several groups."""
+
+    def __init__(self, groups: list[dict[Session, Copy]], expires: int, owed: set[Session]) -> None:
+        self.groups = groups
+        self.expires = expires
+        self.owed = owed  # who gets a copy of its own as well
+        self.fresh = True  # nobody has acknowledged anything since
+        self.present = {session for group in groups for session in group if session.connected}
+        self._taken: list[set[int]] = []  # for each copy received: the groups it may have been meant for
+
+    def take(self, session: Session, packet: Publish, now: int) -> Copy | None:
+        """The copy that *packet* is, if one more of this offer may go to *session*."""
+        fitting = {
+            at
+            for at, group in enumerate(self.groups)
+            if session in group and group[session].is_like(packet, session.version, now)
+        }
+        self._taken.append(fitting)
+        if fitting and next(self._unmet(), None) is not None:
+            return replace(self.groups[min(fitting)][session])  # of its own, as its groups may look alike
+        self._taken.pop()
+        return None
+
+    def met(self) -> bool:
+        return len(self._taken) == len(self.groups)
+
+    def explained(self) -> bool:
+        """For each group that has not had the message there is a member who may still hold it."""
+        return any(all(map(self._may_wait, groups)) for groups in self._unmet())
+
+    def _unmet(self) -> Iterator[list[dict[Session, Copy]]]:
+        """The groups that have not had it, for each way in which the copies received may be assigned."""
+        for order in permutations(range(len(self.groups))):
+            if all(at in fitting for at, fitting in zip(order, self._taken, strict=False)):
+                yield [self.groups[at] for at in order[len(self._taken) :]]
+
+    def _may_wait(self, group: dict[Session, Copy]) -> bool:
+        if not self.fresh:
+            return any(session.ended or not session.has_room() for session in group)
+        if any(session in self.owed and not session.has_room() for session in group):
+            return True  # we may have taken the one copy that it received for its own, and its own waits
+        # A member that has room goes before those that would let it wait.
+        return not any(session in self.present and _takes_now(session, copy) for session, copy in group.items())
+
+
+def _takes_now(session: Session, copy: Copy) -> bool:
+    return session.has_room() or (session.connected and copy.qos == 0)
