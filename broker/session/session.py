@@ -75,6 +75,7 @@ class Session:
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
         self.incoming: set[int] | None = None  # QoS 2 packet ids received and not yet released
+        self._carried: set[int] | None = None  # those of them that came over a former connection
         self.will: Will | None = None
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
@@ -106,6 +107,7 @@ class Session:
         self.maximum_packet = maximum_packet
         self.alias_maximum = alias_maximum
         self._aliases = None
+        self._carried = set(self.incoming) if self.incoming else None
 
     def resume(self, now: float) -> None:
         """Send again all that was not acknowledged, in its order and under its packet ids [MQTT-4.4.0-1]."""
@@ -133,7 +135,7 @@ class Session:
         lost = self.waiting() + len(undelivered)
         for message in self._waiting or ():
             self._limits.budget.give_back(message)
-        self._inflight = self._waiting = self.incoming = None
+        self._inflight = self._waiting = self.incoming = self._carried = None
         self._waiting_bytes = self._inflight_bytes = 0
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
@@ -382,6 +384,8 @@ class Session:
         known = incoming is not None and packet_id in incoming
         if known and incoming is not None:
             incoming.discard(packet_id)
+            if self._carried is not None:
+                self._carried.discard(packet_id)
         if out is not None:
             if known:
                 out.write(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
@@ -404,8 +408,11 @@ class Session:
         return (len(self._inflight) if self._inflight else 0) + (len(self._unsent) if self._unsent else 0)
 
     def unreleased(self) -> int:
-        """QoS 2 messages from the client that wait for their PUBREL."""
-        return len(self.incoming) if self.incoming else 0
+        """QoS 2 messages from the client that came over this connection and wait for their PUBREL.
+
+        A new connection begins with the whole receive maximum, whatever was left of the former one (4.9).
+        """
+        return (len(self.incoming) if self.incoming else 0) - (len(self._carried) if self._carried else 0)
 
     def waiting(self) -> int:
         """Messages that have not been sent yet."""

@@ -197,6 +197,22 @@ def test_a_qos_2_message_over_the_receive_maximum_is_not_lost(brokers: Brokers) 
     assert [b"1", b"2"] == payloads(reader.receive())
 
 
+def test_a_new_connection_has_the_whole_receive_maximum(brokers: Brokers) -> None:
+    """What waits for its PUBREL since the former connection does not count: a lawful client would be closed (4.9)."""
+    broker = brokers(Config(limits=Limits(receive_maximum=2)))
+    lasting: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+    client = broker.connect("client", V5, properties=lasting)
+    client.send(Publish(b"t", b"1", 2, packet_id=1), Publish(b"t", b"2", 2, packet_id=2))
+    client.receive()
+    client.drop()
+
+    back = broker.connect("client", V5, clean_start=False, properties=lasting)
+    back.send(*(Publish(b"t", b"x", 2, packet_id=i) for i in (3, 4)))
+    assert [3, 4] == acks(back.receive(), 5)
+    back.send(Ack(6, 1), Publish(b"t", b"x", 2, packet_id=5))
+    assert CloseReason.RECEIVE_MAXIMUM_EXCEEDED.code == goodbye(back)
+
+
 def test_what_lies_before_a_broken_packet_is_delivered(brokers: Brokers) -> None:
     """Whether good packets count must not depend on what the kernel put into the same read."""
     broker = brokers()

@@ -143,6 +143,7 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
     assert present == index.match(b"a")
 
 
+@example(b"a/b", b"a/b")
 @example(b"+", b"$a")
 @example(b"#", b"$a/b")
 @given(filters, topics)
