@@ -30,7 +30,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
 )
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
-from broker.net.reactor import Reactor, Service
+from broker.net.reactor import LARGE_READ, Reactor, Service
 from broker.net.stream import OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, BYTES_PER_UNIT_SHIFT, CONNECT_COST, FILTER_COST, PUBLISH_COST
 from broker.reasons import CloseReason, DropReason, ProtocolError
@@ -100,6 +100,13 @@ class Hub(Service):
 
     def drained(self, stream: Stream, now: float) -> None:
         connection = cast(Connection, stream)
+        try:
+            self._go_on(connection, now)
+        except Exception as error:
+            self._reception.failed(connection, error, now)
+
+    def _go_on(self, connection: Connection, now: float) -> None:
+        """*connection* takes more again."""
         session = connection.session
         if session is not None:
             session.pump(now)
@@ -126,7 +133,11 @@ class Hub(Service):
         except Exception as error:  # our mistake: it costs this publish and not the worker
             self._reception.failed(self._deliveries.give_up(), error, self._clock())
             left = True
-        return self._subscribing.work(until) or left
+        try:
+            return self._subscribing.work(until) or left
+        except Exception as error:
+            self._reception.failed(None, error, self._clock())
+            return True
 
     def out_of_descriptors(self) -> None:
         self._reception.out_of_descriptors()
@@ -194,6 +205,9 @@ class Hub(Service):
             connection.left = end - position
             if position == end:  # an idle connection holds no input
                 connection.input = b""
+                connection.position = 0
+            elif position > LARGE_READ:  # nor one that has begun its next packet a large one
+                connection.input = data[position:]
                 connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]

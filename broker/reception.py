@@ -129,6 +129,7 @@ class Reception:
         terms = agree(packet, self._limits)
         connack = accept(packet, terms, False, assigned, self._limits)
         if terms.maximum_packet and len(encode(connack, packet.version)) > terms.maximum_packet:
+            self._counters.connects_refused += 1
             self._leave(connection, CloseReason.PACKET_TOO_LARGE, "CONNACK", now)  # nor any other word [MQTT-3.1.2-24]
             self._reactor.close(connection, now)
             return

@@ -109,8 +109,9 @@ class Subscribing:
         while self._withdrawing:
             if self._clock() >= until:
                 return True
-            if self._withdraw_page(self._withdrawing[0]):
-                self._withdrawing.popleft()
+            session = self._withdrawing.popleft()
+            if not self._withdraw_page(session):
+                self._withdrawing.appendleft(session)
         replaying = self._replaying
         while replaying:
             now = self._clock()

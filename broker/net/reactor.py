@@ -240,6 +240,9 @@ class Reactor:
                 timeout = WAIT
             elif events:
                 timeout = 0.0
+                now = self._clock()  # accepting alone looks at no clock
+                if now >= deadline:
+                    break
             else:
                 break
         self._seen += seen

@@ -20,8 +20,7 @@ from broker.session.subscriber import Subscriber
 from broker.session.will import Will
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
-PUBACK_3: Final = b"\x40\x02"
-PUBREC_3: Final = b"\x50\x02"
+NO_LIMIT: Final = 1 << 60  # bytes
 PUBREL_3: Final = b"\x62\x02"
 PUBCOMP_3: Final = b"\x70\x02"
 PACKET_ID_NOT_FOUND: Final = b"\x92"
@@ -52,6 +51,7 @@ class SessionLimits:
         self.pending = pending
         self.queue = queue
         self.queue_bytes = queue_bytes
+        self.window_bytes = queue_bytes or NO_LIMIT  # unacknowledged; what may not wait may be sent
         self.budget = budget
 
 
@@ -190,7 +190,7 @@ class Session:
         if inflight is None:
             inflight = {}
             self._inflight = inflight
-        if len(inflight) >= self.window or self._unsent or self._inflight_bytes > self._limits.queue_bytes:
+        if len(inflight) >= self.window or self._unsent or self._inflight_bytes > self._limits.window_bytes:
             self._wait(message)
             return
         self._send(message, inflight, out, now)
@@ -209,7 +209,7 @@ class Session:
             and not self._waiting
             and not self._unsent
             and (self._inflight is None or len(self._inflight) < self.window)
-            and self._inflight_bytes <= self._limits.queue_bytes
+            and self._inflight_bytes <= self._limits.window_bytes
         )
 
     def has_room(self) -> bool:
@@ -239,7 +239,7 @@ class Session:
             inflight[packet_id] = message
             self._inflight_bytes += message.size
         waiting = self._waiting
-        most = self._limits.queue_bytes
+        most = self._limits.window_bytes
         while waiting and out.writable:  # what is sent again goes first: what keeps it keeps these
             if len(inflight) >= self.window or self._inflight_bytes > most:
                 break

@@ -33,11 +33,21 @@ def test_the_limit_of_what_is_pending_does_not_cut_a_queue() -> None:
 def test_a_queue_of_no_bytes_holds_nothing(expiry: int) -> None:
     """Zero bytes would mean one message of any size, for each of a million sessions."""
     receiver = Receiver(expiry=expiry, queue_bytes=0)
-    receiver.connect().offer(message(b"sent", 1), message(b"late", 1))
+    receiver.connect(window=1).offer(message(b"sent", 1), message(b"late", 1))
     assert 0 == receiver.session.waiting()
     assert [b"sent"] == receiver.acknowledge()
 
     receiver.offer(message(b"again", 1))
 
     assert [b"again"] == receiver.acknowledge()
+    assert 1 == receiver.dropped(DropReason.QUEUE_FULL)
+
+
+def test_a_queue_of_no_bytes_does_not_narrow_the_window() -> None:
+    """What may not wait may still be sent: a fleet without queues would get one message at a time."""
+    receiver = Receiver(queue_bytes=0).connect(window=2)
+
+    receiver.offer(message(b"one", 1), message(b"two", 1), message(b"late", 1))
+
+    assert [b"one", b"two"] == receiver.acknowledge()
     assert 1 == receiver.dropped(DropReason.QUEUE_FULL)
