@@ -3,8 +3,8 @@
 # trio stays the scheduler: it waits for our epoll object and calls `turn()`, which works for at most a slice and
 # gives way. A slice polls, serves ready streams in rounds (each once a round, within its quantum), works on what
 # was left unfinished, and flushes; what is appended to an outbox while it waits for its flush leaves in the same
-# send. Serving takes at most half of a slice and flushing the rest, so that neither starves the other and a long
-# fan-out merges with what comes in meanwhile.
+# send. Serving gets half of a slice, unfinished work a quarter and flushing the rest, so that none starves another and
+# a long fan-out merges with what comes in meanwhile.
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
@@ -19,12 +19,13 @@ from typing import Final
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.collector import Collector
 from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream
-from broker.overload.quantum import Quantum
+from broker.overload.quantum import LARGEST, TELLING, Quantum
 from broker.reasons import CloseReason
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 TURN: Final = 0.005  # seconds of work and of waiting for more before they do; half of it costs a tenth of the CPU more
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
+LEAST: Final = 0.0005  # seconds of a slice for unfinished work, and at least for flushing, however long serving took
 LINGER: Final = 1.0  # seconds a peer has to take our last words, unless the service says otherwise
 WAIT: Final = 0.001  # seconds to wait in our epoll when busy
 WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon to expect the next
@@ -222,16 +223,18 @@ class Reactor:
             if timeout > 0.0:
                 after = self._clock()
                 waited += after - now
-                deadline = min(deadline + after - now, latest)
+                deadline += after - now
+                if deadline > latest:
+                    deadline = latest
                 now = after
             if events:
                 seen += len(events)
                 self._take(events, now)
             now = self._serve(now)
-            more = self.service.work(min(now + SERVE, deadline - SERVE / 2))
+            more = self.service.work(now + LEAST)
             if more:
                 now = self._clock()  # it used its time up, perhaps without anything to flush
-            now = self._flush(now, deadline)
+            now = self._flush(now, deadline if deadline - now > LEAST else now + LEAST)
             if now >= deadline:
                 break
             if more or self._ready or self.dirty:
@@ -332,7 +335,7 @@ class Reactor:
         ready = self._ready
         until = now + SERVE
         while ready:
-            quantum = self._quantum.of_round(len(ready))
+            quantum = LARGEST if len(ready) == 1 else self._quantum.of_round(len(ready))
             began = now
             units = 0
             for _ in range(len(ready)):
@@ -342,7 +345,8 @@ class Reactor:
                 now = self._clock()
                 if now >= until:
                     break
-            self._quantum.measured(units, now - began)
+            if units >= TELLING:
+                self._quantum.measured(units, now - began)
             if now >= until:
                 break
         return now

@@ -9,6 +9,7 @@ from typing import Final
 ROUND: Final = 0.020  # seconds
 LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
 SMALLEST: Final = 16  # one small publish: a connection always gets on
+TELLING: Final = 256  # units of a round that tells what one costs; less is mostly the price of waking up
 SMOOTHING: Final = 0.05
 CHEAPEST: Final = 1e-9  # seconds for a unit, at least: a clock too coarse to see a round would make it 0
 
