@@ -125,15 +125,15 @@ class Deliveries:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
 
     def work(self, until: float) -> bool:
-        """Go on with what is unfinished, the oldest first; true if something is left."""
+        """Go on with what is unfinished, the oldest first, by a page at least; true if something is left."""
         unfinished = self.unfinished
         while unfinished:
             now = self._clock()
-            if now >= until:
-                return True
             if not unfinished[0].step(now):
                 self._end(unfinished.popleft())
-        return False
+            if now >= until:
+                break
+        return bool(unfinished)
 
     def give_up(self) -> Connection | None:
         """Forget the publish that is worked on; the connection that it came from."""

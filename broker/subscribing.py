@@ -105,24 +105,29 @@ class Subscribing:
         return bool(self._replaying or self._withdrawing)
 
     def work(self, until: float) -> bool:
-        """Go on with what is unfinished until the time *until*; true if something is left that can go on now."""
+        """Go on with what is unfinished, by a page of each kind at least, until the time *until*.
+
+        True if something is left that can go on now.
+        """
+        now = self._clock()
         while self._withdrawing:
-            if self._clock() >= until:
-                return True
             session = self._withdrawing.popleft()
             if not self._withdraw_page(session):
                 self._withdrawing.appendleft(session)
-        replaying = self._replaying
-        while replaying:
             now = self._clock()
             if now >= until:
-                return True
+                break
+        replaying = self._replaying
+        while replaying:
             connection = replaying.popleft()
             if self._replay_page(connection, now):
                 replaying.append(connection)
             else:
                 connection.replaying = False
-        return False
+            now = self._clock()
+            if now >= until:
+                break
+        return self.busy()
 
     def _answer(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> None:
         encoded = encode(packet, connection.version)

@@ -125,7 +125,7 @@ def test_readers_that_leave_meanwhile_harm_nobody(brokers: Brokers) -> None:
 def test_a_publisher_that_leaves_meanwhile_is_heard_all_the_same(brokers: Brokers) -> None:
     """Half of the readers would miss the last message of a client that publishes and goes."""
     broker = brokers(connections=CROWD)
-    readers = crowd(broker, 2 * PAGE)
+    readers = crowd(broker, 3 * PAGE)
     publisher = broker.connect("publisher")
     broker.settle()
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1), Publish(b"t", b"y", retain=True))
@@ -133,7 +133,7 @@ def test_a_publisher_that_leaves_meanwhile_is_heard_all_the_same(brokers: Broker
     publisher.closed = True
     broker.worker.reactor.turn()
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
-    assert broker.worker.counters.publishes_sent < 2 * PAGE  # it was not waited for
+    assert broker.worker.counters.publishes_sent < 3 * PAGE  # it was not waited for
     broker.clock.step = 0.0
     broker.settle()
     assert 0 == broker.worker.budget.used  # its acknowledgement is not kept for anybody
