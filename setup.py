@@ -20,6 +20,8 @@ COLD = {
     "broker/config_sources.py",
     "broker/config_values.py",
     "broker/logs.py",
+    "broker/net/certificates.py",
+    "broker/net/unframing.py",
     "broker/reasons.py",
     "broker/version.py",
     "broker/worker.py",

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Number, Size
+from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Number, Size, Text
 
 YEAR: Final = 365 * 86400.0
 EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
@@ -49,22 +49,72 @@ def choice(default: str, *options: str) -> str:
     return value
 
 
+def path(default: str = "") -> str:
+    value: str = _setting(default, Text())
+    return value
+
+
 def hosts(*default: str) -> tuple[str, ...]:
     value: tuple[str, ...] = _setting(default, Hosts())
     return value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tcp:
-    enabled: bool = flag(True)
+class Listener:
+    """Where one transport is served."""
+
+    enabled: bool = flag(False)  # TLS needs a certificate first; and who wants WebSocket knows it
     host: tuple[str, ...] = hosts("127.0.0.1", "::1")  # loopback: nobody publishes a broker by accident
-    port: int = number(1883, most=65535)  # registered for MQTT; 0 = any free one
+    port: int = number(0, most=65535)  # 0 = any free one
     backlog: int = number(1024, least=1, most=65535)  # connections the kernel holds while we are busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tcp(Listener):
+    enabled: bool = flag(True)
+    port: int = number(1883, most=65535)  # registered for MQTT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsListener(Listener):
+    port: int = number(8883, most=65535)  # registered for MQTT over TLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSocketListener(Listener):
+    port: int = number(8083, most=65535)  # what most brokers use; none is registered
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureWebSocketListener(Listener):
+    port: int = number(8084, most=65535)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
     tcp: Tcp = field(default_factory=Tcp)
+    tls: TlsListener = field(default_factory=TlsListener)
+    ws: WebSocketListener = field(default_factory=WebSocketListener)
+    wss: SecureWebSocketListener = field(default_factory=SecureWebSocketListener)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """For the listeners tls and wss. The files are read again at SIGHUP."""
+
+    certificate: str = path()  # PEM, with the intermediate certificates behind it
+    key: str = path()  # PEM, not encrypted: nobody is there to type a password
+    client_ca: str = path()  # PEM: who may sign the certificates of clients
+    client_certificate: str = choice("none", "none", "optional", "required")
+    minimum: str = choice("1.2", "1.2", "1.3")  # devices of ten years speak 1.2; older versions are broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSocket:
+    """For the listeners ws and wss."""
+
+    path: str = path("/mqtt")  # what all clients use who are not told otherwise
+    message_bytes: int = size(16 * MIB, least=KIB, most=EXABYTE)  # clients put all they have into one message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +193,8 @@ class Drain:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     listeners: Listeners = field(default_factory=Listeners)
+    tls: Tls = field(default_factory=Tls)
+    websocket: WebSocket = field(default_factory=WebSocket)
     limits: Limits = field(default_factory=Limits)
     delivery: Delivery = field(default_factory=Delivery)
     retained: Retained = field(default_factory=Retained)
@@ -164,6 +216,18 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
-    if not config.listeners.tcp.enabled:
+    return found + _listener_contradictions(config.listeners, config.tls)
+
+
+def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, str]]:
+    found = []
+    if not (listeners.tcp.enabled or listeners.tls.enabled or listeners.ws.enabled or listeners.wss.enabled):
         found.append(("listeners.tcp.enabled", "true: no other listener is enabled"))
+    for name, listener in (("tls", listeners.tls), ("wss", listeners.wss)):
+        if listener.enabled and not tls.certificate:
+            found.append(("tls.certificate", f"a PEM file, or listeners.{name}.enabled = false"))
+        elif listener.enabled and not tls.key:
+            found.append(("tls.key", f"a PEM file, or listeners.{name}.enabled = false"))
+    if tls.client_certificate != "none" and not tls.client_ca:
+        found.append(("tls.client_ca", f'a PEM file, as tls.client_certificate = "{tls.client_certificate}"'))
     return found

@@ -124,6 +124,18 @@ class Choice:
         return f'"{value}"'
 
 
+class Text:
+    """Any text on one line: the name of a file, a path."""
+
+    def take(self, given: object) -> str:
+        if isinstance(given, str) and given.isprintable():
+            return given
+        raise ValueError("a text on one line")
+
+    def show(self, value: str) -> str:
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 class Hosts:
     """Addresses or names of this machine; a list, or one str with commas in it."""
 

@@ -98,6 +98,9 @@ class Hub(Service):
             self._reception.failed(connection, error, now)
         return quantum
 
+    def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
+        self._reception.reject(cast(Connection, stream), error, now)
+
     def drained(self, stream: Stream, now: float) -> None:
         connection = cast(Connection, stream)
         try:

@@ -13,6 +13,11 @@ class CloseReason(Enum):
     PEER_CLOSED = ("peer_closed", 0x00)  # end of the stream without a DISCONNECT
     PEER_RESET = ("peer_reset", 0x00)
     CONNECT_TIMEOUT = ("connect_timeout", 0x00)  # before CONNECT a server may only close [MQTT-3.1.4-1]
+    TLS_HANDSHAKE_FAILED = ("tls_handshake_failed", 0x00)
+    TLS_RECORD_INVALID = ("tls_record_invalid", 0x00)
+    WEBSOCKET_REFUSED = ("websocket_refused", 0x00)  # the HTTP request before it asks for something else
+    WEBSOCKET_ERROR = ("websocket_error", 0x00)  # frames that are none, or a message that is too large
+    WEBSOCKET_TEXT = ("websocket_text", 0x82)  # MQTT is binary [MQTT-6.0.0-1]
     NOT_MQTT = ("not_mqtt", 0x00)  # the first packet is no CONNECT [MQTT-3.1.0-1]
     MALFORMED_PACKET = ("malformed_packet", 0x81)
     PROTOCOL_ERROR = ("protocol_error", 0x82)

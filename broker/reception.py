@@ -157,6 +157,7 @@ class Reception:
             "client_connected",
             client=session.client_id,
             address=connection.address,
+            transport=connection.transport,
             version=packet.version,
             clean=packet.clean_start,
             keep_alive=terms.keep_alive,

@@ -3,6 +3,7 @@
 # trio runs what waits: signals, the clock of $SYS, and the reactor's slices, which between them are synchronous.
 import resource
 import signal
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +21,14 @@ from broker.hub import Hub
 from broker.logs import ClientLog, configure
 from broker.metrics.counters import Counters
 from broker.metrics.sys_topics import Gauges, SysTopics
+from broker.net.certificates import CertificateError, make_context
 from broker.net.collector import Collector
+from broker.net.layer import TCP, Transport
 from broker.net.listeners import ListenError, listen
+from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
+from broker.net.tls import TlsTransport
+from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.reception import REFUSABLE, Reception
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -67,6 +73,7 @@ class Worker:
             stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=memory // INPUT_BUDGET_SHARE,
         )
+        self.offload = Offload(self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
         subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock)
         self.reception = Reception(
@@ -101,10 +108,13 @@ class Worker:
         self.reception.publish = self.hub.publish
         self.reactor.service = self.hub
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
+        self._tls: TlsTransport | None = None
+        self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
 
     async def serve(self, stopping: trio.Event) -> None:
         """Serve until *stopping*; then the clients have the drain time to take what they are owed."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._spin)
             nursery.start_soon(self._housekeeping)
             if self.config.sys.interval:
@@ -119,6 +129,46 @@ class Worker:
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         self.reactor.shut_down()
+        self.offload.close()
+
+    def transports(self) -> dict[str, Transport]:
+        """What each enabled listener needs. CertificateError."""
+        listeners = self.config.listeners
+        found: dict[str, Transport] = {}
+        if listeners.tcp.enabled:
+            found["tcp"] = TCP
+        if listeners.tls.enabled or listeners.wss.enabled:
+            self._tls = TlsTransport("tls", make_context(self.config.tls), self.reactor, self.offload)
+            if listeners.tls.enabled:
+                found["tls"] = self._tls
+        if listeners.ws.enabled:
+            found["ws"] = WebSocketTransport("ws", self.reactor, None, self._start_unframing)
+        if listeners.wss.enabled:
+            found["wss"] = WebSocketTransport("wss", self.reactor, self._tls, self._start_unframing)
+        return found
+
+    def reload(self) -> None:
+        """Read again what can change without a restart; what cannot be used leaves all as it was."""
+        if self._tls is None:
+            return
+        try:
+            self._tls.context = make_context(self.config.tls)
+        except CertificateError as error:
+            self.log.error("reload_failed", why=str(error))
+        else:
+            self.log.info("reloaded", certificate=self.config.tls.certificate)
+
+    def _start_unframing(self, layer: WebSocketLayer) -> Task:
+        from broker.net.unframing import Unframing  # trio-websocket costs memory that only its users should pay
+
+        assert self._nursery is not None
+        settings = self.config.websocket
+        task = Unframing(layer, settings.path, settings.message_bytes, self._failed)
+        self._nursery.start_soon(task.run)
+        return task
+
+    def _failed(self, error: Exception) -> None:
+        self.reception.failed(None, error, self.clock())
 
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""
@@ -180,25 +230,38 @@ def run(config: Config) -> int:
     connections = raise_descriptor_limit() - OWN_DESCRIPTORS
     if 0 < config.limits.connections < connections:
         connections = config.limits.connections
-    try:
-        listeners = listen(config.listeners.tcp, config.delivery)
-    except ListenError as error:
-        raise StartError(str(error)) from None
     configure(config.log.level, config.log.format)
     worker = Worker(config, connections)
-    for listener in listeners:
-        worker.reactor.listen(listener)
-        host, port = listener.getsockname()[:2]
-        worker.log.info("listening", transport="tcp", host=host, port=port)
+    try:
+        for listener, transport in open_listeners(worker):
+            worker.reactor.listen(listener, transport)
+            host, port = listener.getsockname()[:2]
+            worker.log.info("listening", transport=transport.name, host=host, port=port)
+    except (CertificateError, ListenError) as error:
+        raise StartError(str(error)) from None
     worker.collector.start(worker.clock())
     worker.log.info("started", version=VERSION, form=form(), connections=connections)
     return trio.run(_serve_until_signalled, worker)
 
 
+def open_listeners(worker: Worker) -> list[tuple[socket.socket, Transport]]:
+    """The sockets of all enabled listeners. ListenError, CertificateError: none is open."""
+    opened: list[tuple[socket.socket, Transport]] = []
+    try:
+        for name, transport in worker.transports().items():
+            settings = getattr(worker.config.listeners, name)
+            opened += [(listener, transport) for listener in listen(settings, worker.config.delivery)]
+    except ListenError:
+        for listener, _ in opened:
+            listener.close()
+        raise
+    return opened
+
+
 async def _serve_until_signalled(worker: Worker) -> int:
-    """The first SIGTERM or SIGINT drains, the second ends at once."""
+    """The first SIGTERM or SIGINT drains, the second ends at once; SIGHUP reloads."""
     stopping = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_signals, signals, worker, stopping, nursery.cancel_scope)
             await worker.serve(stopping)
@@ -213,6 +276,9 @@ async def _watch_signals(
     signals: AsyncIterator[int], worker: Worker, stopping: trio.Event, scope: trio.CancelScope
 ) -> None:
     async for number in signals:
+        if number == signal.SIGHUP:
+            worker.reload()
+            continue
         if stopping.is_set():
             scope.cancel()
             return

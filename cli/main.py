@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from broker.config_sources import Given, Loaded
 
+TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
 MISUSE: Final = 2  # exit code: what was asked for cannot be done; nothing was started
 
 app = typer.Typer(
@@ -77,7 +78,7 @@ def start(
 
     options = []
     if host:
-        options.append(Given("listeners.tcp.host", host, "--host"))
+        options += [Given(f"listeners.{transport}.host", host, "--host") for transport in TRANSPORTS]
     if port is not None:
         options.append(Given("listeners.tcp.port", port, "--port"))
     loaded = _load(config, assignments, options)

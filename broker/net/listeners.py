@@ -4,7 +4,7 @@
 import socket
 from typing import Final
 
-from broker.config import Delivery, Tcp
+from broker.config import Delivery, Listener
 
 # A peer that vanished without a word is found by the kernel's probes: after two minutes at most.
 SILENT: Final = 60  # seconds
@@ -17,15 +17,15 @@ class ListenError(Exception):
     """An address cannot be listened on. Its text says which, and why."""
 
 
-def listen(tcp: Tcp, delivery: Delivery) -> list[socket.socket]:
-    """A socket for each of *tcp*'s addresses. ListenError: none is open."""
+def listen(settings: Listener, delivery: Delivery) -> list[socket.socket]:
+    """A socket for each address in *settings*. ListenError: none is open."""
     listeners: list[socket.socket] = []
-    port = tcp.port
+    port = settings.port
     try:
-        for host in tcp.host:
+        for host in settings.host:
             listener = _bind(host, port, delivery)
             listeners.append(listener)
-            listener.listen(tcp.backlog)
+            listener.listen(settings.backlog)
             port = port or listener.getsockname()[1]  # any free one, but the same on each address
     except ListenError:
         for listener in listeners:

@@ -8,7 +8,6 @@
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
-import errno
 import os
 import select
 import socket
@@ -18,9 +17,11 @@ from typing import Final
 
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.collector import Collector
+from broker.net.doors import Doors
+from broker.net.layer import TCP, Layer, Transport
 from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream
 from broker.overload.quantum import LARGEST, TELLING, Quantum
-from broker.reasons import CloseReason
+from broker.reasons import CloseReason, ProtocolError
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 TURN: Final = 0.005  # seconds of work and of waiting for more before they do; half of it costs a tenth of the CPU more
@@ -29,10 +30,7 @@ LEAST: Final = 0.0005  # seconds of a slice for unfinished work, and at least fo
 LINGER: Final = 1.0  # seconds a peer has to take our last words, unless the service says otherwise
 WAIT: Final = 0.001  # seconds to wait in our epoll when busy
 WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon to expect the next
-ACCEPTS: Final = 64  # connections taken at once from one listener
 EVENTS: Final = 512
-OUT_OF_DESCRIPTORS: Final = 0.1  # seconds until accepting is tried again
-OUT_OF_RESOURCES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LARGE_READ: Final = 64 * 1024
 SMALL_READ: Final = 4 * 1024
 
@@ -53,6 +51,10 @@ class Service:
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         """Take packets from *stream* for about *quantum* units; the units used."""
+        raise NotImplementedError
+
+    def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
+        """What *stream* received is not what its transport demands."""
         raise NotImplementedError
 
     def drained(self, stream: Stream, now: float) -> None:
@@ -106,7 +108,8 @@ class Reactor:
         self._budget = budget
         self._epoll = select.epoll()
         self._streams: list[Stream | None] = []
-        self._listeners: dict[int, socket.socket] = {}
+        self._doors = Doors(self._epoll, self._enter)
+        self._calls: deque[Callable[[], None]] = deque()  # from other threads
         self._ready: deque[Stream] = deque()
         self._closing: deque[tuple[float, Stream]] = deque()  # by deadline, as all linger equally long
         self._blocked: dict[Stream, None] = {}
@@ -115,10 +118,10 @@ class Reactor:
         self._stalls_checked = 0.0
         self._input_budget = input_budget
         self._input_bytes = 0  # received and not yet taken, over all streams
-        self._accept_again = 0.0
         self._window_began = 0.0
         self._seen = 0  # events in the current window
         self._expected = 0.0  # events a second in the last one
+        self._woken = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wakeup, IN)
 
@@ -126,12 +129,11 @@ class Reactor:
         """To wait for: readable when `turn()` has something to do."""
         return self._epoll.fileno()
 
-    def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket, transport: Transport = TCP) -> None:
         """Accept connections from *listener*, a socket that listens and does not block."""
-        self._listeners[listener.fileno()] = listener
-        self._epoll.register(listener.fileno(), IN)
+        self._doors.add(listener, transport)
 
-    def adopt(self, sock: socket.socket, address: str, now: float) -> None:
+    def adopt(self, sock: socket.socket, address: str, now: float, transport: Transport = TCP) -> None:
         """Serve *sock*, a connected socket that does not block, if the service wants it."""
         stream = self.service.open(sock, address, self.dirty, now)
         if stream is None:
@@ -141,15 +143,12 @@ class Reactor:
             self._streams.append(None)
         self._streams[stream.fd] = stream
         self._epoll.register(stream.fd, READ)
+        stream.transport = transport.name
+        stream.layer = transport.layer(sock, stream)
 
     def stop_listening(self) -> None:
         """Accept no more."""
-        for fd, listener in self._listeners.items():
-            if not self._accept_again:
-                self._epoll.unregister(fd)
-            listener.close()
-        self._listeners.clear()
-        self._accept_again = 0.0
+        self._doors.close()
 
     def shut_down(self) -> None:
         """Close everything at once; the reactor is of no use any more."""
@@ -160,8 +159,18 @@ class Reactor:
         os.close(self._wakeup)
 
     def wake(self) -> None:
-        """Have `turn()` called soon, as somebody else wrote to outboxes."""
-        os.eventfd_write(self._wakeup, 1)
+        """Have `turn()` called soon, as somebody else wrote to outboxes or has something for a stream."""
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wakeup, 1)
+
+    def call(self, what: Callable[[], None]) -> None:
+        """From any thread: have *what* called in the reactor's own. Nothing happens once it is shut down."""
+        self._calls.append(what)
+        try:
+            os.eventfd_write(self._wakeup, 1)
+        except OSError:
+            pass
 
     def stream_of(self, outbox: Outbox) -> Stream | None:
         """The stream that *outbox* belongs to, while it is there."""
@@ -184,6 +193,34 @@ class Reactor:
                 stream.muted = False
                 self._watch(stream)
             self._enqueue(stream)
+
+    # What layers tell of their streams.
+
+    def readable(self, stream: Stream) -> None:
+        """The layer has something to give."""
+        stream.readable = True
+        self._enqueue(stream)
+        self.wake()
+
+    def resume(self, stream: Stream) -> None:
+        """The layer has use for what the kernel has."""
+        if stream.muted and stream.state != CLOSED:
+            stream.muted = False
+            self._watch(stream)
+
+    def writable(self, stream: Stream) -> None:
+        """The layer takes bytes again."""
+        if stream.state == CLOSED:
+            return
+        self._unblock(stream)
+        self.wake()
+
+    def blocked(self, stream: Stream) -> None:
+        """The kernel did not take all that the layer had."""
+        if stream.state != CLOSED:
+            self._block(stream, self._clock())
+
+    # Ends.
 
     def close(self, stream: Stream, now: float) -> None:
         """Send what *stream* is owed, then close it so that the peer can read it all."""
@@ -208,6 +245,8 @@ class Reactor:
         self._streams[stream.fd] = None
         self._blocked.pop(stream, None)
         stream.outbox.discard()
+        if stream.layer is not None:
+            stream.layer.close()
         stream.sock.close()  # leaves the epoll by itself
 
     def turn(self) -> float:
@@ -252,7 +291,7 @@ class Reactor:
         due = self.service.tick(now)
         if self._budget.used > self._budget.limit:
             self._shed(now)
-        if self._closing or self._blocked or self._accept_again:
+        if self._closing or self._blocked or self._doors.reopens:
             due = min(due, self._housekeeping(now))
         spent = now - began - waited
         statistics = self.statistics
@@ -284,18 +323,14 @@ class Reactor:
                     self._ready.append(stream)
                 continue
             if stream is None:
-                if fd in self._listeners:
-                    self._accept(self._listeners[fd], now)
+                if self._doors.is_one(fd):
+                    if not self._doors.accept(fd, now):
+                        self.service.out_of_descriptors()
                 elif fd == self._wakeup:
-                    os.eventfd_read(fd)
+                    self._wake_up()
                 continue
             if mask & OUT and stream.outbox.blocked:
-                stream.outbox.blocked = False
-                self._blocked.pop(stream, None)
-                self._watch(stream)
-                if stream.outbox.size and not stream.outbox.queued:
-                    stream.outbox.queued = True
-                    self.dirty.append(stream.outbox)
+                self._unblock(stream)
             if mask & GONE and stream.held:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
             elif mask & ~OUT:
@@ -306,24 +341,16 @@ class Reactor:
                     stream.queued = True
                     self._ready.append(stream)
 
-    def _accept(self, listener: socket.socket, now: float) -> None:
-        if self._accept_again:
-            return  # told together with the listener that found no descriptor left
-        for _ in range(ACCEPTS):
-            try:
-                sock, peer = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno not in OUT_OF_RESOURCES:
-                    continue  # the connection broke before we took it (accept(2), "Error handling")
-                self.service.out_of_descriptors()
-                self._accept_again = now + OUT_OF_DESCRIPTORS
-                for fd in self._listeners:
-                    self._epoll.unregister(fd)
-                return
-            sock.setblocking(False)
-            self.adopt(sock, f"{peer[0]}:{peer[1]}", now)
+    def _enter(self, sock: socket.socket, address: str, transport: Transport) -> None:
+        self.adopt(sock, address, self._clock(), transport)
+
+    def _wake_up(self) -> None:
+        """Somebody called `wake()` or `call()`."""
+        os.eventfd_read(self._wakeup)
+        self._woken = False
+        self._seen -= 1  # it does not tell how soon a socket will have something
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
 
     def _enqueue(self, stream: Stream) -> None:
         if not stream.queued:
@@ -366,7 +393,12 @@ class Reactor:
             except OSError:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
                 return 1
+            except ProtocolError as error:
+                self.service.refuse(stream, error, now)
+                return 1
             left = stream.left
+            if stream.layer is not None:
+                self._heed(stream, stream.layer)
         units = 0
         if left > 0 and left >= stream.needs:
             if stream.debt < quantum:
@@ -383,12 +415,20 @@ class Reactor:
             stream.accounted = left
         if stream.held:
             return units
-        if left > 0 and left >= stream.needs:
+        if (left > 0 and left >= stream.needs) or (stream.readable and stream.layer is not None):
             stream.queued = True
             self._ready.append(stream)
         elif stream.finished:
             self.service.lost(stream, CloseReason.PEER_CLOSED, now)
         return units
+
+    def _heed(self, stream: Stream, layer: Layer) -> None:
+        """What *layer* has to say after it was read."""
+        stream.readable = layer.more
+        if layer.deaf:
+            self._mute(stream)
+        if layer.unsent and not stream.outbox.blocked:
+            self._block(stream, self._clock())
 
     def _flush(self, now: float, deadline: float) -> float:
         """One send for each touched connection, until the slice ends; the time."""
@@ -397,8 +437,11 @@ class Reactor:
             outbox = dirty.popleft()
             outbox.queued = False
             stream = self._streams[outbox.fd]
-            if stream is not None and stream.outbox is outbox and not outbox.blocked and outbox.size:
-                self._send(stream, outbox, now)
+            if stream is not None and stream.outbox is outbox and not outbox.blocked:
+                if outbox.size:
+                    self._send(stream, outbox, now)
+                elif stream.layer is not None and stream.layer.unsent:
+                    self._send_own(stream, stream.layer, now)
             now = self._clock()
             if now >= deadline:
                 break
@@ -409,19 +452,13 @@ class Reactor:
         try:
             count = stream.transmit(data)
         except OSError:
-            if stream.state == OPEN:
-                self.service.lost(stream, CloseReason.PEER_RESET, now)
-            else:
-                self.destroy(stream)
+            self._lose(stream, now)
             return
         self.bytes_sent += count
         drained = outbox.sent(count)
         if outbox.size:
             if count < len(data):
-                outbox.blocked = True
-                stream.stalled_at = now
-                self._blocked[stream] = None
-                self._watch(stream)
+                self._block(stream, now)
             else:
                 outbox.queued = True
                 self.dirty.append(outbox)
@@ -430,21 +467,60 @@ class Reactor:
         if drained and stream.state == OPEN:
             self.service.drained(stream, now)
 
+    def _send_own(self, stream: Stream, layer: Layer, now: float) -> None:
+        """Have *layer* send what is not the outbox's."""
+        try:
+            layer.send(b"")
+        except OSError:
+            self._lose(stream, now)
+            return
+        if layer.unsent:
+            self._block(stream, now)
+
+    def _lose(self, stream: Stream, now: float) -> None:
+        """Sending said that the peer is gone."""
+        if stream.state == OPEN:
+            self.service.lost(stream, CloseReason.PEER_RESET, now)
+        else:
+            self.destroy(stream)
+
+    def _block(self, stream: Stream, now: float) -> None:
+        """Nothing can be sent to *stream* until the kernel, or the layer, says so."""
+        stream.outbox.blocked = True
+        stream.stalled_at = now
+        self._blocked[stream] = None
+        self._watch(stream)
+
+    def _unblock(self, stream: Stream) -> None:
+        outbox = stream.outbox
+        if outbox.blocked:
+            outbox.blocked = False
+            self._blocked.pop(stream, None)
+            self._watch(stream)
+        if not outbox.queued and (outbox.size or stream.layer is not None):
+            outbox.queued = True
+            self.dirty.append(outbox)
+
     def _watch(self, stream: Stream) -> None:
         """Tell the kernel what we want to know of *stream*."""
         mask = 0 if stream.muted else READ  # an end that is told once is told with every poll
-        self._epoll.modify(stream.fd, mask | OUT if stream.outbox.blocked else mask)
+        if stream.outbox.blocked and (stream.layer is None or stream.layer.unsent or not stream.layer.busy):
+            mask |= OUT
+        self._epoll.modify(stream.fd, mask)
 
     def _mute(self, stream: Stream) -> None:
         if not stream.muted:
             stream.muted = True
-            self._epoll.modify(stream.fd, OUT if stream.outbox.blocked else 0)
+            self._watch(stream)
 
     def _shut(self, stream: Stream) -> None:
         """All it was owed is with the kernel: close our side, and wait for the peer to close its own."""
         stream.state = LINGERING
         try:
-            stream.sock.shutdown(socket.SHUT_WR)
+            if stream.layer is None:
+                stream.sock.shutdown(socket.SHUT_WR)
+            else:
+                stream.layer.end()
         except OSError:
             self.destroy(stream)
             return
@@ -458,17 +534,24 @@ class Reactor:
 
     def _discard_input(self, stream: Stream) -> None:
         """Read and forget what a peer sends whom we are leaving."""
+        layer = stream.layer
         try:
-            if not stream.sock.recv(LARGE_READ):
+            if not (stream.sock.recv(LARGE_READ) if layer is None else layer.recv(LARGE_READ)):
                 stream.finished = True
                 if stream.state == LINGERING:
                     self.destroy(stream)
                 else:
                     self._mute(stream)  # it has said all it will, and has not taken all yet
+                return
         except BlockingIOError:
             pass
-        except OSError:
+        except (OSError, ProtocolError):
             self.destroy(stream)
+            return
+        if layer is not None:
+            self._heed(stream, layer)
+            if layer.more:
+                self._enqueue(stream)
 
     def _shed(self, now: float) -> None:
         """The worker owes more than it may: the reader that is owed the most, of those who do not take it, goes."""
@@ -485,13 +568,11 @@ class Reactor:
         while closing and (closing[0][0] <= now or closing[0][1].state == CLOSED):
             self.destroy(closing.popleft()[1])
         due = closing[0][0] if closing else now + 1.0
-        if self._accept_again:
-            if now >= self._accept_again:
-                self._accept_again = 0.0
-                for fd in self._listeners:
-                    self._epoll.register(fd, IN)
+        if self._doors.reopens:
+            if now >= self._doors.reopens:
+                self._doors.reopen()
             else:
-                due = min(due, self._accept_again)
+                due = min(due, self._doors.reopens)
         if now - self._stalls_checked >= 1.0:
             self._stalls_checked = now
             for stream in list(self._blocked):

@@ -1,4 +1,5 @@
-# A stream: one accepted socket with the bytes that came in and the outbox of those that go out.
+# A stream: one accepted socket with the bytes that came in and the outbox of those that go out, and between them and
+# the socket a layer, if the transport has one.
 #
 # The reactor fills `input` and the service above takes packets out of it, from `position` on. A packet that is
 # not complete yet says how many bytes it `needs`, so that a large one is put together once and not at every recv.
@@ -9,6 +10,7 @@ import termios
 from typing import Final
 
 from broker.delivery.outbox import Outbox
+from broker.net.layer import Layer
 
 SIOCOUTQ: Final = termios.TIOCOUTQ  # its name for sockets: bytes sent and not acknowledged (tcp(7))
 
@@ -24,6 +26,8 @@ class Stream:
         self.fd = outbox.fd
         self.address = address
         self.outbox = outbox
+        self.transport = "tcp"
+        self.layer: Layer | None = None
         self.state = OPEN
         self.input = b""
         self.position = 0
@@ -41,9 +45,12 @@ class Stream:
         self._parts: bytearray | None = None  # of a packet that is not whole; a list would cost 40 bytes for each byte
 
     def receive(self, size: int) -> int:
-        """Take what the kernel has, at most *size* bytes; how many. 0: nothing now, or finished. OSError: reset."""
+        """Take what is there, at most *size* bytes; how many. 0: nothing now, or finished.
+
+        OSError: reset. ProtocolError: the layer refuses what came.
+        """
         try:
-            data = self.sock.recv(size)
+            data = self.sock.recv(size) if self.layer is None else self.layer.recv(size)
         except BlockingIOError:
             return 0
         count = len(data)
@@ -80,8 +87,8 @@ class Stream:
         return less
 
     def transmit(self, data: bytes | memoryview) -> int:
-        """Give *data* to the kernel; how many bytes it took. OSError: reset."""
+        """Give *data* to the kernel, or to the layer; how many bytes it took. OSError: reset."""
         try:
-            return self.sock.send(data)
+            return self.sock.send(data) if self.layer is None else self.layer.send(data)
         except BlockingIOError:
             return 0

@@ -11,8 +11,8 @@ import structlog.testing
 
 from broker.config import Delivery, Tcp
 from broker.mqtt.packets import V311, ConnAck, Connect
+from broker.net.doors import ACCEPTS
 from broker.net.listeners import ListenError, listen
-from broker.net.reactor import ACCEPTS
 from tests.inprocess import Broker, Client
 
 Brokers = Callable[..., Broker]
