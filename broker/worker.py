@@ -29,6 +29,7 @@ from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
 from broker.net.tls import TlsTransport
 from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
+from broker.publishing import Publishing
 from broker.reception import REFUSABLE, Reception
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -90,22 +91,28 @@ class Worker:
             connections,
             partial(_new_client_id, "weir-"),
         )
-        self.hub = Hub(
-            self.reception,
-            subscribing,
+        self.publishing = Publishing(
             self.routes,
             self.retained,
             self.deliveries,
-            self.reactor,
             self.counters,
-            clock,
             packet_bytes=config.limits.packet_bytes,
             receive_maximum=config.limits.receive_maximum,
             alias_maximum=config.limits.topic_alias_maximum,
             qos=config.limits.qos,
             retain=config.limits.retain,
         )
-        self.reception.publish = self.hub.publish
+        self.hub = Hub(
+            self.reception,
+            subscribing,
+            self.publishing,
+            self.deliveries,
+            self.reactor,
+            self.counters,
+            clock,
+            packet_bytes=config.limits.packet_bytes,
+        )
+        self.reception.publish = self.publishing.publish
         self.reactor.service = self.hub
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self._tls: TlsTransport | None = None
@@ -191,7 +198,7 @@ class Worker:
         while True:
             now = self.clock()
             for topic, payload in self.sys_topics.sample(now, self.counters, self._gauges()):
-                self.hub.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
+                self.publishing.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
             self.reactor.wake()
             await trio.sleep(self.config.sys.interval)
 

@@ -1,0 +1,258 @@
+# Publishing: from the bytes of a PUBLISH to its receivers, to the retained messages, and to the answer.
+#
+# A PUBLISH is read in place, without a packet object, unless it has properties or a retain flag. QoS 0 packets that
+# lie next to each other and go to the same topic are one run: looked up, counted and delivered in one go.
+from typing import Final, cast
+
+from broker.connection import Connection
+from broker.fanout import Deliveries
+from broker.metrics.counters import Counters
+from broker.mqtt.decode import check_first_byte, decode
+from broker.mqtt.fields import protocol_error
+from broker.mqtt.packets import V5, Publish
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
+from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
+from broker.reasons import CloseReason, DropReason, ProtocolError
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.message import NEVER, Message
+from broker.session.run import Run
+from broker.session.session import Session
+from broker.session.will import expires_at, forwardable
+
+RUN: Final = 0x30  # the first byte of a QoS 0 PUBLISH without flags
+SUCCESS: Final = 0x00
+NO_MATCHING_SUBSCRIBERS: Final = 0x10
+NOT_AUTHORIZED: Final = 0x87
+
+
+class Publishing:
+    def __init__(
+        self,
+        routes: Routes,
+        retained: Retained,
+        deliveries: Deliveries,
+        counters: Counters,
+        *,
+        packet_bytes: int,
+        receive_maximum: int,
+        alias_maximum: int,
+        qos: int,
+        retain: bool,
+    ) -> None:
+        self._routes = routes
+        self._retained = retained
+        self._deliveries = deliveries
+        self._counters = counters
+        self._packet_bytes = packet_bytes
+        self._receive_maximum = receive_maximum
+        self._alias_maximum = alias_maximum
+        self._qos = qos
+        self._retain = retain
+
+    def take(
+        self,
+        connection: Connection,
+        session: Session,
+        data: bytes,
+        position: int,
+        body: int,
+        stop: int,
+        quantum: int,
+        now: float,
+    ) -> tuple[int, int]:
+        """The PUBLISH at *position*, and what can go with it: (position after it, units used)."""
+        first = data[position]
+        five = connection.version == V5
+        after = body + 2
+        if after <= stop:
+            after += data[body] << 8 | data[body + 1]
+        qos = first >> 1 & 3
+        section = after + 2 if qos else after  # where 5.0 has its properties
+        if after == body + 2 or section + (1 if five else 0) > stop or first & 1 or qos == 3:
+            return stop, self._take_decoded(connection, session, first, data, body, stop, now)
+        if five and data[section] != 0:
+            return stop, self._take_decoded(connection, session, first, data, body, stop, now)
+        if first == RUN:
+            return self._take_run(connection, data, position, body, stop, after, quantum, now)
+        if qos == 0:
+            check_first_byte(first, connection.version)  # a duplicate of QoS 0, which only 3.1 allows
+        identifier = data[after:section]
+        if identifier == b"\x00\x00":
+            raise protocol_error("packet identifier 0")  # [MQTT-2.2.1-3]
+        payload = data[section + 1 : stop] if five else data[section:stop]
+        message = Message(data[body + 2 : after], payload, qos, False, b"", NEVER)
+        if first & 8 == 0:  # the same bytes go out again, unless they say that they are a duplicate [MQTT-3.3.1-3]
+            if five:
+                message.head5 = data[position:after]
+            else:
+                message.head3 = data[position:after]
+        return stop, self._accept(connection, session, message, identifier, now)
+
+    def _take_run(
+        self,
+        connection: Connection,
+        data: bytes,
+        position: int,
+        body: int,
+        stop: int,
+        after: int,
+        quantum: int,
+        now: float,
+    ) -> tuple[int, int]:
+        """A QoS 0 PUBLISH and those behind it to the same topic: (position after them, units used)."""
+        end = len(data)
+        skip = 1 if connection.version == V5 else 0
+        named = data[body:after]  # the topic with its length
+        topic = named[2:]
+        route = self._routes.find(topic)
+        price = PUBLISH_COST + route.price
+        start = position
+        units = price + (stop - position >> BYTES_PER_UNIT_SHIFT)
+        count = 1
+        longest = stop - position
+        payload_bytes = stop - after - skip
+        position = stop
+        while units < quantum and position + 2 < end and data[position] == RUN:
+            length = data[position + 1]
+            body = position + 2
+            if length > 127:
+                if position + 5 > end:
+                    break
+                length, body = _long_length(data, position + 1)
+            stop = body + length
+            after = body + len(named)
+            if stop > end or after + skip > stop or stop - position > self._packet_bytes:
+                break
+            if data[body:after] != named or (skip and data[after] != 0):
+                break
+            count += 1
+            payload_bytes += stop - after - skip
+            units += price + (stop - position >> BYTES_PER_UNIT_SHIFT)
+            if stop - position > longest:
+                longest = stop - position
+            position = stop
+        counters = self._counters
+        counters.packets_received += count
+        counters.publishes_received += count
+        counters.publish_bytes_received += payload_bytes
+        if route.reserved:
+            counters.dropped(DropReason.NOT_AUTHORIZED, count)
+        elif route.receivers:
+            run = Run(data[start:position], connection.version, count, topic, payload_bytes, longest)
+            self._deliveries.deliver_run(route, run, connection, now)
+        return position, units
+
+    def _take_decoded(
+        self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
+    ) -> int:
+        """A PUBLISH with a retain flag, properties or an alias; the units used."""
+        packet = cast(Publish, decode(first, data, body, stop, connection.version))
+        properties = packet.properties
+        topic = packet.topic
+        if SUBSCRIPTION_IDENTIFIER in properties:
+            raise protocol_error("subscription identifier from a client")  # [MQTT-3.3.4-6]
+        if TOPIC_ALIAS in properties:
+            topic = self._resolve(connection, topic, cast(int, properties[TOPIC_ALIAS]))
+        if packet.retain and not self._retain:
+            raise ProtocolError(CloseReason.RETAIN_NOT_SUPPORTED, "retain is switched off")  # [MQTT-3.2.2-14]
+        message = Message(
+            topic, packet.payload, packet.qos, packet.retain, forwardable(properties), expires_at(properties, now)
+        )
+        return self._accept(connection, session, message, packet.packet_id.to_bytes(2, "big"), now)
+
+    def _accept(self, connection: Connection, session: Session, message: Message, identifier: bytes, now: float) -> int:
+        """Deliver a message, keep it if it is to be retained, acknowledge it; the units used."""
+        counters = self._counters
+        counters.packets_received += 1
+        counters.publishes_received += 1
+        counters.publish_bytes_received += len(message.payload)
+        qos = message.qos
+        if qos > self._qos:
+            raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
+        route = self._routes.find(message.topic)
+        code = SUCCESS
+        if route.reserved:
+            counters.dropped(DropReason.NOT_AUTHORIZED, 1)
+            self._answer(connection, qos, identifier, NOT_AUTHORIZED)
+            return PUBLISH_COST
+        if qos == 2:
+            packet_id = identifier[0] << 8 | identifier[1]
+            if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
+                self._answer(connection, qos, identifier, SUCCESS)
+                return PUBLISH_COST
+            if connection.version == V5 and session.unreleased() >= self._receive_maximum:
+                raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
+            session.receive(packet_id)
+        if message.retain:
+            self.keep(message, now)
+        if not route.receivers:
+            code = NO_MATCHING_SUBSCRIBERS
+        if qos == 0:
+            self._deliveries.deliver(route, message, session, connection, b"", now)
+        else:
+            self._deliveries.deliver(
+                route, message, session, connection, answer(connection, qos, identifier, code), now
+            )
+        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+
+    def publish(self, message: Message, publisher: Session | None, now: float) -> None:
+        """A message that came over no connection: a will, or the broker's own."""
+        if message.retain:
+            self.keep(message, now)
+        route = self._routes.find(message.topic)
+        self._deliveries.deliver(route, message, publisher, None, b"", now)
+
+    def keep(self, message: Message, now: float) -> None:
+        """Retain *message* for its topic; an empty one ends that [MQTT-3.3.1-5] to [MQTT-3.3.1-8]."""
+        if not message.payload:
+            if self._retained.delete(message.topic):
+                self._counters.retained_deleted += 1
+            return
+        kept = Message(message.topic, message.payload, message.qos, True, message.properties, message.expires)
+        if self._retained.put(kept, now):
+            self._counters.retained_set += 1
+        else:
+            self._counters.dropped(DropReason.RETAINED_FULL, 1)
+
+    def _resolve(self, connection: Connection, topic: bytes, alias: int) -> bytes:
+        """The topic that *alias* stands for; with a topic, it stands for that from now on [MQTT-3.3.2-12]."""
+        if alias > self._alias_maximum:
+            raise ProtocolError(CloseReason.TOPIC_ALIAS_INVALID, f"topic alias {alias}")  # [MQTT-3.3.2-9]
+        if connection.aliases is None:
+            connection.aliases = {}
+        if topic:
+            connection.aliases[alias] = topic
+            return topic
+        known = connection.aliases.get(alias)
+        if known is None:
+            raise protocol_error(f"topic alias {alias} was never set")
+        return known
+
+    def _answer(self, connection: Connection, qos: int, identifier: bytes, code: int) -> None:
+        if qos:
+            self._counters.answers_sent += 1
+            connection.outbox.write(answer(connection, qos, identifier, code))
+
+
+def _long_length(data: bytes, position: int) -> tuple[int, int]:
+    """A length of two to four bytes, and the position after it, if the bytes are one; else a length that fits nowhere.
+
+    For looking ahead: what is wrong is told when its turn comes, after all that lies before it.
+    """
+    length = data[position] & 0x7F
+    shift = 7
+    for at in range(position + 1, position + 4):
+        byte = data[at]
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (length, at + 1) if byte else (len(data), at)
+        shift += 7
+    return len(data), position
+
+
+def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:
+    """The PUBACK or PUBREC for a publish; 3.x has no codes."""
+    if code and connection.version == V5:
+        return b"%b%b%b" % (b"\x40\x03" if qos == 1 else b"\x50\x03", identifier, bytes((code,)))
+    return (b"\x40\x02" if qos == 1 else b"\x50\x02") + identifier
