@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,7 @@ from broker.timers import Timers
 from broker.version import VERSION, form
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
+THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
@@ -52,7 +54,13 @@ class StartError(Exception):
 
 
 class Worker:
-    def __init__(self, config: Config, connections: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: Config,
+        connections: int,
+        clock: Callable[[], float] = time.monotonic,
+        threads: Executor | None = None,
+    ) -> None:
         self.config = config
         self.clock = clock
         self.log = structlog.get_logger()
@@ -74,7 +82,7 @@ class Worker:
             stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=memory // INPUT_BUDGET_SHARE,
         )
-        self.offload = Offload(self.reactor.call)
+        self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
         subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock)
         self.reception = Reception(

@@ -3,11 +3,13 @@
 # Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the reactor
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
 import socket
+from concurrent.futures import Executor, Future
 
 from broker.config import Config, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
+from broker.net.layer import TCP, Transport
 from broker.net.listeners import listen
 from broker.worker import Worker
 
@@ -30,20 +32,32 @@ class Clock:
         return self.now
 
 
+class AtOnce(Executor):
+    """No threads: what is submitted is done, and what follows from it comes with the reactor's next turn."""
+
+    def submit(self, work, /, *args, **kwargs):  # type: ignore[no-untyped-def]  # as Executor's
+        done: Future[object] = Future()
+        try:
+            done.set_result(work(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 class Broker:
     """A worker whose time stands still but for `advance()`."""
 
     def __init__(self, config: Config | None = None, connections: int = 1000) -> None:
         self.clock = Clock()
-        self.worker = Worker(config or Config(), connections, self.clock)
+        self.worker = Worker(config or Config(), connections, self.clock, AtOnce())
         self._clients: list[Client] = []
 
-    def open(self, version: int = V311) -> "Client":
+    def open(self, version: int = V311, transport: Transport = TCP) -> "Client":
         """A connection that has not said anything yet."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
-        self.worker.reactor.adopt(theirs, "test:0", self.clock.now)
+        self.worker.reactor.adopt(theirs, "test:0", self.clock.now, transport)
         client = Client(self, ours, version)
         self._clients.append(client)
         return client

@@ -3,19 +3,16 @@
 # It runs in a thread, as such C code releases the interpreter's lock; what follows from it runs in the reactor's
 # thread. Nothing else belongs here: a thread that runs Python makes each of our system calls a thousand times slower.
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Final
-
-THREADS: Final = 2  # so that one slow hash does not hold up all handshakes
 
 
 class Offload:
-    """Runs *work* elsewhere and hands each result to *deliver*, which brings it back to the reactor's thread."""
+    """Has *threads* do the work and hands what follows to *deliver*, which brings it back to the reactor's thread."""
 
-    def __init__(self, deliver: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, threads: Executor, deliver: Callable[[Callable[[], None]], None]) -> None:
+        self._threads = threads
         self._deliver = deliver
-        self._threads = ThreadPoolExecutor(THREADS, "offload")
 
     def run(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
         """Do *work*, then call *then* with its result, or with the exception that it ended with."""

@@ -95,9 +95,9 @@ class Unframing:
             self._code = NOT_BINARY
             self._layer.fail(CloseReason.WEBSOCKET_TEXT, "a text frame")  # [MQTT-6.0.0-1]
         elif message and self._code == NORMAL:
-            self._taken = trio.Event()
-            self._layer.give(message)  # its borders mean nothing [MQTT-6.0.0-2]
-            await self._taken.wait()
+            if not self._layer.give(message):  # its borders mean nothing [MQTT-6.0.0-2]
+                self._taken = trio.Event()
+                await self._taken.wait()
 
     # What the layer tells.
 

@@ -12,6 +12,7 @@ from broker.net.stream import Stream
 from broker.net.tls import TlsLayer, TlsTransport
 from broker.reasons import CloseReason, ProtocolError
 
+GIVEN_AT_ONCE: Final = 16 * 1024  # bytes of MQTT that may wait for the reactor, a message more at most
 SENT_AT_ONCE: Final = 64 * 1024  # bytes of MQTT in one frame at most
 
 
@@ -149,13 +150,13 @@ class WebSocketLayer(Layer):
             self._raw = None
         return raw
 
-    def give(self, message: bytes) -> None:
-        """Hand *message* to MQTT; the task will be told when it is taken. Nothing if it is empty."""
-        self._message = message
+    def give(self, message: bytes) -> bool:
+        """Hand *message* to MQTT. False: there is enough now, and the task will be told when all is taken."""
+        self._message = self._message[self._given :] + message
         self._given = 0
-        self.buffered = len(message)
-        self.more = True
-        self._reactor.readable(self._stream)
+        self.buffered = len(self._message)
+        self._tell()
+        return len(self._message) < GIVEN_AT_ONCE
 
     def push(self, framed: bytes) -> bool:
         """Send bytes; whether the kernel took them all. If not, the task will be told. OSError: reset."""
