@@ -14,7 +14,7 @@ from broker.reasons import CloseReason
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; the second is what clients of 3.1 say
 NORMAL: Final = 1000  # close codes (RFC 6455, 7.4.1)
 NOT_BINARY: Final = 1003
-TOO_LARGE: Final = 1009
+BROKEN: Final = (1002, 1007, 1009)  # protocol error, no UTF-8, too large: trio-websocket's own verdict
 # A client that sends so many times the bytes of the largest message without finishing one sends empty fragments, which
 # trio-websocket keeps.
 OVERHEAD: Final = 2
@@ -32,10 +32,10 @@ class Unframing:
         self._failed = failed
         self._scope = trio.CancelScope()
         self._pipe = _Pipe(layer, message_bytes * OVERHEAD, self._scope)
-        self._nursery: trio.Nursery | None = None
-        self._websocket: WebSocketConnection | None = None
+        self._accepted = False
         self._taken = trio.Event()
-        self._sending = False
+        self._outgoing = b""
+        self._wanted = trio.Event()  # there is something to send, or the end
         self._ending = False
         self._ended = trio.Event()
         self._code = NORMAL
@@ -45,7 +45,6 @@ class Unframing:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
                     await self._converse(nursery)
                     nursery.cancel_scope.cancel()
         except Exception as error:
@@ -60,20 +59,20 @@ class Unframing:
         request = await wrap_server_stream(
             nursery, self._pipe, message_queue_size=0, max_message_size=self._message_bytes, receive_buffer_size=None
         )
-        websocket = self._websocket = await self._accept(request)
+        websocket = await self._accept(request)
         if websocket is None:
             return
-        self._pipe.accepted = True
+        self._accepted = self._pipe.accepted = True
+        nursery.start_soon(self._speak, websocket)
         try:
             while True:
                 await self._hand_on(await websocket.get_message())
         except ConnectionClosed as closed:
             if self._ending:
                 await self._ended.wait()
-            elif closed.reason is None:
-                self._layer.fail(CloseReason.WEBSOCKET_ERROR, "not a WebSocket frame")
-            elif closed.reason.code == TOO_LARGE:
-                self._layer.fail(CloseReason.WEBSOCKET_ERROR, f"a message of more than {self._message_bytes} bytes")
+            elif closed.reason is None or closed.reason.code in BROKEN:
+                why = "not WebSocket" if closed.reason is None else str(closed.reason.reason)
+                self._layer.fail(CloseReason.WEBSOCKET_ERROR, why)
 
     async def _accept(self, request: WebSocketRequest) -> WebSocketConnection | None:
         """The connection, if what it asks for is MQTT here."""
@@ -111,33 +110,32 @@ class Unframing:
         self._pipe.drained.set()
 
     def send(self, data: bytes) -> None:
-        if self._nursery is not None and self._websocket is not None:
-            self._sending = True
-            self._nursery.start_soon(self._send, self._websocket, data)
+        self._outgoing = data
+        self._wanted.set()
 
     def end(self) -> None:
-        if self._nursery is None or self._websocket is None:
+        self._ending = True
+        self._wanted.set()
+        if not self._accepted:
             self._scope.cancel()
-        elif not self._ending:
-            self._ending = True
-            if not self._sending:
-                self._nursery.start_soon(self._end, self._websocket)
 
     def cancel(self) -> None:
         self._scope.cancel()
 
-    async def _send(self, websocket: WebSocketConnection, data: bytes) -> None:
+    async def _speak(self, websocket: WebSocketConnection) -> None:
+        """Send what is to be sent, and at last that this is all."""
         try:
-            await websocket.send_message(data)
+            while not self._ending:
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                if self._outgoing:
+                    data = self._outgoing
+                    self._outgoing = b""
+                    await websocket.send_message(data)
+                    self._layer.sent()
+            await websocket.aclose(self._code)
         except ConnectionClosed:
-            pass  # whoever listens hears of it
-        self._sending = False
-        self._layer.sent()
-        if self._ending:
-            await self._end(websocket)
-
-    async def _end(self, websocket: WebSocketConnection) -> None:
-        await websocket.aclose(self._code)
+            pass  # who listens hears of it, too
         self._ended.set()
 
 

@@ -1,0 +1,237 @@
+# TLS between a stream and its socket: the same broker behind it.
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.config import Config, Limits
+from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
+from broker.reasons import CloseReason
+from tests.inprocess import Broker, Client
+from tests.net.tls import Authority, Later, TlsSocket, shake, transport
+
+Brokers = Callable[..., Broker]
+LARGE = bytes(range(256)) * 3000  # 768 000 bytes: more than a socket holds, less than a reader may be owed
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def broker(brokers: Brokers) -> Broker:
+    return brokers()
+
+
+def dial(broker: Broker, authority: Authority, client_id: str) -> Client:
+    """A 5.0 client that is connected over TLS."""
+    client = broker.open(V5, transport(broker, authority.server()))
+    shake(client, authority.trusted_by())
+    client.send(Connect(V5, client_id, True, 0))
+    (client.connack,) = client.receive()  # type: ignore[assignment]
+    return client
+
+
+def closed(broker: Broker, reason: CloseReason) -> int:
+    return broker.worker.counters.closed_by_reason[reason.label]
+
+
+def test_packets_pass_both_ways(broker: Broker, authority: Authority) -> None:
+    """Nothing would work over TLS."""
+    client = dial(broker, authority, "c")
+    client.send(Subscribe(1, [Wanted(b"t", 0)]), Publish(b"t", b"x"), PingReq())
+    _suback, *rest = client.receive()
+
+    assert {Publish, PingResp} == {type(packet) for packet in rest}
+
+
+def test_a_packet_of_many_records_arrives_whole(broker: Broker, authority: Authority) -> None:
+    """What spans records would be cut, or the rest of it wait for ever in OpenSSL's buffers."""
+    client = dial(broker, authority, "c")
+    client.send(Subscribe(1, [Wanted(b"t", 0)]))
+    client.receive()
+    client.send(Publish(b"t", LARGE))
+
+    (got,) = client.receive()
+    assert isinstance(got, Publish) and LARGE == got.payload
+
+
+def test_a_slow_reader_gets_every_byte_once(broker: Broker, authority: Authority) -> None:
+    """What the kernel did not take of a record would be lost, or encrypted and sent again."""
+    slow, fast = dial(broker, authority, "slow"), broker.connect("fast", V5)
+    slow.send(Subscribe(1, [Wanted(b"t", 0)]))
+    slow.receive()
+    slow.reading = False
+    for n in range(4):
+        fast.send(Publish(b"t", LARGE[n:]))
+        broker.settle()
+    slow.reading = True
+
+    payloads = [packet.payload for packet in slow.receive() if isinstance(packet, Publish)]
+    assert payloads == [LARGE[n:] for n in range(len(payloads))] and len(payloads) >= 2
+
+
+def test_bytes_one_at_a_time_are_put_together(broker: Broker, authority: Authority) -> None:
+    """A record that comes in pieces would be an error, or never be looked at again."""
+    client = broker.open(V5, transport(broker, authority.server()))
+    client.socket = trickling = Trickling(client)  # type: ignore[assignment]
+    shake(client, authority.trusted_by())
+    client.send(Connect(V5, "c", True, 0))
+
+    assert 1 == broker.worker.reception.connected
+    assert trickling.bytes > 100
+
+
+class Trickling:
+    """A socket that sends one byte, and lets the broker look at it before the next."""
+
+    def __init__(self, client: Client) -> None:
+        self.bytes = 0
+        self._client = client
+        self._below = client.socket
+
+    def send(self, data: bytes) -> int:
+        reading = self._client.reading
+        self._client.reading = False  # TLS is not done with sending
+        for byte in data:
+            self._below.send(bytes((byte,)))
+            self._client.broker.settle()
+            self.bytes += 1
+        self._client.reading = reading
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        return self._below.recv(size)
+
+    def close(self) -> None:
+        self._below.close()
+
+
+def test_what_is_no_handshake_is_refused(broker: Broker, authority: Authority) -> None:
+    """MQTT without TLS on the port of TLS would hold a connection, or go unexplained."""
+    client = broker.open(V5, transport(broker, authority.server()))
+    client.reading = False
+    client.send(Connect(V5, "c", True, 0))
+    broker.settle()
+
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)
+    assert b"" == client.socket.recv(100)
+
+
+def test_a_forged_record_ends_the_connection(broker: Broker, authority: Authority) -> None:
+    """Bytes that nobody signed would be taken for MQTT, or cost the worker."""
+    client = dial(broker, authority, "c")
+    raw: socket.socket = client.socket.raw  # type: ignore[attr-defined]
+    raw.send(b"\x17\x03\x03\x00\x20" + bytes(32))
+    broker.settle()
+
+    assert 1 == closed(broker, CloseReason.TLS_RECORD_INVALID)
+    assert 0 == broker.worker.reception.connected
+
+
+def test_a_goodbye_behind_data_is_heard(broker: Broker, authority: Authority) -> None:
+    """A client that says goodbye and leaves the socket open would be waited for until its keep alive."""
+    client = dial(broker, authority, "c")
+    sock = client.socket
+    assert isinstance(sock, TlsSocket)
+    data = sock.encrypt(b"\xc0\x00")
+    with pytest.raises(ssl.SSLWantReadError):
+        sock.tls.unwrap()
+    sock.raw.send(data + sock._outgoing.read())
+    client.reading = False
+    broker.settle()
+
+    assert 1 == closed(broker, CloseReason.PEER_CLOSED)
+
+
+def test_a_stalled_handshake_ends_at_the_deadline(brokers: Brokers, authority: Authority) -> None:
+    """Half a handshake would hold a connection for ever."""
+    broker = brokers(Config(limits=Limits(connect_timeout=2.0)))
+    client = broker.open(V5, transport(broker, authority.server()))
+    client.reading = False
+    TlsSocket(client.socket, authority.trusted_by()).shake()
+    broker.advance(4.0)
+
+    assert 1 == closed(broker, CloseReason.CONNECT_TIMEOUT)
+
+
+def test_the_last_words_and_the_goodbye_arrive(broker: Broker, authority: Authority) -> None:
+    """A client would see a broken connection instead of why it was closed."""
+    client = dial(broker, authority, "c")
+    broker.connect("c", V5)
+
+    (last,) = client.receive()
+    assert isinstance(last, Disconnect) and 0x8E == last.code
+    assert client.closed  # by close_notify: without it, TlsSocket.recv() raises
+    assert client.socket.tls.read(1) == b""  # type: ignore[attr-defined]
+
+
+def test_nothing_is_read_while_the_offload_works(broker: Broker, authority: Authority) -> None:
+    """Two threads would be in OpenSSL with the same buffers."""
+    threads = Later()
+    client = broker.open(V5, transport(broker, authority.server(), threads))
+    client.reading = False
+    TlsSocket(client.socket, authority.trusted_by()).shake()
+    broker.settle()
+    client.socket.send(b"no record")
+    broker.settle()
+    (stream,) = broker.worker.reactor.streams()
+
+    assert 1 == len(threads.waiting) and stream.held
+    while threads.waiting:
+        threads.go()
+        broker.settle()
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)  # as that is no record
+
+
+@pytest.mark.parametrize("how", ["deadline", "reset"])
+def test_a_connection_may_end_while_the_offload_works(broker: Broker, authority: Authority, how: str) -> None:
+    """What a thread brings for a connection that is gone would break the worker."""
+    threads = Later()
+    client = broker.open(V5, transport(broker, authority.server(), threads))
+    client.reading = False
+    TlsSocket(client.socket, authority.trusted_by()).shake()
+    broker.settle()
+    if how == "deadline":
+        broker.advance(7.0)
+    else:
+        client.drop()
+    assert [] == broker.worker.reactor.streams()
+    threads.go()
+    broker.settle()
+
+    assert 0 == broker.worker.counters.internal_errors
+
+
+def test_new_connections_get_the_new_certificate(broker: Broker, authority: Authority, tmp_path: Path) -> None:
+    """A certificate that was renewed would need a restart."""
+    tls = transport(broker, authority.server())
+    other = Authority(tmp_path)
+    first = broker.open(V5, tls)
+    shake(first, authority.trusted_by())
+    tls.context = transport(broker, other.server()).context
+    second = broker.open(V5, tls)
+
+    shake(second, other.trusted_by())
+    first.send(Connect(V5, "first", True, 0))
+    assert first.receive()
+
+
+def test_a_verified_client_certificate_names_the_client(broker: Broker, authority: Authority) -> None:
+    """Who showed a certificate would be nobody."""
+    client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
+    shake(client, authority.trusted_by(authority.issue("device", common_name="device-7")))
+    (stream,) = broker.worker.reactor.streams()
+
+    assert stream.layer is not None and "device-7" == stream.layer.identity
+
+
+def test_a_client_without_the_required_certificate_is_refused(broker: Broker, authority: Authority) -> None:
+    """Anybody could come in."""
+    client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
+    shake(client, authority.trusted_by())
+
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)

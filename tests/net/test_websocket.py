@@ -1,0 +1,388 @@
+# MQTT over WebSocket: a whole worker under trio, and a client that makes its frames by hand.
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+import trio
+import trio.testing
+
+from broker.config import Config, Delivery, Limits, Listeners, WebSocket, WebSocketListener
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingReq, PingResp, Publish, Subscribe, Wanted
+from broker.mqtt.stream import PacketReader
+from broker.net.listeners import listen
+from broker.reasons import CloseReason
+from broker.worker import Worker
+
+HOST: Final = "127.0.0.1"
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+UPGRADE: Final = (
+    "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{subprotocol}\r\n"
+)
+LARGE: Final = bytes(range(256)) * 2000
+PATIENCE: Final = 10.0  # seconds for what takes milliseconds: a test that hangs should say where
+
+
+def frame(opcode: int, payload: bytes = b"", *, last: bool = True, masked: bool = True) -> bytes:
+    """A client's frame (RFC 6455, 5.2); the mask is all zeros, so the payload stays readable."""
+    size = len(payload)
+    mark = 0x80 if masked else 0
+    head = bytes((opcode | (0x80 if last else 0),))
+    if size < 126:
+        head += bytes((mark | size,))
+    elif size < 65536:
+        head += bytes((mark | 126,)) + size.to_bytes(2, "big")
+    else:
+        head += bytes((mark | 127,)) + size.to_bytes(8, "big")
+    return head + (bytes(4) if masked else b"") + payload
+
+
+def mqtt(*packets: Packet) -> bytes:
+    return b"".join(encode(packet, V5) for packet in packets)
+
+
+class Browser:
+    """A WebSocket client that says exactly what a test wants."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.packets: list[Packet] = []
+        self._reader = PacketReader(V5, 1 << 28)
+        self._read = b""
+
+    async def upgrade(self, path: str = "/mqtt", subprotocol: str | None = "mqtt") -> str:
+        """The head of the answer."""
+        wanted = f"Sec-WebSocket-Protocol: {subprotocol}\r\n" if subprotocol is not None else ""
+        await self.stream.send_all(UPGRADE.format(path=path, host=HOST, subprotocol=wanted).encode())
+        while b"\r\n\r\n" not in self._read:
+            self._read += await self._more()
+        head, self._read = self._read.split(b"\r\n\r\n", 1)
+        return head.decode()
+
+    async def say(self, *packets: Packet) -> None:
+        await self.stream.send_all(frame(BINARY, mqtt(*packets)))
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame: (opcode, payload)."""
+        head = await self._exactly(2)
+        assert head[1] < 128, "a server must not mask (RFC 6455, 5.1)"
+        size = head[1]
+        if size == 126:
+            size = int.from_bytes(await self._exactly(2), "big")
+        elif size == 127:
+            size = int.from_bytes(await self._exactly(8), "big")
+        return head[0] & 0x0F, await self._exactly(size)
+
+    async def hear(self) -> Packet:
+        """The next packet of MQTT."""
+        while not self.packets:
+            opcode, payload = await self.frame()
+            assert BINARY == opcode, (opcode, payload)
+            self.packets += self._reader.feed(payload)
+        return self.packets.pop(0)
+
+    async def connect(self, client_id: str) -> None:
+        assert "101" in await self.upgrade()
+        await self.say(Connect(V5, client_id))
+        assert isinstance(await self.hear(), ConnAck)
+
+    async def rest(self) -> bytes:
+        """All that still comes."""
+        while True:
+            data = await self.stream.receive_some()
+            if not data:
+                return self._read
+            self._read += data
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._read) < size:
+            self._read += await self._more()
+        data, self._read = self._read[:size], self._read[size:]
+        return data
+
+    async def _more(self) -> bytes:
+        data = await self.stream.receive_some()
+        if not data:
+            raise EOFError
+        return data
+
+
+class Serving:
+    """A worker with a WebSocket listener, and its port."""
+
+    def __init__(self, config: Config) -> None:
+        self.worker = Worker(config, 100)
+        self.browsers: list[Browser] = []
+        (listener,) = listen(WebSocketListener(host=(HOST,), port=0), config.delivery)
+        self.worker.reactor.listen(listener, self.worker.transports()["ws"])
+        self.port = listener.getsockname()[1]
+
+    async def dial(self) -> Browser:
+        browser = Browser(await trio.open_tcp_stream(HOST, self.port))
+        self.browsers.append(browser)
+        return browser
+
+    async def connected(self, client_id: str) -> Browser:
+        browser = await self.dial()
+        await browser.connect(client_id)
+        return browser
+
+    def closed(self, reason: CloseReason) -> int:
+        return self.worker.counters.closed_by_reason[reason.label]
+
+    async def until_empty(self) -> None:
+        """Until the broker has let go of all connections, as their clients have."""
+        for browser in self.browsers:
+            await trio.aclose_forcefully(browser.stream)
+        while self.worker.reactor.streams():
+            await trio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(config: Config | None = None) -> AsyncIterator[Serving]:
+    config = config or Config(listeners=with_websocket())
+    served = Serving(config)
+    stopping = trio.Event()
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(served.worker.serve, stopping)
+            try:
+                yield served
+            finally:
+                for browser in served.browsers:
+                    await trio.aclose_forcefully(browser.stream)
+                stopping.set()
+    assert 0 == served.worker.counters.internal_errors
+
+
+def with_websocket() -> Listeners:
+    return Listeners(ws=WebSocketListener(enabled=True))
+
+
+async def test_packets_pass_both_ways() -> None:
+    """Nothing would work over WebSocket."""
+    async with serving() as served:
+        browser = await served.dial()
+        answer = await browser.upgrade()
+        assert "Sec-WebSocket-Protocol: mqtt" in answer or "sec-websocket-protocol: mqtt" in answer
+        await browser.say(Connect(V5, "b"), Subscribe(1, [Wanted(b"t", 0)]), Publish(b"t", b"x"), PingReq())
+        assert isinstance(await browser.hear(), ConnAck)
+        await browser.hear()
+        assert {Publish, PingResp} == {type(await browser.hear()), type(await browser.hear())}
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+async def test_the_borders_of_frames_mean_nothing(cut: int) -> None:
+    """A packet in two messages, or in fragments of one, would be malformed [MQTT-6.0.0-2]."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        data = mqtt(Subscribe(1, [Wanted(b"t", 0)]), Publish(b"t", b"x" * 3000))
+        pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
+        half = len(pieces) // 2
+        await browser.stream.send_all(b"".join(frame(BINARY, piece) for piece in pieces[:half]))
+        fragments = [frame(BINARY, b"", last=False)]
+        fragments += [frame(CONTINUATION, piece, last=False) for piece in pieces[half:]]
+        await browser.stream.send_all(b"".join([*fragments, frame(CONTINUATION)]))
+
+        await browser.hear()
+        got = await browser.hear()
+        assert isinstance(got, Publish) and b"x" * 3000 == got.payload
+
+
+async def test_a_large_message_passes_both_ways() -> None:
+    """What does not fit the kernel's buffers would be lost or stuck."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        await browser.say(Subscribe(1, [Wanted(b"t", 0)]))
+        await browser.hear()
+        for n in range(5):
+            await browser.say(Publish(b"t", LARGE[n:]))
+            got = await browser.hear()
+            assert isinstance(got, Publish) and LARGE[n:] == got.payload
+
+
+async def test_a_ping_is_answered_while_mqtt_is_busy() -> None:
+    """Proxies and browsers would take the connection for dead."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(frame(PING, b"there?"))
+        assert (PONG, b"there?") == await browser.frame()
+
+
+async def test_text_ends_the_connection() -> None:
+    """A client that sends text would be misread [MQTT-6.0.0-1]."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(frame(TEXT, b"hello"))
+        last = await browser.hear()
+        assert isinstance(last, Disconnect) and 0x82 == last.code
+        assert (CLOSE, (1003).to_bytes(2, "big")) == await browser.frame()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_TEXT)
+
+
+@pytest.mark.parametrize(
+    ("path", "subprotocol", "status"),
+    [("/", "mqtt", "404"), ("/mqtt/", "mqtt", "404"), ("/mqtt", None, "400"), ("/mqtt", "chat", "400")],
+)
+async def test_who_wants_something_else_is_told(path: str, subprotocol: str | None, status: str) -> None:
+    """A wrong address would look like a broken network [MQTT-6.0.0-3]."""
+    async with serving() as served:
+        browser = await served.dial()
+        assert f" {status} " in await browser.upgrade(path, subprotocol)
+        await browser.rest()
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_REFUSED)
+
+
+@pytest.mark.parametrize("subprotocol", ["mqtt", "mqttv3.1", "chat, mqtt"])
+async def test_the_names_of_mqtt_are_known(subprotocol: str) -> None:
+    """Old clients, and those that speak several protocols, would be turned away [MQTT-6.0.0-4]."""
+    async with serving() as served:
+        browser = await served.dial()
+        answer = await browser.upgrade("/mqtt?token=1", subprotocol)
+        assert "101" in answer and subprotocol.split(", ")[-1] in answer
+
+
+@pytest.mark.parametrize("garbage", [mqtt(Connect(V5, "c")) + b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_what_is_no_request_is_refused(garbage: bytes) -> None:
+    """MQTT without WebSocket, or a browser that just looks, would hold a connection until the deadline."""
+    async with serving() as served:
+        browser = await served.dial()
+        await browser.stream.send_all(garbage)
+        await browser.rest()
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_REFUSED) + served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", frame(BINARY, b"x", masked=False), frame(3, b"x")])
+async def test_what_is_no_frame_ends_the_connection(garbage: bytes) -> None:
+    """A client that does not speak WebSocket any more would be listened to for ever."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(garbage)
+        await browser.rest()
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+async def test_a_message_that_is_too_large_ends_the_connection() -> None:
+    """One client could have the broker collect any number of bytes."""
+    config = Config(listeners=with_websocket(), websocket=WebSocket(message_bytes=1024))
+    async with serving(config) as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(frame(BINARY, mqtt(Publish(b"t", bytes(2000)))))
+        await browser.rest()
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+async def test_empty_fragments_without_end_end_the_connection() -> None:
+    """trio-websocket keeps each of them: memory without a bound."""
+    config = Config(listeners=with_websocket(), websocket=WebSocket(message_bytes=1024))
+    async with serving(config) as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(frame(BINARY, last=False) + frame(CONTINUATION, last=False) * 1000)
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+async def test_the_client_may_close_as_websocket_does() -> None:
+    """A browser tab that is closed politely would be answered by a reset."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        await browser.stream.send_all(frame(CLOSE, (1001).to_bytes(2, "big")))
+        assert (CLOSE, (1001).to_bytes(2, "big")) == await browser.frame()
+        assert b"" == await browser.rest()
+        await served.until_empty()
+        assert 1 == served.closed(CloseReason.PEER_CLOSED)
+
+
+async def test_a_client_that_is_still_sending_hears_the_last_words() -> None:
+    """A reset would eat why it was closed: here, taken over."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_flood, browser)
+            await served.connected("b")
+            last = await browser.hear()
+            assert isinstance(last, Disconnect) and 0x8E == last.code
+            assert CLOSE == (await browser.frame())[0]
+            nursery.cancel_scope.cancel()
+
+
+async def _flood(browser: Browser) -> None:
+    flood = frame(BINARY, mqtt(Publish(b"nobody", bytes(1000))) * 10)
+    try:
+        while True:
+            await browser.stream.send_all(flood)
+            await trio.sleep(0)
+    except trio.BrokenResourceError:
+        pass
+
+
+async def test_a_client_that_vanishes_is_forgotten() -> None:
+    """Tasks and descriptors of connections that broke would pile up."""
+    async with serving() as served:
+        for ending in (b"", b"GET /mq", UPGRADE[:60].encode(), b"\x82"):
+            browser = await served.dial()
+            if ending == b"\x82":
+                await browser.connect("b")
+            await browser.stream.send_all(ending or b"G")
+            await browser.stream.aclose()
+        await served.until_empty()
+        assert 4 == served.closed(CloseReason.PEER_CLOSED) + served.closed(CloseReason.PEER_RESET)
+
+
+async def test_a_client_that_says_nothing_ends_at_the_deadline() -> None:
+    """Half a request would hold a connection for ever."""
+    config = Config(listeners=with_websocket(), limits=Limits(connect_timeout=0.5))
+    async with serving(config) as served:
+        half, idle = await served.dial(), await served.dial()
+        await idle.upgrade()
+        await half.stream.send_all(b"GET /mqtt HTTP/1.1\r\n")
+        assert b"" == await half.rest()
+        await idle.rest()
+        await served.until_empty()
+        assert 2 == served.closed(CloseReason.CONNECT_TIMEOUT)
+
+
+async def test_a_reader_that_stops_costs_its_watermark() -> None:
+    """A WebSocket client that does not read would cost memory without a bound."""
+    delivery = Delivery(high_watermark=64 * 1024, low_watermark=32 * 1024)
+    async with serving(Config(listeners=with_websocket(), delivery=delivery)) as served:
+        slow, fast = await served.connected("slow"), await served.connected("fast")
+        await slow.say(Subscribe(1, [Wanted(b"t", 0)]))
+        await slow.hear()
+        for _ in range(100):
+            await fast.say(*[Publish(b"t", LARGE)])
+        await fast.say(PingReq())
+        await fast.hear()
+
+        assert served.worker.budget.used < 64 * 1024 + 2 * len(LARGE)
+        assert 0 < served.worker.counters.dropped_by_reason["not_writable"]
+
+
+async def test_a_publisher_that_is_held_is_not_read() -> None:
+    """Back-pressure would end at the task: what the reactor does not take would pile up in it."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        (stream,) = served.worker.reactor.streams()
+        served.worker.reactor.hold(stream)
+        flood = frame(BINARY, mqtt(Publish(b"nobody", bytes(60_000))))
+        refused = 0
+        while refused < 10:
+            await trio.testing.wait_all_tasks_blocked()
+            try:
+                send_now(browser, flood)
+            except BlockingIOError:
+                refused += 1
+        assert stream.layer is not None and stream.layer.buffered < 200_000
+
+
+def send_now(browser: Browser, data: bytes) -> int:
+    """Send what the kernel takes at once; how many bytes."""
+    sock: socket.socket = browser.stream.socket._sock  # type: ignore[attr-defined]  # trio's own send waits
+    return sock.send(data)
