@@ -73,7 +73,7 @@ class Worker:
         self.routes = Routes(
             config.routes.topics, config.routes.bytes, config.limits.topic_levels, config.limits.topic_bytes
         )
-        self.retained = Retained(config.retained.messages, config.retained.bytes)
+        self.retained = Retained(config.retained.messages, config.retained.bytes, config.limits.retained_per_client)
         self.store = MemorySessions()
         self.reactor = Reactor(
             clock,
