@@ -105,6 +105,14 @@ class Hub(Service):
             self._reception.failed(None, error, now)
             self._reactor.destroy(stream)
 
+    def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        connection = cast(Connection, stream)
+        try:
+            self._reception.close(connection, reason, now)
+        except Exception as error:
+            self._reception.failed(None, error, now)
+            self._reactor.destroy(stream)
+
     def tick(self, now: float) -> float:
         return self._reception.tick(now)
 

@@ -80,7 +80,7 @@ class Worker:
             self.collector,
             self.budget,
             stall_timeout=config.delivery.slow_consumer_timeout,
-            input_budget=memory // INPUT_BUDGET_SHARE,
+            input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
