@@ -11,6 +11,7 @@ from typing import Final, Protocol, cast
 from broker.config import Delivery, Limits
 from broker.connection import GRACE, Connection, Replay
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.fanout import Deliveries
 from broker.handshake import Terms, accept, agree, examine, refuse
 from broker.metrics.counters import Counters
 from broker.mqtt.connect import decode_connect, peek_version
@@ -42,6 +43,7 @@ class Reception:
         self,
         store: SessionStore,
         subscribing: Subscribing,
+        deliveries: Deliveries,
         reactor: Reactor,
         timers: Timers,
         counters: Counters,
@@ -58,6 +60,7 @@ class Reception:
         self.publish: Callable[[Message, Session | None, float], None] = _nobody
         self._store = store
         self._subscribing = subscribing
+        self._deliveries = deliveries
         self._reactor = reactor
         self._timers = timers
         self._counters = counters
@@ -72,6 +75,7 @@ class Reception:
         )
         self._delivery = delivery
         self._budget = budget
+        self._queue_budget = queue_budget
         self._most = connections
         self._new_client_id = new_client_id
         self._open = 0  # sockets
@@ -280,6 +284,7 @@ class Reception:
         self._timers.cancel(session.will_timer, session)
         self._unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
+        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
         session.end()
         self._store.forget(session)
         self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along

@@ -88,6 +88,7 @@ class Worker:
         self.reception = Reception(
             self.store,
             subscribing,
+            self.deliveries,
             self.reactor,
             Timers(),
             self.counters,

@@ -14,7 +14,7 @@ from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.packet_ids import PacketIds
 from broker.session.run import GROWTH, Run
 from broker.session.subscriber import Subscriber
@@ -129,6 +129,23 @@ class Session:
             self._inflight = inflight
             self._unsent = None
         self.outbox = None
+
+    def take_shared(self) -> list[SharedMessage]:
+        """What waits and may go to another member of its group instead: all that has never been sent.
+
+        It waits here no longer; its place in the budget is the caller's to give back. What was sent stays, though for
+        QoS 1 another member should get that, too (4.8.2): each shared message would need a mark of its own, also where
+        nothing waits. QoS 2 must stay [MQTT-4.8.2-5].
+        """
+        waiting = self._waiting
+        if not waiting:
+            return []
+        shared = [message for message in waiting if isinstance(message, SharedMessage)]
+        if shared:
+            self._waiting = deque([message for message in waiting if not isinstance(message, SharedMessage)])
+            for message in shared:
+                self._waiting_bytes -= message.size
+        return shared
 
     def end(self) -> int:
         """Nothing of it will be delivered any more; the number of messages that were waiting."""
