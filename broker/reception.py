@@ -16,6 +16,7 @@ from broker.handshake import Terms, accept, agree, examine, refuse
 from broker.metrics.counters import Counters
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
+from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Connect, Disconnect, Properties
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
@@ -100,13 +101,16 @@ class Reception:
         connection.timer = self._timers.set(now + self._limits.connect_timeout, CONNECT_DEADLINE, connection)
         return connection
 
-    def connect(self, connection: Connection, data: bytes, start: int, stop: int, now: float) -> None:
-        """The CONNECT in data[start:stop]: refused, or answered once its session is there."""
+    def connect(self, connection: Connection, data: bytes, header: int, start: int, stop: int, now: float) -> None:
+        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session."""
         self._counters.connects_received += 1
         if connection.claiming:
             raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
         connection.version = peek_version(data, start, stop)
         packet = decode_connect(data, start, stop)
+        # Only now is it known whether the length may be padded. 3.1.1 asks for no shortest form (2.2.3), and a client
+        # that leaves room for four bytes before it knows the length is within its rights there.
+        read_length(data, header + 1, start, packet.version)  # [MQTT-1.5.5-1]
         reason = examine(packet, self._limits)
         if reason is None and self.connected >= self._most:
             reason = CloseReason.CONNECTION_LIMIT
