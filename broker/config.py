@@ -123,6 +123,9 @@ class Limits:
 
     connect_timeout: float = duration(5.0, least=0.1, most=3600.0)  # MQTT asks for "a reasonable amount of time"
     connections: int = number(0)  # 0 = as many as there are descriptors, less a reserve for ourselves
+    connections_per_address: int = number(0)  # of one IPv4 host or IPv6 /64; 0 = any: whole fleets share a NAT
+    connects_per_second: int = number(0)  # of one address; 0 = any: after an outage the fleet comes back at once
+    connect_burst: int = number(100, least=1)  # that many at once, before the rate holds
     packet_bytes: int = size(1 * MIB, least=KIB, most=LARGEST_PACKET)  # the wire allows 256 MiB
     receive_maximum: int = number(1024, least=1, most=65535)  # unacknowledged QoS 1 and 2 a client may send us
     inflight: int = number(1024, least=1, most=65535)  # the same towards the client; its receive maximum may be less
@@ -135,6 +138,7 @@ class Limits:
     topic_levels: int = number(32, least=1, most=32768)  # deeper than any scheme in use; bounds the work of one match
     topic_bytes: int = size(4 * KIB, least=1, most=65535)  # of a topic or a filter; the wire allows 65 535
     subscriptions: int = number(10_000, least=1)  # per session; each costs memory and matching
+    retained_per_client: int = number(100_000)  # topics; a bridge has thousands; 0 = as many as [retained] allows
     pending: int = number(1000)  # QoS 1 and 2 that wait for a connected slow reader; 0 = none waits
     queue: int = number(10_000)  # messages that wait for a session that is away; then the oldest go
     queue_bytes: int = size(64 * MIB)  # the same in bytes, so that 10 000 large messages cost no gigabytes

@@ -3,6 +3,8 @@ from typing import Final
 
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
+from broker.overload.addresses import Address
+from broker.reasons import CloseReason
 from broker.routing.retained import RetainedScan
 from broker.session.session import Session, Subscription
 
@@ -25,6 +27,8 @@ class Connection(Stream):
         super().__init__(sock, address, outbox)
         self.version = 0  # until CONNECT
         self.session: Session | None = None
+        self.origin: Address | None = None  # who it counts for, if connections are counted by address
+        self.surplus: CloseReason | None = None  # the limit of its address that it is over: taken in to be told
         self.claiming = False  # its CONNECT waits for the session store
         self.keep_alive = 0.0  # seconds of silence that end it; 0 = any
         self.timer = 0  # the key of its deadline for CONNECT, then of its keep alive

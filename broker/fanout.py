@@ -5,7 +5,7 @@
 # its acknowledgement follows the last delivery.
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from broker.connection import Connection
 from broker.metrics.counters import Counters
@@ -14,14 +14,27 @@ from broker.net.stream import OPEN
 from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
-from broker.session.message import Message
+from broker.session.message import Message, SharedMessage
 from broker.session.run import Run
-from broker.session.session import Session
+from broker.session.session import QueueBudget, Session
 
 PAGE: Final = 512  # receivers served between two looks at the clock
+SHARED_PAGE: Final = 64  # messages handed to a shared group, where each may look at many members
 
 
-class FanOut:
+class Unfinished:
+    """Work in pages. *connection* is held until it is done, and is then written *answer*."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.connection: Connection | None = None
+        self.answer = answer
+
+    def step(self, now: float) -> bool:
+        """Do the next page; false when there is none."""
+        raise NotImplementedError
+
+
+class FanOut(Unfinished):
     """What is left of one publish. It goes to those who were receivers of its route when it began.
 
     A group keeps the places of its receivers, so a position in it stays right: who leaves leaves a hole, and who comes
@@ -38,11 +51,10 @@ class FanOut:
         answer: bytes,
         counters: Counters,
     ) -> None:
+        super().__init__(answer)
         self.message = message
         self.run = run
         self.publisher = publisher
-        self.answer = answer
-        self.connection: Connection | None = None
         self._counters = counters
         self._groups: list[Group] = list(route.groups)
         self._ends = [len(group.sessions) for group in self._groups]
@@ -54,7 +66,7 @@ class FanOut:
             self._messages = run.messages(b"") if run is not None else [message] if message is not None else []
 
     def step(self, now: float) -> bool:
-        """Serve the next page; false when there is none."""
+        """Serve the next page; false when there was none."""
         room = PAGE
         while room > 0 and self._shared:
             group = self._shared.pop()
@@ -81,6 +93,27 @@ class FanOut:
         return stop - start
 
 
+class HandOver(Unfinished):
+    """What waited in a session that has ended, on its way to other members of its shared subscriptions."""
+
+    def __init__(self, messages: list[SharedMessage], budget: QueueBudget, counters: Counters) -> None:
+        super().__init__(b"")
+        self._messages = messages
+        self._messages.reverse()  # the next one last
+        self._budget = budget
+        self._counters = counters
+
+    def step(self, now: float) -> bool:
+        for _ in range(min(SHARED_PAGE, len(self._messages))):
+            message = self._messages.pop()
+            self._budget.give_back(message)
+            if message.expired(now):
+                self._counters.dropped(DropReason.EXPIRED, 1)
+            elif not cast(SharedGroup, message.group).deliver(message.original, now):
+                self._counters.dropped(DropReason.SESSION_ENDED, 1)
+        return bool(self._messages)
+
+
 class Deliveries:
     """Hands publishes to their receivers, at once or in pieces."""
 
@@ -88,7 +121,7 @@ class Deliveries:
         self._reactor = reactor
         self._counters = counters
         self._clock = clock
-        self.unfinished: deque[FanOut] = deque()
+        self.unfinished: deque[Unfinished] = deque()
 
     def deliver(
         self,
@@ -124,6 +157,11 @@ class Deliveries:
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
 
+    def hand_over(self, messages: list[SharedMessage], budget: QueueBudget) -> None:
+        """Give *messages*, which still count in *budget*, to other members of their groups, soon."""
+        if messages:
+            self.unfinished.append(HandOver(messages, budget, self._counters))
+
     def work(self, until: float) -> bool:
         """Go on with what is unfinished, the oldest first, by a page at least; true if something is left."""
         unfinished = self.unfinished
@@ -136,8 +174,10 @@ class Deliveries:
         return bool(unfinished)
 
     def give_up(self) -> Connection | None:
-        """Forget the publish that is worked on; the connection that it came from."""
-        return self.unfinished.popleft().connection if self.unfinished else None
+        """Forget the publish that is worked on, which failed; the connection that it came from."""
+        if not self.unfinished or isinstance(self.unfinished[0], HandOver):
+            return None  # of a hand-over, the message that failed is gone already, and the others may go on
+        return self.unfinished.popleft().connection
 
     def _begin(self, fanout: FanOut, connection: Connection | None) -> None:
         fanout.connection = connection
@@ -145,12 +185,12 @@ class Deliveries:
         if connection is not None:
             self._reactor.hold(connection)
 
-    def _end(self, fanout: FanOut) -> None:
-        connection = fanout.connection
+    def _end(self, work: Unfinished) -> None:
+        connection = work.connection
         if connection is not None and connection.state == OPEN:
-            if fanout.answer:
+            if work.answer:
                 self._counters.answers_sent += 1
-                connection.outbox.write(fanout.answer)
+                connection.outbox.write(work.answer)
             self._reactor.release(connection)
 
 

@@ -30,6 +30,8 @@ RETURN_CODES: Final = {
     CloseReason.SERVER_UNAVAILABLE: 3,
     CloseReason.SERVER_BUSY: 3,
     CloseReason.CONNECTION_LIMIT: 3,
+    CloseReason.CONNECTIONS_PER_ADDRESS: 3,
+    CloseReason.CONNECT_RATE: 3,
     CloseReason.SESSION_LIMIT: 3,
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,
@@ -63,9 +65,9 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
         if packet.will.topic.startswith(RESERVED):
             return CloseReason.NOT_AUTHORIZED
         if len(packet.will.topic) > limits.topic_bytes:
-            return CloseReason.TOPIC_NAME_INVALID
+            return CloseReason.TOPIC_BYTES
         if packet.will.topic.count(b"/") >= limits.topic_levels:  # when it has to be published, nobody could be told
-            return CloseReason.TOPIC_NAME_INVALID
+            return CloseReason.TOPIC_LEVELS
     return None
 
 

@@ -105,6 +105,14 @@ class Hub(Service):
             self._reception.failed(None, error, now)
             self._reactor.destroy(stream)
 
+    def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        connection = cast(Connection, stream)
+        try:
+            self._reception.close(connection, reason, now)
+        except Exception as error:
+            self._reception.failed(None, error, now)
+            self._reactor.destroy(stream)
+
     def tick(self, now: float) -> float:
         return self._reception.tick(now)
 
@@ -158,7 +166,7 @@ class Hub(Service):
                 break
             session = connection.session
             if session is None:
-                spent += self._before_session(connection, first, data, body, stop, now)
+                spent += self._before_session(connection, data, position, body, stop, now)
                 position = stop
                 connection.position = stop
                 packets += 1
@@ -216,10 +224,12 @@ class Hub(Service):
         elif kind == PUBCOMP:
             session.pubcomp(packet_id, now)
 
-    def _before_session(self, connection: Connection, first: int, data: bytes, body: int, stop: int, now: float) -> int:
+    def _before_session(
+        self, connection: Connection, data: bytes, position: int, body: int, stop: int, now: float
+    ) -> int:
         """The first packet, which must be a CONNECT [MQTT-3.1.0-1]; the units used."""
-        check_first_byte(first, 0)
-        self._reception.connect(connection, data, body, stop, now)
+        check_first_byte(data[position], 0)
+        self._reception.connect(connection, data, position, body, stop, now)
         return CONNECT_COST
 
     def _other(

@@ -24,6 +24,7 @@ RUN: Final = 0x30  # the first byte of a QoS 0 PUBLISH without flags
 SUCCESS: Final = 0x00
 NO_MATCHING_SUBSCRIBERS: Final = 0x10
 NOT_AUTHORIZED: Final = 0x87
+QUOTA_EXCEEDED: Final = 0x97
 
 
 class Publishing:
@@ -183,9 +184,15 @@ class Publishing:
                 return PUBLISH_COST
             if connection.version == V5 and session.unreleased() >= self._receive_maximum:
                 raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
-            session.receive(packet_id)
-        if message.retain:
-            self.keep(message, now)
+        # A message that cannot be retained. Who can be told so is told, and then nobody gets it: after a refusal the
+        # client may send it again as a new one [MQTT-4.3.3-9], and what was delivered would be delivered twice. Who
+        # cannot be told (QoS 0, and 3.x, whose answers have no codes) believes that all is well, so the message at
+        # least reaches those who are there.
+        if message.retain and self.keep(message, session, now) is not None and qos and connection.version == V5:
+            self._answer(connection, qos, identifier, QUOTA_EXCEEDED)
+            return PUBLISH_COST
+        if qos == 2:
+            session.receive(identifier[0] << 8 | identifier[1])
         if not route.receivers:
             code = NO_MATCHING_SUBSCRIBERS
         if qos == 0:
@@ -199,21 +206,25 @@ class Publishing:
     def publish(self, message: Message, publisher: Session | None, now: float) -> None:
         """A message that came over no connection: a will, or the broker's own."""
         if message.retain:
-            self.keep(message, now)
+            self.keep(message, publisher, now)
         route = self._routes.find(message.topic)
         self._deliveries.deliver(route, message, publisher, None, b"", now)
 
-    def keep(self, message: Message, now: float) -> None:
-        """Retain *message* for its topic; an empty one ends that [MQTT-3.3.1-5] to [MQTT-3.3.1-8]."""
+    def keep(self, message: Message, publisher: Session | None, now: float) -> DropReason | None:
+        """Retain *message* for its topic; an empty one ends that [MQTT-3.3.1-5] to [MQTT-3.3.1-8].
+
+        None, or the limit that forbids it, which is counted.
+        """
         if not message.payload:
             if self._retained.delete(message.topic):
                 self._counters.retained_deleted += 1
-            return
-        kept = Message(message.topic, message.payload, message.qos, True, message.properties, message.expires)
-        if self._retained.put(kept, now):
+            return None
+        refusal = self._retained.put(message, now, "" if publisher is None else publisher.client_id)
+        if refusal is None:
             self._counters.retained_set += 1
         else:
-            self._counters.dropped(DropReason.RETAINED_FULL, 1)
+            self._counters.dropped(refusal, 1)
+        return refusal
 
     def _resolve(self, connection: Connection, topic: bytes, alias: int) -> bytes:
         """The topic that *alias* stands for; with a topic, it stands for that from now on [MQTT-3.3.2-12]."""

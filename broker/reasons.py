@@ -34,10 +34,14 @@ class CloseReason(Enum):
     SESSION_TAKEN_OVER = ("session_taken_over", 0x8E)
     TOPIC_FILTER_INVALID = ("topic_filter_invalid", 0x8F)
     TOPIC_NAME_INVALID = ("topic_name_invalid", 0x90)
+    TOPIC_LEVELS = ("topic_levels", 0x90)  # the topic is one, and deeper than we let it be
+    TOPIC_BYTES = ("topic_bytes", 0x90)  # or longer
     RECEIVE_MAXIMUM_EXCEEDED = ("receive_maximum_exceeded", 0x93)
     TOPIC_ALIAS_INVALID = ("topic_alias_invalid", 0x94)
     PACKET_TOO_LARGE = ("packet_too_large", 0x95)
     CONNECTION_LIMIT = ("connection_limit", 0x97)
+    CONNECTIONS_PER_ADDRESS = ("connections_per_address", 0x97)
+    CONNECT_RATE = ("connect_rate", 0x9F)  # its address connects too often
     SESSION_LIMIT = ("session_limit", 0x97)  # too many sessions; those who have one may come
     QUOTA_EXCEEDED = ("quota_exceeded", 0x97)
     SLOW_CONSUMER = ("slow_consumer", 0x97)
@@ -45,6 +49,7 @@ class CloseReason(Enum):
         "outbound_budget",
         0x97,
     )  # the worker's outbound bytes are used up, and this buffer was the largest
+    INPUT_BUDGET = ("input_budget", 0x97)  # the worker's input bytes are used up, and this unfinished packet was large
     RETAIN_NOT_SUPPORTED = ("retain_not_supported", 0x9A)
     QOS_NOT_SUPPORTED = ("qos_not_supported", 0x9B)
 
@@ -66,9 +71,23 @@ class DropReason(Enum):
     NO_SHARED_MEMBER = "no_shared_member"  # no member of a shared subscription could take it
     NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
+    RETAINED_PER_CLIENT = "retained_per_client"  # its client has retained messages under as many topics as it may
 
     def __init__(self, label: str) -> None:
         self.label = label
+
+
+class FilterRefusal(Enum):
+    """Why a filter was not subscribed to; the connection goes on: (label, MQTT 5 code in the SUBACK, else 0x80)."""
+
+    INVALID = ("topic_filter_invalid", 0x8F)
+    LEVELS = ("topic_levels", 0x8F)  # the filter is one, and deeper than we let it be
+    BYTES = ("topic_bytes", 0x8F)  # or longer
+    SUBSCRIPTIONS = ("subscriptions_per_session", 0x97)
+
+    def __init__(self, label: str, code: int) -> None:
+        self.label = label
+        self.code = code
 
 
 class ProtocolError(Exception):

@@ -11,14 +11,17 @@ from typing import Final, Protocol, cast
 from broker.config import Delivery, Limits
 from broker.connection import GRACE, Connection, Replay
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.fanout import Deliveries
 from broker.handshake import Terms, accept, agree, examine, refuse
 from broker.metrics.counters import Counters
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
+from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Connect, Disconnect, Properties
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
+from broker.overload.addresses import Address, Addresses
 from broker.reasons import CloseReason, ProtocolError
 from broker.session.message import Message
 from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
@@ -27,7 +30,7 @@ from broker.store.sessions import SessionStore
 from broker.subscribing import Subscribing
 from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
 
-REFUSABLE: Final = 256  # connections beyond the limit that are still told so by a CONNACK
+REFUSABLE: Final = 256  # connections beyond a limit that are still told so by a CONNACK
 DUE: Final = 50  # timers served in one go: each may end a session
 NORMAL: Final = 0x00  # the only end of a client's that takes its will back
 
@@ -42,6 +45,8 @@ class Reception:
         self,
         store: SessionStore,
         subscribing: Subscribing,
+        deliveries: Deliveries,
+        addresses: Addresses,
         reactor: Reactor,
         timers: Timers,
         counters: Counters,
@@ -58,6 +63,8 @@ class Reception:
         self.publish: Callable[[Message, Session | None, float], None] = _nobody
         self._store = store
         self._subscribing = subscribing
+        self._deliveries = deliveries
+        self._addresses = addresses
         self._reactor = reactor
         self._timers = timers
         self._counters = counters
@@ -72,9 +79,11 @@ class Reception:
         )
         self._delivery = delivery
         self._budget = budget
+        self._queue_budget = queue_budget
         self._most = connections
         self._new_client_id = new_client_id
         self._open = 0  # sockets
+        self._surplus = 0  # those of them that are over a limit of their address
         self._unreplayed: dict[
             Session, dict[Subscription, Replay]
         ] = {}  # retained messages owed to sessions that are away
@@ -85,27 +94,52 @@ class Reception:
     def open(self, sock: socket.socket, address: str, dirty: deque[Outbox], now: float) -> Connection | None:
         """A socket was accepted: it has `connect_timeout` for its CONNECT. None if it has to go at once."""
         self._counters.sockets_opened += 1
+        origin = self._addresses.arrive(address, now) if self._addresses.limited else None
+        surplus = None if origin is None else self._over_its_address(origin, now)
         if self._open >= self._most + REFUSABLE:
-            self._counters.closed(CloseReason.CONNECTION_LIMIT)
-            self._log.warning("connection_limit", address=address, limit=self._most)
+            self._turn_away(CloseReason.CONNECTION_LIMIT, address, origin)
             return None
+        if surplus is not None:
+            # Those whom we told linger for a moment: they have descriptors, too.
+            if self._surplus + self._reactor.closing() >= REFUSABLE:
+                self._turn_away(surplus, address, origin)
+                return None
+            self._surplus += 1
         self._open += 1
         delivery = self._delivery
         outbox = Outbox(sock.fileno(), delivery.high_watermark, delivery.low_watermark, self._budget, dirty)
         connection = Connection(sock, address, outbox, now)
+        connection.origin = origin
+        connection.surplus = surplus
         connection.timer = self._timers.set(now + self._limits.connect_timeout, CONNECT_DEADLINE, connection)
         return connection
 
-    def connect(self, connection: Connection, data: bytes, start: int, stop: int, now: float) -> None:
-        """The CONNECT in data[start:stop]: refused, or answered once its session is there."""
+    def _over_its_address(self, origin: Address, now: float) -> CloseReason | None:
+        """The limit of *origin* that its newest connection is over."""
+        if self._addresses.crowded(origin):
+            return CloseReason.CONNECTIONS_PER_ADDRESS
+        return CloseReason.CONNECT_RATE if self._addresses.too_fast(origin, now) else None
+
+    def _turn_away(self, reason: CloseReason, address: str, origin: Address | None) -> None:
+        """Nothing is left even for being told: the socket is closed."""
+        if origin is not None:
+            self._addresses.leave(origin)
+        self._counters.closed(reason)
+        self._log.warning(reason.label, address=address)
+
+    def connect(self, connection: Connection, data: bytes, header: int, start: int, stop: int, now: float) -> None:
+        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session."""
         self._counters.connects_received += 1
         if connection.claiming:
             raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
         connection.version = peek_version(data, start, stop)
         packet = decode_connect(data, start, stop)
+        # Only now is it known whether the length may be padded. 3.1.1 asks for no shortest form (2.2.3), and a client
+        # that leaves room for four bytes before it knows the length is within its rights there.
+        read_length(data, header + 1, start, packet.version)  # [MQTT-1.5.5-1]
         reason = examine(packet, self._limits)
-        if reason is None and self.connected >= self._most:
-            reason = CloseReason.CONNECTION_LIMIT
+        if reason is None and connection.surplus is CloseReason.CONNECT_RATE:
+            reason = CloseReason.CONNECT_RATE
         if reason is None and self._stopping:
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
@@ -133,13 +167,13 @@ class Reception:
             self._leave(connection, CloseReason.PACKET_TOO_LARGE, "CONNACK", now)  # nor any other word [MQTT-3.1.2-24]
             self._reactor.close(connection, now)
             return
-        if found is None and self._store.count() >= self._limits.sessions:
-            self._refuse(connection, CloseReason.SESSION_LIMIT, "", now)
+        former = None if found is None or found.outbox is None else self._reactor.stream_of(found.outbox)
+        reason = self._no_room(connection, found, cast(Connection | None, former))
+        if reason is not None:
+            self._refuse(connection, reason, "", now)
             return
-        if found is not None and found.outbox is not None:
-            former = self._reactor.stream_of(found.outbox)
-            if former is not None:
-                self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+        if former is not None:
+            self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
         if found is not None and packet.clean_start and not found.ended:
             self._end(found, now)  # [MQTT-3.1.2-4]
         if found is None or found.ended:
@@ -165,7 +199,23 @@ class Reception:
         session.resume(now)
         self._subscribing.go_on(connection)
 
+    def _no_room(self, connection: Connection, found: Session | None, former: Connection | None) -> CloseReason | None:
+        """The limit that is reached, if *connection* does not take the place of *former*.
+
+        A client whose connection died unnoticed must get its session back, however full we are: it costs nothing more.
+        """
+        origin = connection.origin
+        if former is None and self.connected >= self._most:
+            return CloseReason.CONNECTION_LIMIT
+        if origin is not None and connection.surplus is CloseReason.CONNECTIONS_PER_ADDRESS:
+            if self._addresses.crowded(origin) and (former is None or former.origin is not origin):
+                return CloseReason.CONNECTIONS_PER_ADDRESS
+        if found is None and self._store.count() >= self._limits.sessions:
+            return CloseReason.SESSION_LIMIT
+        return None
+
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
+        self._settled(connection)
         connection.session = session
         connection.replays = self._unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
@@ -180,6 +230,12 @@ class Reception:
         session.attach(
             connection.outbox, packet.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
+
+    def _settled(self, connection: Connection) -> None:
+        """*connection* has a right to be here, or is not here any more: the next one over its limits can be told."""
+        if connection.surplus is not None:
+            connection.surplus = None
+            self._surplus -= 1
 
     # Going.
 
@@ -246,6 +302,9 @@ class Reception:
     def _leave(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
         """What every end of a connection has in common."""
         self._open -= 1
+        self._settled(connection)
+        if connection.origin is not None:
+            self._addresses.leave(connection.origin)
         self._counters.closed(reason)
         self._timers.cancel(connection.timer, connection)
         session = connection.session
@@ -280,6 +339,7 @@ class Reception:
         self._timers.cancel(session.will_timer, session)
         self._unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
+        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
         session.end()
         self._store.forget(session)
         self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along

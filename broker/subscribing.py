@@ -16,7 +16,7 @@ from broker.mqtt.packets import V5, SubAck, Subscribe, UnsubAck, Unsubscribe, Wa
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
-from broker.reasons import CloseReason, ProtocolError
+from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
@@ -25,8 +25,6 @@ WITHDRAWN: Final = 100  # subscriptions removed between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 
-TOPIC_FILTER_INVALID: Final = 0x8F
-QUOTA_EXCEEDED: Final = 0x97
 NO_SUBSCRIPTION_EXISTED: Final = 0x11
 FAILURE_3: Final = 0x80
 
@@ -57,10 +55,13 @@ class Subscribing:
         codes: list[int] = []
         replays: list[Replay] = []
         for wanted in packet.filters:
-            code, replay = self._subscribe_one(session, wanted, identifiers, now)
-            codes.append(FAILURE_3 if code >= 0x80 and connection.version != V5 else code)
-            if code >= 0x80:
-                self._counters.subscribes_refused += 1
+            refusal = self._refusal(session, wanted.filter)
+            if refusal is not None:
+                codes.append(refusal.code if connection.version == V5 else FAILURE_3)
+                self._counters.filter_refused(refusal)
+                continue
+            code, replay = self._subscribe_one(session, wanted, identifiers)
+            codes.append(code)
             if replay is not None:
                 replays.append(replay)
         self._counters.subscribes += len(codes)
@@ -148,26 +149,29 @@ class Subscribing:
             if not connection.replays:
                 connection.replays = None
 
-    def _subscribe_one(
-        self, session: Session, wanted: Wanted, identifiers: bytes, now: float
-    ) -> tuple[int, Replay | None]:
-        """One filter: its code in the SUBACK, and the retained messages to follow."""
+    def _refusal(self, session: Session, filter: bytes) -> FilterRefusal | None:
+        """Why *session* may not subscribe to *filter*; it may again to what it has."""
+        if filter in session.subscriptions:
+            return None
+        try:
+            check_filter(filter)
+        except ProtocolError:
+            return FilterRefusal.INVALID
+        _, filter = split_share(filter) or (b"", filter)
+        if filter.count(b"/") >= self._limits.topic_levels:
+            return FilterRefusal.LEVELS
+        if len(filter) > self._limits.topic_bytes:
+            return FilterRefusal.BYTES
+        if len(session.subscriptions) >= self._limits.subscriptions:
+            return FilterRefusal.SUBSCRIPTIONS
+        return None
+
+    def _subscribe_one(self, session: Session, wanted: Wanted, identifiers: bytes) -> tuple[int, Replay | None]:
+        """One filter that may be subscribed to: the QoS granted, and the retained messages to follow."""
         subscription = session.subscriptions.get(wanted.filter)
         new = subscription is None
-        share = b""
-        filter = wanted.filter
         if subscription is None:
-            try:
-                check_filter(filter)
-            except ProtocolError:
-                return TOPIC_FILTER_INVALID, None
-            if len(session.subscriptions) >= self._limits.subscriptions:
-                return QUOTA_EXCEEDED, None
-            shared = split_share(filter)
-            if shared is not None:
-                share, filter = shared
-            if filter.count(b"/") >= self._limits.topic_levels or len(filter) > self._limits.topic_bytes:
-                return TOPIC_FILTER_INVALID, None
+            share, filter = split_share(wanted.filter) or (b"", wanted.filter)
             subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
         subscription.qos = min(wanted.qos, self._limits.qos)
         subscription.no_local = wanted.no_local

@@ -30,6 +30,7 @@ from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
 from broker.net.tls import TlsTransport
 from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
+from broker.overload.addresses import Addresses
 from broker.publishing import Publishing
 from broker.reception import REFUSABLE, Reception
 from broker.routing.retained import Retained
@@ -45,6 +46,7 @@ OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and conn
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
+FORGOTTEN_AT_ONCE: Final = 1_000  # addresses looked at, whether there is still something to know about them
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
 CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -73,14 +75,17 @@ class Worker:
         self.routes = Routes(
             config.routes.topics, config.routes.bytes, config.limits.topic_levels, config.limits.topic_bytes
         )
-        self.retained = Retained(config.retained.messages, config.retained.bytes)
+        self.retained = Retained(config.retained.messages, config.retained.bytes, config.limits.retained_per_client)
+        self.addresses = Addresses(
+            config.limits.connections_per_address, config.limits.connects_per_second, config.limits.connect_burst
+        )
         self.store = MemorySessions()
         self.reactor = Reactor(
             clock,
             self.collector,
             self.budget,
             stall_timeout=config.delivery.slow_consumer_timeout,
-            input_budget=memory // INPUT_BUDGET_SHARE,
+            input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
@@ -88,6 +93,8 @@ class Worker:
         self.reception = Reception(
             self.store,
             subscribing,
+            self.deliveries,
+            self.addresses,
             self.reactor,
             Timers(),
             self.counters,
@@ -200,6 +207,7 @@ class Worker:
         while True:
             await trio.sleep(HOUSEKEEPING)
             self.retained.expire(self.clock(), EXPIRED_AT_ONCE)
+            self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
             self.client_log.flush()
 
     async def _publish_sys(self) -> None:

@@ -52,12 +52,12 @@ class Broker:
         self.worker = Worker(config or Config(), connections, self.clock, AtOnce())
         self._clients: list[Client] = []
 
-    def open(self, version: int = V311, transport: Transport = TCP) -> "Client":
+    def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":
         """A connection that has not said anything yet."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
-        self.worker.reactor.adopt(theirs, "test:0", self.clock.now, transport)
+        self.worker.reactor.adopt(theirs, address, self.clock.now, transport)
         client = Client(self, ours, version)
         self._clients.append(client)
         return client

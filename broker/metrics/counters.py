@@ -2,7 +2,7 @@
 #
 # What happens per packet or per message is a plain attribute that its place increments, no call and no lock: a
 # worker is one thread. What has a reason goes by the reason's label, so that no close and no drop is nameless.
-from broker.reasons import CloseReason, DropReason
+from broker.reasons import CloseReason, DropReason, FilterRefusal
 
 
 class Counters:
@@ -30,7 +30,8 @@ class Counters:
         self.protocol_errors = dict.fromkeys([reason.label for reason in CloseReason], 0)
         # Per request.
         self.subscribes = 0  # filters, not packets
-        self.subscribes_refused = 0  # filters that are none, or one too many
+        self.subscribes_refused = 0  # filters
+        self.refused_by_reason = dict.fromkeys([reason.label for reason in FilterRefusal], 0)
         self.unsubscribes = 0
         self.retained_set = 0
         self.retained_deleted = 0
@@ -49,6 +50,11 @@ class Counters:
         """*count* receivers did not get a message."""
         self.publishes_dropped += count
         self.dropped_by_reason[reason.label] += count
+
+    def filter_refused(self, reason: FilterRefusal) -> None:
+        """A filter was not subscribed to."""
+        self.subscribes_refused += 1
+        self.refused_by_reason[reason.label] += 1
 
     def protocol_error(self, reason: CloseReason) -> None:
         """A peer broke MQTT; that its connection ends is counted by closed()."""

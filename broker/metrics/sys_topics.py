@@ -129,4 +129,5 @@ def _reasons(counters: Counters) -> dict[str, str]:
     """Our own topics, for the reasons that occurred."""
     dropped = {f"weir/dropped/{label}": str(n) for label, n in counters.dropped_by_reason.items() if n}
     closed = {f"weir/closed/{label}": str(n) for label, n in counters.closed_by_reason.items() if n}
-    return dropped | closed
+    refused = {f"weir/refused/{label}": str(n) for label, n in counters.refused_by_reason.items() if n}
+    return dropped | closed | refused

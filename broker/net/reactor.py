@@ -20,6 +20,7 @@ from broker.net.collector import Collector
 from broker.net.doors import Doors
 from broker.net.layer import TCP, Layer, Transport
 from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream
+from broker.net.unfinished_input import UnfinishedInput
 from broker.overload.quantum import LARGEST, TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
 
@@ -33,6 +34,7 @@ WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon
 EVENTS: Final = 512
 LARGE_READ: Final = 64 * 1024
 SMALL_READ: Final = 4 * 1024
+SHED_AT_ONCE: Final = 16  # streams closed in a turn that hold too much unfinished input
 
 # The kernel's numbers, which `select` also has: as literals they cost nothing where they are used.
 IN: Final = 0x001
@@ -63,6 +65,10 @@ class Service:
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         """The peer of *stream* is gone, or has to go; nothing can be sent to it any more."""
+        raise NotImplementedError
+
+    def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        """*stream* has to go, and may be told so."""
         raise NotImplementedError
 
     def tick(self, now: float) -> float:
@@ -117,7 +123,9 @@ class Reactor:
         self._stall_timeout = stall_timeout
         self._stalls_checked = 0.0
         self._input_budget = input_budget
+        self._most_input = input_budget + (input_budget >> 2)  # over it, small reads did not help
         self._input_bytes = 0  # received and not yet taken, over all streams
+        self._unfinished_input = UnfinishedInput()
         self._window_began = 0.0
         self._seen = 0  # events in the current window
         self._expected = 0.0  # events a second in the last one
@@ -180,6 +188,10 @@ class Reactor:
     def streams(self) -> list[Stream]:
         """All that are not closed."""
         return [stream for stream in self._streams if stream is not None]
+
+    def closing(self) -> int:
+        """How many linger, at most: for some nobody waits any more."""
+        return len(self._closing)
 
     def hold(self, stream: Stream) -> None:
         """Neither read nor serve *stream* until `release()`."""
@@ -291,6 +303,8 @@ class Reactor:
         due = self.service.tick(now)
         if self._budget.used > self._budget.limit:
             self._shed(now)
+        if self._input_bytes > self._most_input:
+            self._shed_input(now)
         if self._closing or self._blocked or self._doors.reopens:
             due = min(due, self._housekeeping(now))
         spent = now - began - waited
@@ -561,6 +575,16 @@ class Reactor:
                 largest = stream
         if largest is not None:
             self.service.lost(largest, CloseReason.OUTBOUND_BUDGET, now)
+
+    def _shed_input(self, now: float) -> None:
+        """The worker holds a quarter more input than it may: the largest packets that are not whole yet go."""
+        for _ in range(SHED_AT_ONCE):
+            stream = self._unfinished_input.largest(self._streams, now)
+            if stream is None:
+                break
+            self.service.shed(stream, CloseReason.INPUT_BUDGET, now)
+            if self._input_bytes <= self._most_input:
+                break
 
     def _housekeeping(self, now: float) -> float:
         """Ends what lingers or stalls too long, and tries again to accept; the time of the next such thing."""

@@ -6,10 +6,14 @@
 # meanwhile may or may not be.
 #
 # Full means refused: to make room by dropping another topic's message would let one client delete what another
-# retained.
+# retained. So that one client cannot fill it all, each has a number of topics: who set a topic last owns it, by its
+# client id, until somebody else sets it or its message goes. Owners are counted and not listed: a topic costs a
+# pointer, a client an entry while it owns a topic. Who comes with ever new client ids is not held by this, but by
+# the limits for all.
 from dataclasses import dataclass
 from typing import Final
 
+from broker.reasons import DropReason
 from broker.routing.deadlines import Deadlines
 from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
 from broker.routing.levels import Level, LevelTree
@@ -26,55 +30,100 @@ class RetainedStatistics:
     refused: int  # since the start
 
 
+class Owner:
+    """A client, while it owns topics."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.topics = 0
+
+
+class Kept(Message):
+    """*message* as it is retained."""
+
+    def __init__(self, message: Message, owner: Owner | None) -> None:
+        super().__init__(message.topic, message.payload, message.qos, True, message.properties, message.expires)
+        self.owner = owner
+
+
 class Retained:
-    """At most *messages* messages of together at most *bytes* bytes.
+    """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
     A message counts with its Message.size, and the levels of all topics with LEVEL_BYTES each; what topics share at
     their beginning is there once.
     """
 
-    _messages: dict[bytes, Message]
+    _messages: dict[bytes, Kept]  # declared here: in there, bytes is a number
 
-    def __init__(self, messages: int, bytes: int) -> None:
+    def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
         self._most_bytes = bytes
+        self._most_per_client = per_client
         self._messages = {}
+        self._owners: dict[str, Owner] = {}
         self._topics = LevelTree()
         self._deadlines = Deadlines()
         self._bytes = 0
         self._refused = 0
 
-    def put(self, message: Message, now: float) -> bool:
-        """Keep *message* instead of its topic's former one; False, and nothing changed, if a limit forbids it.
+    def put(self, message: Message, now: float, client_id: str = "") -> DropReason | None:
+        """Keep *message* instead of its topic's former one; for *client_id*, or for the broker itself.
 
-        An empty payload is the caller's to turn into delete() [MQTT-3.3.1-6].
+        None, or which limit forbids it: then nothing changed. An empty payload is the caller's to turn into delete()
+        [MQTT-3.3.1-6].
         """
-        if not self._has_room(message):
-            self.expire(now, EXPIRED_PER_PUT)
-            if not self._has_room(message):
-                self._refused += 1
-                return False
+        refusal = self._refusal(message, client_id)
+        if refusal is not None and self.expire(now, EXPIRED_PER_PUT):
+            refusal = self._refusal(message, client_id)
+        if refusal is not None:
+            self._refused += 1
+            return refusal
         topic = message.topic
         former = self._messages.get(topic)
         if former is None:
             self._topics.add(topic)
         else:
             self._bytes -= former.size
-        self._messages[topic] = message
+            self._disown(former)
+        self._messages[topic] = Kept(message, self._own(client_id))
         self._bytes += message.size
         if message.expires:
             self._deadlines.set(topic, message.expires)
         else:
             self._deadlines.discard(topic)
-        return True
+        return None
 
-    def _has_room(self, message: Message) -> bool:
-        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+    def _refusal(self, message: Message, client_id: str) -> DropReason | None:
         former = self._messages.get(message.topic)
+        owner = self._owners.get(client_id)
+        if owner is not None and owner.topics >= self._most_per_client:
+            if former is None or former.owner is not owner:
+                return DropReason.RETAINED_PER_CLIENT
+        return None if self._has_room(message, former) else DropReason.RETAINED_FULL
+
+    def _has_room(self, message: Message, former: Message | None) -> bool:
+        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
         if former is not None:
             return message.size - former.size <= max(0, room)
         levels = message.topic.count(b"/") + 1  # taken as new, all of them
         return len(self._messages) < self._most_messages and message.size + LEVEL_BYTES * levels <= room
+
+    def _own(self, client_id: str) -> Owner | None:
+        """One more topic for *client_id*; None if nobody counts it."""
+        if not self._most_per_client or not client_id:
+            return None
+        owner = self._owners.get(client_id)
+        if owner is None:
+            owner = self._owners[client_id] = Owner(client_id)
+        owner.topics += 1
+        return owner
+
+    def _disown(self, message: Kept) -> None:
+        owner = message.owner
+        if owner is not None:
+            owner.topics -= 1
+            if not owner.topics:
+                del self._owners[owner.client_id]
 
     def delete(self, topic: bytes) -> bool:
         """False if nothing is retained there."""
@@ -82,6 +131,7 @@ class Retained:
         if former is None:
             return False
         self._bytes -= former.size
+        self._disown(former)
         self._topics.remove(topic)
         self._deadlines.discard(topic)
         return True

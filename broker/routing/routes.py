@@ -362,9 +362,9 @@ class Routes:
     def _make(self, topic: bytes) -> Route:
         check_topic(topic)
         if topic.count(b"/") >= self._levels:
-            raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._levels} levels")
+            raise ProtocolError(CloseReason.TOPIC_LEVELS, f"more than {self._levels} levels")
         if len(topic) > self._topic_bytes:
-            raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, f"more than {self._topic_bytes} bytes")
+            raise ProtocolError(CloseReason.TOPIC_BYTES, f"more than {self._topic_bytes} bytes")
         slot = hash(first_level(topic)) % EPOCHS
         route = Route(topic, slot, self._epochs[slot], self._era)
         subscriptions: list[Subscription] = []

@@ -10,7 +10,7 @@
 # so with more than LOOKS members that are not quick, "preferred" means: among those looked at.
 from typing import Final, cast
 
-from broker.session.message import Message
+from broker.session.message import Message, SharedMessage
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
 
@@ -85,6 +85,21 @@ class SharedGroup(Subscriber):
 
     def choose(self, qos: int) -> Subscription | None:
         """The member for the next message at *qos*; None if none was found that may have it."""
+        return self._choose_quick(qos) or self._choose_patient(qos)
+
+    def deliver(self, message: Message, now: float) -> bool:
+        """Offer *message* to one member; false if nobody may have it."""
+        member = self._choose_quick(message.qos)
+        if member is not None:
+            member.session.offer(_variant_for(member, message), now)
+            return True
+        member = self._choose_patient(message.qos)
+        if member is None:
+            return False
+        member.session.offer(SharedMessage(_variant_for(member, message), message, self), now)
+        return True
+
+    def _choose_quick(self, qos: int) -> Subscription | None:
         self._probe(self._slow, PROBES, qos)
         self._probe(self._away, PROBES, qos)
         chosen = self._next_quick(qos)
@@ -92,21 +107,11 @@ class SharedGroup(Subscriber):
             self._probe(self._slow, LOOKS, qos)
             self._probe(self._away, LOOKS, qos)
             chosen = self._next_quick(qos)
-        if chosen is None and qos:  # QoS 0 never waits
-            chosen = _next_patient(self._slow) or _next_patient(self._away)
         return chosen
 
-    def deliver(self, message: Message, now: float) -> bool:
-        """Offer *message* to one member; false if nobody may have it."""
-        member = self.choose(message.qos)
-        if member is None:
-            return False
-        qos = min(message.qos, member.qos)
-        retain = message.retain and member.retain_as_published
-        if qos != message.qos or retain != message.retain or member.identifiers:
-            message = message.variant(qos, retain, member.identifiers)
-        member.session.offer(message, now)
-        return True
+    def _choose_patient(self, qos: int) -> Subscription | None:
+        """A member that lets a message wait; QoS 0 never waits."""
+        return _next_patient(self._slow) or _next_patient(self._away) if qos else None
 
     def _probe(self, ring: Ring, limit: int, qos: int) -> None:
         """Look at up to *limit* members of *ring* and put them where they belong."""
@@ -134,6 +139,14 @@ class SharedGroup(Subscriber):
         # QoS 0 needs no place in a window.
         quick = session.ready() if qos and subscription.qos else session.writable()
         return self._quick if quick else self._slow
+
+
+def _variant_for(member: Subscription, message: Message) -> Message:
+    qos = min(message.qos, member.qos)  # [MQTT-4.8.2-3]
+    retain = message.retain and member.retain_as_published
+    if qos != message.qos or retain != message.retain or member.identifiers:
+        return message.variant(qos, retain, member.identifiers)
+    return message
 
 
 def _move(member: Member, ring: Ring) -> None:

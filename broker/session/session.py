@@ -14,7 +14,8 @@ from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, Message, SharedMessage
+from broker.session.packet_ids import PacketIds
 from broker.session.run import GROWTH, Run
 from broker.session.subscriber import Subscriber
 from broker.session.will import Will
@@ -74,8 +75,8 @@ class Session:
         self.expiry = 0  # seconds it outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.incoming: set[int] | None = None  # QoS 2 packet ids received and not yet released
-        self._carried: set[int] | None = None  # those of them that came over a former connection
+        self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not yet released
+        self._carried: PacketIds | None = None  # those of them that came over a former connection; 5.0 counts the rest
         self.will: Will | None = None
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
@@ -107,7 +108,9 @@ class Session:
         self.maximum_packet = maximum_packet
         self.alias_maximum = alias_maximum
         self._aliases = None
-        self._carried = set(self.incoming) if self.incoming else None
+        self._carried = None
+        if version == V5 and self.incoming is not None and self.incoming.count:
+            self._carried = self.incoming.copy()
 
     def resume(self, now: float) -> None:
         """Send again all that was not acknowledged, in its order and under its packet ids [MQTT-4.4.0-1]."""
@@ -126,6 +129,23 @@ class Session:
             self._inflight = inflight
             self._unsent = None
         self.outbox = None
+
+    def take_shared(self) -> list[SharedMessage]:
+        """What waits and may go to another member of its group instead: all that has never been sent.
+
+        It waits here no longer; its place in the budget is the caller's to give back. What was sent stays, though for
+        QoS 1 another member should get that, too (4.8.2): each shared message would need a mark of its own, also where
+        nothing waits. QoS 2 must stay [MQTT-4.8.2-5].
+        """
+        waiting = self._waiting
+        if not waiting:
+            return []
+        shared = [message for message in waiting if isinstance(message, SharedMessage)]
+        if shared:
+            self._waiting = deque([message for message in waiting if not isinstance(message, SharedMessage)])
+            for message in shared:
+                self._waiting_bytes -= message.size
+        return shared
 
     def end(self) -> int:
         """Nothing of it will be delivered any more; the number of messages that were waiting."""
@@ -364,28 +384,23 @@ class Session:
 
     def holds(self, packet_id: int) -> bool:
         """A QoS 2 publish with that id was received and not released."""
-        return self.incoming is not None and packet_id in self.incoming
+        return self.incoming is not None and self.incoming.holds(packet_id)
 
     def receive(self, packet_id: int) -> bool:
         """A QoS 2 publish came in; false if it is one that we have already [MQTT-4.3.3-10]."""
         incoming = self.incoming
         if incoming is None:
-            incoming = self.incoming = set()
-        if packet_id in incoming:
-            return False
-        incoming.add(packet_id)
-        return True
+            incoming = self.incoming = PacketIds()
+        return incoming.add(packet_id)
 
     def pubrel(self, packet_id: int) -> bool:
         """PUBREL: forget the id, and confirm [MQTT-4.3.3-11]."""
         out = self.outbox
         incoming = self.incoming
         self._counters.answers_sent += 1
-        known = incoming is not None and packet_id in incoming
-        if known and incoming is not None:
-            incoming.discard(packet_id)
-            if self._carried is not None:
-                self._carried.discard(packet_id)
+        known = incoming is not None and incoming.discard(packet_id)
+        if known and self._carried is not None:
+            self._carried.discard(packet_id)
         if out is not None:
             if known:
                 out.write(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
@@ -412,7 +427,7 @@ class Session:
 
         A new connection begins with the whole receive maximum, whatever was left of the former one (4.9).
         """
-        return (len(self.incoming) if self.incoming else 0) - (len(self._carried) if self._carried else 0)
+        return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
 
     def waiting(self) -> int:
         """Messages that have not been sent yet."""

@@ -37,8 +37,8 @@ REFUSALS = [
     (a_connect(V5, will=Will(b"w", b"", qos=2)), 0x9B, CloseReason.QOS_NOT_SUPPORTED),
     (a_connect(V311, will=Will(b"w", b"", retain=True)), None, CloseReason.RETAIN_NOT_SUPPORTED),
     (a_connect(V5, will=Will(b"w", b"", retain=True)), 0x9A, CloseReason.RETAIN_NOT_SUPPORTED),
-    (a_connect(V311, will=Will(b"a/b/c/d/e", b"")), None, CloseReason.TOPIC_NAME_INVALID),
-    (a_connect(V5, will=Will(b"a/b/c/d/e", b"")), 0x90, CloseReason.TOPIC_NAME_INVALID),
+    (a_connect(V311, will=Will(b"a/b/c/d/e", b"")), None, CloseReason.TOPIC_LEVELS),
+    (a_connect(V5, will=Will(b"a/b/c/d/e", b"")), 0x90, CloseReason.TOPIC_LEVELS),
     (a_connect(V5, will=Will(b"a/+", b"")), 0x90, CloseReason.TOPIC_NAME_INVALID),
     (a_connect(V311, will=Will(b"$SYS/broker/uptime", b"")), 5, CloseReason.NOT_AUTHORIZED),
     (a_connect(V5, will=Will(b"$SYS/broker/uptime", b"")), 0x87, CloseReason.NOT_AUTHORIZED),
@@ -209,3 +209,21 @@ def test_a_goodbye_is_never_larger_than_the_client_takes(brokers: Brokers) -> No
     assert client.closed
     assert [{}] == [packet.properties for packet in said if hasattr(packet, "properties")]
     assert broker.worker.reactor.bytes_sent - before <= 20
+
+
+@pytest.mark.parametrize(("version", "code"), [(V31, 0), (V311, 0), (V5, 0x81)])
+@pytest.mark.parametrize("length", [b"%c\x80\0", b"%c\x80\x80\0"])
+def test_a_padded_length_of_a_connect_is_refused_where_it_is_forbidden(
+    brokers: Brokers, length: bytes, version: int, code: int
+) -> None:
+    """The first packet would be the only one of 5.0 that may be written in more than one way [MQTT-1.5.5-1]."""
+    broker = brokers()
+    client = broker.open(version)
+    connect = encode(greeting("me", version), version)
+    client.send_bytes(connect[:1] + length % (connect[1] | 0x80) + connect[2:])
+
+    (answer,) = client.receive()
+    assert isinstance(answer, ConnAck)
+    assert code == answer.code
+    assert (code != 0) == client.closed
+    assert ({CloseReason.MALFORMED_PACKET: 1} if code else {}) == closed(broker)

@@ -52,7 +52,7 @@ BOTH = [
     (b"\x38\x04\x00\x01t\x00", CloseReason.MALFORMED_PACKET),  # a duplicate at QoS 0
     (b"\x00\x00", CloseReason.MALFORMED_PACKET),
     (b"\x30\xff\xff\xff\xff\x7f", CloseReason.MALFORMED_PACKET),  # a length of five bytes
-    (Publish(b"a/b/c/d/e", b""), CloseReason.TOPIC_NAME_INVALID),
+    (Publish(b"a/b/c/d/e", b""), CloseReason.TOPIC_LEVELS),
     (Publish(b"\xff", b""), CloseReason.MALFORMED_PACKET),
 ]
 ONLY_5 = [

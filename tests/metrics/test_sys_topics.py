@@ -4,7 +4,7 @@ import pytest
 
 from broker.metrics.counters import Counters
 from broker.metrics.sys_topics import Gauges, SysTopics
-from broker.reasons import CloseReason, DropReason
+from broker.reasons import CloseReason, DropReason, FilterRefusal
 
 STARTED = 1000.0
 
@@ -154,14 +154,16 @@ def test_two_samples_at_one_time() -> None:
 
 
 def test_reasons_are_published_when_they_occurred() -> None:
-    """Nobody could see over MQTT why messages or connections went."""
+    """Nobody could see over MQTT why messages or connections went, or subscriptions were refused."""
     counters, topics = Counters(), SysTopics("weir", STARTED)
     sample(topics, 0.0, counters)
     counters.dropped(DropReason.NOT_WRITABLE, 7)
     counters.closed(CloseReason.SLOW_CONSUMER)
+    counters.filter_refused(FilterRefusal.SUBSCRIPTIONS)
 
     told = sample(topics, 1.0, counters)
 
     own = {name: value for name, value in told.items() if name.startswith("weir/")}
-    assert {"weir/dropped/not_writable": "7", "weir/closed/slow_consumer": "1"} == own
+    refused = {"weir/refused/subscriptions_per_session": "1"}
+    assert {"weir/dropped/not_writable": "7", "weir/closed/slow_consumer": "1"} | refused == own
     assert "7" == told["publish/messages/dropped"]

@@ -2,11 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.reasons import DropReason
 from broker.routing.retained import LEVEL_BYTES, Retained, RetainedScan
 from broker.session.message import Message
 from tests.routing.reference import filters, matches, topics
 
 PLENTY = 1 << 40
+FULL = DropReason.RETAINED_FULL
+PER_CLIENT = DropReason.RETAINED_PER_CLIENT
 
 
 def message(topic: bytes, payload: bytes = b"x", expires: float = 0.0) -> Message:
@@ -16,7 +19,7 @@ def message(topic: bytes, payload: bytes = b"x", expires: float = 0.0) -> Messag
 def holding(*names: bytes) -> Retained:
     retained = Retained(messages=PLENTY, bytes=PLENTY)
     for topic in names:
-        assert retained.put(message(topic), 0.0)
+        assert retained.put(message(topic), 0.0) is None
     return retained
 
 
@@ -34,8 +37,9 @@ def test_the_last_message_of_a_topic_is_kept() -> None:
     newest = message(b"a", b"newest")
     retained.put(newest, 0.0)
 
-    assert newest is retained.get(b"a", 0.0)
-    assert [newest] == retained.match(b"a").next_page(10, 0.0)
+    assert [b"newest"] == [m.payload for m in retained.match(b"a").next_page(10, 0.0)]
+    kept = retained.get(b"a", 0.0)
+    assert kept is not None and b"newest" == kept.payload
     assert retained.get(b"c", 0.0) is None
     assert (2, 9) == (retained.statistics().count, retained.statistics().bytes)
 
@@ -133,19 +137,19 @@ def test_ten_thousand_levels() -> None:
 )
 def test_full_refuses_and_counts(limited: Retained) -> None:
     """Retained messages would grow without end, or push out those of others."""
-    assert [True, True, False] == [limited.put(message(topic), 0.0) for topic in (b"a", b"b", b"c")]
-    assert limited.put(message(b"a", b"y"), 0.0)
+    assert [None, None, FULL] == [limited.put(message(topic), 0.0) for topic in (b"a", b"b", b"c")]
+    assert limited.put(message(b"a", b"y"), 0.0) is None
     assert [b"a", b"b"] == rest_of(limited.match(b"#"))
     assert 1 == limited.statistics().refused
 
     limited.delete(b"a")
-    assert limited.put(message(b"c"), 0.0)
+    assert limited.put(message(b"c"), 0.0) is None
 
 
 def test_a_replacement_that_does_not_fit_changes_nothing() -> None:
     """A limit in bytes would be passed by replacing, or a refusal would delete what it refused to replace."""
     retained = Retained(messages=1, bytes=4 + LEVEL_BYTES)
-    assert [True, True, False] == [retained.put(message(b"a", b"x" * size), 0.0) for size in (1, 3, 4)]
+    assert [None, None, FULL] == [retained.put(message(b"a", b"x" * size), 0.0) for size in (1, 3, 4)]
 
     kept = retained.get(b"a", 0.0)
     assert kept is not None and b"xxx" == kept.payload
@@ -182,7 +186,7 @@ def test_a_put_takes_the_room_of_the_expired() -> None:
     retained = Retained(messages=1, bytes=PLENTY)
     retained.put(message(b"a", expires=5.0), 0.0)
 
-    assert [False, True] == [retained.put(message(b"b"), now) for now in (4.0, 5.0)]
+    assert [FULL, None] == [retained.put(message(b"b"), now) for now in (4.0, 5.0)]
     assert [b"b"] == rest_of(retained.match(b"#"), now=5.0)
 
 
@@ -199,17 +203,17 @@ def test_deep_topics_count_with_their_levels() -> None:
     deep = b"a/" * 99 + b"a"
     retained = Retained(messages=PLENTY, bytes=150 * LEVEL_BYTES)
 
-    assert [True, False] == [retained.put(message(topic), 0.0) for topic in (deep, b"b" + deep)]
-    assert retained.put(message(deep, b"xx"), 0.0)
+    assert [None, FULL] == [retained.put(message(topic), 0.0) for topic in (deep, b"b" + deep)]
+    assert retained.put(message(deep, b"xx"), 0.0) is None
     assert retained.delete(deep)
-    assert retained.put(message(b"b" + deep), 0.0)
+    assert retained.put(message(b"b" + deep), 0.0) is None
 
 
 def test_levels_that_topics_share_count_once() -> None:
     """A fleet under one prefix would be refused room that it does not use."""
     retained = Retained(messages=PLENTY, bytes=40 * LEVEL_BYTES)
 
-    assert all(retained.put(message(b"site/hall/%d" % number), 0.0) for number in range(30))
+    assert all(retained.put(message(b"site/hall/%d" % number), 0.0) is None for number in range(30))
 
 
 def test_a_scan_that_had_to_wait_delivers_nothing_that_expired_meanwhile() -> None:
@@ -221,3 +225,73 @@ def test_a_scan_that_had_to_wait_delivers_nothing_that_expired_meanwhile() -> No
     assert [b"b"] == [m.topic for m in scan.step(1, 1000, 0.0)]
 
     assert [b"c"] == [m.topic for m in scan.step(10, 1000, 10.0)]
+
+
+def owned(*, per_client: int, messages: int = PLENTY) -> Retained:
+    return Retained(messages=messages, bytes=PLENTY, per_client=per_client)
+
+
+def test_a_client_owns_so_many_topics_and_no_more() -> None:
+    """One client could use up what all may retain; or would be held back for what others retained."""
+    retained = owned(per_client=2)
+
+    assert [None, None, PER_CLIENT] == [retained.put(message(topic), 0.0, "a") for topic in (b"1", b"2", b"3")]
+    assert retained.put(message(b"1", b"new"), 0.0, "a") is None
+    assert retained.put(message(b"3"), 0.0, "b") is None
+    assert retained.delete(b"2")
+    assert retained.put(message(b"4"), 0.0, "a") is None
+    assert (3, 1) == (retained.statistics().count, retained.statistics().refused)
+
+
+def test_who_sets_a_topic_last_owns_it() -> None:
+    """A client would pay for ever for a topic that another one keeps, or set the topics of others beyond its limit."""
+    retained = owned(per_client=1)
+    retained.put(message(b"1"), 0.0, "a")
+
+    assert retained.put(message(b"1"), 0.0, "b") is None
+    assert retained.put(message(b"2"), 0.0, "a") is None
+    assert PER_CLIENT == retained.put(message(b"1"), 0.0, "a")
+    assert PER_CLIENT == retained.put(message(b"2"), 0.0, "b")
+
+
+def test_what_expires_is_not_owned_any_more() -> None:
+    """A client that lets its messages expire would have used up its topics."""
+    retained = owned(per_client=1)
+    retained.put(message(b"1", expires=5.0), 0.0, "a")
+
+    assert [PER_CLIENT, None] == [retained.put(message(b"2"), now, "a") for now in (4.0, 5.0)]
+
+
+def test_the_broker_itself_and_a_limit_of_zero_are_not_counted() -> None:
+    """$SYS would stop at some topic."""
+    retained, any_number = owned(per_client=1), owned(per_client=0)
+
+    assert [None] * 3 == [retained.put(message(b"$SYS/%d" % number), 0.0) for number in range(3)]
+    assert [None] * 3 == [any_number.put(message(b"%d" % number), 0.0, "a") for number in range(3)]
+    assert {} == any_number._owners
+
+
+def test_the_limit_of_all_holds_for_each() -> None:
+    """A client that may have more than all together would have it."""
+    retained = owned(per_client=5, messages=1)
+
+    assert [None, FULL] == [retained.put(message(topic), 0.0, "a") for topic in (b"1", b"2")]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.sampled_from("abc"), topics), max_size=60))
+def test_owners_are_those_who_set_last(steps: list[tuple[str, str, bytes]]) -> None:
+    """A count would drift, and a client be refused, or not, for what happened long ago."""
+    retained = owned(per_client=4)
+    owner: dict[bytes, str] = {}
+    for action, client, topic in steps:
+        held = sum(1 for name in owner.values() if name == client)
+        if action == "delete":
+            assert (owner.pop(topic, None) is not None) == retained.delete(topic)
+        elif held < 4 or owner.get(topic) == client:
+            assert retained.put(message(topic), 0.0, client) is None
+            owner[topic] = client
+        else:
+            assert PER_CLIENT == retained.put(message(topic), 0.0, client)
+
+    counts = {client: sum(1 for name in owner.values() if name == client) for client in owner.values()}
+    assert counts == {client: each.topics for client, each in retained._owners.items()}

@@ -160,7 +160,7 @@ def test_the_depth_of_a_topic_is_bounded() -> None:
 
     with pytest.raises(ProtocolError) as error:
         routes.find(b"a/b/c/d")
-    assert CloseReason.TOPIC_NAME_INVALID is error.value.reason
+    assert CloseReason.TOPIC_LEVELS is error.value.reason
 
 
 def test_the_length_of_a_topic_is_bounded() -> None:
@@ -170,7 +170,7 @@ def test_the_length_of_a_topic_is_bounded() -> None:
 
     with pytest.raises(ProtocolError) as error:
         routes.find(b"a/bc")
-    assert CloseReason.TOPIC_NAME_INVALID is error.value.reason
+    assert CloseReason.TOPIC_BYTES is error.value.reason
 
 
 def test_what_the_broker_alone_publishes_is_reserved() -> None:

@@ -1,0 +1,63 @@
+# A set of packet ids, which may become as many as there are.
+#
+# A client of 3.x has no receive maximum: it may leave 65 535 QoS 2 messages unreleased, and as a set of ints they
+# would cost 4 MB, for as long as its session lasts. Nearly always there are a few, for which a set is the smallest
+# and the quickest; once there are more, a bit for each id there is.
+from typing import Final
+
+FEW: Final = 64  # a set of so many is about 4 KiB, objects and all: half of what the bits cost
+BITS_BYTES: Final = 8192  # a bit for each of 0..65535
+
+
+class PacketIds:
+    def __init__(self) -> None:
+        self.count = 0
+        self._few: set[int] = set()  # all of them, while there are no bits
+        self._bits: bytearray | None = None
+
+    def holds(self, packet_id: int) -> bool:
+        bits = self._bits
+        if bits is None:
+            return packet_id in self._few
+        return bits[packet_id >> 3] & 1 << (packet_id & 7) != 0
+
+    def add(self, packet_id: int) -> bool:
+        """False if it is there already."""
+        if self.holds(packet_id):
+            return False
+        self.count += 1
+        if self.count > FEW and self._bits is None:
+            self._spread()
+        bits = self._bits
+        if bits is None:
+            self._few.add(packet_id)
+        else:
+            bits[packet_id >> 3] |= 1 << (packet_id & 7)
+        return True
+
+    def discard(self, packet_id: int) -> bool:
+        """False if it is not there."""
+        if not self.holds(packet_id):
+            return False
+        self.count -= 1
+        bits = self._bits
+        if bits is None:
+            self._few.discard(packet_id)
+        elif self.count:
+            bits[packet_id >> 3] &= ~(1 << (packet_id & 7)) & 0xFF
+        else:  # not at FEW: a client whose window is about that large would have us move them all the time
+            self._bits = None
+        return True
+
+    def copy(self) -> "PacketIds":
+        twin = PacketIds()
+        twin.count = self.count
+        twin._few = set(self._few)
+        twin._bits = None if self._bits is None else bytearray(self._bits)
+        return twin
+
+    def _spread(self) -> None:
+        bits = self._bits = bytearray(BITS_BYTES)
+        for packet_id in self._few:
+            bits[packet_id >> 3] |= 1 << (packet_id & 7)
+        self._few = set()

@@ -1,0 +1,121 @@
+# Packets that are announced and not finished: the input of all together is bounded.
+from collections.abc import Callable
+
+import pytest
+
+from broker.config import Config, Delivery
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, V31, V311, Connect, PingReq, PingResp, Publish
+from broker.net.reactor import SHED_AT_ONCE
+from broker.net.unfinished_input import AGAIN
+from broker.reasons import CloseReason
+from tests.hub.talk import closed, goodbye, push
+from tests.inprocess import Broker, Client
+
+Brokers = Callable[..., Broker]
+
+BUDGET = 100_000
+LARGE = Publish(b"t", bytes(80_000))
+
+
+def narrow_budget(broker: Broker, budget: int = BUDGET) -> Broker:
+    broker.worker.reactor._input_budget = budget
+    broker.worker.reactor._most_input = budget * 5 // 4
+    return broker
+
+
+def begin(broker: Broker, name: str, size: int, version: int = V5) -> Client:
+    """A client that has sent *size* bytes of a packet of 80 KB."""
+    client = broker.connect(name, version)
+    client.send_bytes(encode(LARGE, version)[:size])
+    return client
+
+
+@pytest.mark.parametrize("version", [V31, V311, V5])
+def test_the_largest_unfinished_packet_goes(brokers: Brokers, version: int) -> None:
+    """Clients that begin large packets and never finish them would use up the memory."""
+    broker = narrow_budget(brokers())
+    small, large, middle = (begin(broker, f"{size}", size, version) for size in (20_000, 70_000, 40_000))
+    broker.settle()
+    idle = broker.connect("idle")
+
+    assert (0x97 if version == V5 else None) == goodbye(large)
+    assert {CloseReason.INPUT_BUDGET: 1} == closed(broker)
+    assert not (small.closed or middle.closed or idle.closed)
+    assert 60_000 == broker.worker.reactor._input_bytes
+    small.send_bytes(encode(LARGE, version)[20_000:])
+    small.send(PingReq())
+    assert [PingResp()] == small.receive()
+
+
+def test_up_to_a_quarter_over_the_budget_nobody_goes(brokers: Brokers) -> None:
+    """A budget that is just reached would close a connection for each packet that comes in pieces."""
+    broker = narrow_budget(brokers())
+    clients = [begin(broker, str(n), 25_000) for n in range(5)]
+    broker.settle()
+    assert not any(client.closed for client in clients)
+    begin(broker, "more", 1)
+    broker.settle()
+
+    assert 1 == sum(client.closed for client in clients)
+
+
+def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
+    """A client that is held, or waits for its turn, would be closed for what we have not taken."""
+    broker = brokers(Config(delivery=Delivery(high_watermark=16_384, low_watermark=8192)))
+    held = broker.connect("held")
+    held.reading = False
+    push(held, encode(Publish(b"t", b"", 1, packet_id=1), held.version))
+    small = begin(broker, "small", 300, V5)
+    broker.settle()
+    (waits,) = [stream for stream in broker.worker.reactor.streams() if stream.left > 300]
+    narrow_budget(broker, 200)
+    broker.settle()
+
+    assert waits.held
+    assert 0x97 == goodbye(small)
+    assert waits.left == broker.worker.reactor._input_bytes > 200
+
+
+def test_a_connect_that_is_not_finished_counts(brokers: Brokers) -> None:
+    """Strangers could use up the memory before anybody knows who they are."""
+    broker = narrow_budget(brokers())
+    connect = encode(Connect(V5, "x", user_name="u" * 60_000), V5)
+    strangers = [broker.open(V5) for _ in range(3)]
+    for stranger in strangers:
+        stranger.send_bytes(connect[:-1])
+    broker.settle()
+
+    assert 1 == sum(client.closed for client in strangers)
+    assert {CloseReason.INPUT_BUDGET: 1} == closed(broker)
+
+
+def test_many_small_ones_go_in_several_turns(brokers: Brokers) -> None:
+    """Closing thousands of connections at once would hold the loop; closing too few would not bound the memory."""
+    broker = brokers()
+    clients = [begin(broker, str(n), 1000) for n in range(200)]
+    broker.settle()
+    reactor = narrow_budget(broker).worker.reactor
+    reactor.turn()
+    assert SHED_AT_ONCE == closed(broker)[CloseReason.INPUT_BUDGET]
+    broker.settle()
+
+    assert 75 == closed(broker)[CloseReason.INPUT_BUDGET] == sum(client.closed for client in clients)
+    assert BUDGET * 5 // 4 == reactor._input_bytes
+
+
+def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Brokers) -> None:
+    """While too much is held that may not go, each turn would look at a hundred thousand streams."""
+    broker = brokers()
+    clients = [begin(broker, str(n), 1000) for n in range(3)]
+    broker.settle()
+    reactor = broker.worker.reactor
+    search = reactor._unfinished_input
+    found = [search.largest(reactor._streams, broker.clock.now) for _ in range(4)]
+    assert [True] * 3 + [False] == [stream is not None for stream in found]
+
+    assert search.largest(reactor._streams, broker.clock.now + AGAIN / 2) is None
+    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is not None
+    clients[0].drop()
+    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is not None
+    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is None  # one of them is gone
