@@ -13,7 +13,9 @@ import pytest
 
 import broker as broker_package
 from tests.system import processes
-from tests.system.processes import BrokerProcess, free_port
+from tests.system.addresses import TRANSPORTS, Address, Transport
+from tests.system.certificates import Authority, Certificate
+from tests.system.processes import HOST, BrokerProcess, free_port
 from tests.system.raw import RawClient
 
 HERE: Final = Path(__file__).parent
@@ -58,13 +60,59 @@ def stop_and_check(process: BrokerProcess) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def certificate(authority: Authority) -> Certificate:
+    """The broker's."""
+    return authority.server()
+
+
+@pytest.fixture(scope="session")
+def addresses(authority: Authority) -> dict[Transport, Address]:
+    """Where the broker of the whole run listens."""
+    return {transport: Address(transport, free_port(), authority.path) for transport in TRANSPORTS}
+
+
+@pytest.fixture(scope="session")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, addresses: dict[Transport, Address], certificate: Certificate
+) -> Iterator[BrokerProcess]:
     folder = tmp_path_factory.mktemp("broker")
-    port = free_port()
-    process = processes.start_mosquitto(port, folder) if MOSQUITTO else launch_weir(port, folder, {})
+    port = addresses["tcp"].port
+    if MOSQUITTO:
+        process = processes.start_mosquitto(port, folder, mosquitto_listeners(addresses, certificate))
+    else:
+        process = launch_weir(port, folder, weir_listeners(addresses, certificate))
     RUNNING.append(process)
     yield process
     stop_and_check(process)
+
+
+def weir_listeners(addresses: dict[Transport, Address], certificate: Certificate) -> dict[str, object]:
+    """Settings for the listeners beside TCP's."""
+    settings: dict[str, object] = {}
+    for transport, address in addresses.items():
+        if transport != "tcp":
+            settings[f"listeners.{transport}.enabled"] = "true"
+            settings[f"listeners.{transport}.port"] = address.port
+        if address.encrypted:
+            settings |= {"tls.certificate": certificate.chain, "tls.key": certificate.key}
+    return settings
+
+
+def mosquitto_listeners(addresses: dict[Transport, Address], certificate: Certificate) -> str:
+    lines = ["user root"]  # or, started by root, it becomes somebody who may not read our certificates
+    for transport, address in addresses.items():
+        if transport != "tcp":
+            lines.append(f"listener {address.port} {HOST}")
+        if address.websocket:
+            lines.append("protocol websockets")
+        if address.encrypted:
+            lines += [f"certfile {certificate.chain}", f"keyfile {certificate.key}"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def launch_weir(port: int, folder: Path, settings: dict[str, object]) -> BrokerProcess:
