@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import aiomqtt
 import paho.mqtt.client as paho
+from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.system.addresses import PATH, Address
 from tests.system.processes import HOST, PATIENCE
@@ -33,20 +34,16 @@ class AiomqttListener:
 
     def farewell(self) -> int:
         try:
-            raise AssertionError(f"a message instead: {self._runner.run(self._next(PATIENCE))}")
-        except aiomqtt.MqttError:
-            pass  # it has no public way to the reason; its base class has
-        try:
-            self._runner.run(self._exit())
-        except aiomqtt.MqttCodeError as error:
-            assert error.rc is not None
-            return error.rc if isinstance(error.rc, int) else error.rc.value
-        raise AssertionError("the connection has no reason to end")
+            message = self._runner.run(self._next(PATIENCE))
+        except aiomqtt.MqttError as error:
+            assert isinstance(error.__cause__, aiomqtt.MqttCodeError)
+            assert isinstance(error.__cause__.rc, ReasonCode)
+            return error.__cause__.rc.value
+        raise AssertionError(f"a message instead: {message}")
 
     def leave(self) -> None:
         self.ended = True
-        with contextlib.suppress(aiomqtt.MqttCodeError):  # the broker's farewell again, if there was one
-            self._runner.run(self._exit())
+        self._runner.run(self._exit())
         self._runner.close()
 
     def die(self) -> None:
