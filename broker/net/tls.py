@@ -130,17 +130,23 @@ class TlsLayer(Layer):
                     break
                 parts.append(part)
                 if not self._incoming.pending and not self._ssl.pending():
+                    self._answer()
                     break
         except ssl.SSLWantReadError:
+            self._answer()
             if not parts:
                 raise BlockingIOError from None
         except ssl.SSLError as error:
+            self._answer()
             self._failed = True
             raise ProtocolError(CloseReason.TLS_RECORD_INVALID, _explain(error)) from None
-        if self._outgoing.pending:  # the answer to a key update (RFC 8446, 4.6.3)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _answer(self) -> None:
+        """Send what reading gave rise to: no to a renegotiation, our part of a key update (RFC 8446, 4.6.3), an alert."""
+        if self._outgoing.pending:
             self._ciphertext += self._outgoing.read()
             self._push()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _push(self) -> bool:
         """Give the kernel what is encrypted; whether it took it all."""
