@@ -33,7 +33,7 @@ FORCE:
 run: $(VENV)/installed
 	@exec $(BIN)/weir start $(ARGS)
 
-test: $(VENV)/installed $(VENV)/dev
+test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 	@echo "== the sources, interpreted =="
 	@WEIR_FORM=interpreted $(TREE) -m pytest -q --cov=broker.mqtt --cov=broker.session --cov=broker.routing \
 		--cov-branch --cov-report=term:skip-covered --cov-fail-under=97 tests
@@ -76,6 +76,15 @@ $(VENV)/dev: $(VENV)/needs
 	@$(BIN)/python -c '$(REQUIREMENTS)' dev >$@.txt
 	@$(PIP) install -r $@.txt
 	@touch $@
+
+# MQTT.js, which some tests of the whole program use; without npm they say that it is missing.
+NODE_NEEDS := tests/system/programs/javascript/package.json
+$(VENV)/node/installed: $(NODE_NEEDS) $(BIN)/python
+	@mkdir -p $(@D) && cp $(NODE_NEEDS) $(@D)
+	@if command -v npm >/dev/null; then echo "Installing MQTT.js" && \
+		npm install --prefix $(@D) --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error >/dev/null && \
+		touch $@; \
+	else echo "There is no npm: the tests with MQTT.js are skipped"; fi
 
 # Every source with its checksum, and what else decides how the copy is built; rewritten only when it changes.
 $(VENV)/contents: $(BIN)/python FORCE

@@ -53,6 +53,14 @@ class BrokerProcess:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def wait_for_log(self, text: str, since: int = 0) -> list[str]:
+        """The lines that contain *text*, once there is one; *since* is how many there were before."""
+        deadline = time.monotonic() + PATIENCE
+        while len(found := [line for line in self.log_text().splitlines() if text in line]) <= since:
+            assert time.monotonic() < deadline, f"the log never says {text!r}:\n{self.log_text()}"
+            time.sleep(0.01)  # a file tells nobody when it has grown
+        return found[since:]
+
     def terminate(self) -> int:
         """SIGTERM; returns the exit code. A broker that has ended already gives the code it ended with."""
         if self.process.poll() is None:
@@ -94,6 +102,20 @@ def weir_environment(packages: Path | None) -> dict[str, str]:
 
 def start_weir(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> BrokerProcess:
     return BrokerProcess(weir_command(port, settings), port, folder, weir_environment(packages))
+
+
+def refused_start(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> str:
+    """Run `weir start`, which must refuse with exit code 2; the sentence it says."""
+    done = subprocess.run(
+        weir_command(port, settings),
+        cwd=folder,
+        env=weir_environment(packages),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (2, "") == (done.returncode, done.stdout), done.stderr
+    return done.stderr
 
 
 # Mosquitto's defaults would make a closed loop stall (20 in flight, 1000 queued) and the comparison unfair.

@@ -5,7 +5,7 @@
 import socket
 import time
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from broker.mqtt import packets
 from broker.mqtt.encode import encode
@@ -35,13 +35,31 @@ LIMIT: Final = 16 * 1024 * 1024  # of a packet that we take
 P = TypeVar("P")
 
 
-class RawClient:
-    """One connection. Every wait fails with an AssertionError after PATIENCE seconds."""
+class Connection(Protocol):
+    """Bytes in order: a socket, or a WebSocket."""
 
-    def __init__(self, port: int, version: int = V5) -> None:
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RawClient:
+    """One connection, to *port* if none is given. Every wait fails with an AssertionError after PATIENCE seconds."""
+
+    def __init__(self, port: int, version: int = V5, connection: Connection | None = None) -> None:
         self.version = version
-        self.socket = socket.create_connection((HOST, port), timeout=PATIENCE)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket: Connection
+        if connection is None:
+            self.socket = socket.create_connection((HOST, port), timeout=PATIENCE)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            self.socket = connection
         self._reader = PacketReader(version, LIMIT)
         self._waiting: list[Packet] = []
         self._packet_id = 0

@@ -1,6 +1,5 @@
 # The process: how it starts, what it says of itself, how it ends.
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import broker as broker_package
 from broker.mqtt.packets import V5, V311, Disconnect
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
-from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port, weir_command, weir_environment
+from tests.system.processes import HOST, BrokerProcess, free_port, refused_start
 from tests.system.raw import RawClient
 
 Dial = Callable[..., RawClient]
@@ -18,13 +17,10 @@ SHUTTING_DOWN = 0x8B
 
 
 def refused(port: int, folder: Path, **settings: object) -> str:
-    """Run `weir start`, which must refuse with exit code 2; the sentence it says."""
+    """The sentence that `weir start` refuses these settings with."""
     assert broker_package.__file__ is not None
-    command = weir_command(port, {key.replace("__", "."): value for key, value in settings.items()})
-    environment = weir_environment(Path(broker_package.__file__).parent.parent)
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert (2, "") == (done.returncode, done.stdout), done.stderr
-    return done.stderr
+    by_key = {key.replace("__", "."): value for key, value in settings.items()}
+    return refused_start(port, folder, by_key, packages=Path(broker_package.__file__).parent.parent)
 
 
 def test_the_version_is_told(dial: Dial, name: str) -> None:
