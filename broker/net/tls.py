@@ -143,7 +143,7 @@ class TlsLayer(Layer):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _answer(self) -> None:
-        """Send what reading gave rise to: no to a renegotiation, our part of a key update (RFC 8446, 4.6.3), an alert."""
+        """Send what reading gave rise to: no to a renegotiation, a key update (RFC 8446, 4.6.3), an alert."""
         if self._outgoing.pending:
             self._ciphertext += self._outgoing.read()
             self._push()
