@@ -15,6 +15,8 @@ SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; the second is what
 NORMAL: Final = 1000  # close codes (RFC 6455, 7.4.1)
 NOT_BINARY: Final = 1003
 BROKEN: Final = (1002, 1007, 1009)  # protocol error, no UTF-8, too large: trio-websocket's own verdict
+UNSAID: Final = (1002, 1007)  # and these it keeps to itself (RFC 6455, 7.1.7, wants them said)
+CLOSE_FRAME: Final = b"\x88\x02"  # and a code
 # A client that sends so many times the bytes of the largest message without finishing one sends empty fragments, which
 # trio-websocket keeps.
 OVERHEAD: Final = 2
@@ -73,6 +75,9 @@ class Unframing:
             elif closed.reason is None or closed.reason.code in BROKEN:
                 why = "not WebSocket" if closed.reason is None else str(closed.reason.reason)
                 self._layer.fail(CloseReason.WEBSOCKET_ERROR, why)
+                if closed.reason is not None and closed.reason.code in UNSAID:
+                    # Who said this code itself hears it a second time, which harms nobody.
+                    await self._pipe.send_all(CLOSE_FRAME + int(closed.reason.code).to_bytes(2, "big"))
 
     async def _accept(self, request: WebSocketRequest) -> WebSocketConnection | None:
         """The connection, if what it asks for is MQTT here."""
