@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
+from broker.mqtt.packets import V5, Connect, Disconnect, Packet, PingReq, Publish, Subscribe, Wanted, Will
 from tests.system.addresses import PATH, Address, Transport
 from tests.system.processes import HOST, BrokerProcess, free_port
 from tests.system.raw import RawClient
@@ -15,6 +15,7 @@ from tests.system.websocket import (
     CONTINUATION,
     NORMAL,
     NOT_BINARY,
+    NOT_UTF_8,
     PING,
     PONG,
     PROTOCOL_ERROR,
@@ -28,7 +29,8 @@ from tests.system.websocket import (
 )
 
 Dial = Callable[..., RawClient]
-Open = Callable[..., RawClient]
+StartWebSocket = Callable[..., tuple[BrokerProcess, Address]]
+PING_REQUEST = encode(PingReq(), V5)
 
 
 @pytest.fixture
@@ -59,6 +61,18 @@ def subscriber(dial: Dial, name: str) -> RawClient:
     made.connect(f"{name}-subscriber")
     made.subscribe(name, qos=1)
     return made
+
+
+@pytest.fixture
+def start_websocket(start_weir: Callable[..., BrokerProcess], addresses: dict[Transport, Address]) -> StartWebSocket:
+    """Starts one more Weir, with a WebSocket listener and these settings."""
+
+    def start(settings: dict[str, object]) -> tuple[BrokerProcess, Address]:
+        address = addresses["ws"]._replace(port=free_port())
+        needed: dict[str, object] = {"listeners.ws.enabled": "true", "listeners.ws.port": address.port}
+        return start_weir(needed | settings), address
+
+    return start
 
 
 def answer(address: Address, path: str = PATH, subprotocols: tuple[str, ...] = ("mqtt",)) -> WebSocket:
@@ -120,12 +134,9 @@ def test_what_is_no_websocket_request_ends_with_one_line(broker: BrokerProcess, 
 
 @pytest.mark.weir_only("it waits for ever")
 @pytest.mark.parametrize("begun", [b"", request()[:40], request()])
-def test_a_request_that_stalls_ends_at_the_connect_deadline(
-    start_weir: Callable[..., BrokerProcess], authority_path_address: Callable[[int], Address], begun: bytes
-) -> None:
+def test_a_request_that_stalls_ends_at_the_connect_deadline(start_websocket: StartWebSocket, begun: bytes) -> None:
     """Clients that never get as far as CONNECT would hold their descriptors for ever."""
-    address = authority_path_address(free_port())
-    start_weir({"listeners.ws.enabled": "true", "listeners.ws.port": address.port, "limits.connect_timeout": "300ms"})
+    _, address = start_websocket({"limits.connect_timeout": "300ms"})
     stalled = RawClient(address.port, connection=address.plain())
     stalled.socket.sendall(begun)
 
@@ -133,12 +144,6 @@ def test_a_request_that_stalls_ends_at_the_connect_deadline(
     while stalled.socket.recv(4096):
         pass
     stalled.close()
-
-
-@pytest.fixture
-def authority_path_address(addresses: dict[Transport, Address]) -> Callable[[int], Address]:
-    """The WebSocket address of a broker of one's own on this port."""
-    return lambda port: addresses["ws"]._replace(port=port)
 
 
 # --- frames
@@ -156,7 +161,8 @@ def test_a_packet_may_be_cut_anyhow_over_frames(address: Address, websocket: Web
 def test_a_frame_may_hold_many_packets(client: RawClient, websocket: WebSocket, name: str) -> None:
     """What follows the first packet of a frame would be lost, or the last, half of it, break the next frame
     [MQTT-6.0.0-2]."""
-    packets = [Subscribe(1, [Wanted(name.encode())]), *(Publish(name.encode(), b"%d" % n) for n in range(100))]
+    packets: list[Packet] = [Subscribe(1, [Wanted(name.encode())])]
+    packets += [Publish(name.encode(), b"%d" % n) for n in range(100)]
     data = b"".join(encode(packet, V5) for packet in packets)
 
     websocket.send_frame(BINARY, data[:-3])
@@ -210,9 +216,9 @@ def test_large_messages_pass_both_ways(client: RawClient, name: str) -> None:
 
 
 @pytest.mark.weir_only("closes without a code")
-def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocket, subscriber: RawClient) -> None:
+def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocket, name: str) -> None:
     """Bytes that a proxy or a browser may change on the way would be taken for MQTT [MQTT-6.0.0-1]."""
-    websocket.send_frame(TEXT, encode(PingReq(), V5))
+    websocket.send_frame(TEXT, encode(Publish(name.encode(), b"x"), V5))
 
     assert 0x82 == client.expect(Disconnect).code
     assert NOT_BINARY == websocket.answer_close()
@@ -221,37 +227,34 @@ def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocke
 
 @pytest.mark.weir_only("closes without a code")
 @pytest.mark.parametrize(
-    "broken",
+    "broken, code",
     [
-        frame(BINARY, b"\xc0\x00", masked=False),
-        frame(0x3, b""),
-        frame(CONTINUATION, b"of nothing"),
-        frame(PING, bytes(126)),
-        b"\xc2\x80\x00\x00\x00\x00",  # a reserved bit
+        (frame(BINARY, PING_REQUEST, masked=False), PROTOCOL_ERROR),
+        (frame(0x3, b""), PROTOCOL_ERROR),
+        (frame(CONTINUATION, b"of nothing"), PROTOCOL_ERROR),
+        (frame(PING, bytes(126)), PROTOCOL_ERROR),
+        (b"\xc2\x80\x00\x00\x00\x00", PROTOCOL_ERROR),
+        (frame(TEXT, PING_REQUEST), NOT_UTF_8),
     ],
-    ids=["unmasked", "reserved opcode", "continuation of nothing", "long ping", "reserved bit"],
+    ids=["unmasked", "reserved opcode", "continuation of nothing", "long ping", "reserved bit", "broken text"],
 )
-def test_a_broken_frame_ends_the_connection(client: RawClient, websocket: WebSocket, broken: bytes) -> None:
-    """What is no WebSocket would be served on (RFC 6455, 5.1, 5.2, 5.4, 5.5)."""
+def test_a_broken_frame_ends_the_connection(
+    broker: BrokerProcess, client: RawClient, websocket: WebSocket, name: str, broken: bytes, code: int
+) -> None:
+    """What is no WebSocket would be served on, or its end look like the client's wish (RFC 6455, 5 and 8.1)."""
     websocket.raw.sendall(broken)
 
-    assert PROTOCOL_ERROR == websocket.answer_close()
+    assert code == websocket.answer_close()
     assert websocket.next_frame() is None
+    (line,) = broker.wait_for_log(f'"websocket_error", "address": "{HOST}:{websocket.port}"')
+    assert f'"{name}"' in line
 
 
 @pytest.mark.weir_only("its limit is configured otherwise")
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_a_message_beyond_the_limit_is_refused(
-    start_weir: Callable[..., BrokerProcess],
-    authority_path_address: Callable[[int], Address],
-    name: str,
-    pieces: int,
-) -> None:
+def test_a_message_beyond_the_limit_is_refused(start_websocket: StartWebSocket, name: str, pieces: int) -> None:
     """One message, or one that never ends, could take all memory."""
-    address = authority_path_address(free_port())
-    weir = start_weir(
-        {"listeners.ws.enabled": "true", "listeners.ws.port": address.port, "websocket.message_bytes": 10_000}
-    )
+    weir, address = start_websocket({"websocket.message_bytes": 10_000})
     websocket = opened(address)
     RawClient(address.port, connection=websocket).connect(name)
 

@@ -22,6 +22,7 @@ PONG: Final = 0xA
 NORMAL: Final = 1000  # close codes (RFC 6455, 7.4.1)
 PROTOCOL_ERROR: Final = 1002
 NOT_BINARY: Final = 1003
+NOT_UTF_8: Final = 1007
 TOO_LARGE: Final = 1009
 
 KEY: Final = base64.b64encode(b"sixteen of them.").decode()
@@ -67,6 +68,7 @@ class WebSocket:
 
     def __init__(self, address: Address, path: str = PATH, subprotocols: Sequence[str] = ("mqtt",)) -> None:
         self.raw = address.open()
+        self.port = self.raw.getsockname()[1]  # ours, which the broker's log shows
         self._stream = self.raw.makefile("rb")
         self.raw.sendall(request(path, subprotocols))
         self.status = int(self._stream.readline().split()[1])
