@@ -3,6 +3,9 @@
 # What the inputs may lawfully leave behind is bounded by the broker's settings, so that "its memory stays" means
 # something: sessions end after seconds, and everything that is kept has a small limit.
 import json
+import os
+import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -188,12 +191,30 @@ class Campaign:
         while (after := descriptors(self._broker.pid)) > before and time.monotonic() < deadline:
             time.sleep(0.1)  # for what a process that is not ours does by itself
         if after > before:
-            self._failed(f"{after} descriptors are open, {before} were before")
+            numbers = sorted(n for peer in peers(self._broker.pid) if (n := self._swarm.number_at(peer)) is not None)
+            self._failed(f"{after} descriptors are open, {before} were before; of the inputs {numbers}")
         return after
 
 
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def peers(pid: int) -> set[str]:
+    """Who is at the other end of the process' IPv4 connections."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(descriptor)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[9] in inodes:
+            address, number = fields[2].split(":")
+            host = socket.inet_ntoa(int(address, 16).to_bytes(4, sys.byteorder))
+            found.add(f"{host}:{int(number, 16)}")
+    return found
 
 
 def counters(port: int) -> dict[str, int]:
