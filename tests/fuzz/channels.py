@@ -35,6 +35,10 @@ class Channel:
         """*wire* arrived: what the other side says by it. Call outgoing() afterwards. Raises ChannelEnded."""
         return wire
 
+    def waits(self) -> bool:
+        """Whether something that was said has to wait for the other side: a handshake is under way."""
+        return False
+
     def outgoing(self) -> bytes:
         """What is to be sent now."""
         data = bytes(self._to_send)
@@ -74,6 +78,9 @@ class Tls(Channel):
             if not said:
                 raise ChannelEnded(str(error)) from None
         return bytes(said)
+
+    def waits(self) -> bool:
+        return len(self._to_send) > 0
 
     def outgoing(self) -> bytes:
         return self._outgoing.read()
@@ -164,6 +171,9 @@ class WebSocket(Channel):
             elif opcode != PONG:
                 said += payload
         return bytes(said)
+
+    def waits(self) -> bool:
+        return len(self._to_send) > 0 or self._inner.waits()
 
     def outgoing(self) -> bytes:
         return self._inner.outgoing()

@@ -78,6 +78,10 @@ class Connection:
             return
         self._flush()
 
+    def waits(self) -> bool:
+        """Whether something that was said is not sent yet."""
+        return self.open and (self._channel.waits() or len(self._out) > 0)
+
     def shut(self) -> None:
         """Say no more, and still listen."""
         try:

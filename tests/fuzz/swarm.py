@@ -12,6 +12,8 @@ from tests.fuzz.inputs import Input, Inputs, Parting
 from tests.fuzz.loop import Loop
 from tests.fuzz.transports import Transport
 
+PATIENCE: Final = 2.0  # seconds, for a handshake, and for a broker that does not read
+LOOK_AGAIN: Final = 0.02  # seconds
 LAST_WAIT: Final = 1.0  # seconds for the broker to close, after our half
 ABANDONED: Final = 4.0  # seconds; longer than the broker waits for a CONNECT
 LIMIT: Final = 1024 * 1024  # bytes of a packet
@@ -31,6 +33,7 @@ class Line:
         self._swarm = swarm
         self._script = script
         self._pieces = deque(script.pieces)
+        self._patient_until = loop.now + PATIENCE
         self._reader = PacketReader(script.answers, LIMIT) if script.answers else None
         channel = transport.misbehaving(script.mischief) if script.mischief else transport.channel()
         self._connection = Connection(
@@ -49,6 +52,8 @@ class Line:
         if self._pieces:
             self._connection.say(self._pieces.popleft())
             self._loop.later(self._script.pause, self._go_on)
+        elif self._connection.waits() and self._loop.now < self._patient_until:
+            self._loop.later(LOOK_AGAIN, self._go_on)
         else:
             self._loop.later(self._script.stay, self._part)
 
