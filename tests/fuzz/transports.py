@@ -34,11 +34,11 @@ class Transport:
         return self.name in ("ws", "wss")
 
 
-def _trusting_context() -> ssl.SSLContext:
+def trusting_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-_CONTEXT: Final = _trusting_context()
+_CONTEXT: Final = trusting_context()
