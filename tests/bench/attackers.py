@@ -163,24 +163,37 @@ class Stalls(Attack):
         self.gather(STALLED, lambda n: Hostile(self, n, hello(n) + half))
 
 
+class Trickler(Hostile):
+    """Says one byte of a CONNECT and a long PUBLISH at a time; half of them have sent the CONNECT at once."""
+
+    def __init__(self, attack: Attack, number: int) -> None:
+        self._words = hello(number, Publish(b"trickle", bytes(1000)))
+        self._at = len(hello(number)) if number % 2 else 1
+        super().__init__(attack, number, self._words[: self._at])
+
+    def again(self) -> None:
+        self._at = len(self.first)
+        super().again()
+
+    def drip(self) -> None:
+        self.say(self._words[self._at : self._at + 1])
+        self._at += 1
+
+
 class Trickles(Attack):
-    """One byte a second: half of them from their CONNECT on."""
+    """One byte a second."""
 
     def start(self) -> None:
-        self.gather(TRICKLING, self._one)
-        self.loop.later(1.0, self._trickle)
+        self._tricklers = [Trickler(self, number) for number in range(TRICKLING)]
+        for one in self._tricklers:
+            one.begin()
+        self.ready = True
+        self.loop.later(1.0, self._drip)
 
-    def _one(self, number: int) -> Hostile:
-        return Hostile(self, number, hello(number) if number % 2 else hello(number)[:1])
-
-    def answered(self) -> None:
-        self._waiting -= 1
-
-    def _trickle(self) -> None:
-        for who in self.members:
-            who.say(b"\x30" if who.number % 2 else b"\x00")
-        self._come(OPENING_AT_ONCE)
-        self.loop.later(1.0, self._trickle)
+    def _drip(self) -> None:
+        for one in self._tricklers:
+            one.drip()
+        self.loop.later(1.0, self._drip)
 
 
 class Announces(Attack):

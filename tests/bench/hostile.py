@@ -10,8 +10,7 @@ import time
 from collections import Counter
 from typing import Any, Final
 
-from tests.bench.attackers import ATTACKS
-from tests.bench.contenders import WEIR_SETTINGS, Bench, ToolFailed, beside
+from tests.bench.contenders import WEIR_SETTINGS, Bench, ToolFailed, beside, loop_statistics
 from tests.bench.cost import resident_kib
 from tests.bench.table import markdown, number
 from tests.fuzz.campaign import counters
@@ -44,7 +43,10 @@ def measure(bench: Bench, transport: str, names: list[str], seconds: int) -> tup
     finally:
         broker.terminate()
     header = ["beside", "lost", "p50 ms", "p99 ms", "last ms", "MiB more", "MiB kept", "attacker", "verdict"]
-    return markdown(header, [row(name, one) for name, one in results.items()]), results
+    table = markdown(header, [row(name, one) for name, one in results.items()])
+    loop = loop_statistics(broker)
+    held = ", ".join(f"{key} {loop[key]}" for key in ("longest_slice_ms", "longest_collection_ms") if key in loop)
+    return f"{table}\n\nThe loop over all of it: {held}.", results
 
 
 def beside_one(
@@ -63,7 +65,7 @@ def beside_one(
             raise ToolFailed(f"{name} could not attack")
         result = pair(bench, transport, ports[transport], seconds)
         grown = resident_kib(broker.pid) - before
-    reasons = Counter(counters(broker.port)) - counted
+        reasons = Counter(counters(broker.port)) - counted  # before it is our end that ends the attacker
     return result | {"before_kib": before, "grown_kib": grown, "reasons": dict(reasons)}
 
 
@@ -98,13 +100,3 @@ def row(name: str, result: dict[str, Any]) -> list[object]:
         became or "-",
         verdict(result),
     ]
-
-
-def chosen(names: str | None) -> list[str]:
-    """The attackers of a comma-separated list, or all; ValueError names one that is not there."""
-    if names is None:
-        return list(ATTACKS)
-    for name in names.split(","):
-        if name not in ATTACKS:
-            raise ValueError(f"no such attacker: {name}; there are {', '.join(ATTACKS)}")
-    return names.split(",")

@@ -51,7 +51,7 @@ SLACK_KIB: Final = 4096  # and so much more
 FEW: Final = 20  # samples of the memory under which nothing is said about it
 REASONS: Final = "$SYS/broker/weir/"
 UPTIME: Final = b"$SYS/broker/uptime"  # changes with each sample
-SYS_SAMPLES: Final = 2  # the retained one, and one that was taken after all was over
+SYS_SAMPLES: Final = 3  # the retained one, one that may be of this moment, and one that is later
 MOST_FAILURES: Final = 20  # a run ends after so many
 
 
