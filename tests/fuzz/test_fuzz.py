@@ -123,8 +123,8 @@ def test_the_pair_takes_marked_duplicates_at_qos_1_only(subscriber: Subscriber, 
 def test_growing_memory_is_a_failure() -> None:
     """A leak would go unnoticed."""
     leaking, steady = Outcome(0, 0), Outcome(0, 0)
-    leaking.memory = [50_000 + 500 * n for n in range(100)]
-    steady.memory = [50_000 + n % 7 for n in range(100)]
+    leaking.memory = [50_000 + 100 * n for n in range(500)]
+    steady.memory = [50_000 + n % 7 for n in range(500)]
 
     leaking.judge_memory()
     steady.judge_memory()
