@@ -15,13 +15,13 @@ from broker.metrics.counters import Counters
 from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import protocol_error, read_length
 from broker.mqtt.packets import (
+    CONNECT,
     PUBACK,
     PUBCOMP,
     PUBREC,
     PUBREL,
     Ack,
     Auth,
-    Connect,
     Disconnect,
     PingReq,
     Subscribe,
@@ -236,6 +236,8 @@ class Hub(Service):
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
         """Any packet but a PUBLISH or a plain acknowledgement; the units used."""
+        if first >> 4 == CONNECT:  # before it is read: what may be wrong in one has words in CONNACK only
+            raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
         packet = decode(first, data, body, stop, connection.version)
         if isinstance(packet, Ack):
             self._acknowledged(session, packet.kind, packet.packet_id, packet.code, now)
@@ -250,8 +252,6 @@ class Hub(Service):
             return FILTER_COST * len(packet.filters)
         elif isinstance(packet, Disconnect):
             self._reception.disconnect(connection, session, packet, now)
-        elif isinstance(packet, Connect):
-            raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
         elif isinstance(packet, Auth):
             raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.0-7]
         else:

@@ -271,7 +271,10 @@ class Reception:
     def failed(self, connection: Connection | None, error: Exception, now: float) -> None:
         """Our own code failed on what *connection* sent: its session's connection ends, everything else goes on."""
         self._counters.internal_errors += 1
-        self._log.warning("internal_error", exc_info=error)
+        facts: dict[str, object] = {"exc_info": error}
+        if connection is not None:
+            facts["address"] = connection.address
+        self._log.warning("internal_error", **facts)
         if connection is not None:
             self.close(connection, CloseReason.INTERNAL_ERROR, now)
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, wrap_server_stream
+from wsproto.utilities import LocalProtocolError
 
 from broker.net.websocket import WebSocketLayer
 from broker.reasons import CloseReason
@@ -50,7 +51,9 @@ class Unframing:
                     await self._converse(nursery)
                     nursery.cancel_scope.cancel()
         except Exception as error:
-            if not _only_closed(error):
+            if not self._pipe.accepted and _only(error, UnicodeError):
+                self._pipe.refused = "a header that is no text"  # which wsproto does not expect
+            elif not _only(error, ConnectionClosed, LocalProtocolError):
                 self._layer.fail(CloseReason.INTERNAL_ERROR, type(error).__name__)
                 self._failed(error)
         if self._pipe.refused:
@@ -189,8 +192,8 @@ class _Pipe(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
 
-def _only_closed(error: Exception) -> bool:
-    """It says no more than that the connection was closed meanwhile."""
+def _only(error: Exception, *kinds: type[Exception]) -> bool:
+    """It is, or holds, nothing else. A LocalProtocolError is a ping that trio-websocket answers while it closes."""
     if isinstance(error, ExceptionGroup):
-        return error.split(ConnectionClosed)[1] is None
-    return isinstance(error, ConnectionClosed)
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)

@@ -41,6 +41,11 @@ Log = list[MutableMapping[str, Any]]
 BOTH = [
     # (what is sent, the reason), the same in 3.1.1 and 5.0
     (Connect(V311, "me"), CloseReason.PROTOCOL_ERROR),
+    (
+        b"\x10\x0e\x00\x04MQTT\x09\x02\x00\x00\x00\x02me",
+        CloseReason.PROTOCOL_ERROR,
+    ),  # of a version that no DISCONNECT has a word for
+    (b"\x10\x0c\x00\x04MQTT\x04\x00\x00\x00\x00\x00", CloseReason.PROTOCOL_ERROR),  # without a client id: neither
     (ConnAck(False), CloseReason.PROTOCOL_ERROR),
     (PingResp(), CloseReason.PROTOCOL_ERROR),
     (SubAck(1, [0]), CloseReason.PROTOCOL_ERROR),
