@@ -106,10 +106,11 @@ set_tcp_nodelay true
 """
 
 
-def start_mosquitto(port: int, folder: Path) -> BrokerProcess:
+def start_mosquitto(port: int, folder: Path, listener: str = "") -> BrokerProcess:
+    """*listener* is more lines of configuration, for its only listener."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / f"mosquitto-{port}.conf"
-    config.write_text(MOSQUITTO_CONFIG.format(port=port, host=HOST))
+    config.write_text(MOSQUITTO_CONFIG.format(port=port, host=HOST) + listener)
     # Debian keeps daemons in /usr/sbin, which is not in everybody's PATH.
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
     return BrokerProcess(["mosquitto", "-c", str(config)], port, folder, {**os.environ, "PATH": path})
