@@ -79,11 +79,13 @@ class Bench:
 
     @contextmanager
     def mosquitto(self, transport: str = "tcp") -> Iterator[BrokerProcess]:
-        """A Mosquitto that listens for *transport* alone."""
+        """A Mosquitto that listens for *transport*."""
         listener = "protocol websockets\n" if transport in WEBSOCKET else ""
         if transport in ENCRYPTED:
             # Root would become a user who may not read the key.
             listener += f"user {getpass.getuser()}\ncertfile {self.chain}\nkeyfile {self.key}\n"
+        if transport in WEBSOCKET:
+            listener += f"listener {free_port()} {HOST}\n"  # 2.0.11 does not start without one that is no WebSocket
         broker = start_mosquitto(free_port(), self.folder, listener)
         try:
             yield broker

@@ -107,7 +107,7 @@ set_tcp_nodelay true
 
 
 def start_mosquitto(port: int, folder: Path, listener: str = "") -> BrokerProcess:
-    """*listener* is more lines of configuration, for its only listener."""
+    """*listener* is what more the configuration says of its listener."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / f"mosquitto-{port}.conf"
     config.write_text(MOSQUITTO_CONFIG.format(port=port, host=HOST) + listener)
