@@ -243,14 +243,14 @@ ssize_t stream_send_wrapped(Stream* s, const uint8_t* data, size_t size) {
 }
 
 ssize_t stream_receive_wrapped(Stream* s, uint8_t* data, size_t size) {
-  size_t got = 0;
-  while (!got || (got < size && stream_holds(s))) {  // a head without payload is not the end, nor "not now"
-    if (s->web && s->web->closed) break;
-    ssize_t n = lower_receive(s, data + got, size - got);
-    if (n <= 0) return got ? (ssize_t)got : n;
-    got += s->web ? unframe(s->web, data + got, n) : (size_t)n;
-  }
-  return got;
+  WebSocket* w = s->web;
+  ssize_t n;
+  do {
+    n = lower_receive(s, data, size);
+    if (n <= 0 || !w) return n;
+    n = unframe(w, data, n);
+  } while (!n && !w->closed);  // a head without payload is not the end
+  return n;
 }
 
 void stream_close(Stream* s) {
