@@ -39,7 +39,6 @@ def measure(
 def speeds(outcomes: Sequence[Outcome]) -> str:
     rows = [
         [
-            outcome.load.transport,
             outcome.load.name,
             f"{number(outcome.mosquitto.median('broker_cpu_us_per_rx'))} ({outcome.mosquitto.spread()})",
             f"{number(outcome.weir.median('broker_cpu_us_per_rx'))} ({outcome.weir.spread()})",
@@ -48,7 +47,7 @@ def speeds(outcomes: Sequence[Outcome]) -> str:
         ]
         for outcome in outcomes
     ]
-    return markdown(["transport", "load", "Mosquitto us", "Weir us", "ratio", "at least"], rows)
+    return markdown(["load", "Mosquitto us", "Weir us", "ratio", "at least"], rows)
 
 
 def connections(costs: dict[str, Any], memory: dict[str, Any], idle: int) -> str:
