@@ -99,7 +99,7 @@ class WebSocketLayer(Layer):
             self.more = False
             raise failure
         if self._finished and not self._failed:
-            self.more = False
+            self.more = False  # said once: the reactor would ask for ever
             return b""
         if self.deaf and not self._finished:
             raise BlockingIOError

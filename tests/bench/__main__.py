@@ -1,12 +1,12 @@
-# python -m tests.bench [speed|connects|storm|fanout]: Weir beside Mosquitto, as Markdown tables.
+# python -m tests.bench [speed|transports|connects|storm|fanout]: Weir beside Mosquitto, as Markdown tables.
 import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import scale, speed
-from tests.bench.contenders import Bench, open_bench
+from tests.bench import scale, speed, transports
+from tests.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.bench.loads import LOADS, Load
 from tests.bench.table import number
 
@@ -16,10 +16,12 @@ QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
-    parser.add_argument("what", nargs="?", default="speed", choices=["speed", "connects", "storm", "fanout"])
+    benches = ["speed", "transports", "connects", "storm", "fanout"]
+    parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
     parser.add_argument("--loads", metavar="NAME,...", help=f"of: {', '.join(load.name for load in LOADS)}")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="of `transports`: this one only")
     parser.add_argument("--v5", action="store_true", help="the clients speak MQTT 5.0 instead of 3.1.1")
     parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
@@ -58,12 +60,18 @@ def main() -> None:
     if arguments.quick:
         arguments.runs, least_cpu = 1, QUICK_CPU
         clients, connects = clients // QUICK_SHARE, connects // QUICK_SHARE
+    roads = (arguments.transport,) if arguments.transport else TRANSPORTS
     with open_bench(arguments.interpreted) as bench:
+        if arguments.what == "transports" and not bench.tls and set(roads) & set(ENCRYPTED):
+            parser.error("OpenSSL's headers are missing: install libssl-dev, or name a --transport without TLS")
         print(f"{bench.banner()}; MQTT {'5.0' if arguments.v5 else '3.1.1'}; median of {arguments.runs}\n", flush=True)
         if arguments.what == "speed":
             results = measure_speed(bench, loads, arguments, least_cpu)
         else:
-            if arguments.what == "connects":
+            if arguments.what == "transports":
+                sizes = min(clients, transports.MOST_CLIENTS), min(connects, transports.MOST_CLIENTS)
+                table, results = transports.measure(bench, roads, arguments.runs, arguments.v5, least_cpu, *sizes)
+            elif arguments.what == "connects":
                 table, results = scale.connects(bench, arguments.runs, connects, clients)
             elif arguments.what == "storm":
                 table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)

@@ -3,7 +3,9 @@
 # A broker is started afresh for each load and serves all runs of it, so that what one load leaves behind does not
 # weigh on the next, and start-up is not measured. Both are there all the time; they run one after the other, and
 # an idle broker takes next to nothing.
+import getpass
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,12 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.system.processes import BrokerProcess, free_port, start_mosquitto, start_weir, weir_environment
+import trustme
+
+from tests.system.processes import (
+    HOST,
+    BrokerProcess,
+    free_port,
+    start_mosquitto,
+    weir_command,
+    weir_environment,
+)
 
 HERE: Final = Path(__file__).resolve().parent
 TREE: Final = HERE.parent.parent
 WEIR: Final = "Weir"
 MOSQUITTO: Final = "Mosquitto"
+TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
+ENCRYPTED: Final = ("tls", "wss")
+WEBSOCKET: Final = ("ws", "wss")
 
 # As users get it; at level warning it would not tell, at its end, how long it held its loop.
 WEIR_SETTINGS: Final[dict[str, object]] = {"log.level": "info", "log.format": "json"}
@@ -30,11 +44,15 @@ class ToolFailed(Exception):
 class Bench:
     """Where everything is: the compiled tools, the folder of the logs, and which form of Weir is measured."""
 
-    def __init__(self, folder: Path, interpreted: bool) -> None:
+    def __init__(self, folder: Path, packages: Path | None) -> None:
+        """Weir is imported from the folder *packages*, or as it is installed."""
         self.folder = folder
-        self.packages = TREE if interpreted else None  # nothing in the tree is compiled
-        self.mqload = self._compile("mqload")
-        self.swarm = self._compile("swarm")
+        self.packages = packages
+        self.tls = has_openssl()
+        self.mqload = build_tool("mqload", folder, self.tls)
+        self.swarm = build_tool("swarm", folder, self.tls)
+        self.chain, self.key = folder / "server.pem", folder / "server.key"
+        make_certificate(self.chain, self.key)
 
     def banner(self) -> str:
         """What the Weir that is measured says of itself."""
@@ -44,33 +62,63 @@ class Bench:
         return said.stdout.strip()
 
     @contextmanager
-    def weir(self, **settings: object) -> Iterator[BrokerProcess]:
-        """*settings* have "__" for ".": limits__connections=5."""
-        named = {key.replace("__", "."): value for key, value in settings.items()}
-        broker = start_weir(free_port(), self.folder, {**WEIR_SETTINGS, **named}, self.packages)
+    def weir(self, transport: str = "tcp") -> Iterator[BrokerProcess]:
+        """A Weir that listens for *transport* alone."""
+        settings, port = dict(WEIR_SETTINGS), free_port()
+        if transport != "tcp":
+            settings |= {"listeners.tcp.enabled": "false", f"listeners.{transport}.enabled": "true"}
+            settings[f"listeners.{transport}.port"] = port
+        if transport in ENCRYPTED:
+            settings |= {"tls.certificate": self.chain, "tls.key": self.key}
+        command = weir_command(port, settings)
+        broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages))
         try:
             yield broker
         finally:
             broker.terminate()
 
     @contextmanager
-    def mosquitto(self) -> Iterator[BrokerProcess]:
-        broker = start_mosquitto(free_port(), self.folder)
+    def mosquitto(self, transport: str = "tcp") -> Iterator[BrokerProcess]:
+        """A Mosquitto that listens for *transport*."""
+        listener = "protocol websockets\n" if transport in WEBSOCKET else ""
+        if transport in ENCRYPTED:
+            # Root would become a user who may not read the key.
+            listener += f"user {getpass.getuser()}\ncertfile {self.chain}\nkeyfile {self.key}\n"
+        if transport in WEBSOCKET:
+            listener += f"listener {free_port()} {HOST}\n"  # 2.0.11 does not start without one that is no WebSocket
+        broker = start_mosquitto(free_port(), self.folder, listener)
         try:
             yield broker
         finally:
             broker.terminate()
 
-    def _compile(self, name: str) -> Path:
-        program = self.folder / name
-        subprocess.run(["cc", "-O2", "-o", str(program), str(HERE / f"{name}.c")], check=True)
-        return program
+
+def has_openssl() -> bool:
+    """Whether programs in C can be made with OpenSSL."""
+    probe = ["cc", "-fsyntax-only", "-include", "openssl/ssl.h", "-x", "c", os.devnull]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+def build_tool(name: str, folder: Path, tls: bool) -> Path:
+    """Compile a load generator into *folder*; without *tls* it needs no library, and knows tcp and ws only."""
+    program = folder / name
+    sources = [str(HERE / f"{name}.c"), str(HERE / "transport.c")]
+    options = ["-DWITH_TLS", "-lssl", "-lcrypto"] if tls else []
+    subprocess.run(["cc", "-O2", "-Wall", "-o", str(program), *sources, *options], check=True)
+    return program
+
+
+def make_certificate(chain: Path, key: Path) -> None:
+    """On the curve P-256, as is usual now: signing with RSA would be most of what a handshake costs."""
+    leaf = trustme.CA().issue_cert("localhost", HOST, key_type=trustme.KeyType.ECDSA)
+    chain.write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+    key.write_bytes(leaf.private_key_pem.bytes())
 
 
 @contextmanager
 def open_bench(interpreted: bool) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="weir-bench-") as folder:
-        yield Bench(Path(folder), interpreted)
+        yield Bench(Path(folder), TREE if interpreted else None)  # nothing in the tree is compiled
 
 
 def run_tool(command: Sequence[str], timeout: float = 300.0) -> dict[str, Any]:

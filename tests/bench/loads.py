@@ -3,7 +3,7 @@
 # "At least" and "aim" are Mosquitto's CPU per delivered message over Weir's. The loads with a window of one and the
 # one with a rate wake the broker for nearly every message: there the kernel has most of the time, and no broker
 # can be much cheaper than another.
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 V5_SHARE: Final = 0.8  # of each factor, when all clients speak 5.0
@@ -24,13 +24,20 @@ class Load:
     subs: int = 1  # of a fan-out; p2p has one for each publisher
     rate: int = 0  # messages a second; 0 = a closed loop
     trickling: bool = False  # about one message per wake-up
+    transport: str = "tcp"
 
     def arguments(self) -> list[str]:
         """The options of mqload."""
         options = ["--pattern", self.pattern, "--pubs", str(self.pubs), "--qos", str(self.qos)]
+        options += ["--transport", self.transport]
         if self.pattern == "fanout":
             options += ["--subs", str(self.subs)]
         return [*options, "--rate", str(self.rate)] if self.rate else [*options, "--window", str(self.window)]
+
+    def over(self, transport: str) -> "Load":
+        """The same load by another road."""
+        name = self.name if transport == "tcp" else f"{self.name}-{transport}"
+        return replace(self, name=name, transport=transport)
 
     def copies(self) -> int:
         """Deliveries for each publish."""

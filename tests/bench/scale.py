@@ -28,15 +28,15 @@ def descriptors() -> int:
 
 
 @contextmanager
-def both(bench: Bench) -> Iterator[dict[str, BrokerProcess]]:
+def both(bench: Bench, transport: str = "tcp") -> Iterator[dict[str, BrokerProcess]]:
     with ExitStack() as stack:
         yield {
-            MOSQUITTO: stack.enter_context(bench.mosquitto()),
-            WEIR: stack.enter_context(bench.weir()),
+            MOSQUITTO: stack.enter_context(bench.mosquitto(transport)),
+            WEIR: stack.enter_context(bench.weir(transport)),
         }
 
 
-def swarm(bench: Bench, broker: BrokerProcess, what: str, **options: int) -> list[str]:
+def swarm(bench: Bench, broker: BrokerProcess, what: str, **options: int | str) -> list[str]:
     command = [str(bench.swarm), what, "--port", str(broker.port)]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
@@ -45,17 +45,8 @@ def swarm(bench: Bench, broker: BrokerProcess, what: str, **options: int) -> lis
 
 def connects(bench: Bench, runs: int, count: int, idle: int) -> tuple[str, dict[str, Any]]:
     """Connects a second and CPU of each; resident memory of *idle* connections that say nothing."""
-    found: dict[str, Any] = {}
-    with both(bench) as brokers:
-        for _ in range(runs):
-            for name, broker in brokers.items():
-                before = cpu_seconds(broker.pid)
-                result = run_tool(swarm(bench, broker, "connects", count=count, window=100))
-                spent = cpu_seconds(broker.pid) - before
-                found.setdefault(name, []).append((count / result["seconds"], spent / count * 1e6))
-    # Fresh brokers: what the many connects have left behind would hide what an idle one takes.
-    with both(bench) as brokers:
-        memory = {name: idle_kib(bench, broker, idle) for name, broker in brokers.items()}
+    found = measure_connects(bench, "tcp", runs, count)
+    memory = measure_idle(bench, "tcp", idle)
     rows = []
     for name, measured in found.items():
         rate = statistics.median(one[0] for one in measured)
@@ -66,10 +57,29 @@ def connects(bench: Bench, runs: int, count: int, idle: int) -> tuple[str, dict[
     return markdown(header, rows), {"connects": found, "idle_kib": memory}
 
 
-def idle_kib(bench: Bench, broker: BrokerProcess, count: int) -> float:
-    """Resident KiB that each of *count* idle connections adds."""
+def measure_connects(bench: Bench, transport: str, runs: int, count: int) -> dict[str, list[tuple[float, float]]]:
+    """For each broker and run: connects a second, and the broker's microseconds of CPU for one."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    with both(bench, transport) as brokers:
+        for _ in range(runs):
+            for name, broker in brokers.items():
+                before = cpu_seconds(broker.pid)
+                result = run_tool(swarm(bench, broker, "connects", count=count, window=100, transport=transport))
+                spent = cpu_seconds(broker.pid) - before
+                found.setdefault(name, []).append((count / result["seconds"], spent / count * 1e6))
+    return found
+
+
+def measure_idle(bench: Bench, transport: str, count: int) -> dict[str, float]:
+    """For each broker, afresh: resident KiB that each of *count* idle connections adds."""
+    # What earlier connections have left behind would hide what an idle one takes.
+    with both(bench, transport) as brokers:
+        return {name: idle_kib(bench, broker, transport, count) for name, broker in brokers.items()}
+
+
+def idle_kib(bench: Bench, broker: BrokerProcess, transport: str, count: int) -> float:
     before = resident_kib(broker.pid)
-    with beside(swarm(bench, broker, "idle", count=count, window=100)) as clients:
+    with beside(swarm(bench, broker, "idle", count=count, window=100, transport=transport)) as clients:
         assert clients.stdout is not None and clients.stdout.readline(), "not all clients could connect"
         return (resident_kib(broker.pid) - before) / count
 

@@ -61,7 +61,7 @@ class Outcome:
 
 def measure(bench: Bench, load: Load, runs: int, v5: bool, least_cpu: float) -> Outcome:
     """Run *load* on both brokers in turn."""
-    with bench.mosquitto() as mosquitto, bench.weir() as weir:
+    with bench.mosquitto(load.transport) as mosquitto, bench.weir(load.transport) as weir:
         brokers = {MOSQUITTO: mosquitto, WEIR: weir}
         measured = {name: Runs(calibrate(bench, load, one, v5, least_cpu)) for name, one in brokers.items()}
         for _ in range(runs):

@@ -1,0 +1,74 @@
+# The benchmarks' own programs: what they measure over a transport must have gone over that transport.
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker as broker_package
+from tests.bench import scale
+from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
+from tests.system.processes import BrokerProcess
+
+PAIRS = ["--pattern", "p2p", "--pubs", "3", "--qos", "1"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    assert broker_package.__file__ is not None
+    if not has_openssl():
+        pytest.skip("OpenSSL's headers (libssl-dev) are missing")
+    return Bench(tmp_path_factory.mktemp("bench"), Path(broker_package.__file__).parent.parent)
+
+
+def run_mqload(program: Path, broker: BrokerProcess, transport: str, *options: str) -> dict[str, Any]:
+    to = ["--transport", transport, "--port", str(broker.port), "--pids", str(broker.pid), "--maxsec", "10"]
+    return run_tool([str(program), *to, *options])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", [WEIR, MOSQUITTO])
+def test_messages_pass_and_clients_connect(bench: Bench, name: str, transport: str) -> None:
+    """`python -m tests.bench transports` would end with an error, or stall, at this transport."""
+    with bench.weir(transport) if name == WEIR else bench.mosquitto(transport) as broker:
+        passed = run_mqload(bench.mqload, broker, transport, *PAIRS, "--window", "200", "--count", "600")
+        left = run_tool(scale.swarm(bench, broker, "connects", count=40, window=10, transport=transport))
+        with beside(scale.swarm(bench, broker, "idle", count=20, window=10, transport=transport)) as idle:
+            assert idle.stdout is not None and '"count": 20' in idle.stdout.readline()
+
+    assert (600, 600, 0) == (passed["sent"], passed["received"], passed["stalled"])
+    assert 0 < passed["broker_cpu_us_per_rx"]
+    assert 40 == left["count"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_send_that_the_socket_takes_in_pieces(bench: Bench, transport: str) -> None:
+    """Loads with large payloads would send broken frames or records: these are too large for one of either."""
+    with bench.weir(transport) as broker:
+        options = [
+            "--pattern",
+            "p2p",
+            "--pubs",
+            "1",
+            "--qos",
+            "1",
+            "--window",
+            "150",
+            "--payload",
+            "60000",
+            "--count",
+            "150",
+        ]
+        passed = run_mqload(bench.mqload, broker, transport, *options)
+
+    assert (150, 0) == (passed["received"], passed["stalled"])
+
+
+def test_without_openssl_there_is_no_tls(tmp_path: Path) -> None:
+    """Who lacks libssl-dev could not measure anything, or would take figures of TCP for those of TLS."""
+    program = build_tool("mqload", tmp_path, tls=False)
+
+    done = subprocess.run([program, "--transport", "tls"], capture_output=True, text=True, timeout=10)
+
+    assert 2 == done.returncode
+    assert "made without OpenSSL, so there is no tls and no wss: install libssl-dev" in done.stderr
