@@ -23,7 +23,10 @@ def published(packets: list[Packet]) -> list[Publish]:
 
 
 def test_overlapping_subscriptions_deliver_once() -> None:
-    """A client would get a copy for each filter, at a QoS below the highest, or without some identifier."""
+    """A client would get a copy for each filter, at a QoS below the highest [MQTT-3.3.4-2], or without some identifier.
+
+    [MQTT-3.3.4-3], [MQTT-3.3.4-4]
+    """
     party = Party()
     party.subscribe("a", b"x/y", 0, identifier=1)
     party.subscribe("a", b"x/+", 2, identifier=2)
