@@ -19,7 +19,7 @@ VERSIONS: Final = {"5.0": HERE / "mqtt5.toml", "3.1.1": HERE / "mqtt311.toml"}
 
 NUMBER: Final = r"\[MQTT-(\d+\.\d+\.\d+)-(\d+)\]"
 CITATION: Final = re.compile(rf"(3\.1\.1 )?{NUMBER}(?: to {NUMBER})?")
-LOOSE: Final = re.compile(r"\[(?:MQTT|\.\.)[^\]]*\]")  # what looks like one
+LOOSE: Final = re.compile(r"\[MQTT[^\]]*\]")  # what looks like one
 
 Name = tuple[str, str]  # (version, number), as ("5.0", "3.1.0-1")
 
