@@ -71,7 +71,7 @@ def loose(text: str) -> list[str]:
     return [found for found in LOOSE.findall(text) if not re.fullmatch(NUMBER, found)]
 
 
-def test_texts(source: str) -> Iterator[tuple[str, str]]:
+def texts_of_tests(source: str) -> Iterator[tuple[str, str]]:
     """(name, text) of each test in *source*: its docstring, its cases and the comments beside them."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
@@ -98,7 +98,7 @@ def cited_in_tests() -> dict[Name, list[str]]:
     """The tests that cite each statement."""
     places = defaultdict(list)
     for file in sources("tests"):
-        for test, text in test_texts(file.read_text()):
+        for test, text in texts_of_tests(file.read_text()):
             for name in dict.fromkeys(citations(text)):
                 places[name].append(f"{file.relative_to(ROOT)}::{test}")
     return places

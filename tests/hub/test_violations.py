@@ -77,7 +77,9 @@ def test_a_violation_ends_the_connection_once_and_by_name(
     """A broken client would go on unnoticed, or be closed without anybody knowing why [MQTT-4.13.1-1].
 
     Or something else follow our DISCONNECT [MQTT-3.14.4-1], or the end not [MQTT-3.14.4-2], [MQTT-4.13.2-1]; a second
-    CONNECT be answered by a second CONNACK [MQTT-3.2.0-2], or AUTH by anything [MQTT-4.12.0-6], [MQTT-4.12.1-2].
+    CONNECT be answered by a second CONNACK [MQTT-3.2.0-2], or AUTH, which nobody asked for [MQTT-4.12.0-7],
+    [MQTT-4.12.1-1], by anything [MQTT-4.12.0-6], [MQTT-4.12.1-2]; a subscription identifier from a client go on to
+    others [MQTT-3.3.4-6].
     """
     broker = brokers(Config(limits=Limits(topic_levels=4)))
     client = broker.connect("me", version)

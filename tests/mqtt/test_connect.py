@@ -79,6 +79,21 @@ def test_a_connect_cut_anywhere_is_malformed(name: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "rest"),
     [
+        ("42", "000163 000170 000175"),  # a user name behind the password, or before it [MQTT-3.1.2-16]
+        ("02", "000163 000175"),
+        ("c2", "000163 000175 000170 000177 0000"),  # a will without its flag, 3.1.1 [MQTT-3.1.2-11]
+        ("82", "000163 000175 000170"),  # a password without its flag [MQTT-3.1.2-18]
+    ],
+)
+def test_a_field_without_its_flag_is_malformed(flags: str, rest: str) -> None:
+    """One field is taken for another, or what follows the last one for nothing."""
+    assert MALFORMED is refusal(connect(f"{NAME_311} {flags} 003c {rest}"), 0)
+    assert MALFORMED is refusal(connect(f"{NAME_5} {flags} 003c 00 {rest}"), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rest"),
+    [
         ("03", "000163"),  # reserved flag [MQTT-3.1.2-3]
         ("0a", "000163"),  # will QoS without a will [MQTT-3.1.2-11]
         ("22", "000163"),  # will retain without a will [MQTT-3.1.2-13]
