@@ -27,6 +27,7 @@ from broker.mqtt.properties import (
     REQUEST_RESPONSE_INFORMATION,
     SESSION_EXPIRY_INTERVAL,
     TOPIC_ALIAS_MAXIMUM,
+    WILL_DELAY_INTERVAL,
 )
 from tests.hub.talk import messages, payloads, subscribe
 from tests.inprocess import Broker
@@ -149,7 +150,7 @@ def test_behind_a_connect_that_is_refused_nothing_is_taken(brokers: Brokers, con
     listener = broker.connect("listener")
     subscribe(listener, "#")
     client = broker.open(connect.version)
-    client.send(connect, Publish(b"t", b"x"), Subscribe(1, [Wanted(b"t")]), Connect(connect.version, "lawful"))
+    client.send(connect, Connect(connect.version, "lawful"), Publish(b"t", b"x"), Subscribe(1, [Wanted(b"t")]))
 
     assert [ConnAck] == [type(packet) for packet in client.receive()]
     assert client.closed
@@ -207,5 +208,18 @@ def test_without_a_will_nothing_is_published(brokers: Brokers, version: int) -> 
     first.send(Disconnect())
     first.receive()
     broker.connect("me", version, clean_start=False, properties=kept(version)).drop()
+
+    assert [] == watcher.receive()
+
+
+def test_who_comes_back_without_a_will_has_none(brokers: Brokers) -> None:
+    """The will of a former connection would be published at the end of one that has none [MQTT-3.1.3-9]."""
+    broker = brokers()
+    watcher = broker.connect("watcher")
+    subscribe(watcher, "#")
+    will = Will(b"wills", b"gone", properties={WILL_DELAY_INTERVAL: 5})
+    broker.connect("me", V5, will=will, properties=kept(V5)).drop()
+    broker.connect("me", V5, clean_start=False, properties=kept(V5)).drop()
+    broker.advance(10)
 
     assert [] == watcher.receive()
