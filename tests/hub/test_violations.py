@@ -40,7 +40,7 @@ Log = list[MutableMapping[str, Any]]
 
 BOTH = [
     # (what is sent, the reason), the same in 3.1.1 and 5.0
-    (Connect(V311, "me"), CloseReason.PROTOCOL_ERROR),  # [MQTT-3.1.0-2]
+    (Connect(V311, "me"), CloseReason.PROTOCOL_ERROR),
     (ConnAck(False), CloseReason.PROTOCOL_ERROR),
     (PingResp(), CloseReason.PROTOCOL_ERROR),
     (SubAck(1, [0]), CloseReason.PROTOCOL_ERROR),
@@ -77,7 +77,8 @@ def test_a_violation_ends_the_connection_once_and_by_name(
     """A broken client would go on unnoticed, or be closed without anybody knowing why [MQTT-4.13.1-1].
 
     Or something else follow our DISCONNECT [MQTT-3.14.4-1], or the end not [MQTT-3.14.4-2], [MQTT-4.13.2-1]; a second
-    CONNECT be answered by a second CONNACK [MQTT-3.2.0-2], or AUTH, which nobody asked for [MQTT-4.12.0-7],
+    CONNECT [MQTT-3.1.0-2] be answered by a second CONNACK [MQTT-3.2.0-2]; a message with the packet id 0 be
+    acknowledged [MQTT-2.2.1-3], or a topic that is not UTF-8 be used [MQTT-3.3.2-1]; or AUTH, which nobody asked for [MQTT-4.12.0-7],
     [MQTT-4.12.1-1], by anything [MQTT-4.12.0-6], [MQTT-4.12.1-2]; a subscription identifier from a client go on to
     others [MQTT-3.3.4-6].
     """
