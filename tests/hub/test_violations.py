@@ -76,11 +76,10 @@ def test_a_violation_ends_the_connection_once_and_by_name(
 ) -> None:
     """A broken client would go on unnoticed, or be closed without anybody knowing why [MQTT-4.13.1-1].
 
-    Or something else follow our DISCONNECT [MQTT-3.14.4-1], or the end not [MQTT-3.14.4-2], [MQTT-4.13.2-1]; a second
-    CONNECT [MQTT-3.1.0-2] be answered by a second CONNACK [MQTT-3.2.0-2]; a message with the packet id 0 be
-    acknowledged [MQTT-2.2.1-3], or a topic that is not UTF-8 be used [MQTT-3.3.2-1]; or AUTH, which nobody asked for [MQTT-4.12.0-7],
-    [MQTT-4.12.1-1], by anything [MQTT-4.12.0-6], [MQTT-4.12.1-2]; a subscription identifier from a client go on to
-    others [MQTT-3.3.4-6].
+    Or something else follow our DISCONNECT [MQTT-3.14.4-1], or the end not [MQTT-3.14.4-2], [MQTT-4.13.2-1]. What is
+    seen here: a second CONNECT [MQTT-3.1.0-2], answered by no second CONNACK [MQTT-3.2.0-2]; the packet id 0
+    [MQTT-2.2.1-3]; a topic that is not UTF-8 [MQTT-3.3.2-1]; a subscription identifier from a client [MQTT-3.3.4-6];
+    AUTH, which nobody asked for [MQTT-4.12.0-6], [MQTT-4.12.0-7], [MQTT-4.12.1-1], [MQTT-4.12.1-2].
     """
     broker = brokers(Config(limits=Limits(topic_levels=4)))
     client = broker.connect("me", version)

@@ -24,7 +24,7 @@ def published(packets: list[Packet]) -> list[Publish]:
 # Who gets it.
 
 
-@pytest.mark.parametrize("granted", permutations((0, 1, 2)))
+@pytest.mark.parametrize("granted", list(permutations((0, 1, 2))))
 def test_overlapping_subscriptions_deliver_once(granted: tuple[int, ...]) -> None:
     """A client would get a copy for each filter, at a QoS below the highest [MQTT-3.3.4-2], or without some identifier.
 
