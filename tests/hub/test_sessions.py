@@ -26,6 +26,7 @@ from broker.mqtt.properties import (
     REQUEST_PROBLEM_INFORMATION,
     REQUEST_RESPONSE_INFORMATION,
     SESSION_EXPIRY_INTERVAL,
+    TOPIC_ALIAS,
     TOPIC_ALIAS_MAXIMUM,
     WILL_DELAY_INTERVAL,
 )
@@ -185,6 +186,20 @@ def test_who_names_no_alias_maximum_is_sent_no_alias(brokers: Brokers, propertie
     publisher.receive()
 
     assert [(b"a/long/topic", {})] * 2 == [(m.topic, m.properties) for m in messages(client.receive())]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_no_alias_above_the_maximum_that_a_client_names(brokers: Brokers, most: int) -> None:
+    """A client would be sent an alias that it has no room for [MQTT-3.1.2-26], [MQTT-3.3.2-11]."""
+    broker = brokers()
+    client = broker.connect("me", V5, properties={TOPIC_ALIAS_MAXIMUM: most})
+    subscribe(client, "#", qos=1)
+    publisher = broker.connect("publisher")
+    publisher.send(*[Publish(b"a/long/topic/%d" % n, b"", 1, packet_id=1) for n in range(3)])
+    publisher.receive()
+
+    aliases = [message.properties.get(TOPIC_ALIAS) for message in messages(client.receive())]
+    assert [*range(1, most + 1), *[None] * (3 - most)] == aliases
 
 
 @VERSIONS

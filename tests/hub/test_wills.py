@@ -108,7 +108,10 @@ def test_a_will_is_a_message_like_any_other(brokers: Brokers) -> None:
 def test_a_will_waits_for_its_delay_or_the_end_of_its_session(
     brokers: Brokers, delay: int, expiry: int, due: int
 ) -> None:
-    """A client that is back in a second would be mourned, or a dead one forgotten [MQTT-3.1.2-8]."""
+    """A client that is back in a second would be mourned, or a dead one forgotten [MQTT-3.1.2-8].
+
+    Or be told of twice, when its session ends after its will [MQTT-3.1.2-10].
+    """
     broker = brokers()
     watcher = watch(broker)
     connect(broker, delay, expiry).drop()

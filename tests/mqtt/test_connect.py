@@ -94,6 +94,21 @@ def test_a_field_without_its_flag_is_malformed(flags: str, rest: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "rest"),
     [
+        ("82", "000163"),  # no user name [MQTT-3.1.2-17]
+        ("c2", "000163 000175"),  # no password [MQTT-3.1.2-19]
+        ("06", "000163 @ 000177"),  # no will message [MQTT-3.1.2-9]
+        ("06", "000163 @"),
+    ],
+)
+def test_a_flag_without_its_field_is_malformed(flags: str, rest: str) -> None:
+    """A client is let in as somebody without a name, or without the will that it counts on."""
+    assert MALFORMED is refusal(connect(f"{NAME_311} {flags} 003c " + rest.replace("@", "")), 0)
+    assert MALFORMED is refusal(connect(f"{NAME_5} {flags} 003c 00 " + rest.replace("@", "00")), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rest"),
+    [
         ("03", "000163"),  # reserved flag [MQTT-3.1.2-3]
         ("0a", "000163"),  # will QoS without a will [MQTT-3.1.2-11]
         ("22", "000163"),  # will retain without a will [MQTT-3.1.2-13]
