@@ -78,7 +78,10 @@ class DropReason(Enum):
 
 
 class FilterRefusal(Enum):
-    """Why a filter was not subscribed to; the connection goes on: (label, MQTT 5 code in the SUBACK, else 0x80)."""
+    """Why a filter was not subscribed to; the connection goes on: (label, MQTT 5 code in the SUBACK, else 0x80).
+
+    The codes are among those that SUBACK has [MQTT-3.9.3-2].
+    """
 
     INVALID = ("topic_filter_invalid", 0x8F)
     LEVELS = ("topic_levels", 0x8F)  # the filter is one, and deeper than we let it be
