@@ -12,7 +12,7 @@ YEAR: Final = 365 * 86400.0
 EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
 ANY_NUMBER: Final = 1 << 40
 
-# The largest packet: a remaining length of 268 435 455 and the five bytes before its end [MQTT-1.5.5].
+# The largest packet: a remaining length of 268 435 455 and the five bytes before its end (1.5.5).
 LARGEST_PACKET: Final = 268_435_460
 
 

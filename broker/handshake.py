@@ -20,10 +20,10 @@ from broker.mqtt.properties import (
 from broker.reasons import CloseReason
 from broker.routing.routes import RESERVED
 
-UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none [MQTT-3.1.2.11.3], and of 3.x
+UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0
 
-# 3.x has five reasons; the rest is a close without a word [MQTT-3.2.2-5].
+# 3.x has five reasons; the rest is a close without a word, 3.1.1 [MQTT-3.2.2-6].
 RETURN_CODES: Final = {
     CloseReason.UNSUPPORTED_VERSION: 1,
     CloseReason.CLIENT_ID_INVALID: 2,
@@ -54,9 +54,10 @@ class Terms:
 def examine(packet: Connect, limits: Limits) -> CloseReason | None:
     """Why this CONNECT is refused whatever the state of the broker; None if it is not."""
     if len(packet.client_id.encode()) > limits.client_id_bytes:
-        return CloseReason.CLIENT_ID_INVALID
+        return CloseReason.CLIENT_ID_INVALID  # 3.1.1 [MQTT-3.1.3-9]
     if AUTHENTICATION_METHOD in packet.properties:
-        return CloseReason.BAD_AUTHENTICATION_METHOD  # we have none [MQTT-4.12.0-1]
+        # We have none [MQTT-4.12.0-1], [MQTT-4.12.0-4]: so there is no AUTH to wait for [MQTT-3.1.2-30].
+        return CloseReason.BAD_AUTHENTICATION_METHOD
     if packet.will is not None:
         if packet.will.qos > limits.qos:
             return CloseReason.QOS_NOT_SUPPORTED  # [MQTT-3.2.2-12]
@@ -78,27 +79,32 @@ def agree(packet: Connect, limits: Limits) -> Terms:
     if packet.version == V5:
         expiry = min(_number(asked, SESSION_EXPIRY_INTERVAL, 0), longest)
     else:
-        expiry = 0 if packet.clean_start else longest
+        expiry = 0 if packet.clean_start else longest  # 3.1.1 [MQTT-3.1.2-6], 3.1.1 [MQTT-3.1.2-4]
     return Terms(
         expiry=expiry,
         keep_alive=_keep_alive(packet, limits),
-        receive_maximum=_number(asked, RECEIVE_MAXIMUM, UNLIMITED_RECEIVE),
+        receive_maximum=_number(asked, RECEIVE_MAXIMUM, UNLIMITED_RECEIVE),  # never 0 [MQTT-4.9.0-1]
         maximum_packet=_number(asked, MAXIMUM_PACKET_SIZE, ANY_SIZE),
+        # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         alias_maximum=min(_number(asked, TOPIC_ALIAS_MAXIMUM, 0), limits.outbound_topic_aliases),
         wants_reasons=_number(asked, REQUEST_PROBLEM_INFORMATION, 1) == 1,
     )
 
 
 def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, limits: Limits) -> ConnAck:
-    """The CONNACK that grants *terms*: it names each limit that we enforce and MQTT has a word for."""
+    """The CONNACK that grants *terms*: it names each limit that we enforce and MQTT has a word for.
+
+    And nothing else: no response information [MQTT-3.1.2-28], no reason string [MQTT-3.2.2-19], no user properties
+    [MQTT-3.2.2-20], no authentication method [MQTT-4.12.0-6].
+    """
     properties: Properties = {}
     if packet.version == V5:
         if terms.expiry != _number(packet.properties, SESSION_EXPIRY_INTERVAL, 0):
-            properties[SESSION_EXPIRY_INTERVAL] = terms.expiry  # [MQTT-3.2.2.3.2]
+            properties[SESSION_EXPIRY_INTERVAL] = terms.expiry  # 3.2.2.3.2
         if limits.receive_maximum != UNLIMITED_RECEIVE:
             properties[RECEIVE_MAXIMUM] = limits.receive_maximum
         if limits.qos < 2:
-            properties[MAXIMUM_QOS] = limits.qos
+            properties[MAXIMUM_QOS] = limits.qos  # [MQTT-3.2.2-9]
         if not limits.retain:
             properties[RETAIN_AVAILABLE] = 0
         properties[MAXIMUM_PACKET_SIZE] = limits.packet_bytes
@@ -107,14 +113,14 @@ def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, 
         if limits.topic_alias_maximum:
             properties[TOPIC_ALIAS_MAXIMUM] = limits.topic_alias_maximum
         if terms.keep_alive != packet.keep_alive:
-            properties[SERVER_KEEP_ALIVE] = terms.keep_alive  # [MQTT-3.2.2-21]
+            properties[SERVER_KEEP_ALIVE] = terms.keep_alive  # [MQTT-3.2.2-21], [MQTT-3.1.2-21]
     return ConnAck(session_present, 0, properties)
 
 
 def refuse(version: int, reason: CloseReason) -> ConnAck | None:
     """The CONNACK that says no, session present 0 [MQTT-3.2.2-6]; None where the version has no word for it."""
     if version == V5:
-        if reason.code and reason.code not in REASON_CODES[CONNACK]:
+        if reason.code and reason.code not in REASON_CODES[CONNACK]:  # [MQTT-3.2.2-8]
             reason = CloseReason.SERVER_UNAVAILABLE  # shutting down: only a DISCONNECT has a word for that (table 2-6)
         return ConnAck(False, reason.code) if reason.code else None
     code = RETURN_CODES.get(reason, 0)
@@ -122,7 +128,7 @@ def refuse(version: int, reason: CloseReason) -> ConnAck | None:
 
 
 def _keep_alive(packet: Connect, limits: Limits) -> int:
-    """Ours where the client asks for more than is allowed, and can be told."""
+    """Ours where the client asks for more than is allowed, and can be told; else its own [MQTT-3.2.2-22]."""
     most = limits.keep_alive
     if packet.version == V5 and most and (packet.keep_alive == 0 or packet.keep_alive > most):
         return most

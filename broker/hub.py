@@ -171,7 +171,7 @@ class Hub(Service):
                 connection.position = stop
                 packets += 1
                 limit = self._packet_bytes
-                if connection.state != OPEN:
+                if connection.state != OPEN:  # refused: what lies behind is not looked at [MQTT-3.1.4-6]
                     break
                 continue
             if first & 0xF0 == 0x30:
@@ -253,7 +253,8 @@ class Hub(Service):
         elif isinstance(packet, Disconnect):
             self._reception.disconnect(connection, session, packet, now)
         elif isinstance(packet, Auth):
-            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.0-7]
+            # [MQTT-4.12.0-7], and as we know no method there is none to authenticate again by [MQTT-4.12.1-1].
+            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.1-2]
         else:
             raise protocol_error(f"packet type {first >> 4} from a client")
         return ANSWER_COST

@@ -174,6 +174,8 @@ class Publishing:
         route = self._routes.find(message.topic)
         code = SUCCESS
         if route.reserved:
+            # 3.x has no word for no: acknowledged as usual, and not closed, as 3.1.1 [MQTT-3.3.5-2] allows and clients
+            # expect. A QoS 2 id is not remembered: what comes under it next is new [MQTT-4.3.3-9].
             counters.dropped(DropReason.NOT_AUTHORIZED, 1)
             self._answer(connection, qos, identifier, NOT_AUTHORIZED)
             return PUBLISH_COST
@@ -211,9 +213,9 @@ class Publishing:
         self._deliveries.deliver(route, message, publisher, None, b"", now)
 
     def keep(self, message: Message, publisher: Session | None, now: float) -> DropReason | None:
-        """Retain *message* for its topic; an empty one ends that [MQTT-3.3.1-5] to [MQTT-3.3.1-8].
+        """Retain *message*, which says so [MQTT-3.3.1-8], at any QoS, 3.1.1 [MQTT-3.3.1-7]; an empty one ends that.
 
-        None, or the limit that forbids it, which is counted.
+        [MQTT-3.3.1-5] to [MQTT-3.3.1-7]. None, or the limit that forbids it, which is counted.
         """
         if not message.payload:
             if self._retained.delete(message.topic):
@@ -229,6 +231,7 @@ class Publishing:
     def _resolve(self, connection: Connection, topic: bytes, alias: int) -> bytes:
         """The topic that *alias* stands for; with a topic, it stands for that from now on [MQTT-3.3.2-12]."""
         if alias > self._alias_maximum:
+            # [MQTT-3.2.2-17], [MQTT-3.2.2-18]
             raise ProtocolError(CloseReason.TOPIC_ALIAS_INVALID, f"topic alias {alias}")  # [MQTT-3.3.2-9]
         if connection.aliases is None:
             connection.aliases = {}
@@ -263,7 +266,12 @@ def _long_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:
-    """The PUBACK or PUBREC for a publish; 3.x has no codes."""
+    """The PUBACK or PUBREC for a publish [MQTT-3.3.4-1], under its id [MQTT-2.2.1-5]; 3.x has no codes.
+
+    No message of QoS 1 is remembered: its id may be a new one's next [MQTT-4.3.2-4], [MQTT-4.3.2-5], [MQTT-4.3.3-8].
+    No properties, so that it fits any maximum packet size: [MQTT-3.4.2-2] to [MQTT-3.4.2-3], [MQTT-3.5.2-2] to
+    [MQTT-3.5.2-3].
+    """
     if code and connection.version == V5:
         return b"%b%b%b" % (b"\x40\x03" if qos == 1 else b"\x50\x03", identifier, bytes((code,)))
     return (b"\x40\x02" if qos == 1 else b"\x50\x02") + identifier

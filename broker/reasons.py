@@ -12,7 +12,7 @@ class CloseReason(Enum):
     CLIENT_DISCONNECTED = ("client_disconnected", 0x00)
     PEER_CLOSED = ("peer_closed", 0x00)  # end of the stream without a DISCONNECT
     PEER_RESET = ("peer_reset", 0x00)
-    CONNECT_TIMEOUT = ("connect_timeout", 0x00)  # before CONNECT a server may only close [MQTT-3.1.4-1]
+    CONNECT_TIMEOUT = ("connect_timeout", 0x00)  # before CONNECT a server may only close [MQTT-3.14.0-1]
     TLS_HANDSHAKE_FAILED = ("tls_handshake_failed", 0x00)
     TLS_RECORD_INVALID = ("tls_record_invalid", 0x00)
     WEBSOCKET_REFUSED = ("websocket_refused", 0x00)  # the HTTP request before it asks for something else
@@ -78,7 +78,10 @@ class DropReason(Enum):
 
 
 class FilterRefusal(Enum):
-    """Why a filter was not subscribed to; the connection goes on: (label, MQTT 5 code in the SUBACK, else 0x80)."""
+    """Why a filter was not subscribed to; the connection goes on: (label, MQTT 5 code in the SUBACK, else 0x80).
+
+    The codes are among those that SUBACK has [MQTT-3.9.3-2].
+    """
 
     INVALID = ("topic_filter_invalid", 0x8F)
     LEVELS = ("topic_levels", 0x8F)  # the filter is one, and deeper than we let it be

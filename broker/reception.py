@@ -128,7 +128,11 @@ class Reception:
         self._log.warning(reason.label, address=address)
 
     def connect(self, connection: Connection, data: bytes, header: int, start: int, stop: int, now: float) -> None:
-        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session."""
+        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session.
+
+        What is no CONNECT at all ends here, too: 5.0 and an unknown level are told so, 3.x is not [MQTT-3.1.4-1],
+        3.1.1 [MQTT-3.1.4-1].
+        """
         self._counters.connects_received += 1
         if connection.claiming:
             raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
@@ -143,8 +147,9 @@ class Reception:
         if reason is None and self._stopping:
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
-            self._refuse(connection, reason, "", now)
+            self._refuse(connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
             return
+        # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: nobody has it [MQTT-3.2.2-16].
         assigned = "" if packet.client_id else self._new_client_id()
         packet.client_id = packet.client_id or assigned
         connection.claiming = True
@@ -174,16 +179,16 @@ class Reception:
             return
         if former is not None:
             self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
-        if found is not None and packet.clean_start and not found.ended:
-            self._end(found, now)  # [MQTT-3.1.2-4]
+        if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
+            self._end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
-            session = Session(packet.client_id, self._session_limits, self._counters)
-            self._store.keep(session)
+            session = Session(packet.client_id, self._session_limits, self._counters)  # [MQTT-3.1.2-6]
+            self._store.keep(session)  # session present stays 0 [MQTT-3.2.2-2]
         else:
-            session = found
-            connack.session_present = True
+            session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
+            connack.session_present = True  # [MQTT-3.2.2-3]
         self._begin(connection, session, packet, terms, now)
-        connection.outbox.write(encode(connack, packet.version))
+        connection.outbox.write(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
         self._counters.answers_sent += 1
         self._counters.connects_accepted += 1
         self.connected += 1
@@ -223,10 +228,10 @@ class Reception:
         self._timers.cancel(connection.timer, connection)
         if terms.keep_alive:
             connection.timer = self._timers.set(now + connection.keep_alive, KEEP_ALIVE, connection)
-        self._timers.cancel(session.expiry_timer, session)
+        self._timers.cancel(session.expiry_timer, session)  # [MQTT-4.1.0-1]
         self._timers.cancel(session.will_timer, session)  # taken back [MQTT-3.1.3-9]
         session.expiry = terms.expiry
-        session.will = None if packet.will is None else Will(packet.will)
+        session.will = None if packet.will is None else Will(packet.will)  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
         session.attach(
             connection.outbox, packet.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
@@ -247,12 +252,17 @@ class Reception:
                 raise ProtocolError(CloseReason.PROTOCOL_ERROR, "session expiry set in DISCONNECT only")  # 3.14.2.2.2
             session.expiry = min(expiry, int(self._limits.session_expiry))
         if packet.code == NORMAL:
-            session.will = None  # [MQTT-3.14.4-3]
+            session.will = None  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
         self._leave(connection, CloseReason.CLIENT_DISCONNECTED, "", now)
         self._reactor.close(connection, now)
 
     def close(self, connection: Connection, reason: CloseReason, now: float, detail: str = "") -> None:
-        """End *connection* from our side, and say why where the version has a word for it."""
+        """End *connection* from our side, and say why where the version has a word for it.
+
+        Only who got our CONNACK hears a DISCONNECT [MQTT-3.14.0-1], with the code of *reason* [MQTT-3.14.2-1] and at
+        most a reason string: no expiry [MQTT-3.14.2-2], no user properties [MQTT-3.14.2-4]. It is the last packet
+        [MQTT-3.14.4-1], and the end comes with it or without [MQTT-3.14.4-2], [MQTT-4.13.2-1].
+        """
         if connection.state != OPEN:
             return
         session = connection.session
@@ -269,7 +279,7 @@ class Reception:
         self._reactor.close(connection, now)
 
     def failed(self, connection: Connection | None, error: Exception, now: float) -> None:
-        """Our own code failed on what *connection* sent: its session's connection ends, everything else goes on."""
+        """Our own code failed on what *connection* sent: it ends, 3.1.1 [MQTT-4.8.0-2], and everything else goes on."""
         self._counters.internal_errors += 1
         facts: dict[str, object] = {"exc_info": error}
         if connection is not None:
@@ -287,7 +297,7 @@ class Reception:
             self.close(connection, error.reason, now, error.detail)
 
     def _refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
-        """No session for this connection."""
+        """No session for this connection: CONNACK, if there is a word for it, and the end [MQTT-3.2.2-7]."""
         connack = refuse(connection.version, reason) if connection.version else None
         if connack is not None:
             connection.outbox.write(encode(connack, connection.version))
@@ -328,7 +338,7 @@ class Reception:
         if session.expiry == 0:
             self._end(session, now)
             return
-        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)
+        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
         will = session.will
         if will is not None and will.delay < session.expiry:  # later than the session, it goes with the session's end
             if will.delay:
@@ -337,7 +347,7 @@ class Reception:
                 self._publish_will(session, now)
 
     def _end(self, session: Session, now: float) -> None:
-        """The session is over: nothing of it remains [MQTT-4.1.0-2]."""
+        """The session is over: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7]."""
         self._timers.cancel(session.expiry_timer, session)
         self._timers.cancel(session.will_timer, session)
         self._unreplayed.pop(session, None)
@@ -349,7 +359,7 @@ class Reception:
 
     def _publish_will(self, session: Session, now: float) -> None:
         will = session.will
-        session.will = None
+        session.will = None  # [MQTT-3.1.2-10]
         if will is None:
             return
         try:
@@ -381,7 +391,7 @@ class Reception:
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
         silent_since = now if connection.held else connection.heard  # we caused the silence of those we hold
-        if now >= silent_since + connection.keep_alive:
+        if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
             self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
         else:
             connection.timer = self._timers.set(silent_since + connection.keep_alive, KEEP_ALIVE, connection)
@@ -393,7 +403,7 @@ class Reception:
         self._log.warning("out_of_descriptors", connections=self._open)
 
     def stop(self, now: float) -> None:
-        """Tell everybody that we shut down [MQTT-3.14.2.1, 0x8B]."""
+        """Tell everybody that we shut down (3.14.2.1: 0x8B)."""
         self._stopping = True
         for stream in self._reactor.streams():
             self.close(cast(Connection, stream), CloseReason.SHUTTING_DOWN, now)

@@ -25,7 +25,7 @@ WITHDRAWN: Final = 100  # subscriptions removed between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 
-NO_SUBSCRIPTION_EXISTED: Final = 0x11
+NO_SUBSCRIPTION_EXISTED: Final = 0x11  # [MQTT-3.11.3-2]
 FAILURE_3: Final = 0x80
 
 SEND_ALWAYS: Final = 0
@@ -45,7 +45,10 @@ class Subscribing:
         self._withdrawing: deque[Session] = deque()
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
-        """Take the filters one after the other, and answer [MQTT-3.8.4-1] to [MQTT-3.8.4-6]."""
+        """Take the filters one after the other [MQTT-3.8.4-5], and answer in their order [MQTT-3.9.3-1].
+
+        [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-2.2.1-6]
+        """
         identifiers = b""
         wanted_identifier = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
         if isinstance(wanted_identifier, list):
@@ -57,7 +60,7 @@ class Subscribing:
         for wanted in packet.filters:
             refusal = self._refusal(session, wanted.filter)
             if refusal is not None:
-                codes.append(refusal.code if connection.version == V5 else FAILURE_3)
+                codes.append(refusal.code if connection.version == V5 else FAILURE_3)  # 3.1.1 [MQTT-3.9.3-2]
                 self._counters.filter_refused(refusal)
                 continue
             code, replay = self._subscribe_one(session, wanted, identifiers)
@@ -73,7 +76,11 @@ class Subscribing:
         self.go_on(connection)
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
-        """Remove each filter that is there, and answer [MQTT-3.10.4-1] to [MQTT-3.10.4-6]."""
+        """Remove each filter that is there [MQTT-3.10.4-1], and answer [MQTT-3.10.4-4], in their order [MQTT-3.11.3-1].
+
+        [MQTT-3.10.4-5], [MQTT-3.10.4-6], [MQTT-2.2.1-6]. What the session has begun to send, or holds for its client,
+        it goes on with [MQTT-3.10.4-3].
+        """
         codes: list[int] = []
         for filter in packet.filters:
             subscription = session.subscriptions.pop(filter, None)
@@ -131,6 +138,10 @@ class Subscribing:
         return self.busy()
 
     def _answer(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> None:
+        """Nothing but codes: [MQTT-3.9.2-1] to [MQTT-3.9.2-2], [MQTT-3.11.2-1] to [MQTT-3.11.2-2].
+
+        It waits for no acknowledgement of the client's [MQTT-3.3.4-10].
+        """
         encoded = encode(packet, connection.version)
         if session.maximum_packet and len(encoded) > session.maximum_packet:
             raise ProtocolError(CloseReason.PACKET_TOO_LARGE, "the answer would be larger than the client takes")
@@ -173,16 +184,17 @@ class Subscribing:
         if subscription is None:
             share, filter = split_share(wanted.filter) or (b"", wanted.filter)
             subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
-        subscription.qos = min(wanted.qos, self._limits.qos)
+        subscription.qos = min(wanted.qos, self._limits.qos)  # granted less, not refused [MQTT-3.2.2-10]
         subscription.no_local = wanted.no_local
         subscription.retain_as_published = wanted.retain_as_published
         subscription.identifiers = identifiers
         if new:
             self._routes.add(subscription)
         else:
-            self._routes.changed(subscription)  # replaced, without a gap [MQTT-3.8.4-3]
+            self._routes.changed(subscription)  # replaced, without a gap [MQTT-3.8.4-3], [MQTT-3.8.4-4]
         if subscription.share:
             return subscription.qos, None  # no retained messages for a shared subscription (4.8.2)
+        # 3.x has no such option: always, 3.1.1 [MQTT-3.3.1-6]. [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
         if wanted.retain_handling == SEND_ALWAYS or (wanted.retain_handling == SEND_IF_NEW and new):
             return subscription.qos, Replay(subscription, self._retained.match(subscription.filter))
         return subscription.qos, None
@@ -201,7 +213,7 @@ class Subscribing:
             connection.debt += len(replay.page) + 1  # paid by what it wants served next
         while replay.page and session.ready():
             message = self._retained.get(replay.page.pop(), now)  # as it is now: it may have waited long
-            if message is not None:
+            if message is not None:  # as a retained one, 3.1.1 [MQTT-3.3.1-8]
                 session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
         if not replay.page and replay.scan.done:
             self._drop_replay(connection, subscription)

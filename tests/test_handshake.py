@@ -56,7 +56,10 @@ def test_we_bound_what_the_client_asks_for() -> None:
 
 @pytest.mark.parametrize("version", [V31, V311])
 def test_a_3x_session_is_kept_as_long_as_we_keep_any(version: int) -> None:
-    """A session that is not clean would end with its connection, or a clean one outlive it [MQTT-3.1.2-4]."""
+    """A session that is not clean would end with its connection, or a clean one outlive it.
+
+    3.1.1 [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
+    """
     assert 0 == agree(Connect(version, "client", True), OPEN).expiry
     assert 3600 == agree(Connect(version, "client", False), OPEN).expiry
 
@@ -91,7 +94,7 @@ def test_a_client_is_told_when_its_session_is_kept_shorter() -> None:
     ("asked", "most", "told"), [(30, 60, None), (60, 60, None), (61, 60, 60), (0, 60, 60), (61, 0, None), (0, 0, None)]
 )
 def test_a_client_is_told_when_it_must_speak_more_often(asked: int, most: int, told: int | None) -> None:
-    """A client would be closed for a silence that it asked for [MQTT-3.2.2-21]."""
+    """A client would be closed for a silence that it asked for [MQTT-3.2.2-21], [MQTT-3.2.2-22]."""
     packet = five(keep_alive=asked)
     limits = Limits(keep_alive=most)
 
@@ -147,7 +150,7 @@ def test_enhanced_authentication_is_refused() -> None:
 @pytest.mark.parametrize("version", [V31, V311, V5])
 @pytest.mark.parametrize("reason", list(CloseReason))
 def test_every_refusal_is_one_that_its_version_has(version: int, reason: CloseReason) -> None:
-    """A client would be sent a code that its version does not know, or be told that it is welcome."""
+    """A client would be sent a code that its version does not know [MQTT-3.2.2-8], or be told that it is welcome."""
     connack = refuse(version, reason)
 
     if connack is not None:

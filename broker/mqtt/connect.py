@@ -21,7 +21,10 @@ USER_NAME: Final = 0x80
 
 
 def decode_connect(data: bytes, start: int, stop: int) -> Connect:
-    """The CONNECT whose body is data[start:stop]; it names its version itself."""
+    """The CONNECT whose body is data[start:stop]; it names its version itself.
+
+    Its fields stand in a fixed order [MQTT-3.1.3-1], and each is there if and only if its flag says so.
+    """
     version, position = _decode_version(data, start, stop)
     if position == stop:
         raise malformed("CONNECT ends before its flags")
@@ -41,11 +44,11 @@ def decode_connect(data: bytes, start: int, stop: int) -> Connect:
         will, position = _decode_will(data, position, stop, version, flags)
     user_name: str | None = None
     if flags & USER_NAME and not _left_out(position, stop, version):
-        user_name, position = read_string(data, position, stop)  # [MQTT-3.1.3-12]
+        user_name, position = read_string(data, position, stop)  # [MQTT-3.1.2-17], [MQTT-3.1.3-12]
     password: bytes | None = None
     if flags & PASSWORD and not _left_out(position, stop, version):
-        password, position = read_binary(data, position, stop)
-    if position != stop:
+        password, position = read_binary(data, position, stop)  # [MQTT-3.1.2-19]
+    if position != stop:  # [MQTT-3.1.2-16], [MQTT-3.1.2-18], 3.1.1 [MQTT-3.1.2-11]
         raise malformed("CONNECT goes on after its last field")
     return Connect(version, client_id, clean_start, keep_alive, user_name, password, will, properties)
 
@@ -59,7 +62,7 @@ def _decode_version(data: bytes, start: int, stop: int) -> tuple[int, int]:
     level = data[position]
     if (name == b"MQTT" and (level in (V5, V311))) or (name == b"MQIsdp" and level == V31):
         return level, position + 1
-    # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
+    # [MQTT-3.1.2-1], [MQTT-3.1.2-2], 3.1.1 [MQTT-3.1.2-2]
     raise ProtocolError(CloseReason.UNSUPPORTED_VERSION, f"protocol name of {len(name)} bytes, level {level}")
 
 
@@ -78,7 +81,7 @@ def _check_flags(flags: int, version: int) -> None:
 
 
 def _check_anonymous(version: int, clean_start: bool) -> None:
-    """Who may leave the client id empty: 5.0 always, 3.1.1 with a clean session, 3.1 never."""
+    """Who may leave the client id empty: 5.0 always, 3.1.1 with a clean session, 3.1 never; 3.1.1 [MQTT-3.1.3-7]."""
     if version == V31 or (version == V311 and not clean_start):
         raise ProtocolError(CloseReason.CLIENT_ID_INVALID, "empty client identifier")  # 3.1.1 [MQTT-3.1.3-8]
 

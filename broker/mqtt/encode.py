@@ -110,7 +110,7 @@ def _identified(packet_id: int, properties: Properties, version: int) -> bytes:
 
 
 def _encode_connack(packet: ConnAck, version: int) -> bytes:
-    present = 1 if packet.session_present and version != V31 else 0
+    present = 1 if packet.session_present and version != V31 else 0  # and nothing else [MQTT-3.2.2-1]
     body = bytes((present, packet.code))
     if version == V5:
         body += encode_properties(packet.properties)

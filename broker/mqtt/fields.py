@@ -62,7 +62,7 @@ def read_packet_id(data: bytes, position: int, end: int) -> int:
 
 
 def read_binary(data: bytes, position: int, end: int) -> tuple[bytes, int]:
-    """Binary Data, and the position after it."""
+    """Binary Data, and the position after it; two bytes of length, so at most 65 535 [MQTT-4.7.3-3]."""
     begin = position + 2
     after = begin + read_uint16(data, position, end)
     if after > end:

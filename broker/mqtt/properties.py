@@ -151,7 +151,7 @@ def _decode_property(
     if identifier in properties:
         raise protocol_error(f"property 0x{identifier:02x} twice")
     if wire == STRING:
-        text, position = read_string(data, position, end)
+        text, position = read_string(data, position, end)  # [MQTT-3.3.2-13], [MQTT-3.3.2-19]
         if identifier == RESPONSE_TOPIC:
             _check_response_topic(text)
         properties[identifier] = text

@@ -13,7 +13,7 @@ SHARE_PREFIX: Final = b"$share/"
 def check_utf8(raw: bytes) -> None:
     """Refuse what is no UTF-8 Encoded String (MQTT 5.0, 1.5.4): ProtocolError MALFORMED_PACKET."""
     if b"\0" in raw:
-        raise ProtocolError(CloseReason.MALFORMED_PACKET, "U+0000 in a string")  # [MQTT-1.5.4-2]
+        raise ProtocolError(CloseReason.MALFORMED_PACKET, "U+0000 in a string")  # [MQTT-1.5.4-2], [MQTT-4.7.3-2]
     if raw.isascii():
         return
     try:
@@ -27,7 +27,7 @@ def check_topic(topic: bytes) -> None:
     if not topic:
         raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, "empty topic name")  # [MQTT-4.7.3-1]
     check_utf8(topic)
-    if b"+" in topic or b"#" in topic:
+    if b"+" in topic or b"#" in topic:  # [MQTT-4.7.0-1]
         raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, "wildcard in a topic name")  # [MQTT-3.3.2-2]
 
 

@@ -1,5 +1,5 @@
 # A stream: one accepted socket with the bytes that came in and the outbox of those that go out, and between them and
-# the socket a layer, if the transport has one.
+# the socket a layer, if the transport has one. All of them are TCP [MQTT-4.2.0-1].
 #
 # The reactor fills `input` and the service above takes packets out of it, from `position` on. A packet that is
 # not complete yet says how many bytes it `needs`, so that a large one is put together once and not at every recv.

@@ -65,7 +65,7 @@ class FilterIndex:
         return False
 
     def match(self, topic: bytes) -> list[Subscriber]:
-        """The subscribers of all filters that match, each once for every such filter of its own.
+        """The subscribers of all filters that match [MQTT-3.3.2-3], each once for every such filter of its own.
 
         With n wildcard filters and a topic of l levels this visits at most min(n, 2**l) levels of the tree at each
         depth: a level of the tree is reached on one way only, however wildcards are nested.
@@ -94,7 +94,7 @@ class FilterIndex:
             wild = True
         for level in reached:
             self._gather(level.path, found)
-            rest = level.child(ANY_LEVELS)  # "a/#" matches "a", its parent, too [MQTT-4.7.1-2]
+            rest = level.child(ANY_LEVELS)  # "a/#" matches "a", its parent, too (4.7.1.2)
             if rest is not None:
                 self._gather(rest.path, found)
         return found

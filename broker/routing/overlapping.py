@@ -1,7 +1,8 @@
 # Overlapping subscriptions: several filters of one session that match the same topic.
 #
-# The session gets one copy, at the highest QoS and with the identifiers of all of them [MQTT-3.3.4-2],
-# [MQTT-3.3.5-1]. The allowed alternative, a copy for each filter, multiplies the traffic of whoever is careless.
+# The session gets one copy, at the highest QoS [MQTT-3.3.4-2] and with the identifiers of all of them [MQTT-3.3.4-4].
+# The allowed alternative, a copy for each filter, multiplies the traffic of whoever is careless; brokers
+# of the field do one or the other, so clients bear both.
 from typing import Final
 
 from broker.routing.filters import matches

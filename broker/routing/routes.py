@@ -102,7 +102,7 @@ class Group:
 
     def deliver(self, message: Message, start: int, stop: int, publisher: Session | None, now: float) -> None:
         """Offer *message* to the receivers start..stop."""
-        qos = min(self.qos, message.qos)
+        qos = min(self.qos, message.qos)  # [MQTT-3.8.4-8]
         retain = message.retain and self.retain_as_published  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
         if qos != message.qos or retain != message.retain or self.identifiers:
             message = message.variant(qos, retain, self.identifiers)

@@ -1,4 +1,8 @@
-# A shared subscription: each message goes to one member of the group [MQTT-4.8.2-4].
+# A shared subscription: each message goes to one member of the group (4.8.2).
+#
+# What a member was sent is its session's: sent again to it when it comes back [MQTT-4.8.2-4], and gone with its
+# session [MQTT-4.8.2-5] or its refusal [MQTT-4.8.2-6]; what only waited for it goes to another member. 3.x may share
+# as well, by the same filters: its specification knows nothing of it, but Mosquitto and HiveMQ do so.
 #
 # Members take turns. One that could take the message at once is preferred to one that would let it wait, and
 # one that has a connection to one that is away; so a slow member costs the group nothing while another is quick.

@@ -48,7 +48,7 @@ class Message:
         return Message(self.topic, self.payload, qos, retain, self.properties + identifiers, self.expires)
 
     def whole(self, version: int, now: float) -> bytes:
-        """The packet for any receiver at QoS 0."""
+        """The packet for any receiver at QoS 0, without an id [MQTT-2.2.1-2] and never a duplicate [MQTT-4.3.1-1]."""
         if version == V5:
             if self.expires != NEVER:
                 section = self._section_at(now)
@@ -62,7 +62,7 @@ class Message:
         return self._whole3
 
     def packet(self, version: int, packet_id: int, now: float) -> bytes:
-        """The packet for one receiver at QoS 1 or 2."""
+        """The packet for one receiver at QoS 1 or 2, for the first time [MQTT-4.3.2-2], [MQTT-4.3.3-2]."""
         identifier = packet_id.to_bytes(2, "big")
         if version == V5:
             section = self._section
@@ -78,7 +78,10 @@ class Message:
         return b"%b%b%b" % (head, identifier, self.payload)
 
     def again(self, version: int, packet_id: int, now: float) -> bytes:
-        """The packet sent once more, on a new connection: marked as a duplicate [MQTT-3.3.1-1]."""
+        """The packet sent once more, on a new connection: marked as a duplicate [MQTT-3.3.1-1], so never QoS 0.
+
+        [MQTT-3.3.1-2]
+        """
         packet = self.packet(version, packet_id, now)
         return bytes((packet[0] | DUP,)) + packet[1:]
 

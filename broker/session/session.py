@@ -57,7 +57,7 @@ class SessionLimits:
 
 
 class Subscription(Subscriber):
-    """One filter of one session, with its options [MQTT-3.8.3]. *share* is the share name, b"" if it is not shared."""
+    """One filter of one session, with its options (3.8.3). *share* is the share name, b"" if it is not shared."""
 
     def __init__(self, session: "Session", filter: bytes, share: bytes) -> None:
         self.session = session
@@ -104,16 +104,19 @@ class Session:
         """A connection is there: from now on it is written to *outbox*; `resume()` sends what it is owed."""
         self.outbox = outbox
         self.version = version
-        self.window = min(receive_maximum, self._limits.inflight)
+        self.window = min(receive_maximum, self._limits.inflight)  # the send quota [MQTT-4.9.0-1]
         self.maximum_packet = maximum_packet
         self.alias_maximum = alias_maximum
-        self._aliases = None
+        self._aliases = None  # [MQTT-3.3.2-7]
         self._carried = None
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
 
     def resume(self, now: float) -> None:
-        """Send again all that was not acknowledged, in its order and under its packet ids [MQTT-4.4.0-1]."""
+        """Send again all that was not acknowledged, in its order [MQTT-4.6.0-1], under its packet ids [MQTT-4.4.0-1].
+
+        What was a PUBREL is one again, not a PUBLISH [MQTT-4.3.3-6]; what was sent does not expire [MQTT-4.3.3-7].
+        """
         if self._inflight:
             self._unsent = deque(self._inflight.items())
             self._inflight = None
@@ -195,7 +198,12 @@ class Session:
             counters.publish_bytes_sent += payload_bytes
 
     def offer(self, message: Message, now: float) -> None:
-        """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted."""
+        """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted.
+
+        QoS 1 and 2 are the session's from now on [MQTT-4.5.0-1], whether its client is there, 3.1.1 [MQTT-3.1.2-5], or
+        not; they wait while the window is full [MQTT-3.3.4-9], [MQTT-4.9.0-2]. QoS 0 may be kept for who is away, and
+        clients do not expect it: it is not.
+        """
         out = self.outbox
         if message.qos == 0:
             if self.alias_maximum and out is not None and out.writable:
@@ -274,7 +282,7 @@ class Session:
             self._waiting = None
 
     def _send(self, message: Message, inflight: dict[int, Message], out: Outbox, now: float) -> None:
-        """Give *message* a packet id and write it."""
+        """Give *message* a packet id that is free [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.3-1], and write it."""
         counters = self._counters
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             counters.dropped(DropReason.TOO_LARGE, 1)  # we go on as if it were delivered [MQTT-3.1.2-25]
@@ -283,7 +291,7 @@ class Session:
         while packet_id in inflight:
             packet_id = packet_id % 65535 + 1
         self._last_id = packet_id
-        inflight[packet_id] = message
+        inflight[packet_id] = message  # until PUBACK [MQTT-4.3.2-3] or PUBREC [MQTT-4.3.3-3]
         self._inflight_bytes += message.size
         if self.alias_maximum:
             out.write(self._aliased(message, packet_id, now))
@@ -293,7 +301,10 @@ class Session:
         counters.publish_bytes_sent += len(message.payload)
 
     def _aliased(self, message: Message, packet_id: int, now: float) -> bytes:
-        """The packet with the topic's alias, which the client learns with the first [MQTT-3.3.2-8]."""
+        """The packet with the topic's alias, which the client learns with the first.
+
+        From 1 [MQTT-3.3.2-8] to the client's maximum [MQTT-3.3.2-11].
+        """
         aliases = self._aliases
         if aliases is None:
             aliases = self._aliases = {}
@@ -307,7 +318,7 @@ class Session:
         return message.packet(V5, packet_id, now) if packet_id else message.whole(V5, now)
 
     def _wait(self, message: Message) -> None:
-        """Keep *message* for later if the kind of session and its limits allow."""
+        """Keep *message* for later, in order [MQTT-4.6.0-6], if the kind of session and its limits allow."""
         if self.ended:
             self._counters.dropped(DropReason.SESSION_ENDED, 1)
             return
@@ -333,10 +344,14 @@ class Session:
             budget.give_back(oldest)
             self._counters.dropped(DropReason.QUEUE_FULL, 1)
 
-    # Acknowledgements from the client. Each is answered, if at all, into the outbox.
+    # Acknowledgements from the client. Each is answered, if at all, into the outbox: at once, so in the order in which
+    # they came [MQTT-4.6.0-4], and whatever the window holds [MQTT-4.9.0-3].
 
     def puback(self, packet_id: int, now: float) -> bool:
-        """PUBACK: the message is delivered. False if no QoS 1 message waits under that id."""
+        """PUBACK: the message is delivered, or refused: it is over in any case [MQTT-4.4.0-2].
+
+        False if no QoS 1 message waits under that id.
+        """
         inflight = self._inflight
         if inflight is None:
             return False
@@ -350,7 +365,10 @@ class Session:
         return True
 
     def pubrec(self, packet_id: int, code: int, now: float) -> bool:
-        """PUBREC: the client holds the message, or refuses it with a *code* from 0x80 [MQTT-4.3.3-4..5]."""
+        """PUBREC: the client holds the message, or refuses it with a *code* from 0x80.
+
+        Held: PUBREL [MQTT-4.3.3-4], until there is a PUBCOMP [MQTT-4.3.3-5]. Refused: it is over [MQTT-4.4.0-2].
+        """
         inflight = self._inflight
         out = self.outbox
         message = None if inflight is None else inflight.get(packet_id)
@@ -394,7 +412,10 @@ class Session:
         return incoming.add(packet_id)
 
     def pubrel(self, packet_id: int) -> bool:
-        """PUBREL: forget the id, and confirm [MQTT-4.3.3-11]."""
+        """PUBREL: forget the id, which may be a new message's next [MQTT-4.3.3-12], and confirm [MQTT-4.3.3-11].
+
+        Whatever became of the message meanwhile [MQTT-4.3.3-13].
+        """
         out = self.outbox
         incoming = self.incoming
         self._counters.answers_sent += 1
@@ -409,7 +430,11 @@ class Session:
         return known
 
     def _unknown(self, out: Outbox, kind: int, packet_id: int) -> None:
-        """Answer an acknowledgement that fits nothing we know, so that both sides get rid of the id."""
+        """Answer an acknowledgement that fits nothing we know, so that both sides get rid of the id.
+
+        No properties, so that it fits any maximum packet size: [MQTT-3.6.2-2] to [MQTT-3.6.2-3], [MQTT-3.7.2-2] to
+        [MQTT-3.7.2-3].
+        """
         first = kind << 4 | (2 if kind == PUBREL else 0)
         if self.version == V5:
             out.write(bytes((first, 3)) + packet_id.to_bytes(2, "big") + PACKET_ID_NOT_FOUND)

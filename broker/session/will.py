@@ -1,8 +1,9 @@
 # The will: what a client asked us to publish when it goes without a word.
 #
-# It is published when the connection ended in any way but a DISCONNECT that says otherwise [MQTT-3.1.2-8], after its
-# delay or when the session ends, whichever is first [MQTT-3.1.3-9]; a connection that resumes the session in time
-# takes it back.
+# It is published when the connection ended in any way but a DISCONNECT that says otherwise, after its delay or when
+# the session ends, whichever is first [MQTT-3.1.2-8]; a connection that resumes the session in time takes it back
+# [MQTT-3.1.3-9]. A clean start resumes nothing: it ends the session, and so publishes the will (3.1.4, the comment on
+# takeovers).
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Properties
 from broker.mqtt.packets import Will as WillFields
@@ -17,10 +18,11 @@ from broker.session.message import NEVER, Message
 
 
 def forwardable(properties: Properties) -> bytes:
-    """What of a publish's properties goes on to its receivers, encoded without a length [MQTT-3.3.2-17] to [..-20].
+    """What of a publish's properties goes on to its receivers, encoded without a length.
 
-    User properties keep their order [MQTT-3.3.2-18]. Left out is what each receiver gets anew: the expiry that
-    remains, its own identifiers, its own topic alias.
+    All but a few, as they are [MQTT-3.3.2-4], [MQTT-3.3.2-15] to [MQTT-3.3.2-17], [MQTT-3.3.2-20]; user properties in
+    their order [MQTT-3.3.2-18], [MQTT-3.1.3-10]. Left out is what each receiver gets anew: the expiry that remains,
+    its own identifiers, its own topic alias.
     """
     own = (MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER, WILL_DELAY_INTERVAL)
     kept = {identifier: value for identifier, value in properties.items() if identifier not in own}
@@ -44,7 +46,7 @@ class Will:
         self.delay = delay if isinstance(delay, int) else 0  # seconds
 
     def message(self, now: float) -> Message:
-        """It as a message published now; its own expiry begins now."""
+        """It as a message published now, retained or not [MQTT-3.1.2-14], [MQTT-3.1.2-15]; its expiry begins now."""
         fields = self._fields
         return Message(
             fields.topic,

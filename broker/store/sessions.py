@@ -9,7 +9,7 @@ from broker.session.session import Session
 
 
 class SessionStore(Protocol):
-    """The sessions of a worker. One session per client id [MQTT-3.1.4-3]."""
+    """The sessions of a worker. One session per client id [MQTT-3.1.3-2], [MQTT-3.1.4-3]."""
 
     def claim(self, client_id: str, then: Callable[[Session | None], None]) -> None:
         """Find the session of *client_id* for a connection that wants it, and call *then* with it."""

@@ -39,7 +39,7 @@ def survives(client: Client) -> bool:
 
 @pytest.mark.parametrize("most", [1, 7, 65535])
 def test_the_receive_maximum_is_told_and_enforced(brokers: Brokers, most: int) -> None:
-    """A client that obeys would be closed, or one that does not cost us what it likes [MQTT-3.3.4-9]."""
+    """A client that obeys would be closed, or one that does not cost us what it likes [MQTT-3.3.4-7]."""
     broker = brokers(Config(limits=Limits(receive_maximum=most)))
     client = broker.connect("me", V5)
     assert most == told(client, RECEIVE_MAXIMUM)
@@ -71,7 +71,10 @@ def test_the_maximum_packet_size_is_told_and_enforced(brokers: Brokers, size: in
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_the_maximum_qos_is_told_and_enforced(brokers: Brokers, qos: int) -> None:
-    """A QoS that is switched off would be taken, or one that is not refused [MQTT-3.2.2-11]."""
+    """A QoS that is switched off would be taken, or one that is not refused [MQTT-3.2.2-11].
+
+    Or a client not be told [MQTT-3.2.2-9], or not be let subscribe [MQTT-3.2.2-10].
+    """
     broker = brokers(Config(limits=Limits(qos=qos)))
     client = broker.connect("me", V5)
     assert qos == told(client, MAXIMUM_QOS)
@@ -100,7 +103,10 @@ def test_whether_retained_messages_are_kept_is_told_and_enforced(brokers: Broker
 
 @pytest.mark.parametrize("most", [0, 1, 32])
 def test_the_topic_alias_maximum_is_told_and_enforced(brokers: Brokers, most: int) -> None:
-    """A client could make us remember any number of topics [MQTT-3.3.2-9]."""
+    """A client could make us remember any number of topics [MQTT-3.3.2-9], [MQTT-3.2.2-17], [MQTT-3.2.2-18].
+
+    Or one that keeps to what it was told be closed [MQTT-3.3.2-12].
+    """
     broker = brokers(Config(limits=Limits(topic_alias_maximum=most)))
     client = broker.connect("me", V5)
     assert most == told(client, TOPIC_ALIAS_MAXIMUM)
@@ -114,7 +120,7 @@ def test_the_topic_alias_maximum_is_told_and_enforced(brokers: Brokers, most: in
 
 @pytest.mark.parametrize(("asked", "granted"), [(60, 60), (600, 100), (0xFFFFFFFF, 100)])
 def test_the_session_expiry_is_told_and_enforced(brokers: Brokers, asked: int, granted: int) -> None:
-    """A client would count on a session that is gone, or a session stay for ever [MQTT-3.2.2.3.2]."""
+    """A client would count on a session that is gone, or a session stay for ever (3.2.2.3.2)."""
     broker = brokers(Config(limits=Limits(session_expiry=100.0)))
     client = broker.connect("me", V5, properties={SESSION_EXPIRY_INTERVAL: asked})
     assert granted == client.connack.properties.get(SESSION_EXPIRY_INTERVAL, asked)
@@ -129,7 +135,10 @@ def test_the_session_expiry_is_told_and_enforced(brokers: Brokers, asked: int, g
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 20), (10, 10), (20, 20), (65535, 20)])
 def test_the_keep_alive_is_told_and_enforced(brokers: Brokers, asked: int, granted: int) -> None:
-    """A client would ping by its own clock and be closed by ours [MQTT-3.2.2-21]."""
+    """A client would ping by its own clock and be closed by ours [MQTT-3.2.2-21], [MQTT-3.1.2-21].
+
+    Or one that we told nothing be closed by ours [MQTT-3.2.2-22].
+    """
     broker = brokers(Config(limits=Limits(keep_alive=20)))
     client = broker.connect("me", V5, keep_alive=asked)
     assert granted == client.connack.properties.get(SERVER_KEEP_ALIVE, asked)

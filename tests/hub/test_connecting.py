@@ -49,7 +49,13 @@ REFUSALS = [
 def test_a_refusal_says_why_in_the_words_of_its_version(
     brokers: Brokers, log: Log, connect: Connect, code: int | None, reason: CloseReason
 ) -> None:
-    """A client would not learn why it is kept out, or an operator not why a client is missing."""
+    """A client would not learn why it is kept out, or an operator not why a client is missing.
+
+    Or a client that is refused be let in all the same: for its id [MQTT-3.1.3-8], 3.1.1 [MQTT-3.1.3-9], or for having
+    none, 3.1.1 [MQTT-3.1.3-7], 3.1.1 [MQTT-3.1.3-8]; for its method [MQTT-4.12.0-1], [MQTT-4.12.0-4]; for its will
+    [MQTT-3.2.2-12], [MQTT-3.2.2-13]. Each of them is closed [MQTT-3.1.4-2], [MQTT-3.2.2-7], [MQTT-4.13.2-1], without a
+    word where its version has none, 3.1.1 [MQTT-3.2.2-6], and never has a session [MQTT-3.2.2-6].
+    """
     broker = brokers(Config(limits=LIMITS))
     client = broker.open(connect.version)
     client.send(connect)
@@ -66,7 +72,10 @@ def test_a_refusal_says_why_in_the_words_of_its_version(
 def test_an_unknown_protocol_level_is_answered_as_the_nearest_version(
     brokers: Brokers, level: int, version: int, code: int
 ) -> None:
-    """A client of another version would see a dead line, not that we do not speak its language [MQTT-3.1.2-2]."""
+    """A client of another version would see a dead line, not that we do not speak its language [MQTT-3.1.2-2].
+
+    3.1.1 [MQTT-3.1.2-2]
+    """
     broker = brokers()
     client = broker.open(version)
     connect = bytearray(encode(greeting("me", version), version))
@@ -80,7 +89,10 @@ def test_an_unknown_protocol_level_is_answered_as_the_nearest_version(
 
 @pytest.mark.parametrize("first", [b"\xc0\0", b"GET / HTTP/1.1\r\n\r\n", b"\xf0\0", b"\xe0\0"])
 def test_what_does_not_begin_with_connect_is_closed_without_a_word(brokers: Brokers, first: bytes) -> None:
-    """A stranger (a browser, an early PINGREQ, AUTH or DISCONNECT) would be taken for a client [MQTT-3.1.0-1]."""
+    """A stranger (a browser, an early PINGREQ, AUTH or DISCONNECT) would be taken for a client [MQTT-3.1.0-1].
+
+    Or be told more than a close, which only clients understand [MQTT-3.14.0-1].
+    """
     broker = brokers()
     client = broker.open()
     client.send_bytes(first)
@@ -148,7 +160,7 @@ def test_far_over_the_connection_limit_a_socket_is_closed_at_once(brokers: Broke
 
 
 def test_an_anonymous_client_is_given_an_id(brokers: Brokers) -> None:
-    """Two clients without an id would take each other's session over."""
+    """Two clients without an id would take each other's session over [MQTT-3.1.3-6], [MQTT-3.2.2-16]."""
     broker = brokers()
     one = broker.connect("", V5)
     two = broker.connect("", V5)
@@ -161,7 +173,7 @@ def test_an_anonymous_client_is_given_an_id(brokers: Brokers) -> None:
 
 
 def test_packets_behind_connect_need_not_wait_for_connack(brokers: Brokers) -> None:
-    """What a client sends in the same breath as CONNECT would be lost [MQTT-3.1.4-6]."""
+    """What a client sends in the same breath as CONNECT would be lost (3.1.4: it need not wait for CONNACK)."""
     broker = brokers()
     listener = broker.connect("listener")
     subscribe(listener, "t")

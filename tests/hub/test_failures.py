@@ -17,7 +17,7 @@ def internal_errors(log: Log) -> list[type]:
 
 
 def test_a_failure_while_serving_ends_that_connection_alone(brokers: Brokers, log: Log) -> None:
-    """One packet that meets a mistake of ours would take everybody's broker down."""
+    """One packet that meets a mistake of ours would take everybody's broker down, 3.1.1 [MQTT-4.8.0-2]."""
     broker = brokers()
     victim = broker.connect("victim", V5)
     other = broker.connect("other")

@@ -36,7 +36,7 @@ Log = list[MutableMapping[str, Any]]
 def test_silence_of_one_and_a_half_keep_alives_ends_a_connection(
     brokers: Brokers, version: int, code: int | None
 ) -> None:
-    """A half-open connection would stay for ever, or a slow one end too early [MQTT-3.1.2-22]."""
+    """A half-open connection would stay for ever, or a slow one end too early [MQTT-3.1.2-22], [MQTT-3.1.2-20]."""
     broker = brokers()
     client = broker.connect("me", version, keep_alive=10)
     broker.advance(14.8)
@@ -95,7 +95,7 @@ def test_a_keep_alive_of_zero_is_none(brokers: Brokers) -> None:
 
 @pytest.mark.parametrize(("version", "code"), [(V31, None), (V311, None), (V5, 0x8E)])
 def test_the_later_connection_gets_the_session(brokers: Brokers, version: int, code: int | None) -> None:
-    """Two connections would share a client id, or the one that works be refused [MQTT-3.1.4-3]."""
+    """Two connections would share a client id, or the one that works be refused [MQTT-3.1.4-3], [MQTT-3.1.3-2]."""
     broker = brokers()
     properties: Properties = {SESSION_EXPIRY_INTERVAL: 60} if version == V5 else {}
     former = broker.connect("me", version, clean_start=False, properties=properties)
@@ -124,7 +124,10 @@ def test_a_takeover_sends_again_what_the_former_connection_did_not_acknowledge(b
 
 
 def test_a_clean_start_takes_over_nothing(brokers: Brokers) -> None:
-    """A client that wants to begin anew would get old subscriptions and messages [MQTT-3.1.2-4]."""
+    """A client that wants to begin anew would get old subscriptions and messages [MQTT-3.1.2-4], [MQTT-3.1.4-4].
+
+    Or believe that it has [MQTT-3.2.2-2].
+    """
     broker = brokers()
     former = broker.connect("me", V311, clean_start=False)
     subscribe(former, "t", qos=1)
@@ -154,7 +157,10 @@ def test_session_present_is_not_said_to_a_client_of_3_1(brokers: Brokers) -> Non
 
 
 def test_a_session_of_5_0_ends_with_its_connection_unless_it_asked_for_more(brokers: Brokers) -> None:
-    """Sessions that nobody wants would fill the memory, or wanted ones be lost."""
+    """Sessions that nobody wants would fill the memory [MQTT-4.1.0-2], or wanted ones be lost [MQTT-3.1.2-23].
+
+    Even while their client is here [MQTT-4.1.0-1].
+    """
     broker = brokers()
     broker.connect("a", V5).drop()
     broker.connect("b", V5, properties={SESSION_EXPIRY_INTERVAL: 10}).drop()
@@ -192,7 +198,7 @@ def test_disconnect_may_change_the_expiry_up_to_our_limit(brokers: Brokers, said
 
 
 def test_an_expired_session_leaves_nothing_behind(brokers: Brokers) -> None:
-    """Subscriptions and messages of sessions that are gone would be matched and kept for ever."""
+    """Subscriptions and messages of sessions that are gone would be matched and kept for ever [MQTT-4.1.0-2]."""
     broker = brokers()
     client = broker.connect("me", V5, properties={SESSION_EXPIRY_INTERVAL: 10})
     subscribe(client, "t", "a/#", "+/b", "$share/g/t", qos=1)
@@ -259,7 +265,7 @@ def test_what_came_before_the_end_of_a_stream_is_done(brokers: Brokers) -> None:
 
 
 def test_after_disconnect_nothing_is_read(brokers: Brokers) -> None:
-    """Packets behind a DISCONNECT would be obeyed [MQTT-3.14.4-2]."""
+    """Packets behind a DISCONNECT would be obeyed [MQTT-3.14.4-1], or its connection not end [MQTT-3.14.4-2]."""
     broker = brokers()
     listener = broker.connect("listener")
     subscribe(listener, "t")

@@ -21,7 +21,10 @@ MIXED = [*RUN, Publish(b"tt", b"another"), Publish(b"t", b"q1", 1, packet_id=1),
 @pytest.mark.parametrize("version", [V31, V311, V5])
 @pytest.mark.parametrize("cut", [1, 7, 129, 4096, 1 << 20])
 def test_messages_arrive_whole_and_in_order_however_they_are_cut(brokers: Brokers, version: int, cut: int) -> None:
-    """A message at the edge of what one read brought would be lost, doubled, torn, or overtaken by the next."""
+    """A message at the edge of what one read brought would be lost, doubled, torn, or overtaken by the next.
+
+    [MQTT-4.2.0-1], [MQTT-4.6.0-5]
+    """
     broker = brokers()
     readers = [broker.connect(f"reader{v}", v) for v in (V31, V311, V5)]
     for reader in readers:

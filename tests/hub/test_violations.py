@@ -63,6 +63,7 @@ BOTH = [
 ONLY_5 = [
     (Auth(), CloseReason.PROTOCOL_ERROR),
     (Auth(0x18, {AUTHENTICATION_METHOD: "x"}), CloseReason.PROTOCOL_ERROR),
+    (Auth(0x19, {AUTHENTICATION_METHOD: "x"}), CloseReason.PROTOCOL_ERROR),
     (Publish(b"t", b"", properties={SUBSCRIPTION_IDENTIFIER: [1]}), CloseReason.PROTOCOL_ERROR),
     (Publish(b"t", b"", properties={RESPONSE_TOPIC: "a/#"}), CloseReason.PROTOCOL_ERROR),
     (Publish(b"", b""), CloseReason.PROTOCOL_ERROR),
@@ -78,7 +79,13 @@ CASES = [(V311, *case) for case in BOTH] + [(V5, *case) for case in BOTH + ONLY_
 def test_a_violation_ends_the_connection_once_and_by_name(
     brokers: Brokers, log: Log, version: int, sent: Packet | bytes, reason: CloseReason
 ) -> None:
-    """A broken client would go on unnoticed, or be closed without anybody knowing why [MQTT-4.13.1-1]."""
+    """A broken client would go on unnoticed, or be closed without anybody knowing why [MQTT-4.13.1-1].
+
+    Or something else follow our DISCONNECT [MQTT-3.14.4-1], or the end not [MQTT-3.14.4-2], [MQTT-4.13.2-1]. What is
+    seen here: a second CONNECT [MQTT-3.1.0-2], answered by no second CONNACK [MQTT-3.2.0-2]; the packet id 0
+    [MQTT-2.2.1-3]; a topic that is not UTF-8 [MQTT-3.3.2-1]; a subscription identifier from a client [MQTT-3.3.4-6];
+    AUTH, which nobody asked for [MQTT-4.12.0-6], [MQTT-4.12.0-7], [MQTT-4.12.1-1], [MQTT-4.12.1-2].
+    """
     broker = brokers(Config(limits=Limits(topic_levels=4)))
     client = broker.connect("me", version)
     client.send_bytes(sent if isinstance(sent, bytes) else encode(sent, version))
@@ -120,7 +127,10 @@ def test_a_violation_harms_nobody_else(brokers: Brokers) -> None:
 
 @pytest.mark.parametrize("version", [V311, V5])
 def test_clients_do_not_publish_to_sys(brokers: Brokers, version: int) -> None:
-    """Any client could forge the broker's own numbers, for good with a retained message."""
+    """Any client could forge the broker's own numbers, for good with a retained message.
+
+    Or a 3.1.1 client that may not publish wait for an acknowledgement for ever, 3.1.1 [MQTT-3.3.5-2].
+    """
     broker = brokers()
     listener = broker.connect("listener")
     subscribe(listener, "$SYS/#")

@@ -66,7 +66,10 @@ def leave_with_will(client: Client) -> None:
 def test_every_end_but_a_disconnect_publishes_the_will(
     brokers: Brokers, version: int, end: Callable[[Client], None], fired: int
 ) -> None:
-    """A death would go unnoticed, or a polite leave be taken for one [MQTT-3.1.2-8], [MQTT-3.14.4-3]."""
+    """A death would go unnoticed [MQTT-3.1.2-7], [MQTT-3.1.2-8], or a polite leave be taken for one [MQTT-3.14.4-3].
+
+    Or a death be told twice [MQTT-3.1.2-10].
+    """
     broker = brokers()
     watcher = watch(broker)
     client = broker.connect("mortal", version, keep_alive=20, will=will())
@@ -87,7 +90,7 @@ def test_a_disconnect_may_ask_for_the_will(brokers: Brokers) -> None:
 
 
 def test_a_will_is_a_message_like_any_other(brokers: Brokers) -> None:
-    """Its QoS, retain flag and properties would be lost on the way."""
+    """Its QoS, retain flag and properties would be lost on the way [MQTT-3.1.2-9], [MQTT-3.1.3-10]."""
     broker = brokers()
     watcher = watch(broker)
     properties: Properties = {CONTENT_TYPE: "text", USER_PROPERTY: [("a", "1"), ("a", "2")], MESSAGE_EXPIRY_INTERVAL: 9}
@@ -105,7 +108,10 @@ def test_a_will_is_a_message_like_any_other(brokers: Brokers) -> None:
 def test_a_will_waits_for_its_delay_or_the_end_of_its_session(
     brokers: Brokers, delay: int, expiry: int, due: int
 ) -> None:
-    """A client that is back in a second would be mourned, or a dead one forgotten [MQTT-3.1.3-9]."""
+    """A client that is back in a second would be mourned, or a dead one forgotten [MQTT-3.1.2-8].
+
+    Or be told of twice, when its session ends after its will [MQTT-3.1.2-10].
+    """
     broker = brokers()
     watcher = watch(broker)
     connect(broker, delay, expiry).drop()
@@ -120,7 +126,7 @@ def test_a_will_waits_for_its_delay_or_the_end_of_its_session(
 
 
 def test_who_comes_back_in_time_takes_the_will_back(brokers: Brokers) -> None:
-    """A short loss of the network would look like a death."""
+    """A short loss of the network would look like a death [MQTT-3.1.3-9]."""
     broker = brokers()
     watcher = watch(broker)
     connect(broker, 5, 60).drop()
@@ -164,7 +170,7 @@ def test_a_takeover_publishes_the_will_unless_the_session_goes_on_in_time(
 
 
 def test_a_clean_start_ends_a_session_that_was_away_and_publishes_its_will(brokers: Brokers) -> None:
-    """A will that waits for its delay would be lost with its session [MQTT-3.1.3-9]."""
+    """A will that waits for its delay would be lost with its session [MQTT-3.1.2-8]."""
     broker = brokers()
     watcher = watch(broker)
     connect(broker, 5, 60).drop()
@@ -203,7 +209,7 @@ def test_an_accepted_will_can_always_be_published(brokers: Brokers) -> None:
 
 
 def test_the_wills_of_a_refused_connect_are_not_published(brokers: Brokers) -> None:
-    """Who was never let in would speak all the same [MQTT-3.1.2-7]."""
+    """Who was never let in would speak all the same (3.1.1, 3.1.2.5)."""
     broker = brokers(Config(limits=Limits(client_id_bytes=23)))
     watcher = watch(broker)
     client = broker.open(V5)

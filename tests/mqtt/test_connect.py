@@ -22,7 +22,7 @@ def connect(body: str) -> str:
 
 
 def test_a_connect_of_each_version() -> None:
-    """A field of CONNECT is read from the wrong place."""
+    """A field of CONNECT is read from the wrong place [MQTT-3.1.3-1], [MQTT-3.1.3-3]."""
     will = "0001 77 0002 6869"
     credentials = "0001 75 0002 00ff"
     will_read = Will(b"w", b"hi", 1, True)
@@ -63,7 +63,10 @@ def test_a_body_without_a_protocol_name_is_malformed(body: str) -> None:
 
 @pytest.mark.parametrize("name", [NAME_311, NAME_5 + "@"])
 def test_a_connect_cut_anywhere_is_malformed(name: str) -> None:
-    """A field that its flag announces is missing, and CONNECT is accepted [MQTT-3.1.2-9], [MQTT-3.1.2-17]."""
+    """A field that its flag announces is missing, and CONNECT is accepted.
+
+    [MQTT-3.1.2-9], [MQTT-3.1.2-17], [MQTT-3.1.2-19], [MQTT-3.1.3-3]
+    """
     properties = "00" if name.endswith("@") else ""
     body = f"{name.strip('@')} c6 003c {properties} 000163 {properties} 000177 00026869 000175 000170".replace(" ", "")
     assert refusal(connect(body), 0) is None
@@ -71,6 +74,36 @@ def test_a_connect_cut_anywhere_is_malformed(name: str) -> None:
     for cut in range(0, len(body), 2):
         assert MALFORMED is refusal(connect(body[:cut]), 0)
     assert MALFORMED is refusal(connect(body + "00"), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rest"),
+    [
+        ("42", "000163 000170 000175"),  # a user name behind the password, or before it [MQTT-3.1.2-16]
+        ("02", "000163 000175"),
+        ("c2", "000163 000175 000170 000177 0000"),  # a will without its flag, 3.1.1 [MQTT-3.1.2-11]
+        ("82", "000163 000175 000170"),  # a password without its flag [MQTT-3.1.2-18]
+    ],
+)
+def test_a_field_without_its_flag_is_malformed(flags: str, rest: str) -> None:
+    """One field is taken for another, or what follows the last one for nothing."""
+    assert MALFORMED is refusal(connect(f"{NAME_311} {flags} 003c {rest}"), 0)
+    assert MALFORMED is refusal(connect(f"{NAME_5} {flags} 003c 00 {rest}"), 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rest"),
+    [
+        ("82", "000163"),  # no user name [MQTT-3.1.2-17]
+        ("c2", "000163 000175"),  # no password [MQTT-3.1.2-19]
+        ("06", "000163 @ 000177"),  # no will message [MQTT-3.1.2-9]
+        ("06", "000163 @"),
+    ],
+)
+def test_a_flag_without_its_field_is_malformed(flags: str, rest: str) -> None:
+    """A client is let in as somebody without a name, or without the will that it counts on."""
+    assert MALFORMED is refusal(connect(f"{NAME_311} {flags} 003c " + rest.replace("@", "")), 0)
+    assert MALFORMED is refusal(connect(f"{NAME_5} {flags} 003c 00 " + rest.replace("@", "00")), 0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +141,7 @@ def test_3_1_may_leave_out_what_its_flags_announce() -> None:
 
 
 def test_who_may_leave_the_client_id_empty() -> None:
-    """A session that nobody can come back to is kept (3.1.1 [MQTT-3.1.3-8]), or 5.0 must name itself [MQTT-3.1.3-6]."""
+    """A session that nobody can come back to is kept, 3.1.1 [MQTT-3.1.3-7], or 5.0 must name itself [MQTT-3.1.3-6]."""
     assert CloseReason.CLIENT_ID_INVALID is refusal(connect(f"{NAME_31} 02 003c 0000"), 0)
     assert CloseReason.CLIENT_ID_INVALID is refusal(connect(f"{NAME_311} 00 003c 0000"), 0)
     assert Connect(V311, "", True, 60) == only(connect(f"{NAME_311} 02 003c 0000"), 0)

@@ -94,8 +94,9 @@ def test_packets_are_read_as_the_specification_draws_them(packet: str, version: 
 @pytest.mark.parametrize(
     ("packet", "version", "reason"),
     [
-        ("3602 0000", V5, MALFORMED),  # QoS 3 [MQTT-3.3.1-4]
-        ("3e00", V31, MALFORMED),
+        ("3606 000161 0001 00", V5, MALFORMED),  # QoS 3 [MQTT-3.3.1-4]
+        ("3605 000161 0001", V311, MALFORMED),
+        ("3e05 000161 0001", V31, MALFORMED),
         ("3803 000161", V5, MALFORMED),  # DUP with QoS 0 [MQTT-3.3.1-2]
         ("3803 000161", V311, MALFORMED),
         ("3003 000123", V311, CloseReason.TOPIC_NAME_INVALID),  # [MQTT-3.3.2-2]

@@ -59,7 +59,7 @@ def test_padding_is_malformed_in_version_5_only(encoded: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_not_cut_short() -> None:
-    """A value too large for its field goes out as another value."""
+    """A value too large for its field goes out as another value [MQTT-4.7.3-3]."""
     for value in (-1, 1 << 28):
         with pytest.raises(ValueError, match="does not fit"):
             encode_length(value)

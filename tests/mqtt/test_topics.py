@@ -19,7 +19,7 @@ from tests.mqtt.strategies import filters, topics
     ],
 )
 def test_text_that_is_not_utf8_is_malformed(raw: bytes) -> None:
-    """Ill-formed text, or a NUL in it, reaches the broker [MQTT-1.5.4-1], [MQTT-1.5.4-2]."""
+    """Ill-formed text, or a NUL in it, reaches the broker [MQTT-1.5.4-1], [MQTT-1.5.4-2], [MQTT-4.7.3-2]."""
     for check in (check_utf8, check_topic, check_filter):
         with pytest.raises(ProtocolError) as refused:
             check(raw)
@@ -34,7 +34,7 @@ def test_text_is_accepted_as_it_is(raw: bytes) -> None:
 
 @pytest.mark.parametrize("topic", [b"", b"a/+", b"#", b"a+b", b"a/b#"])
 def test_a_topic_name_has_no_wildcards_and_is_not_empty(topic: bytes) -> None:
-    """Somebody publishes to a wildcard [MQTT-3.3.2-2] or to nothing [MQTT-4.7.3-1]."""
+    """Somebody publishes to a wildcard [MQTT-3.3.2-2], [MQTT-4.7.0-1] or to nothing [MQTT-4.7.3-1]."""
     with pytest.raises(ProtocolError) as refused:
         check_topic(topic)
     assert refused.value.reason is CloseReason.TOPIC_NAME_INVALID

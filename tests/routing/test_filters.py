@@ -30,7 +30,7 @@ def found(topic: bytes, *wanted: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     ("topic", "expected"),
     [
-        (b"a", [b"#", b"+", b"a", b"a/#"]),  # [MQTT-4.7.1-2]: "a/#" is for "a" as well
+        (b"a", [b"#", b"+", b"a", b"a/#"]),  # 4.7.1.2: "a/#" is for "a" as well
         (b"a/b", [b"#", b"+/+", b"+/b", b"a/#", b"a/+"]),
         (b"a/", [b"#", b"+/+", b"a/#", b"a/+"]),
         (b"/", [b"#", b"+/+"]),
@@ -47,7 +47,7 @@ def test_the_examples_of_the_specification(topic: bytes, expected: list[bytes]) 
 
 @given(st.lists(subscriptions, max_size=12), topics)
 def test_a_match_is_what_the_rules_say(wanted: list[tuple[bytes, Subscriber]], topic: bytes) -> None:
-    """Somebody would miss a message, or get it who should not, or twice for one filter."""
+    """Somebody would miss a message, or get it who should not [MQTT-3.3.2-3], or twice for one filter."""
     index = FilterIndex()
     for filter, subscriber in wanted:
         index.add(filter, subscriber)

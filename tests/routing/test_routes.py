@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +24,16 @@ def published(packets: list[Packet]) -> list[Publish]:
 # Who gets it.
 
 
-def test_overlapping_subscriptions_deliver_once() -> None:
-    """A client would get a copy for each filter, at a QoS below the highest, or without some identifier."""
+@pytest.mark.parametrize("granted", list(permutations((0, 1, 2))))
+def test_overlapping_subscriptions_deliver_once(granted: tuple[int, ...]) -> None:
+    """A client would get a copy for each filter, at a QoS below the highest [MQTT-3.3.4-2], or without some identifier.
+
+    [MQTT-3.3.4-3], [MQTT-3.3.4-4]
+    """
     party = Party()
-    party.subscribe("a", b"x/y", 0, identifier=1)
-    party.subscribe("a", b"x/+", 2, identifier=2)
-    party.subscribe("a", b"#", 1)
+    party.subscribe("a", b"x/y", granted[0], identifier=1)
+    party.subscribe("a", b"x/+", granted[1], identifier=2)
+    party.subscribe("a", b"#", granted[2])
     route = party.routes.find(b"x/y")
 
     assert [(2, bytes((SUBSCRIPTION_IDENTIFIER, 1, SUBSCRIPTION_IDENTIFIER, 2)))] == [

@@ -37,14 +37,14 @@ def three(*, expiry: int = 0, pending: int = 1000) -> Party:
 
 
 def test_members_take_turns() -> None:
-    """One member would do all the work, or all of them the same work [MQTT-4.8.2-4]."""
+    """One member would do all the work, or all of them the same work (4.8.2)."""
     party = three()
 
     assert [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}] == [party.publish(b"t") for _ in range(4)]
 
 
 def test_each_share_name_and_filter_is_a_group_of_its_own() -> None:
-    """Groups would take each other's messages [MQTT-4.8.2-4]."""
+    """Groups would take each other's messages (4.8.2)."""
     party = Party()
     for share in (b"g", b"h"):
         for filter in (b"t", b"+"):
@@ -165,7 +165,7 @@ def test_a_member_that_leaves_for_good_gets_nothing() -> None:
 
 
 def test_a_message_is_delivered_as_its_member_subscribed() -> None:
-    """A member would get another QoS than was granted, or not learn by which subscription."""
+    """A member would get another QoS than was granted [MQTT-4.8.2-3], or not learn by which subscription."""
     party = Party()
     party.subscribe("a", b"t", 2, share=b"g", as_published=True, identifier=9)
     party.subscribe("b", b"t", 2, share=b"g", as_published=True)

@@ -62,7 +62,7 @@ def test_a_refusal_of_an_unknown_id_is_not_answered() -> None:
 
 
 def test_a_qos_2_message_is_released_and_completed() -> None:
-    """The exchange would not end, and its place in the window not become free [MQTT-4.3.3-5]."""
+    """The exchange would not end [MQTT-4.3.3-4], and its place in the window not become free [MQTT-4.3.3-5]."""
     receiver = Receiver().connect(V5, window=1).offer(message(b"a", 2), message(b"b", 2))
     receiver.take()
 
@@ -76,7 +76,7 @@ def test_a_qos_2_message_is_released_and_completed() -> None:
 
 
 def test_a_refused_qos_2_message_frees_its_place() -> None:
-    """A client that refuses messages would get no more of them [MQTT-4.3.3-4]."""
+    """A client that refuses messages would get no more of them [MQTT-4.4.0-2]."""
     receiver = Receiver().connect(V5, window=1).offer(message(b"a", 2), message(b"b", 2))
     receiver.take()
 
@@ -114,7 +114,10 @@ def test_nothing_waits_after_the_last_acknowledgement() -> None:
 
 @VERSIONS
 def test_a_qos_2_publish_is_taken_once(version: int) -> None:
-    """A publish that is repeated would be delivered twice, or a new one under a freed id not at all."""
+    """A publish that is repeated would be delivered twice [MQTT-4.3.3-10], or a new one under a freed id not at all.
+
+    [MQTT-4.3.3-11], [MQTT-4.3.3-12]
+    """
     receiver = Receiver().connect(version)
     session = receiver.session
 
@@ -145,7 +148,7 @@ def test_a_pubrel_for_an_unknown_id_is_completed(version: int) -> None:
 
 
 def test_what_was_received_is_known_on_the_next_connection() -> None:
-    """A QoS 2 publish whose PUBREC got lost would be delivered twice."""
+    """A QoS 2 publish whose PUBREC got lost would be delivered twice [MQTT-4.3.3-10]."""
     receiver = Receiver(expiry=60).connect()
     receiver.session.receive(1)
 

@@ -29,7 +29,7 @@ def test_an_alias_is_set_with_the_topic_and_used_without(qos: int) -> None:
 
 @pytest.mark.parametrize("qos", [0, 2])
 def test_no_more_aliases_than_the_client_allows(qos: int) -> None:
-    """A client would get an alias above its maximum, and close [MQTT-3.1.2-26]."""
+    """A client would get an alias above its maximum, and close [MQTT-3.1.2-26], [MQTT-3.3.2-11]."""
     receiver = Receiver().connect(V5, aliases=1).offer(on(b"aaaa", qos), on(b"bbbb", qos), on(b"bbbb", qos))
 
     assert [(b"aaaa", 1), (b"bbbb", None), (b"bbbb", None)] == topics(receiver)

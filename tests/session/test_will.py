@@ -18,7 +18,10 @@ from tests.session.receiver import NOW
 
 
 def test_what_the_publisher_says_goes_on_to_the_receivers() -> None:
-    """A property would be lost or reordered on its way [MQTT-3.3.2-17] to [MQTT-3.3.2-20]."""
+    """A property would be lost or reordered on its way.
+
+    [MQTT-3.3.2-4], [MQTT-3.3.2-15] to [MQTT-3.3.2-18], [MQTT-3.3.2-20]
+    """
     properties: Properties = {
         USER_PROPERTY: [("b", "1"), ("a", "2"), ("b", "3")],
         RESPONSE_TOPIC: "r",

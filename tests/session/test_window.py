@@ -9,14 +9,20 @@ def ids(receiver: Receiver) -> list[int]:
 
 
 def test_each_message_has_its_own_packet_id() -> None:
-    """An acknowledgement would end the wrong exchange."""
+    """An acknowledgement would end the wrong exchange: ids are free, and what is new is no duplicate.
+
+    [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.2-2], [MQTT-4.3.3-1], [MQTT-4.3.3-2]
+    """
     receiver = Receiver().connect().offer(message(b"a", 1), message(b"b", 2), message(b"c", 1))
 
     assert [sent(b"a", 1, 1), sent(b"b", 2, 2), sent(b"c", 1, 3)] == receiver.take()
 
 
 def test_a_full_window_waits_for_acknowledgements() -> None:
-    """A client would get more than its receive maximum, or stop getting anything."""
+    """A client would get more than its receive maximum, or stop getting anything.
+
+    [MQTT-3.3.4-9], [MQTT-4.9.0-1], [MQTT-4.9.0-2]
+    """
     receiver = Receiver(inflight=10).connect(window=2).offer(*[message(b"%d" % i, 1) for i in range(5)])
     assert [b"0", b"1"] == receiver.payloads()
     assert not receiver.session.ready()
@@ -92,7 +98,7 @@ def test_qos_0_needs_no_place_in_the_window() -> None:
 
 
 def test_packet_ids_begin_again_after_65535_and_skip_those_in_use() -> None:
-    """A packet id of 0 or of another message would be sent after 65 535 messages."""
+    """A packet id of 0 or of another message would be sent after 65 535 messages [MQTT-2.2.1-4]."""
     receiver = Receiver().connect().offer(message(b"", 1), message(b"", 1))
     for packet_id in range(3, 65536):
         receiver.offer(message(b"", 1))
@@ -124,7 +130,11 @@ def test_the_last_id_is_skipped_when_in_use() -> None:
 
 
 def test_what_was_not_acknowledged_is_sent_again() -> None:
-    """A reconnect would lose messages, change their packet ids or their order, or hide that they are duplicates."""
+    """A reconnect would lose messages, change their packet ids or their order, or hide that they are duplicates.
+
+    [MQTT-4.4.0-1], [MQTT-4.6.0-1], [MQTT-3.3.1-1]; what is unacknowledged: [MQTT-4.3.2-3], [MQTT-4.3.3-3], and behind a
+    PUBREC the PUBREL alone [MQTT-4.3.3-5], [MQTT-4.3.3-6].
+    """
     receiver = Receiver(expiry=60).connect().offer(*[message(b"%d" % i, 1 + i % 2) for i in range(5)])
     receiver.take()
     receiver.session.puback(3, NOW)

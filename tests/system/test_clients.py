@@ -75,7 +75,7 @@ def listen(program: Program, address: Address) -> Iterator[Listen]:
 def test_messages_arrive_in_order_at_the_qos_they_were_sent(
     publish: Publish, listen: Listen, name: str, qos: int
 ) -> None:
-    """QoS 0, 1 or 2 would not work with this client program, in or out."""
+    """QoS 0, 1 or 2 would not work with this client program, in or out, 3.1.1 [MQTT-7.0.0-2]."""
     listener = listen(f"{name}/+", qos)
     payloads = [f"{n} grüße".encode() for n in range(20)]
 

@@ -61,7 +61,7 @@ def waiting(client: RawClient) -> list[Publish]:
 
 
 def test_the_receive_maximum_does_not_hold_up_qos_0(dial: Dial, publisher: RawClient, name: str) -> None:
-    """A client that owes an acknowledgement would not even get QoS 0 [MQTT-3.3.4-9]."""
+    """A client that owes an acknowledgement would not even get QoS 0 (4.9)."""
     client = dial(V5)
     client.connect(name, properties={RECEIVE_MAXIMUM: 1})
     client.subscribe(f"{name}/#", qos=1)
@@ -125,7 +125,7 @@ def ended(client: RawClient) -> bool:
 
 @pytest.mark.weir_only("its limits are configured otherwise")
 def test_connack_tells_what_is_enforced(start_weir: StartWeir, dial: Dial, name: str) -> None:
-    """A client would run into limits that nobody told it [MQTT-3.2.2]."""
+    """A client would run into limits that nobody told it (3.2.2)."""
     weir = start_weir(
         {
             "limits.receive_maximum": 7,

@@ -48,7 +48,10 @@ SAID: Properties = {
 def test_properties_are_forwarded_as_they_were(
     publisher: RawClient, subscriber: RawClient, name: str, qos: int
 ) -> None:
-    """A property would be lost or changed, or the user properties change places [MQTT-3.3.2-18]."""
+    """A property would be lost or changed, or the user properties change places.
+
+    [MQTT-3.3.2-4], [MQTT-3.3.2-15] to [MQTT-3.3.2-18], [MQTT-3.3.2-20]
+    """
     subscriber.subscribe(name, qos=qos)
 
     publisher.publish(name, b"x", qos, properties=SAID)
@@ -204,7 +207,7 @@ def test_no_local_spares_the_publisher(publisher: RawClient, subscriber: RawClie
 def test_a_group_gets_each_message_once(
     dial: Dial, publisher: RawClient, name: str, version: int, members: int
 ) -> None:
-    """Members of a shared subscription would get copies or nothing [MQTT-4.8.2-4]; others would miss theirs."""
+    """Members of a shared subscription would get copies or nothing (4.8.2); others would miss theirs."""
     group = [dial(version) for _ in range(members)]
     for n, member in enumerate(group):
         member.connect(f"{name}-{n}")

@@ -117,7 +117,7 @@ def test_an_unknown_version_is_answered(dial: Dial, protocol: bytes, level: int,
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
 def test_single_bytes_are_as_good_as_whole_packets(dial: Dial, name: str, version: int) -> None:
-    """A client behind a slow line would be misread."""
+    """A client behind a slow line would be misread [MQTT-4.2.0-1]."""
     client = dial(version)
     said: list[Packet] = [
         Connect(version, name),
@@ -150,7 +150,7 @@ def test_many_packets_in_one_piece_are_all_taken(dial: Dial, name: str) -> None:
 @pytest.mark.weir_only("has no such deadline")
 @pytest.mark.parametrize("sent", [b"", b"\x10", b"\x10\x20\x00\x04MQTT"])
 def test_who_does_not_connect_is_closed(start_weir: Callable[..., BrokerProcess], dial: Dial, sent: bytes) -> None:
-    """Sockets that never say CONNECT would use up our descriptors [MQTT-3.1.4-1]."""
+    """Sockets that never say CONNECT would use up our descriptors (3.1.4)."""
     weir = start_weir({"limits.connect_timeout": "200ms"})
     client = dial(V5, port=weir.port)
 
@@ -174,7 +174,7 @@ def test_one_broken_client_harms_no_other(dial: Dial, name: str) -> None:
 
 
 def test_refused_connects_get_an_answer_in_their_own_version(dial: Dial) -> None:
-    """A 3.1.1 client without id and clean session would wait in vain [MQTT-3.1.3-9]."""
+    """A 3.1.1 client without id and clean session would wait in vain, 3.1.1 [MQTT-3.1.3-8]."""
     client = dial(V311)
 
     client.send(Connect(V311, "", clean_start=False))

@@ -28,7 +28,10 @@ def resume(dial: Dial, name: str, version: int = V5) -> tuple[RawClient, bool]:
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
 def test_messages_wait_for_a_session_that_is_away(dial: Dial, publisher: RawClient, name: str, version: int) -> None:
-    """QoS 1 and 2 messages would be lost, doubled or out of order while a client is away [MQTT-4.6.0-6]."""
+    """QoS 1 and 2 messages would be lost, doubled or out of order while a client is away.
+
+    [MQTT-4.5.0-1], [MQTT-4.6.0-6], 3.1.1 [MQTT-3.1.2-5]
+    """
     client, present = resume(dial, name, version)
     assert not present
     client.subscribe(f"{name}/#", qos=2)
@@ -60,7 +63,7 @@ def test_a_clean_start_ends_the_session(dial: Dial, publisher: RawClient, name: 
 
 
 def test_a_session_without_expiry_ends_with_its_connection(dial: Dial, name: str) -> None:
-    """Sessions that nobody wanted kept would pile up [MQTT-3.1.2-23]."""
+    """Sessions that nobody wanted kept would pile up [MQTT-4.1.0-2]."""
     client = dial(V5)
     client.connect(name, clean_start=False)
     client.subscribe(name, qos=1)
@@ -94,7 +97,7 @@ def test_what_was_not_acknowledged_comes_again(dial: Dial, publisher: RawClient,
 
 
 def test_a_pubrel_comes_again(dial: Dial, publisher: RawClient, name: str) -> None:
-    """A QoS 2 exchange that broke after PUBREC would start anew, and the message be seen twice [MQTT-4.3.3-13]."""
+    """A QoS 2 exchange that broke after PUBREC would start anew, and the message be seen twice [MQTT-4.3.3-6]."""
     client, _ = resume(dial, name)
     client.subscribe(name, qos=2)
     publisher.publish(name, b"once", qos=2)
@@ -175,7 +178,7 @@ def test_an_assigned_client_id_leads_back_to_its_session(dial: Dial) -> None:
 
 @pytest.mark.parametrize("version, clean, code", [(V311, True, 0), (V311, False, 2), (V31, True, 2)])
 def test_an_empty_client_id_before_5(dial: Dial, version: int, clean: bool, code: int) -> None:
-    """A session without a name would be kept [MQTT-3.1.3-8]; 3.1 knows no empty id at all."""
+    """A session without a name would be kept, 3.1.1 [MQTT-3.1.3-8]; 3.1 knows no empty id at all."""
     client = dial(version)
     client.send(Connect(version, "", clean))
 

@@ -81,7 +81,7 @@ def test_a_takeover_fires_the_will(dial: Dial, heir: RawClient, name: str) -> No
 
 
 def test_the_will_waits_for_its_delay(dial: Dial, heir: RawClient, name: str) -> None:
-    """A short loss of contact would already be reported, or a long one never [MQTT-3.1.3-9]."""
+    """A short loss of contact would already be reported, or a long one never [MQTT-3.1.2-8]."""
     client = mortal(dial, name, properties={WILL_DELAY_INTERVAL: 1}, session=300)
     client.close()
     other = dial(V5)
@@ -110,7 +110,7 @@ def test_a_client_that_is_back_in_time_lives(dial: Dial, heir: RawClient, name: 
 
 
 def test_the_end_of_the_session_ends_the_delay(dial: Dial, heir: RawClient, name: str) -> None:
-    """A will could be held back beyond the session it belongs to [MQTT-3.1.3-9]."""
+    """A will could be held back beyond the session it belongs to [MQTT-3.1.2-8]."""
     mortal(dial, name, properties={WILL_DELAY_INTERVAL: 300}, session=1).close()
 
     assert b"gone" == heir.take().payload
