@@ -1,6 +1,7 @@
 # What the fuzzer has found below MQTT, as the smallest input that shows it.
 import json
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -60,7 +61,10 @@ def test_a_websocket_that_ends_within_a_packet_is_let_go(served: tuple[BrokerPro
     assert b"" != say(transport.port, request(), HELLO, frame(BINARY, half))[2]
 
     serve_another(broker)
-    assert before == descriptors(broker.pid)
+    deadline = time.monotonic() + PATIENCE
+    while descriptors(broker.pid) > before:  # who was answered last may linger
+        assert time.monotonic() < deadline, "a descriptor is never given back"
+        time.sleep(0.02)
 
 
 def test_a_request_whose_headers_are_no_text_is_the_clients_mistake(served: tuple[BrokerProcess, Transport]) -> None:

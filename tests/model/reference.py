@@ -236,7 +236,8 @@ class Model:
                 if not overtaken:
                     return session.owed.pop(at)
                 break  # unless it is another copy: those of shared subscriptions and of replays have no order
-        for replay in session.replays:
+        # Another replay may bring the topic as well, if it was retained while that one was under way; this one must.
+        for replay in sorted(session.replays, key=lambda replay: packet.topic not in replay.missing):
             message = self.retained().get(packet.topic)
             if message is None or packet.topic in replay.seen or not matches(replay.subscription.filter, packet.topic):
                 continue
