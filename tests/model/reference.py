@@ -4,13 +4,14 @@
 # the broker but the names of packet fields. Where MQTT leaves a choice the model makes none. It knows what each
 # client is owed, is told what each received, and says whether that was right:
 # - order counts within a stream, that is one publisher, one topic and one QoS [MQTT-4.6.0-6];
-# - a message for a shared subscription is an offer to the whole group, met when one member has received it;
+# - a message for a shared subscription is an offer to the whole group, met when one member has received it; what an
+#   ended session may have held unsent is offered to those who are members then;
 # - a retained message comes as it is when it is sent, not as it was at the SUBSCRIBE.
 # Time is in whole seconds. Nothing is slow here but acknowledgements, so nothing may be dropped for its size.
 from collections.abc import Iterator
 
 from broker.mqtt.packets import V5, Publish, Wanted
-from tests.model.sessions import FOREVER, Copy, Message, Offer, Replay, Session, Subscription
+from tests.model.sessions import FOREVER, Copy, Message, Offer, Replay, Session, Share, Subscription
 from tests.routing.reference import matches
 
 SHARE = b"$share/"
@@ -95,6 +96,16 @@ class Model:
         for session in sessions:
             session.ended = True
             del self.sessions[session.name]
+        for offer in self.offers:
+            for share in offer.shares:
+                if any(session.ended for session in share.copies):
+                    self._offer_again(offer, share)
+
+    def _offer_again(self, offer: Offer, share: Share) -> None:
+        """To the members of now: the session that has ended may have held it, and not been sent it yet (4.8.2)."""
+        for session, subscription in self.subscriptions():
+            if (subscription.share, subscription.filter) == (share.name, share.filter):
+                share.admit(session, subscription, offer.message, offer.expires)
 
     def _publish_will(self, session: Session, leaving: Session | None = None) -> None:
         will, session.will = session.will, None
@@ -151,19 +162,22 @@ class Model:
             if message.payload:  # [MQTT-3.3.1-6]
                 self._retained[message.topic] = (message, self.now + message.lifetime)
         own: dict[Session, list[Subscription]] = {}
-        groups: dict[tuple[bytes, bytes], dict[Session, Copy]] = {}
+        shares: dict[tuple[bytes, bytes], Share] = {}
+        expires = self.now + message.lifetime
         for session, subscription in self.subscriptions():
             if session is leaving or not matches(subscription.filter, message.topic):
                 continue
             if subscription.share:
-                copy = subscription.copy(message, message.retain and subscription.wanted.retain_as_published, self.now)
-                groups.setdefault((subscription.share, subscription.filter), {})[session] = copy
+                share = shares.setdefault(
+                    (subscription.share, subscription.filter), Share(subscription.share, subscription.filter)
+                )
+                share.admit(session, subscription, message, expires)
             else:
                 own.setdefault(session, []).append(subscription)
         for session, subscriptions in own.items():
             self._owe(session, subscriptions, message)
-        self._offer(list(groups.values()), message, set(own))
-        return bool(own or groups)
+        self.offers.append(Offer([share for share in shares.values() if share.copies], message, expires, set(own)))
+        return bool(own or shares)
 
     def _owe(self, session: Session, subscriptions: list[Subscription], message: Message) -> None:
         """One copy for overlapping subscriptions, at the highest QoS, with all identifiers [MQTT-3.3.4-2]."""
@@ -176,10 +190,6 @@ class Model:
         identifiers = [identifier for one in subscriptions for identifier in one.identifiers()]
         if session.connected or qos:  # QoS 0 does not wait for a session that is away
             session.owed.append(Copy(message, qos, retain, identifiers, self.now + message.lifetime))
-
-    def _offer(self, groups: list[dict[Session, Copy]], message: Message, owed: set[Session]) -> None:
-        able = [{session: copy for session, copy in group.items() if session.connected or copy.qos} for group in groups]
-        self.offers.append(Offer([group for group in able if group], self.now + message.lifetime, owed))
 
     # What a client received, and what it answers.
 
@@ -221,9 +231,9 @@ class Model:
         """Without identifiers we cannot tell which of a message's copies it was: the others may come with any."""
         copy.identifiers = None
         for offer in self.offers:
-            for group in offer.groups:
-                if session in group and group[session].message is copy.message:
-                    group[session].identifiers = None
+            for other in [other for share in offer.shares for other in share.copies.get(session, ())]:
+                if other.message is copy.message:
+                    other.identifiers = None
 
     def _take(self, session: Session, packet: Publish) -> Copy:
         """What it is that *session* received."""
@@ -260,7 +270,7 @@ class Model:
         """Each offer was taken if somebody could; nobody may have acknowledged anything since it was made."""
         self.offers = [offer for offer in self.offers if offer.expires > self.now and not offer.met()]
         for offer in self.offers:
-            assert offer.explained(), f"no member received {offer.groups}"
+            assert offer.explained(), f"no member received {offer.shares}"
             offer.fresh = False
 
     def check_settled(self) -> None:

@@ -121,50 +121,74 @@ class Session:
         return self.connected and len(self.on_the_wire()) < self.window
 
 
-class Offer:
-    """One message for one member of each of several groups."""
+class Share:
+    """The members of one shared subscription that a message may go to, each with the copies it may be."""
 
-    def __init__(self, groups: list[dict[Session, Copy]], expires: int, owed: set[Session]) -> None:
-        self.groups = groups
+    def __init__(self, name: bytes, filter: bytes) -> None:
+        self.name = name
+        self.filter = filter
+        self.copies: dict[Session, list[Copy]] = {}
+
+    def admit(self, session: Session, subscription: Subscription, message: Message, expires: int) -> None:
+        """*message*, published by now, may go to *session*, if it may wait for it or need not."""
+        retain = message.retain and subscription.wanted.retain_as_published
+        copy = Copy(message, min(message.qos, subscription.wanted.qos), retain, subscription.identifiers(), expires)
+        if session.connected or copy.qos:
+            self.copies.setdefault(session, []).append(copy)
+
+    def fitting(self, session: Session, packet: Publish, now: int) -> Copy | None:
+        """The copy that *packet* may be."""
+        return next((copy for copy in self.copies.get(session, ()) if copy.is_like(packet, session.version, now)), None)
+
+    def __repr__(self) -> str:
+        return f"{self.name!r} {self.copies}"
+
+
+class Offer:
+    """One message for one member of each of several shared subscriptions."""
+
+    def __init__(self, shares: list[Share], message: Message, expires: int, owed: set[Session]) -> None:
+        self.shares = shares
+        self.message = message
         self.expires = expires
         self.owed = owed  # who gets a copy of its own as well
         self.fresh = True  # nobody has acknowledged anything since
-        self.present = {session for group in groups for session in group if session.connected}
-        self._taken: list[set[int]] = []  # for each copy received: the groups it may have been meant for
+        self.present = {session for share in shares for session in share.copies if session.connected}
+        self._taken: list[set[int]] = []  # for each copy received: the shares it may have been meant for
 
     def take(self, session: Session, packet: Publish, now: int) -> Copy | None:
         """The copy that *packet* is, if one more of this offer may go to *session*."""
-        fitting = {
-            at
-            for at, group in enumerate(self.groups)
-            if session in group and group[session].is_like(packet, session.version, now)
-        }
-        self._taken.append(fitting)
+        fitting = {at: copy for at, share in enumerate(self.shares) if (copy := share.fitting(session, packet, now))}
+        self._taken.append(set(fitting))
         if fitting and next(self._unmet(), None) is not None:
-            return replace(self.groups[min(fitting)][session])  # of its own, as its groups may look alike
+            return replace(fitting[min(fitting)])  # of its own, as the shares' copies may look alike
         self._taken.pop()
         return None
 
     def met(self) -> bool:
-        return len(self._taken) == len(self.groups)
+        return len(self._taken) == len(self.shares)
 
     def explained(self) -> bool:
-        """For each group that has not had the message there is a member who may still hold it."""
-        return any(all(map(self._may_wait, groups)) for groups in self._unmet())
+        """For each share that has not had the message there is a member who may still hold it."""
+        return any(all(map(self._may_wait, shares)) for shares in self._unmet())
 
-    def _unmet(self) -> Iterator[list[dict[Session, Copy]]]:
-        """The groups that have not had it, for each way in which the copies received may be assigned."""
-        for order in permutations(range(len(self.groups))):
+    def _unmet(self) -> Iterator[list[Share]]:
+        """The shares that have not had it, for each way in which the copies received may be assigned."""
+        for order in permutations(range(len(self.shares))):
             if all(at in fitting for at, fitting in zip(order, self._taken, strict=False)):
-                yield [self.groups[at] for at in order[len(self._taken) :]]
+                yield [self.shares[at] for at in order[len(self._taken) :]]
 
-    def _may_wait(self, group: dict[Session, Copy]) -> bool:
+    def _may_wait(self, share: Share) -> bool:
         if not self.fresh:
-            return any(session.ended or not session.has_room() for session in group)
-        if any(session in self.owed and not session.has_room() for session in group):
+            return any(session.ended or not session.has_room() for session in share.copies)
+        if any(session in self.owed and not session.has_room() for session in share.copies):
             return True  # we may have taken the one copy that it received for its own, and its own waits
         # A member that has room goes before those that would let it wait.
-        return not any(session in self.present and _takes_now(session, copy) for session, copy in group.items())
+        return not any(
+            session in self.present and _takes_now(session, copy)
+            for session, copies in share.copies.items()
+            for copy in copies
+        )
 
 
 def _takes_now(session: Session, copy: Copy) -> bool:
