@@ -15,6 +15,8 @@ CLIENT_CERTIFICATE: Final = {
     "optional": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
+# What OpenSSL says of a key of the same kind that belongs to another certificate, and of a key of another kind.
+NO_PAIR: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
 class CertificateError(Exception):
@@ -64,7 +66,7 @@ def _readable(key: str, file: str) -> None:
 
 def _pair_error(tls: Tls, error: ssl.SSLError) -> str:
     """What is wrong with the certificate or its key, which OpenSSL does not say plainly."""
-    if error.reason == "KEY_VALUES_MISMATCH":
+    if error.reason in NO_PAIR:
         return f"tls.key: the key in {tls.key} does not belong to the certificate in {tls.certificate}."
     if "BEGIN CERTIFICATE" not in Path(tls.certificate).read_text(errors="replace"):
         return f"tls.certificate: {tls.certificate} holds no PEM certificate."
