@@ -295,6 +295,7 @@ def test_a_close_without_disconnect_fires_the_will(
     assert b"gone" == subscriber.take().payload
 
 
+@pytest.mark.weir_only("closes without a close frame")
 def test_the_broker_closes_after_disconnect(client: RawClient, websocket: WebSocket) -> None:
     """The client's library would report a failure at each end: code 1006 instead of 1000."""
     client.send(Disconnect())
