@@ -16,6 +16,7 @@ from setuptools.command.build_ext import build_ext
 # Everything in broker/ is compiled, except what is not hot and better stays ordinary Python.
 # reasons.py: a compiled Enum refuses its members while they are made if they have an __init__ of their own.
 COLD = {
+    "broker/access_files.py",
     "broker/config.py",
     "broker/config_sources.py",
     "broker/config_values.py",

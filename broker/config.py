@@ -3,7 +3,8 @@
 # The values are frozen and grouped by concern, and each part of the broker is handed its group, never the
 # whole. Where they come from (a file, the environment, the command line) is config_sources.py; this file
 # reads nothing, so whatever needs a group can import it. deploy/weir.toml is the same list for users.
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
 from typing import Any, Final
 
 from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Number, Size, Text
@@ -118,6 +119,16 @@ class WebSocket:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may come in, and do what."""
+
+    password_file: str = path()  # "" = nobody is asked, which is for this machine alone
+    acl_file: str = path()  # "" = who is in may do anything
+    allow_anonymous: bool = flag(False)  # whoever opens a broker to a network should have to say so
+    certificate_user: bool = flag(False)  # a verified client certificate names the user, and no password is asked
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What one client may ask of us. CONNACK tells it those that MQTT has a word for."""
 
@@ -199,6 +210,7 @@ class Config:
     listeners: Listeners = field(default_factory=Listeners)
     tls: Tls = field(default_factory=Tls)
     websocket: WebSocket = field(default_factory=WebSocket)
+    access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
     delivery: Delivery = field(default_factory=Delivery)
     retained: Retained = field(default_factory=Retained)
@@ -220,7 +232,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
-    return found + _listener_contradictions(config.listeners, config.tls)
+    return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
 
 
 def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, str]]:
@@ -235,3 +247,30 @@ def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, 
     if tls.client_certificate != "none" and not tls.client_ca:
         found.append(("tls.client_ca", f'a PEM file, as tls.client_certificate = "{tls.client_certificate}"'))
     return found
+
+
+def _access_contradictions(config: Config) -> list[tuple[str, str]]:
+    if config.access.password_file or config.access.allow_anonymous:
+        return []
+    ways = "access.password_file names a file that `weir passwd` made, or access.allow_anonymous = true"
+    return [
+        (key, f"loopback addresses only, as anybody could come in at {host}, unless {ways}")
+        for key, host in exposed(config)
+    ]
+
+
+def exposed(config: Config) -> list[tuple[str, str]]:
+    """The addresses at which others than this machine can reach us: (the key of the listener's, the address)."""
+    found = []
+    for one in fields(config.listeners):
+        listener = getattr(config.listeners, one.name)
+        if listener.enabled:
+            found += [(f"listeners.{one.name}.host", host) for host in listener.host if not _is_loopback(host)]
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name: only one has to be of this machine (RFC 6761)
+        return host == "localhost"

@@ -1,6 +1,7 @@
 import socket
 from typing import Final
 
+from broker.access.passwords import Check
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
@@ -29,9 +30,12 @@ class Connection(Stream):
         self.session: Session | None = None
         self.origin: Address | None = None  # who it counts for, if connections are counted by address
         self.surplus: CloseReason | None = None  # the limit of its address that it is over: taken in to be told
-        self.claiming = False  # its CONNECT waits for the session store
+        self.claiming = False  # its CONNECT waits for its password to be checked, or for the session store
+        self.check: Check | None = None  # of its password, while that is under way
+        self.user: str | None = None  # the name that was verified
+        self.refusal = ""  # for the log, while its refusal waits
         self.keep_alive = 0.0  # seconds of silence that end it; 0 = any
-        self.timer = 0  # the key of its deadline for CONNECT, then of its keep alive
+        self.timer = 0  # the key of its deadline for CONNECT or of its refusal, then of its keep alive
         self.heard = now  # when its last packet was complete
         self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
         self.aliases: dict[int, bytes] | None = None  # topic aliases the client set

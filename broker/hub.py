@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
+from broker.arrivals import Arrivals
 from broker.connection import Connection
 from broker.delivery.outbox import Outbox
 from broker.fanout import Deliveries
@@ -44,6 +45,7 @@ SUCCESS: Final = 0x00
 class Hub(Service):
     def __init__(
         self,
+        arrivals: Arrivals,
         reception: Reception,
         subscribing: Subscribing,
         publishing: Publishing,
@@ -54,6 +56,7 @@ class Hub(Service):
         *,
         packet_bytes: int,
     ) -> None:
+        self._arrivals = arrivals
         self._reception = reception
         self._subscribing = subscribing
         self._publishing = publishing
@@ -229,7 +232,7 @@ class Hub(Service):
     ) -> int:
         """The first packet, which must be a CONNECT [MQTT-3.1.0-1]; the units used."""
         check_first_byte(data[position], 0)
-        self._reception.connect(connection, data, position, body, stop, now)
+        self._arrivals.connect(connection, data, position, body, stop, now)
         return CONNECT_COST
 
     def _other(

@@ -13,8 +13,9 @@ from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.reasons import CloseReason, DropReason, ProtocolError
+from broker.reception import Log
 from broker.routing.retained import Retained
-from broker.routing.routes import Routes
+from broker.routing.routes import Route, Routes
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
 from broker.session.session import Session
@@ -34,6 +35,7 @@ class Publishing:
         retained: Retained,
         deliveries: Deliveries,
         counters: Counters,
+        log: Log,
         *,
         packet_bytes: int,
         receive_maximum: int,
@@ -45,6 +47,7 @@ class Publishing:
         self._retained = retained
         self._deliveries = deliveries
         self._counters = counters
+        self._log = log
         self._packet_bytes = packet_bytes
         self._receive_maximum = receive_maximum
         self._alias_maximum = alias_maximum
@@ -137,9 +140,9 @@ class Publishing:
         counters.packets_received += count
         counters.publishes_received += count
         counters.publish_bytes_received += payload_bytes
-        if route.reserved:
-            counters.dropped(DropReason.NOT_AUTHORIZED, count)
-        elif route.receivers:
+        if route.guarded and self._refused(route, connection, count):
+            return position, units
+        if route.receivers:
             run = Run(data[start:position], connection.version, count, topic, payload_bytes, longest)
             self._deliveries.deliver_run(route, run, connection, now)
         return position, units
@@ -173,17 +176,18 @@ class Publishing:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
         route = self._routes.find(message.topic)
         code = SUCCESS
-        if route.reserved:
-            # 3.x has no word for no: acknowledged as usual, and not closed, as 3.1.1 [MQTT-3.3.5-2] allows and clients
-            # expect. A QoS 2 id is not remembered: what comes under it next is new [MQTT-4.3.3-9].
-            counters.dropped(DropReason.NOT_AUTHORIZED, 1)
-            self._answer(connection, qos, identifier, NOT_AUTHORIZED)
-            return PUBLISH_COST
+        packet_id = 0
         if qos == 2:
             packet_id = identifier[0] << 8 | identifier[1]
             if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
                 self._answer(connection, qos, identifier, SUCCESS)
                 return PUBLISH_COST
+        if route.guarded and self._refused(route, connection, 1):
+            # 3.x has no word for no: acknowledged as usual, and not closed, as 3.1.1 [MQTT-3.3.5-2] allows and clients
+            # expect. A QoS 2 id is not remembered: what comes under it next is new [MQTT-4.3.3-9].
+            self._answer(connection, qos, identifier, NOT_AUTHORIZED)
+            return PUBLISH_COST
+        if qos == 2:
             if connection.version == V5 and session.unreleased() >= self._receive_maximum:
                 raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
         # A message that cannot be retained. Who can be told so is told, and then nobody gets it: after a refusal the
@@ -204,6 +208,22 @@ class Publishing:
                 route, message, session, connection, answer(connection, qos, identifier, code), now
             )
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+
+    def _refused(self, route: Route, connection: Connection, count: int) -> bool:
+        """Whether the client may not publish to the topic of *route*; then *count* messages are dropped with a line."""
+        session = connection.session
+        if session is None or self._routes.may_publish(route, session.principal):
+            return False
+        self._counters.dropped(DropReason.NOT_AUTHORIZED, count)
+        self._log.info(
+            "publish_refused",
+            client=session.client_id,
+            user=connection.user,
+            address=connection.address,
+            topic=route.topic.decode(),
+            messages=count,
+        )
+        return True
 
     def publish(self, message: Message, publisher: Session | None, now: float) -> None:
         """A message that came over no connection: a will, or the broker's own."""

@@ -70,6 +70,7 @@ class DropReason(Enum):
     SESSION_ENDED = "session_ended"  # it waited for a session that ended
     NO_SHARED_MEMBER = "no_shared_member"  # no member of a shared subscription could take it
     NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
+    MAY_NOT_READ = "may_not_read"  # it waited for a client that may not read its topic any more
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
     RETAINED_PER_CLIENT = "retained_per_client"  # its client has retained messages under as many topics as it may
 
@@ -84,6 +85,7 @@ class FilterRefusal(Enum):
     """
 
     INVALID = ("topic_filter_invalid", 0x8F)
+    NOT_AUTHORIZED = ("not_authorized", 0x87)  # nothing that the filter matches may be read
     LEVELS = ("topic_levels", 0x8F)  # the filter is one, and deeper than we let it be
     BYTES = ("topic_bytes", 0x8F)  # or longer
     SUBSCRIPTIONS = ("subscriptions_per_session", 0x97)

@@ -3,32 +3,34 @@
 # Every connection ends through `_leave()`, once, with a reason that is counted and logged. After it the session is
 # without a connection: it ends at once, or when its expiry has passed, and its will is published in between as
 # MQTT says.
+# What comes before its session, from the bytes of CONNECT to who sent it, is in arrivals.py.
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, cast
 
 from broker.config import Delivery, Limits
 from broker.connection import GRACE, Connection, Replay
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.fanout import Deliveries
-from broker.handshake import Terms, accept, agree, examine, refuse
+from broker.handshake import Terms, accept, agree, refuse
 from broker.metrics.counters import Counters
-from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
-from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Connect, Disconnect, Properties
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.overload.addresses import Address, Addresses
-from broker.reasons import CloseReason, ProtocolError
+from broker.reasons import CloseReason, DropReason, ProtocolError
+from broker.routing.authority import Authoriser
 from broker.session.message import Message
+from broker.session.principal import NOBODY, Principal
 from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 from broker.subscribing import Subscribing
-from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
+from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY, WILL, Timers
 
 REFUSABLE: Final = 256  # connections beyond a limit that are still told so by a CONNACK
 DUE: Final = 50  # timers served in one go: each may end a session
@@ -56,9 +58,11 @@ class Reception:
         budget: OutboundBudget,
         queue_budget: QueueBudget,
         connections: int,
-        new_client_id: Callable[[], str],
+        clock: Callable[[], float],
+        authoriser: Authoriser | None,
     ) -> None:
         self.connected = 0  # connections with a session
+        self.stopping = False  # nobody new is let in
         self.expired = 0  # sessions whose client did not come back in time
         self.publish: Callable[[Message, Session | None, float], None] = _nobody
         self._store = store
@@ -81,13 +85,13 @@ class Reception:
         self._budget = budget
         self._queue_budget = queue_budget
         self._most = connections
-        self._new_client_id = new_client_id
+        self._clock = clock
+        self._authoriser = authoriser
         self._open = 0  # sockets
         self._surplus = 0  # those of them that are over a limit of their address
         self._unreplayed: dict[
             Session, dict[Subscription, Replay]
         ] = {}  # retained messages owed to sessions that are away
-        self._stopping = False
 
     # Coming.
 
@@ -127,43 +131,14 @@ class Reception:
         self._counters.closed(reason)
         self._log.warning(reason.label, address=address)
 
-    def connect(self, connection: Connection, data: bytes, header: int, start: int, stop: int, now: float) -> None:
-        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session.
-
-        What is no CONNECT at all ends here, too: 5.0 and an unknown level are told so, 3.x is not [MQTT-3.1.4-1],
-        3.1.1 [MQTT-3.1.4-1].
-        """
-        self._counters.connects_received += 1
-        if connection.claiming:
-            raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
-        connection.version = peek_version(data, start, stop)
-        packet = decode_connect(data, start, stop)
-        # Only now is it known whether the length may be padded. 3.1.1 asks for no shortest form (2.2.3), and a client
-        # that leaves room for four bytes before it knows the length is within its rights there.
-        read_length(data, header + 1, start, packet.version)  # [MQTT-1.5.5-1]
-        reason = examine(packet, self._limits)
-        if reason is None and connection.surplus is CloseReason.CONNECT_RATE:
-            reason = CloseReason.CONNECT_RATE
-        if reason is None and self._stopping:
-            reason = CloseReason.SHUTTING_DOWN
-        if reason is not None:
-            self._refuse(connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
-            return
-        # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: nobody has it [MQTT-3.2.2-16].
-        assigned = "" if packet.client_id else self._new_client_id()
-        packet.client_id = packet.client_id or assigned
-        connection.claiming = True
-        self._store.claim(packet.client_id, _Claim(self, connection, packet, assigned, now))
-        if connection.claiming:
-            self._reactor.hold(connection)  # until the store has answered
-
     def claimed(
-        self, connection: Connection, packet: Connect, assigned: str, found: Session | None, now: float
+        self, connection: Connection, packet: Connect, assigned: str, principal: Principal, found: Session | None
     ) -> None:
         """The store has answered: go on with the session *found*, or with a new one."""
         connection.claiming = False
         if connection.state != OPEN:
             return
+        now = self._clock()
         self._reactor.release(connection)
         terms = agree(packet, self._limits)
         connack = accept(packet, terms, False, assigned, self._limits)
@@ -175,7 +150,7 @@ class Reception:
         former = None if found is None or found.outbox is None else self._reactor.stream_of(found.outbox)
         reason = self._no_room(connection, found, cast(Connection | None, former))
         if reason is not None:
-            self._refuse(connection, reason, "", now)
+            self.refuse(connection, reason, "", now)
             return
         if former is not None:
             self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
@@ -187,6 +162,7 @@ class Reception:
         else:
             session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
             connack.session_present = True  # [MQTT-3.2.2-3]
+        self._act_for(session, principal)
         self._begin(connection, session, packet, terms, now)
         connection.outbox.write(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
         self._counters.answers_sent += 1
@@ -218,6 +194,24 @@ class Reception:
         if found is None and self._store.count() >= self._limits.sessions:
             return CloseReason.SESSION_LIMIT
         return None
+
+    def _act_for(self, session: Session, principal: Principal) -> None:
+        """*session*, which has no connection, acts for *principal* from now on.
+
+        It may have come from another user, or the rules have changed since: then it is not routed as before, and what
+        waits for it is not sent if that may not be read now.
+        """
+        former = session.principal
+        session.principal = principal
+        authoriser = self._authoriser
+        if authoriser is None or former is NOBODY:
+            return
+        if not principal.acts_for(former):
+            self._subscribing.judge_again(session)
+        elif principal.judged == former.judged:
+            return
+        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+        session.withhold(partial(authoriser.may_receive, principal))
 
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
         self._settled(connection)
@@ -292,11 +286,11 @@ class Reception:
         """The client broke MQTT [MQTT-4.13.1-1]."""
         self._counters.protocol_error(error.reason)
         if connection.session is None:
-            self._refuse(connection, error.reason, error.detail, now)
+            self.refuse(connection, error.reason, error.detail, now)
         else:
             self.close(connection, error.reason, now, error.detail)
 
-    def _refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
+    def refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
         """No session for this connection: CONNACK, if there is a word for it, and the end [MQTT-3.2.2-7]."""
         connack = refuse(connection.version, reason) if connection.version else None
         if connack is not None:
@@ -305,6 +299,13 @@ class Reception:
         self._counters.connects_refused += 1
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)
+
+    def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
+        """End the connections of those users of whom *gone* is true."""
+        for stream in self._reactor.streams():
+            connection = cast(Connection, stream)
+            if connection.user is not None and gone(connection.user):
+                self.close(connection, CloseReason.NOT_AUTHORIZED, now, "its password is no longer in force")
 
     def lost(self, connection: Connection, reason: CloseReason, now: float) -> None:
         """The peer is gone, or takes nothing any more: nothing can be said to it."""
@@ -320,6 +321,9 @@ class Reception:
             self._addresses.leave(connection.origin)
         self._counters.closed(reason)
         self._timers.cancel(connection.timer, connection)
+        if connection.check is not None:
+            connection.check.abandoned = True
+            connection.check = None
         session = connection.session
         facts: dict[str, object] = {"reason": reason.label, "address": connection.address}
         if session is not None:
@@ -362,6 +366,11 @@ class Reception:
         session.will = None  # [MQTT-3.1.2-10]
         if will is None:
             return
+        authoriser = self._authoriser  # the rules may be others than when it connected
+        if authoriser is not None and not authoriser.may_publish(session.principal, will.topic):
+            self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
+            self._log.info("will_refused", client=session.client_id, topic=will.topic.decode())
+            return
         try:
             self.publish(will.message(now), session, now)
         except Exception as error:  # our mistake: it costs the will, and not the end of a connection half done
@@ -383,6 +392,9 @@ class Reception:
             self._check_keep_alive(cast(Connection, whom), now)
         elif kind == CONNECT_DEADLINE:
             self.close(cast(Connection, whom), CloseReason.CONNECT_TIMEOUT, now)
+        elif kind == REFUSAL:
+            refused = cast(Connection, whom)
+            self.refuse(refused, CloseReason.BAD_CREDENTIALS, refused.refusal, now)
         elif kind == SESSION_EXPIRY:
             self.expired += 1
             self._end(cast(Session, whom), now)
@@ -404,25 +416,9 @@ class Reception:
 
     def stop(self, now: float) -> None:
         """Tell everybody that we shut down (3.14.2.1: 0x8B)."""
-        self._stopping = True
+        self.stopping = True
         for stream in self._reactor.streams():
             self.close(cast(Connection, stream), CloseReason.SHUTTING_DOWN, now)
-
-
-class _Claim:
-    """What to do when the store has found the session for a CONNECT."""
-
-    def __init__(
-        self, reception: Reception, connection: Connection, packet: Connect, assigned: str, now: float
-    ) -> None:
-        self._reception = reception
-        self._connection = connection
-        self._packet = packet
-        self._assigned = assigned
-        self._now = now
-
-    def __call__(self, found: Session | None) -> None:
-        self._reception.claimed(self._connection, self._packet, self._assigned, found, self._now)
 
 
 def _nobody(message: Message, publisher: Session | None, now: float) -> None:

@@ -17,6 +17,7 @@ from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError
+from broker.routing.authority import Authoriser
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
@@ -34,8 +35,15 @@ SEND_IF_NEW: Final = 1
 
 class Subscribing:
     def __init__(
-        self, routes: Routes, retained: Retained, counters: Counters, limits: Limits, clock: Callable[[], float]
+        self,
+        routes: Routes,
+        retained: Retained,
+        counters: Counters,
+        limits: Limits,
+        clock: Callable[[], float],
+        authoriser: Authoriser | None = None,
     ) -> None:
+        self._authoriser = authoriser
         self._routes = routes
         self._retained = retained
         self._counters = counters
@@ -100,6 +108,10 @@ class Subscribing:
         else:
             self._withdraw_page(session)
 
+    def judge_again(self, session: Session) -> None:
+        """*session* acts for somebody else: who gets what is to be decided anew."""
+        self._routes.judge_session_again(session)
+
     def go_on(self, connection: Connection) -> None:
         """*connection* may take more of the retained messages it waits for."""
         if connection.replays is not None and not connection.replaying:
@@ -161,9 +173,10 @@ class Subscribing:
                 connection.replays = None
 
     def _refusal(self, session: Session, filter: bytes) -> FilterRefusal | None:
-        """Why *session* may not subscribe to *filter*; it may again to what it has."""
-        if filter in session.subscriptions:
-            return None
+        """Why *session* may not subscribe to *filter*; it may again to what it has, unless the rules have changed."""
+        present = session.subscriptions.get(filter)
+        if present is not None:
+            return self._not_authorized(session, present.filter)
         try:
             check_filter(filter)
         except ProtocolError:
@@ -175,7 +188,12 @@ class Subscribing:
             return FilterRefusal.BYTES
         if len(session.subscriptions) >= self._limits.subscriptions:
             return FilterRefusal.SUBSCRIPTIONS
-        return None
+        return self._not_authorized(session, filter)
+
+    def _not_authorized(self, session: Session, filter: bytes) -> FilterRefusal | None:
+        if self._authoriser is None or self._authoriser.may_subscribe(session.principal, filter):
+            return None
+        return FilterRefusal.NOT_AUTHORIZED
 
     def _subscribe_one(self, session: Session, wanted: Wanted, identifiers: bytes) -> tuple[int, Replay | None]:
         """One filter that may be subscribed to: the QoS granted, and the retained messages to follow."""
@@ -211,8 +229,12 @@ class Subscribing:
             replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]
             replay.page.reverse()
             connection.debt += len(replay.page) + 1  # paid by what it wants served next
+        authoriser = self._authoriser
         while replay.page and session.ready():
-            message = self._retained.get(replay.page.pop(), now)  # as it is now: it may have waited long
+            topic = replay.page.pop()
+            if authoriser is not None and not authoriser.may_receive(session.principal, topic):
+                continue
+            message = self._retained.get(topic, now)  # as it is now: it may have waited long
             if message is not None:  # as a retained one, 3.1.1 [MQTT-3.3.1-8]
                 session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
         if not replay.page and replay.scan.done:

@@ -15,7 +15,10 @@ from typing import Final
 import structlog
 import trio
 
-from broker.config import Config
+from broker.access_files import AccessFileError, AccessFiles
+from broker.admission import Admission
+from broker.arrivals import Arrivals
+from broker.config import Config, exposed
 from broker.delivery.outbox import OutboundBudget
 from broker.fanout import Deliveries
 from broker.hub import Hub
@@ -63,17 +66,24 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         threads: Executor | None = None,
     ) -> None:
+        """*threads*: for the offload, if not its own. AccessFileError."""
         self.config = config
         self.clock = clock
         self.log = structlog.get_logger()
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
         self.counters = Counters()
         self.collector = Collector()
+        files = AccessFiles(config.access)
+        self.acl = files.acl
         memory = memory_limit()
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
         self.queue_budget = QueueBudget(config.limits.queue_budget or memory // 4)
         self.routes = Routes(
-            config.routes.topics, config.routes.bytes, config.limits.topic_levels, config.limits.topic_bytes
+            config.routes.topics,
+            config.routes.bytes,
+            config.limits.topic_levels,
+            config.limits.topic_bytes,
+            self.acl,
         )
         self.retained = Retained(config.retained.messages, config.retained.bytes, config.limits.retained_per_client)
         self.addresses = Addresses(
@@ -89,14 +99,15 @@ class Worker:
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
-        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock)
+        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock, self.acl)
+        timers = Timers()
         self.reception = Reception(
             self.store,
             subscribing,
             self.deliveries,
             self.addresses,
             self.reactor,
-            Timers(),
+            timers,
             self.counters,
             self.client_log,
             config.limits,
@@ -104,13 +115,33 @@ class Worker:
             self.budget,
             self.queue_budget,
             connections,
+            clock,
+            self.acl,
+        )
+        self.admission = Admission(
+            self.offload,
+            files.passwords,
+            anonymous=config.access.allow_anonymous,
+            certificate_user=config.access.certificate_user,
+        )
+        self.arrivals = Arrivals(
+            self.reception,
+            self.admission,
+            self.store,
+            self.reactor,
+            timers,
+            self.counters,
+            config.limits,
             partial(_new_client_id, "weir-"),
+            clock,
+            self.acl,
         )
         self.publishing = Publishing(
             self.routes,
             self.retained,
             self.deliveries,
             self.counters,
+            self.client_log,
             packet_bytes=config.limits.packet_bytes,
             receive_maximum=config.limits.receive_maximum,
             alias_maximum=config.limits.topic_alias_maximum,
@@ -118,6 +149,7 @@ class Worker:
             retain=config.limits.retain,
         )
         self.hub = Hub(
+            self.arrivals,
             self.reception,
             subscribing,
             self.publishing,
@@ -170,15 +202,30 @@ class Worker:
         return found
 
     def reload(self) -> None:
-        """Read again what can change without a restart; what cannot be used leaves all as it was."""
-        if self._tls is None:
-            return
+        """Read again what can change without a restart; if any of it cannot be used, all stays as it was."""
         try:
-            self._tls.context = make_context(self.config.tls)
-        except CertificateError as error:
+            files = AccessFiles(self.config.access)
+            context = None if self._tls is None else make_context(self.config.tls)
+        except (AccessFileError, CertificateError) as error:
             self.log.error("reload_failed", why=str(error))
-        else:
-            self.log.info("reloaded", certificate=self.config.tls.certificate)
+            return
+        if self._tls is not None and context is not None:
+            self._tls.context = context
+        self._let_in_by(files)
+        settings = self.config
+        named = (settings.tls.certificate, settings.access.password_file, settings.access.acl_file)
+        self.log.info("reloaded", files=[file for file in named if file])
+
+    def _let_in_by(self, files: AccessFiles) -> None:
+        """*files* are in force from now on, also for those who are in."""
+        if self.acl is not None and files.acl is not None:
+            self.acl.replace(files.acl)
+            self.routes.judge_again()
+        if files.passwords is not None:
+            former = self.admission.replace(files.passwords)
+            if former is not None:
+                self.reception.dismiss(partial(former.lost, files.passwords), self.clock())
+                self.reactor.wake()
 
     def _start_unframing(self, layer: WebSocketLayer) -> Task:
         from broker.net.unframing import Unframing  # trio-websocket costs memory that only its users should pay
@@ -209,6 +256,7 @@ class Worker:
             self.retained.expire(self.clock(), EXPIRED_AT_ONCE)
             self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
             self.client_log.flush()
+            self.admission.failures.forget(self.clock())
 
     async def _publish_sys(self) -> None:
         while True:
@@ -254,14 +302,20 @@ def run(config: Config) -> int:
     if 0 < config.limits.connections < connections:
         connections = config.limits.connections
     configure(config.log.level, config.log.format)
-    worker = Worker(config, connections)
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until it is listened to it would end us, and all is being read anyway
     try:
+        worker = Worker(config, connections)
         for listener, transport in open_listeners(worker):
             worker.reactor.listen(listener, transport)
             host, port = listener.getsockname()[:2]
             worker.log.info("listening", transport=transport.name, host=host, port=port)
-    except (CertificateError, ListenError) as error:
+    except (AccessFileError, CertificateError, ListenError) as error:
         raise StartError(str(error)) from None
+    open_to = [host for _, host in exposed(config)]
+    if config.access.allow_anonymous and open_to:
+        worker.log.warning("anonymous_clients_allowed", hosts=open_to, setting="access.allow_anonymous")
     worker.collector.start(worker.clock())
     worker.log.info("started", version=VERSION, form=form(), connections=connections)
     return trio.run(_serve_until_signalled, worker)

@@ -3,7 +3,9 @@
 # Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the reactor
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
 import socket
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 
 from broker.config import Config, Tcp
 from broker.mqtt.encode import encode
@@ -35,13 +37,28 @@ class Clock:
 class AtOnce(Executor):
     """No threads: what is submitted is done, and what follows from it comes with the reactor's next turn."""
 
+    def __init__(self) -> None:
+        self.stopped = False  # true: what is submitted waits for `go_on()`
+        self.fail: Exception | None = None  # what all work ends with
+        self._waiting: list[tuple[Future[object], Callable[[], object]]] = []
+
     def submit(self, work, /, *args, **kwargs):  # type: ignore[no-untyped-def]  # as Executor's
         done: Future[object] = Future()
-        try:
-            done.set_result(work(*args, **kwargs))
-        except Exception as error:
-            done.set_exception(error)
+        self._waiting.append((done, partial(work, *args, **kwargs)))
+        if not self.stopped:
+            self.go_on()
         return done
+
+    def go_on(self) -> None:
+        self.stopped = False
+        waiting, self._waiting = self._waiting, []
+        for done, work in waiting:
+            try:
+                if self.fail is not None:
+                    raise self.fail
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
 
 
 class Broker:
@@ -49,7 +66,8 @@ class Broker:
 
     def __init__(self, config: Config | None = None, connections: int = 1000) -> None:
         self.clock = Clock()
-        self.worker = Worker(config or Config(), connections, self.clock, AtOnce())
+        self.threads = AtOnce()
+        self.worker = Worker(config or Config(), connections, self.clock, self.threads)
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":
@@ -86,10 +104,12 @@ class Broker:
         keep_alive: int = 0,
         will: Will | None = None,
         properties: Properties | None = None,
+        user: str | None = None,
+        password: bytes | None = None,
     ) -> "Client":
         """A client that is connected; its CONNACK is in `connack`."""
         client = self.open(version)
-        client.send(Connect(version, client_id, clean_start, keep_alive, None, None, will, properties or {}))
+        client.send(Connect(version, client_id, clean_start, keep_alive, user, password, will, properties or {}))
         answer = client.receive()
         assert isinstance(answer[0], ConnAck), answer
         client.connack = answer[0]

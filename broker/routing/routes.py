@@ -13,15 +13,19 @@
 # and for each route that comes one goes from the end of the old. So nothing is looked for and nothing is done for many
 # at once: "the oldest of a dict" is found behind all entries that were deleted before it.
 #
+# Who may read a topic is decided when its route is made or patched, and who may publish to it when they first do. Only
+# then is anybody asked: without an authoriser a publish pays nothing for it, with one a look into a small dict.
 # Why no route per (publisher, topic)? Authorisation is the only thing that would depend on the publisher.
 from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
+from broker.routing.authority import Authoriser
 from broker.routing.filters import FilterIndex, first_level, is_wildcard
 from broker.routing.overlapping import EVERYONE, SELF, Kind, audience, merged, overlaps
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message
+from broker.session.principal import Principal
 from broker.session.run import Run
 from broker.session.session import Session, Subscription
 
@@ -30,6 +34,8 @@ ENTRY_BYTES: Final = 320  # what a route costs beside its topic, about
 GROUP_BYTES: Final = 300  # a group with its list, and its place in a dict of many groups
 RECEIVER_BYTES: Final = 9  # a pointer, in a list that grows by an eighth
 PLACE_BYTES: Final = 65  # an entry of the dict that finds a receiver in a large group
+PUBLISHERS: Final = 10  # whose right to publish is remembered by a route: as many as a dict of the next size takes
+PUBLISHERS_BYTES: Final = 352
 
 FEW_GROUPS: Final = 8  # so many are looked through; more have a dict
 FEW_RECEIVERS: Final = 64  # the same
@@ -37,6 +43,8 @@ FEW_RECEIVERS: Final = 64  # the same
 # Units of cost for delivering one message, beside one for each receiver:
 IDENTIFIERS_PRICE: Final = 5  # a group with subscription identifiers: its packets are made anew for each message
 SHARED_PRICE: Final = 8  # a shared group: some members are looked at, see there
+
+MANY_SUBSCRIPTIONS: Final = 100  # of a session: so many are looked at one by one
 
 RESERVED: Final = b"$SYS/"  # topics that only the broker publishes to
 
@@ -132,6 +140,8 @@ class Route:
         self.price = 0  # units of cost for delivering one message
         self.size = len(topic) + ENTRY_BYTES  # bytes, about
         self.reserved = topic.startswith(RESERVED)
+        self.guarded = self.reserved  # a publish has to ask `Routes.may_publish()`
+        self.publishers: dict[Principal, bool] | None = None  # whether they may
         self.slot = slot
         self.epoch = epoch
         self.era = era
@@ -225,8 +235,11 @@ class Routes:
     A topic of more than *levels* levels is refused: they bound what a match costs.
     """
 
-    def __init__(self, topics: int, size: int, levels: int, topic_bytes: int) -> None:
+    def __init__(
+        self, topics: int, size: int, levels: int, topic_bytes: int, authoriser: Authoriser | None = None
+    ) -> None:
         self.index = FilterIndex()
+        self._authoriser = authoriser
         self._topics = topics
         self._limit = size
         self._levels = levels
@@ -256,6 +269,8 @@ class Routes:
         if route is None or overlaps(subscription):
             self._changed(filter)
             return
+        if not self._may_receive(subscription, filter):
+            return
         before = route.size
         _add_one(route, subscription)
         self._size += route.size - before
@@ -279,6 +294,8 @@ class Routes:
         if route is None or overlaps(subscription):
             self._changed(filter)
             return
+        if not self._may_receive(subscription, filter):
+            return  # it never was in there
         before = route.size
         route.remove(
             subscription.session,
@@ -290,6 +307,36 @@ class Routes:
         self._size += route.size - before
         self._shrink(self._limit, self._topics)
 
+    def may_publish(self, route: Route, principal: Principal) -> bool:
+        """Whether *principal* may publish to the topic of *route*, which must be up to date."""
+        if route.reserved:
+            return False
+        authoriser = self._authoriser
+        if authoriser is None:
+            return True
+        publishers = route.publishers
+        if publishers is None:
+            publishers = route.publishers = {}
+        allowed = publishers.get(principal)
+        if allowed is None:
+            if len(publishers) >= PUBLISHERS:
+                publishers.clear()
+            allowed = publishers[principal] = authoriser.may_publish(principal, route.topic)
+        return allowed
+
+    def judge_again(self) -> None:
+        """The authoriser would answer otherwise than before: no route is right any more."""
+        self._era += 1
+
+    def judge_session_again(self, session: Session) -> None:
+        """*session* acts for somebody else now: no route that it is in is right any more."""
+        if len(session.subscriptions) > MANY_SUBSCRIPTIONS:
+            self._era += 1
+            return
+        for subscription in session.subscriptions.values():
+            if not subscription.share:  # a group asks for each message
+                self._changed(subscription.filter)
+
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups)."""
         return len(self._routes) + len(self._old), self.index.subscribers(), len(self._shared)
@@ -299,7 +346,7 @@ class Routes:
         key = (subscription.share, filter)
         group = self._shared.get(key)
         if group is None:
-            group = self._shared[key] = SharedGroup(subscription.share, filter)
+            group = self._shared[key] = SharedGroup(subscription.share, filter, self._authoriser)
             self.index.add(filter, group)
             route = self._current(filter)
             if route is None:
@@ -332,6 +379,10 @@ class Routes:
         if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
             return route
         return None
+
+    def _may_receive(self, subscription: Subscription, topic: bytes) -> bool:
+        authoriser = self._authoriser
+        return authoriser is None or authoriser.may_receive(subscription.session.principal, topic)
 
     def _changed(self, filter: bytes) -> None:
         if not is_wildcard(filter):
@@ -367,12 +418,17 @@ class Routes:
             raise ProtocolError(CloseReason.TOPIC_BYTES, f"more than {self._topic_bytes} bytes")
         slot = hash(first_level(topic)) % EPOCHS
         route = Route(topic, slot, self._epochs[slot], self._era)
+        if self._authoriser is not None:
+            route.guarded = True
+            route.size += PUBLISHERS_BYTES
         subscriptions: list[Subscription] = []
         for subscriber in self.index.match(topic):
             if isinstance(subscriber, SharedGroup):
                 route.share(subscriber)
             else:
-                subscriptions.append(cast(Subscription, subscriber))
+                subscription = cast(Subscription, subscriber)
+                if self._may_receive(subscription, topic):
+                    subscriptions.append(subscription)
         # They come filter by filter, and a session has each filter once: with one filter there is nothing to merge.
         if subscriptions and subscriptions[0].filter == subscriptions[-1].filter:
             for subscription in subscriptions:

@@ -11,9 +11,11 @@
 # member is in the ring of what it was when it was last looked at. Whoever is found to be something else moves to
 # that ring, and with every message a few of the slow and of the absent are looked at again: who is back waits for
 # its turn at most as many messages as there are such members, divided by those few. Nothing looks at all of them,
-# so with more than LOOKS members that are not quick, "preferred" means: among those looked at.
+# so with more than LOOKS members that are not quick, "preferred" means: among those looked at. The same holds for
+# members that may not read the topic, where there are such: they are passed over, LOOKS of them for one message.
 from typing import Final, cast
 
+from broker.routing.authority import Authoriser
 from broker.session.message import Message, SharedMessage
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
@@ -62,9 +64,10 @@ class Ring:
 
 
 class SharedGroup(Subscriber):
-    def __init__(self, name: bytes, filter: bytes) -> None:
+    def __init__(self, name: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
         self.name = name
         self.filter = filter
+        self._authoriser = authoriser
         self._members: dict[Subscription, Member] = {}
         self._quick = Ring()  # can take a message at once
         self._slow = Ring()  # have a connection
@@ -87,35 +90,37 @@ class SharedGroup(Subscriber):
         member = self._members.pop(subscription)
         cast(Ring, member.ring).remove(member)
 
-    def choose(self, qos: int) -> Subscription | None:
-        """The member for the next message at *qos*; None if none was found that may have it."""
-        return self._choose_quick(qos) or self._choose_patient(qos)
+    def choose(self, topic: bytes, qos: int) -> Subscription | None:
+        """The member for the next message to *topic* at *qos*; None if none was found that may have it."""
+        return self._choose_quick(topic, qos) or self._choose_patient(topic, qos)
 
     def deliver(self, message: Message, now: float) -> bool:
         """Offer *message* to one member; false if nobody may have it."""
-        member = self._choose_quick(message.qos)
+        member = self._choose_quick(message.topic, message.qos)
         if member is not None:
             member.session.offer(_variant_for(member, message), now)
             return True
-        member = self._choose_patient(message.qos)
+        member = self._choose_patient(message.topic, message.qos)
         if member is None:
             return False
         member.session.offer(SharedMessage(_variant_for(member, message), message, self), now)
         return True
 
-    def _choose_quick(self, qos: int) -> Subscription | None:
+    def _choose_quick(self, topic: bytes, qos: int) -> Subscription | None:
         self._probe(self._slow, PROBES, qos)
         self._probe(self._away, PROBES, qos)
-        chosen = self._next_quick(qos)
+        chosen = self._next_quick(topic, qos)
         if chosen is None:
             self._probe(self._slow, LOOKS, qos)
             self._probe(self._away, LOOKS, qos)
-            chosen = self._next_quick(qos)
+            chosen = self._next_quick(topic, qos)
         return chosen
 
-    def _choose_patient(self, qos: int) -> Subscription | None:
+    def _choose_patient(self, topic: bytes, qos: int) -> Subscription | None:
         """A member that lets a message wait; QoS 0 never waits."""
-        return _next_patient(self._slow) or _next_patient(self._away) if qos else None
+        if qos == 0:
+            return None
+        return self._next_patient(self._slow, topic) or self._next_patient(self._away, topic)
 
     def _probe(self, ring: Ring, limit: int, qos: int) -> None:
         """Look at up to *limit* members of *ring* and put them where they belong."""
@@ -124,16 +129,34 @@ class SharedGroup(Subscriber):
             ring.probe = member.behind
             _move(member, self._ring_for(member.subscription, qos))
 
-    def _next_quick(self, qos: int) -> Subscription | None:
+    def _next_quick(self, topic: bytes, qos: int) -> Subscription | None:
         quick = self._quick
         for _ in range(min(LOOKS, quick.count)):
             member = cast(Member, quick.turn)
             ring = self._ring_for(member.subscription, qos)
-            if ring is quick:
-                quick.turn = member.behind
+            if ring is not quick:
+                _move(member, ring)
+                continue
+            quick.turn = member.behind
+            if self._may_receive(member.subscription, topic):
                 return member.subscription
-            _move(member, ring)
         return None
+
+    def _next_patient(self, ring: Ring, topic: bytes) -> Subscription | None:
+        """The next member of *ring* that may let a message to *topic* wait at QoS 1 or 2."""
+        for _ in range(min(LOOKS, ring.count)):
+            member = cast(Member, ring.turn)
+            ring.turn = member.behind
+            subscription = member.subscription
+            session: Session = subscription.session
+            if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
+                if self._may_receive(subscription, topic):
+                    return subscription
+        return None
+
+    def _may_receive(self, subscription: Subscription, topic: bytes) -> bool:
+        authoriser = self._authoriser
+        return authoriser is None or authoriser.may_receive(subscription.session.principal, topic)
 
     def _ring_for(self, subscription: Subscription, qos: int) -> Ring:
         """Where a member belongs that is offered a message at *qos*."""
@@ -158,15 +181,3 @@ def _move(member: Member, ring: Ring) -> None:
     if former is not ring:
         former.remove(member)
         ring.add(member)
-
-
-def _next_patient(ring: Ring) -> Subscription | None:
-    """The next member of *ring* that may let a message wait at QoS 1 or 2."""
-    for _ in range(min(LOOKS, ring.count)):
-        member = cast(Member, ring.turn)
-        ring.turn = member.behind
-        subscription = member.subscription
-        session: Session = subscription.session
-        if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
-            return subscription
-    return None

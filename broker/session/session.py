@@ -8,6 +8,7 @@
 # its connections holds much (`queue`) and then lets the oldest go. Empty containers are not made: most of the
 # sessions of a large fleet are idle.
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from broker.delivery.outbox import Outbox
@@ -16,6 +17,7 @@ from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.packet_ids import PacketIds
+from broker.session.principal import NOBODY, Principal
 from broker.session.run import GROWTH, Run
 from broker.session.subscriber import Subscriber
 from broker.session.will import Will
@@ -72,6 +74,7 @@ class Subscription(Subscriber):
 class Session:
     def __init__(self, client_id: str, limits: SessionLimits, counters: Counters) -> None:
         self.client_id = client_id
+        self.principal: Principal = NOBODY  # set where somebody decides by it
         self.expiry = 0  # seconds it outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
@@ -149,6 +152,30 @@ class Session:
             for message in shared:
                 self._waiting_bytes -= message.size
         return shared
+
+    def withhold(self, may_receive: Callable[[bytes], bool]) -> int:
+        """While it is without a connection: forget what is not to be received any more, by its topic; how many."""
+        kept: deque[Message] = deque()
+        withheld = 0
+        for message in self._waiting or ():
+            if may_receive(message.topic):
+                kept.append(message)
+            else:
+                withheld += 1
+                self._waiting_bytes -= message.size
+                self._limits.budget.give_back(message)
+        self._waiting = kept or None
+        inflight: dict[int, Message] = {}
+        for packet_id, message in (self._inflight or {}).items():
+            if message is RELEASED or may_receive(message.topic):
+                inflight[packet_id] = message
+            else:
+                withheld += 1
+        self._inflight = inflight or None
+        self._inflight_bytes = 0  # resume() counts it anew
+        if withheld:
+            self._counters.dropped(DropReason.MAY_NOT_READ, withheld)
+        return withheld
 
     def end(self) -> int:
         """Nothing of it will be delivered any more; the number of messages that were waiting."""

@@ -42,6 +42,7 @@ def expires_at(properties: Properties, now: float) -> float:
 class Will:
     def __init__(self, fields: WillFields) -> None:
         self._fields = fields
+        self.topic = fields.topic
         delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
         self.delay = delay if isinstance(delay, int) else 0  # seconds
 

@@ -195,6 +195,31 @@ def test_settings_that_contradict_each_other_are_refused(assignment: str, senten
     assert refused.endswith(sentence)
 
 
+OPEN = ["0.0.0.0", "::", "192.0.2.1", "::ffff:127.0.0.1", "broker.example"]
+LOOPBACK = ["127.0.0.1", "127.1.2.3", "::1", "localhost"]
+WAYS = "unless access.password_file names a file that `weir passwd` made, or access.allow_anonymous = true."
+
+
+@pytest.mark.parametrize("listener", ["tcp", "ws"])
+@pytest.mark.parametrize("host", OPEN)
+def test_an_address_that_others_reach_needs_a_word_on_who_may_come_in(listener: str, host: str) -> None:
+    """Somebody would publish a broker that everybody may use, by accident."""
+    options = [f"listeners.{listener}.host=127.0.0.1,{host}", f"listeners.{listener}.enabled=true"]
+    refused = refusal(None, None, *options)
+
+    assert f'listeners.{listener}.host = ["127.0.0.1", "{host}"] in --set cannot be: it must be loopback' in refused
+    assert refused.endswith(f"as anybody could come in at {host}, {WAYS}")
+    for way in ("access.password_file=/etc/weir/passwords", "access.allow_anonymous=true"):
+        load(environ={}, options=from_assignments([*options, way]), default_file=NOWHERE)
+
+
+def test_loopback_and_what_is_switched_off_need_none() -> None:
+    """`weir start` on a bare machine would need configuration."""
+    options = [f"listeners.tcp.host={','.join(LOOPBACK)}", "listeners.ws.host=0.0.0.0"]
+
+    load(environ={}, options=from_assignments(options), default_file=NOWHERE)
+
+
 def test_a_contradiction_with_a_default_names_the_defaults() -> None:
     """The user would be told of a file or option that does not have the key."""
     assert 'delivery.low_watermark = "640KiB" in the defaults cannot be' in refusal(
@@ -204,11 +229,11 @@ def test_a_contradiction_with_a_default_names_the_defaults() -> None:
 
 def test_lists_are_written_as_lists_or_with_commas() -> None:
     """The addresses to listen on could be set in the file only."""
-    given = Given("listeners.tcp.host", ["0.0.0.0", "::"], "--host")
+    given = Given("listeners.tcp.host", ["127.0.0.2", "::1"], "--host")
 
-    assert ("0.0.0.0", "::") == load(environ={}, options=[given], default_file=NOWHERE).config.listeners.tcp.host
-    environ = {"WEIR_LISTENERS__TCP__HOST": "0.0.0.0, ::"}
-    assert ("0.0.0.0", "::") == load(environ=environ, default_file=NOWHERE).config.listeners.tcp.host
+    assert ("127.0.0.2", "::1") == load(environ={}, options=[given], default_file=NOWHERE).config.listeners.tcp.host
+    environ = {"WEIR_LISTENERS__TCP__HOST": "127.0.0.2, ::1"}
+    assert ("127.0.0.2", "::1") == load(environ=environ, default_file=NOWHERE).config.listeners.tcp.host
 
 
 def test_what_is_shown_is_toml_with_the_same_meaning() -> None:

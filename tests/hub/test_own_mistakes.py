@@ -101,7 +101,7 @@ def test_a_run_that_fails_costs_its_publisher(brokers: Brokers, log: Log) -> Non
 def test_a_store_that_fails_costs_the_connect(brokers: Brokers, log: Log, version: int) -> None:
     """One session that cannot be read would keep all clients out, or a DISCONNECT come first [MQTT-3.14.0-1]."""
     broker = brokers()
-    broker.worker.reception._store = BrokenStore("unlucky")
+    broker.worker.arrivals._store = BrokenStore("unlucky")
     friend = broker.connect("friend")
     unlucky = broker.open(version)
     unlucky.send(greeting("unlucky", version), PingReq())

@@ -1,8 +1,10 @@
 # A few connected clients and the routes to them: who gets what of a message?
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.routing.authority import Authoriser
 from broker.routing.routes import Route, Routes
 from broker.session.message import Message
+from broker.session.principal import Principal
 from broker.session.run import Run
 from broker.session.session import Session, Subscription
 from tests.session.receiver import NOW, Receiver, message
@@ -11,14 +13,23 @@ PLENTY = 1 << 40
 
 
 class Party:
-    def __init__(self, *, topics: int = PLENTY, size: int = PLENTY, levels: int = 128, topic_bytes: int = 4096) -> None:
-        self.routes = Routes(topics, size, levels, topic_bytes)
+    def __init__(
+        self,
+        *,
+        topics: int = PLENTY,
+        size: int = PLENTY,
+        levels: int = 128,
+        topic_bytes: int = 4096,
+        authoriser: Authoriser | None = None,
+    ) -> None:
+        self.routes = Routes(topics, size, levels, topic_bytes, authoriser)
         self.clients: dict[str, Receiver] = {}
 
     def client(self, name: str, *, expiry: int = 0, pending: int = 1000) -> Receiver:
         """The client of that name, connected with 5.0 when it is first named."""
         if name not in self.clients:
             self.clients[name] = Receiver(name, expiry=expiry, pending=pending).connect(V5)
+            self.clients[name].session.principal = Principal(name, name, 0)
         return self.clients[name]
 
     def subscribe(

@@ -14,7 +14,7 @@ def group(party: Party) -> SharedGroup:
 
 
 def chosen(party: Party, qos: int) -> str | None:
-    member = group(party).choose(qos)
+    member = group(party).choose(b"t", qos)
     return None if member is None else member.session.client_id
 
 
