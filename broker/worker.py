@@ -302,9 +302,7 @@ def run(config: Config) -> int:
     if 0 < config.limits.connections < connections:
         connections = config.limits.connections
     configure(config.log.level, config.log.format)
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # until it is listened to it would end us, and all is being read anyway
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is listened to: it would end us, and all is read anyway
     try:
         worker = Worker(config, connections)
         for listener, transport in open_listeners(worker):

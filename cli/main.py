@@ -92,10 +92,56 @@ def start(
     raise typer.Exit(code)
 
 
+@app.command()
+def passwd(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The password file, as access.password_file names it.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose password to set.")],
+    create: Annotated[bool, typer.Option("--create", help="Make FILE if it is not there; users in it stay.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Take USER out of FILE.")] = False,
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000_000, metavar="N", help="What guessing costs, and each first log-in. [10000]"),
+    ] = None,
+) -> None:
+    """Set a user's password. It is asked for twice, or read as one line if the input is no terminal.
+
+    A broker that runs takes the change at SIGHUP.
+    """
+    from broker.access.passwords import ITERATIONS
+    from cli.passwords import PasswordFileError, check_user, delete_user, read, set_password
+
+    try:
+        if delete:
+            delete_user(file, user)
+            typer.echo(f"User {user} is no longer in {file}.")
+            return
+        check_user(user)  # before anybody types a password in vain
+        read(file, create)
+        new = set_password(file, user, _ask_password(), iterations or ITERATIONS, create)
+    except PasswordFileError as error:
+        _refuse(str(error))
+    typer.echo(f"User {user} was added to {file}." if new else f"The password of {user} in {file} is another now.")
+
+
+def _ask_password() -> bytes:
+    import sys
+
+    if sys.stdin.isatty():
+        typed: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+        return typed.encode()
+    return sys.stdin.buffer.readline().rstrip(b"\r\n")
+
+
 @config_app.command()
 def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
     """Say whether a broker would start with these settings. Exit code 0 if so, else 2."""
-    _load(config, assignments)
+    from broker.access_files import AccessFileError, AccessFiles
+
+    loaded = _load(config, assignments)
+    try:
+        AccessFiles(loaded.config.access)
+    except AccessFileError as error:
+        _refuse(str(error))
     typer.echo("The configuration is fine.")
 
 

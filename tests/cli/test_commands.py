@@ -35,9 +35,10 @@ def test_version_needs_neither_trio_nor_structlog() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["start", "config", "--version"]),
+        (["--help"], ["start", "passwd", "config", "--version"]),
         (["start", "--help"], ["--config", "--host", "--port", "--set", "SIGTERM"]),
         (["config", "--help"], ["check", "show"]),
+        (["passwd", "--help"], ["FILE", "USER", "--create", "--delete", "--iterations", "SIGHUP"]),
     ],
 )
 def test_help_names_what_there_is(arguments: list[str], words: list[str]) -> None:
@@ -56,6 +57,22 @@ def test_config_check_accepts_what_a_broker_would_start_with(tmp_path: Path) -> 
     done = weir("config", "check", "--config", str(file), "--set", "limits.qos=1")
 
     assert (0, "The configuration is fine.\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("command", [["start"], ["config", "check"]])
+@pytest.mark.parametrize(("setting", "what"), [("password_file", "password"), ("acl_file", "ACL")])
+def test_a_bad_line_of_an_access_file_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, command: list[str], setting: str, what: str
+) -> None:
+    """A broker would start that lets nobody in, or `weir config check` find fine what no broker starts with."""
+    file = tmp_path / "file"
+    missing = weir(*command, "--set", f"access.{setting}={file}")
+    file.write_text("# nothing\nwhatever: it is\n")
+    bad = weir(*command, "--set", f"access.{setting}={file}")
+
+    assert f"weir: Cannot read the {what} file {file}: No such file or directory.\n" == missing.stderr
+    assert bad.stderr.startswith(f"weir: The {what} file {file}, line 2: ")
+    assert [(2, "", 1)] * 2 == [(one.returncode, one.stdout, len(one.stderr.splitlines())) for one in (missing, bad)]
 
 
 @pytest.mark.parametrize("command", [["start"], ["config", "check"], ["config", "show"]])
