@@ -46,6 +46,7 @@ from broker.timers import Timers
 from broker.version import VERSION, form
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # those that a worker listens to
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
@@ -302,7 +303,7 @@ def run(config: Config) -> int:
     if 0 < config.limits.connections < connections:
         connections = config.limits.connections
     configure(config.log.level, config.log.format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it is listened to: it would end us, and all is read anyway
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until they are listened to: they would end us half started
     try:
         worker = Worker(config, connections)
         for listener, transport in open_listeners(worker):
@@ -310,6 +311,7 @@ def run(config: Config) -> int:
             host, port = listener.getsockname()[:2]
             worker.log.info("listening", transport=transport.name, host=host, port=port)
     except (AccessFileError, CertificateError, ListenError) as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         raise StartError(str(error)) from None
     open_to = [host for _, host in exposed(config)]
     if config.access.allow_anonymous and open_to:
@@ -336,7 +338,8 @@ def open_listeners(worker: Worker) -> list[tuple[socket.socket, Transport]]:
 async def _serve_until_signalled(worker: Worker) -> int:
     """The first SIGTERM or SIGINT drains, the second ends at once; SIGHUP reloads."""
     stopping = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with trio.open_signal_receiver(*SIGNALS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch_signals, signals, worker, stopping, nursery.cancel_scope)
             await worker.serve(stopping)

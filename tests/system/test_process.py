@@ -1,5 +1,7 @@
 # The process: how it starts, what it says of itself, how it ends.
+import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +10,15 @@ import pytest
 import broker as broker_package
 from broker.mqtt.packets import V5, V311, Disconnect
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
-from tests.system.processes import HOST, BrokerProcess, free_port, refused_start
+from tests.system.processes import (
+    HOST,
+    PATIENCE,
+    BrokerProcess,
+    free_port,
+    refused_start,
+    weir_command,
+    weir_environment,
+)
 from tests.system.raw import RawClient
 
 Dial = Callable[..., RawClient]
@@ -16,11 +26,16 @@ StartWeir = Callable[..., BrokerProcess]
 SHUTTING_DOWN = 0x8B
 
 
+def packages() -> Path:
+    """The folder that this process imports Weir from."""
+    assert broker_package.__file__ is not None
+    return Path(broker_package.__file__).parent.parent
+
+
 def refused(port: int, folder: Path, **settings: object) -> str:
     """The sentence that `weir start` refuses these settings with."""
-    assert broker_package.__file__ is not None
     by_key = {key.replace("__", "."): value for key, value in settings.items()}
-    return refused_start(port, folder, by_key, packages=Path(broker_package.__file__).parent.parent)
+    return refused_start(port, folder, by_key, packages())
 
 
 def test_the_version_is_told(dial: Dial, name: str) -> None:
@@ -71,6 +86,25 @@ def test_sigterm_with_a_half_sent_packet_ends_with_0(start_weir: StartWeir, dial
     dial(V5, port=weir.port)
 
     assert 0 == weir.terminate()
+
+
+@pytest.mark.weir_only("a matter of `weir start`")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_it_starts_is_heard_when_it_has_started(tmp_path: Path, number: int) -> None:
+    """A stop right after the start would look like a crash, a reload would end the broker."""
+    command = weir_command(free_port(), {"log.format": "json"})
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=weir_environment(packages())
+    ) as weir:
+        assert weir.stderr is not None
+        line = weir.stderr.readline()  # it listens, and does not serve yet
+        weir.send_signal(number)
+        weir.send_signal(signal.SIGTERM)
+        rest = weir.stderr.read()
+
+        assert "listening" in line
+        assert 0 == weir.wait(PATIENCE), rest
+        assert "stopped" in rest
 
 
 @pytest.mark.weir_only("a matter of `weir start`")
