@@ -15,10 +15,11 @@ from tests.fuzz.conversations import conversation
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.loop import Loop
 from tests.fuzz.pair import Subscriber
-from tests.fuzz.transports import Transport
+from tests.fuzz.transports import NAMES, Transport
 from tests.fuzz.victim import victim
 
 SHORT = 4000  # inputs
+SHORTER = 1000  # where each costs a handshake
 
 
 def ignore(outcome: Outcome) -> None:
@@ -26,15 +27,22 @@ def ignore(outcome: Outcome) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("seed", [20, pytest.param(secrets.randbelow(1 << 32), id="random")])
-def test_no_input_harms_the_broker_or_the_pair_beside_it(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("transport", "seed", "count"),
+    [
+        ("tcp", 20, SHORT),
+        pytest.param("tcp", secrets.randbelow(1 << 32), SHORT, id="tcp-random"),
+        *[pytest.param(name, secrets.randbelow(1 << 32), SHORTER, id=f"{name}-random") for name in NAMES[1:]],
+    ],
+)
+def test_no_input_harms_the_broker_or_the_pair_beside_it(tmp_path: Path, transport: str, seed: int, count: int) -> None:
     """A client could bring the broker down, make it leak descriptors, or lose other clients' messages."""
-    with victim(tmp_path, "tcp") as (broker, transport):
-        outcome = Campaign(broker, transport, Inputs(seed), 0, SHORT).run(ignore)
+    with victim(tmp_path, transport) as (broker, way):
+        outcome = Campaign(broker, way, Inputs(seed), 0, count).run(ignore)
 
-    print(report(outcome))
+    print(report(outcome))  # with the seed, which a failure needs
     assert [] == outcome.failures
-    assert SHORT == outcome.inputs
+    assert count == outcome.inputs
     assert outcome.pair["messages"] > 0
 
 
