@@ -1,5 +1,7 @@
 # MQTT over WebSocket: a whole worker under trio, and a client that makes its frames by hand.
+import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -334,6 +336,18 @@ async def test_a_client_that_vanishes_is_forgotten() -> None:
             await browser.stream.aclose()
         await served.until_empty()
         assert 4 == served.closed(CloseReason.PEER_CLOSED) + served.closed(CloseReason.PEER_RESET)
+
+
+async def test_a_client_that_is_gone_before_our_last_word_is_no_mistake_of_ours() -> None:
+    """Each would be an internal error, with its traceback in the log."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        sock = browser.stream.socket
+        os.write(sock.fileno(), frame(BINARY, b"x", masked=False))
+        served.worker.reactor.turn()  # has read it, and trio had no turn to answer it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        await served.until_empty()
 
 
 async def test_a_client_that_says_nothing_ends_at_the_deadline() -> None:
