@@ -40,7 +40,7 @@ class AtOnce(Executor):
         try:
             done.set_result(work(*args, **kwargs))
         except Exception as error:
-            done.set_exception(error)
+            done.set_exception(error.with_traceback(None))  # whose frames hold it
         return done
 
 

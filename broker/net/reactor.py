@@ -259,6 +259,7 @@ class Reactor:
         stream.outbox.discard()
         if stream.layer is not None:
             stream.layer.close()
+            stream.layer = None  # it knows its stream: each connection would be a cycle, for the collector to find
         stream.sock.close()  # leaves the epoll by itself
 
     def turn(self) -> float:
