@@ -45,7 +45,9 @@ SETTINGS: Final[dict[str, object]] = {
     "delivery.slow_consumer_timeout": 2,
 }
 CONCURRENT: Final = 600  # inputs on their way at once
-CONCURRENT_LAYERED: Final = 150  # the same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too
+CONCURRENT_LAYERED: Final = (
+    150  # the same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too
+)
 LOOK_EVERY: Final = 0.5  # seconds
 SETTLE: Final = 20.0  # seconds for the broker to forget everybody
 TENTH: Final = 10
