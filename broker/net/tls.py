@@ -12,7 +12,7 @@ from typing import Final, cast
 from broker.net.layer import Layer, Transport
 from broker.net.offload import Offload
 from broker.net.reactor import Reactor
-from broker.net.stream import CLOSED, Stream
+from broker.net.stream import CLOSED, Stream, receive
 from broker.reasons import CloseReason, ProtocolError
 
 RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)
@@ -54,13 +54,13 @@ class TlsLayer(Layer):
 
     def recv(self, size: int) -> bytes:
         if self._shaking or self._failed:  # and yet asked: the stream is being closed, and this will be thrown away
-            return self._sock.recv(size)
+            return receive(self._sock, size)
         if self._failure:
             self._failed = True
             self.more = False
             raise ProtocolError(CloseReason.TLS_HANDSHAKE_FAILED, self._failure)
         if not self.more:
-            data = self._sock.recv(size)
+            data = receive(self._sock, size)
             if not data:
                 return b""
             self._incoming.write(data)

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from broker.net.layer import Layer, Transport
 from broker.net.reactor import Reactor
-from broker.net.stream import Stream
+from broker.net.stream import Stream, receive
 from broker.net.tls import TlsLayer, TlsTransport
 from broker.reasons import CloseReason, ProtocolError
 
@@ -103,7 +103,7 @@ class WebSocketLayer(Layer):
             return b""
         if self.deaf and not self._finished:
             raise BlockingIOError
-        raw = self._sock.recv(size) if self._below is None else self._below.recv(size)
+        raw = receive(self._sock, size) if self._below is None else self._below.recv(size)
         if self._finished:
             return raw  # to be thrown away
         self.deaf = True
