@@ -50,10 +50,11 @@ CONCURRENT_LAYERED: Final = (
 )
 LOOK_EVERY: Final = 0.5  # seconds
 SETTLE: Final = 20.0  # seconds for the broker to forget everybody
-TENTH: Final = 10
-FLAT: Final = 1.10  # the last tenth's memory over the first tenth's, at most
-SLACK_KIB: Final = 4096  # and so much more
-FEW: Final = 400  # samples of the memory: in a shorter run the first tenth is not over the longest of SETTINGS
+TENTHS: Final = 10
+WARM: Final = 1  # the tenth that the last one is compared with; in the one before it, limits fill
+LONG: Final = 100.0  # seconds of a run: in a shorter one that tenth does not reach beyond the longest of SETTINGS
+SLACK_KIB: Final = 4096  # that the last tenth may have more: a peak of what is in use leaves its pages with the heap
+MOST_PER_INPUT: Final = 8  # bytes that it may have more for each input: a pointer that is never let go is too much
 REASONS: Final = "$SYS/broker/weir/"
 UPTIME: Final = b"$SYS/broker/uptime"  # changes with each sample
 SYS_SAMPLES: Final = 3  # the retained one, one that may be of this moment, and one that is later
@@ -75,15 +76,22 @@ class Outcome:
     counters: dict[str, int] = field(default_factory=dict)  # of $SYS/broker/weir
     failures: list[str] = field(default_factory=list)
 
-    def memory_ends(self) -> tuple[float, float]:
-        """The mean of the first tenth, and of the last."""
-        share = max(1, len(self.memory) // TENTH)
-        return sum(self.memory[:share]) / share, sum(self.memory[-share:]) / share
+    def memory_by_tenths(self) -> list[int]:
+        """The mean of each tenth of the run."""
+        tenths = []
+        for n in range(min(TENTHS, len(self.memory))):
+            tenth = self.memory[n * len(self.memory) // TENTHS : (n + 1) * len(self.memory) // TENTHS]
+            tenths.append(sum(tenth) // len(tenth))
+        return tenths
 
     def judge_memory(self) -> None:
-        begin, end = self.memory_ends()
-        if len(self.memory) >= FEW and end > begin * FLAT + SLACK_KIB:
-            self.failures.append(f"memory grew from {begin:.0f} KiB in the first tenth to {end:.0f} KiB in the last")
+        """Fail if it grew, and the run was so long that this means something."""
+        if self.seconds < LONG:
+            return
+        tenths = self.memory_by_tenths()
+        grown = tenths[-1] - tenths[WARM]
+        if grown > SLACK_KIB + self.inputs * MOST_PER_INPUT // 1024:
+            self.failures.append(f"memory grew by {grown} KiB after the first tenths: {tenths}")
 
 
 class Campaign:

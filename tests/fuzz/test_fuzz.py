@@ -9,7 +9,7 @@ from broker.mqtt.packets import V5, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import ProtocolError
 from tests.fuzz.__main__ import report
-from tests.fuzz.campaign import Campaign, Outcome
+from tests.fuzz.campaign import LONG, Campaign, Outcome
 from tests.fuzz.channels import Channel, ChannelEnded, WebSocket, frame, mask
 from tests.fuzz.conversations import conversation
 from tests.fuzz.inputs import Inputs
@@ -130,14 +130,16 @@ def test_the_pair_takes_marked_duplicates_at_qos_1_only(subscriber: Subscriber, 
 
 def test_growing_memory_is_a_failure() -> None:
     """A leak would go unnoticed."""
-    leaking, steady = Outcome(0, 0), Outcome(0, 0)
-    leaking.memory = [50_000 + 100 * n for n in range(500)]
-    steady.memory = [50_000 + n % 7 for n in range(500)]
+    begun = [50_000 + 200 * n for n in range(50)]  # caches and limits fill
+    leaking, steady, short = (Outcome(0, 0, 1_000_000, LONG) for _ in range(3))
+    leaking.memory = begun + [60_000 + 30 * n * 1_000_000 // 450 // 1024 for n in range(450)]  # 30 bytes an input
+    steady.memory = begun + [60_000 + n * 9 for n in range(450)]
+    short.seconds, short.memory = LONG - 1, leaking.memory
 
-    leaking.judge_memory()
-    steady.judge_memory()
+    for outcome in (leaking, steady, short):
+        outcome.judge_memory()
 
-    assert [1, 0] == [len(leaking.failures), len(steady.failures)]
+    assert [1, 0, 0] == [len(outcome.failures) for outcome in (leaking, steady, short)]
 
 
 def server_frames(*payloads: bytes) -> bytes:
