@@ -2,6 +2,7 @@
 # make test   the whole suite, on the sources as they are and on an installed, compiled copy
 # make check  format, lint, types, import contracts and the fast tests: under a minute
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick
+# make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
 # make clean  remove all that the others made
 #
 # Compiled files are never in the source tree. .venv holds an installed copy, made again whenever the text of
@@ -27,7 +28,7 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run test check bench clean FORCE
+.PHONY: run test check bench fuzz clean FORCE
 FORCE:
 
 run: $(VENV)/installed
@@ -51,6 +52,9 @@ check: $(VENV)/dev
 
 bench: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.bench $(ARGS)
+
+fuzz: $(VENV)/installed $(VENV)/dev
+	@$(INSTALLED) -m tests.fuzz $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

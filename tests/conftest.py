@@ -3,6 +3,7 @@
 # The suite runs on two forms of the same code: the sources as they are, and an installed copy with its hot
 # modules compiled. WEIR_FORM says which one is meant, and nothing runs when another one was imported:
 # a compiled run that tests the sources would be green and mean nothing.
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -69,3 +70,15 @@ def brokers() -> Iterator[Callable[..., Broker]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def garbage() -> Iterator[list[object]]:
+    """What only the collector would have found since the test began; it is filled by `gc.collect()`."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield gc.garbage
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()

@@ -58,7 +58,7 @@ class AtOnce(Executor):
                     raise self.fail
                 done.set_result(work())
             except Exception as error:
-                done.set_exception(error)
+                done.set_exception(error.with_traceback(None))  # whose frames hold it
 
 
 class Broker:

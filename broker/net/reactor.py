@@ -19,7 +19,7 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.collector import Collector
 from broker.net.doors import Doors
 from broker.net.layer import TCP, Layer, Transport
-from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream
+from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream, receive
 from broker.net.unfinished_input import UnfinishedInput
 from broker.overload.quantum import LARGEST, TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
@@ -259,6 +259,7 @@ class Reactor:
         stream.outbox.discard()
         if stream.layer is not None:
             stream.layer.close()
+            stream.layer = None  # it knows its stream: each connection would be a cycle, for the collector to find
         stream.sock.close()  # leaves the epoll by itself
 
     def turn(self) -> float:
@@ -550,7 +551,7 @@ class Reactor:
         """Read and forget what a peer sends whom we are leaving."""
         layer = stream.layer
         try:
-            if not (stream.sock.recv(LARGE_READ) if layer is None else layer.recv(LARGE_READ)):
+            if not (receive(stream.sock, LARGE_READ) if layer is None else layer.recv(LARGE_READ)):
                 stream.finished = True
                 if stream.state == LINGERING:
                     self.destroy(stream)

@@ -12,7 +12,7 @@ from typing import Final, cast
 from broker.net.layer import Layer, Transport
 from broker.net.offload import Offload
 from broker.net.reactor import Reactor
-from broker.net.stream import CLOSED, Stream
+from broker.net.stream import CLOSED, Stream, receive
 from broker.reasons import CloseReason, ProtocolError
 
 RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)
@@ -47,20 +47,20 @@ class TlsLayer(Layer):
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._established = False
         self._shaking = False  # the offload is at work on the handshake
-        self._failure: ProtocolError | None = None
+        self._failure = ""  # of the handshake; an exception that is kept and raised keeps who keeps it
         self._failed = False  # it has been told; what still comes means nothing
         self._ciphertext = b""  # that the kernel did not take yet
         self._encrypted = 0  # bytes of the outbox that it holds
 
     def recv(self, size: int) -> bytes:
         if self._shaking or self._failed:  # and yet asked: the stream is being closed, and this will be thrown away
-            return self._sock.recv(size)
-        if self._failure is not None:
+            return receive(self._sock, size)
+        if self._failure:
             self._failed = True
             self.more = False
-            raise self._failure
+            raise ProtocolError(CloseReason.TLS_HANDSHAKE_FAILED, self._failure)
         if not self.more:
-            data = self._sock.recv(size)
+            data = receive(self._sock, size)
             if not data:
                 return b""
             self._incoming.write(data)
@@ -113,8 +113,8 @@ class TlsLayer(Layer):
             self._established = True
             self.identity = _common_name(self._ssl)
         elif not isinstance(outcome, ssl.SSLWantReadError):
-            self._failure = ProtocolError(CloseReason.TLS_HANDSHAKE_FAILED, _explain(outcome))
-        if self._failure is not None or self._established:
+            self._failure = _explain(outcome)
+        if self._failure or self._established:
             self.more = True  # the rest of what came with the handshake, or the failure
             self._reactor.readable(self._stream)
         self._reactor.release(self._stream)
@@ -167,7 +167,7 @@ def _stepped(layer: TlsLayer, outcome: object) -> None:
 def _explain(error: object) -> str:
     """What went wrong, in OpenSSL's words."""
     reason = getattr(error, "reason", None)  # "WRONG_VERSION_NUMBER"
-    return str(reason or error).lower().replace("_", " ")
+    return str(reason or error).lower().replace("_", " ") or "no reason"
 
 
 def _common_name(connection: ssl.SSLObject) -> str:

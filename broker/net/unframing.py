@@ -53,7 +53,7 @@ class Unframing:
         except Exception as error:
             if not self._pipe.accepted and _only(error, UnicodeError):
                 self._pipe.refused = "a header that is no text"  # which wsproto does not expect
-            elif not _only(error, ConnectionClosed, LocalProtocolError):
+            elif not _only(error, ConnectionClosed, LocalProtocolError, trio.BrokenResourceError):
                 self._layer.fail(CloseReason.INTERNAL_ERROR, type(error).__name__)
                 self._failed(error)
         if self._pipe.refused:
@@ -193,7 +193,11 @@ class _Pipe(trio.abc.Stream):
 
 
 def _only(error: Exception, *kinds: type[Exception]) -> bool:
-    """It is, or holds, nothing else. A LocalProtocolError is a ping that trio-websocket answers while it closes."""
+    """It is, or holds, nothing else.
+
+    A LocalProtocolError is a ping that trio-websocket answers while it closes, a BrokenResourceError a client that
+    was gone before it heard our last word.
+    """
     if isinstance(error, ExceptionGroup):
         return error.split(kinds)[1] is None
     return isinstance(error, kinds)

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from broker.net.layer import Layer, Transport
 from broker.net.reactor import Reactor
-from broker.net.stream import Stream
+from broker.net.stream import Stream, receive
 from broker.net.tls import TlsLayer, TlsTransport
 from broker.reasons import CloseReason, ProtocolError
 
@@ -71,7 +71,7 @@ class WebSocketLayer(Layer):
         self._given = 0  # how much of it the reactor has
         self._framed = b""  # pushed, and not with the kernel yet
         self._finished = False
-        self._failure: ProtocolError | None = None
+        self._failure: tuple[CloseReason, str] | None = None  # an exception that is raised would keep who raised it
         self._failed = False  # it has been told
         self.deaf = True  # until the task asks
 
@@ -93,17 +93,17 @@ class WebSocketLayer(Layer):
                 self._told().taken()
             return data
         if self._failure is not None:
-            failure = self._failure
+            reason, detail = self._failure
             self._failure = None
             self._failed = True
             self.more = False
-            raise failure
+            raise ProtocolError(reason, detail)
         if self._finished and not self._failed:
             self.more = False  # said once: the reactor would ask for ever
             return b""
         if self.deaf and not self._finished:
             raise BlockingIOError
-        raw = self._sock.recv(size) if self._below is None else self._below.recv(size)
+        raw = receive(self._sock, size) if self._below is None else self._below.recv(size)
         if self._finished:
             return raw  # to be thrown away
         self.deaf = True
@@ -134,6 +134,7 @@ class WebSocketLayer(Layer):
 
     def close(self) -> None:
         self._told().cancel()
+        self.task = None  # it knows its layer
 
     # The task's side.
 
@@ -174,7 +175,7 @@ class WebSocketLayer(Layer):
 
     def fail(self, reason: CloseReason, detail: str) -> None:
         """The client does not speak WebSocket, or not as MQTT demands. What is to be sent still is."""
-        self._failure = ProtocolError(reason, detail)
+        self._failure = reason, detail
         self._tell()
 
     def finish(self) -> None:

@@ -1,11 +1,14 @@
-# python -m tests.bench [speed|transports|connects|storm|fanout]: Weir beside Mosquitto, as Markdown tables.
+# python -m tests.bench [speed|transports|connects|storm|fanout|hostile]: Weir beside Mosquitto, as Markdown tables;
+# `hostile` is Weir alone, beside clients that mean harm.
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import scale, speed, transports
+from tests.bench import hostile, scale, speed, transports
+from tests.bench.attackers import ATTACKS
 from tests.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.bench.loads import LOADS, Load
 from tests.bench.table import number
@@ -16,31 +19,35 @@ QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
-    benches = ["speed", "transports", "connects", "storm", "fanout"]
+    benches = ["speed", "transports", "connects", "storm", "fanout", "hostile"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
     parser.add_argument("--loads", metavar="NAME,...", help=f"of: {', '.join(load.name for load in LOADS)}")
-    parser.add_argument("--transport", choices=TRANSPORTS, help="of `transports`: this one only")
+    parser.add_argument(
+        "--transport", choices=TRANSPORTS, help="of `transports`: this one only; of `hostile`: default tcp"
+    )
     parser.add_argument("--v5", action="store_true", help="the clients speak MQTT 5.0 instead of 3.1.1")
     parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
+    parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
+    parser.add_argument("--seconds", type=int, default=10, help="of `hostile`, beside each attacker (default 10)")
     parser.add_argument(
         "--rate", type=int, default=1000, help="SUBSCRIBE, and as many UNSUBSCRIBE, a second (default 1000)"
     )
     return parser
 
 
-def chosen(parser: argparse.ArgumentParser, names: str | None) -> list[Load]:
-    known = {load.name: load for load in LOADS}
+def chosen(parser: argparse.ArgumentParser, what: str, names: str | None, known: Sequence[str]) -> list[str]:
+    """Those that are named, or all."""
     if names is None:
-        return list(LOADS)
+        return list(known)
     wrong = [name for name in names.split(",") if name not in known]
     if wrong:
-        parser.error(f"no such load: {', '.join(wrong)}; there are {', '.join(known)}")
-    return [known[name] for name in names.split(",")]
+        parser.error(f"no such {what}: {', '.join(wrong)}; there are {', '.join(known)}")
+    return names.split(",")
 
 
 def measure_speed(bench: Bench, loads: list[Load], arguments: argparse.Namespace, least_cpu: float) -> dict[str, Any]:
@@ -55,7 +62,9 @@ def measure_speed(bench: Bench, loads: list[Load], arguments: argparse.Namespace
 def main() -> None:
     parser = options()
     arguments = parser.parse_args()
-    loads = chosen(parser, arguments.loads)
+    known = {load.name: load for load in LOADS}
+    loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]
+    attackers = chosen(parser, "attacker", arguments.attackers, list(ATTACKS))
     least_cpu, clients, connects = speed.LEAST_CPU, min(arguments.clients, scale.descriptors()), arguments.connects
     if arguments.quick:
         arguments.runs, least_cpu = 1, QUICK_CPU
@@ -73,6 +82,8 @@ def main() -> None:
                 table, results = transports.measure(bench, roads, arguments.runs, arguments.v5, least_cpu, *sizes)
             elif arguments.what == "connects":
                 table, results = scale.connects(bench, arguments.runs, connects, clients)
+            elif arguments.what == "hostile":
+                table, results = hostile.measure(bench, arguments.transport or "tcp", attackers, arguments.seconds)
             elif arguments.what == "storm":
                 table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)
             else:

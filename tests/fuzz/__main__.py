@@ -40,13 +40,11 @@ class Progress:
 
 
 def report(outcome: Outcome) -> str:
-    begin, end = outcome.memory_ends() if outcome.memory else (0.0, 0.0)
     lines = [
         f"{outcome.inputs} inputs from seed {outcome.seed}, number {outcome.first}, in {outcome.seconds:.0f} s: "
         f"{outcome.inputs / max(outcome.seconds, 0.001):.0f} a second, {outcome.broker_cpu:.0f} s of the broker's CPU",
         f"descriptors: {outcome.descriptors[0]} before, {outcome.descriptors[1]} after",
-        f"memory: {begin:.0f} KiB in the first tenth, {end:.0f} KiB in the last, "
-        f"{max(outcome.memory, default=0)} KiB at most",
+        f"memory by tenths of the run: {outcome.memory_by_tenths()} KiB, {max(outcome.memory, default=0)} at most",
         "pair: " + ", ".join(f"{count} {name}" for name, count in outcome.pair.items()),
         "counters:",
         *[f"  {name} {count}" for name, count in sorted(outcome.counters.items()) if count],

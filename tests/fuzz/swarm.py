@@ -12,6 +12,7 @@ from tests.fuzz.inputs import Input, Inputs, Parting
 from tests.fuzz.loop import Loop
 from tests.fuzz.transports import Transport
 
+AT_ONCE: Final = 30  # inputs begun in one turn
 PATIENCE: Final = 2.0  # seconds, for a handshake, and for a broker that does not read
 LOOK_AGAIN: Final = 0.02  # seconds
 LAST_WAIT: Final = 1.0  # seconds for the broker to close, after our half
@@ -122,8 +123,8 @@ class Swarm:
         self._more = True
 
     def fill(self) -> None:
-        """Begin as many inputs as there is room for."""
-        while self._more and len(self._lines) < self._most:
+        """Begin as many inputs as there is room for; few at a time, as the pair has its turn only in between."""
+        for _ in range(min(AT_ONCE, self._most - len(self._lines))):
             number = next(self._numbers, None)
             if number is None:
                 self._more = False

@@ -9,16 +9,17 @@ from broker.mqtt.packets import V5, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import ProtocolError
 from tests.fuzz.__main__ import report
-from tests.fuzz.campaign import Campaign, Outcome
+from tests.fuzz.campaign import LONG, Campaign, Outcome
 from tests.fuzz.channels import Channel, ChannelEnded, WebSocket, frame, mask
 from tests.fuzz.conversations import conversation
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.loop import Loop
 from tests.fuzz.pair import Subscriber
-from tests.fuzz.transports import Transport
+from tests.fuzz.transports import NAMES, Transport
 from tests.fuzz.victim import victim
 
 SHORT = 4000  # inputs
+SHORTER = 1000  # where each costs a handshake
 
 
 def ignore(outcome: Outcome) -> None:
@@ -26,15 +27,22 @@ def ignore(outcome: Outcome) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("seed", [20, pytest.param(secrets.randbelow(1 << 32), id="random")])
-def test_no_input_harms_the_broker_or_the_pair_beside_it(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("transport", "seed", "count"),
+    [
+        ("tcp", 20, SHORT),
+        pytest.param("tcp", secrets.randbelow(1 << 32), SHORT, id="tcp-random"),
+        *[pytest.param(name, secrets.randbelow(1 << 32), SHORTER, id=f"{name}-random") for name in NAMES[1:]],
+    ],
+)
+def test_no_input_harms_the_broker_or_the_pair_beside_it(tmp_path: Path, transport: str, seed: int, count: int) -> None:
     """A client could bring the broker down, make it leak descriptors, or lose other clients' messages."""
-    with victim(tmp_path, "tcp") as (broker, transport):
-        outcome = Campaign(broker, transport, Inputs(seed), 0, SHORT).run(ignore)
+    with victim(tmp_path, transport) as (broker, way):
+        outcome = Campaign(broker, way, Inputs(seed), 0, count).run(ignore)
 
-    print(report(outcome))
+    print(report(outcome))  # with the seed, which a failure needs
     assert [] == outcome.failures
-    assert SHORT == outcome.inputs
+    assert count == outcome.inputs
     assert outcome.pair["messages"] > 0
 
 
@@ -122,14 +130,16 @@ def test_the_pair_takes_marked_duplicates_at_qos_1_only(subscriber: Subscriber, 
 
 def test_growing_memory_is_a_failure() -> None:
     """A leak would go unnoticed."""
-    leaking, steady = Outcome(0, 0), Outcome(0, 0)
-    leaking.memory = [50_000 + 100 * n for n in range(500)]
-    steady.memory = [50_000 + n % 7 for n in range(500)]
+    begun = [50_000 + 200 * n for n in range(50)]  # caches and limits fill
+    leaking, steady, short = (Outcome(0, 0, 1_000_000, LONG) for _ in range(3))
+    leaking.memory = begun + [60_000 + 30 * n * 1_000_000 // 450 // 1024 for n in range(450)]  # 30 bytes an input
+    steady.memory = begun + [60_000 + n * 9 for n in range(450)]
+    short.seconds, short.memory = LONG - 1, leaking.memory
 
-    leaking.judge_memory()
-    steady.judge_memory()
+    for outcome in (leaking, steady, short):
+        outcome.judge_memory()
 
-    assert [1, 0] == [len(leaking.failures), len(steady.failures)]
+    assert [1, 0, 0] == [len(outcome.failures) for outcome in (leaking, steady, short)]
 
 
 def server_frames(*payloads: bytes) -> bytes:

@@ -1,19 +1,16 @@
 # The broker that is fuzzed: a process of its own, of the package that these tests import.
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import broker as broker_package
+from tests.bench.contenders import make_certificate
 from tests.fuzz.campaign import SETTINGS
 from tests.fuzz.transports import Transport
 from tests.system.processes import BrokerProcess, free_port, start_weir
 
 LOG_TAIL: Final = 8000  # characters of the log that are shown of a broker that ended badly
-CERTIFICATE: Final = (
-    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-)
 
 
 @contextmanager
@@ -40,7 +37,6 @@ def listening(folder: Path, transport: str, port: int) -> dict[str, object]:
     }
     if transport in ("tls", "wss"):
         key, certificate = folder / "key.pem", folder / "certificate.pem"
-        command = [*CERTIFICATE.split(), "-keyout", str(key), "-out", str(certificate)]
-        subprocess.run(command, check=True, capture_output=True)
+        make_certificate(certificate, key)
         settings |= {"tls.certificate": certificate, "tls.key": key}
     return settings

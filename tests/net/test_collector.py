@@ -1,10 +1,11 @@
 # The collector's policy: nothing is looked at while clients wait, unless it is little.
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from broker.net.collector import FULL_EVERY, YOUNG, Collector
+from broker.net.collector import AGAIN_EVERY, FULL_EVERY, LONGEST, LONGEST_EVER, YOUNG, Collector
 
 
 @pytest.fixture(autouse=True)
@@ -52,32 +53,82 @@ def test_young_objects_are_looked_at_when_there_are_some_thousands() -> None:
     assert collector.longest > 0.0
 
 
+def grow() -> list[object]:
+    """So many young objects that they are looked at."""
+    return [[] for _ in range(2 * YOUNG)]
+
+
+def test_who_lived_through_one_look_is_looked_at_again() -> None:
+    """What ends a moment after a look would stay, for as long as there is always something to do."""
+    collector = Collector()
+    collector.start(0.0)
+    before = Ring.gone
+    ring = Ring()
+    kept = grow()
+    collector.look(idle=False, now=1.0)
+    del ring
+    assert before == Ring.gone
+    for _ in range(AGAIN_EVERY):
+        kept += grow()
+        collector.look(idle=False, now=1.0)
+
+    assert before + 1 == Ring.gone
+    assert 2 * YOUNG * (AGAIN_EVERY + 1) == len(kept)
+
+
+def grow_old() -> None:
+    """A ring of garbage that is too old for a look at the young."""
+    ring = Ring()
+    gc.collect(1)
+    del ring
+
+
 def test_all_objects_are_looked_at_only_when_nothing_goes_on() -> None:
     """Garbage among old objects would stay for ever, or clients wait for its collection."""
     collector = Collector()
     collector.start(0.0)
+    collector._per_block = 0.0  # whatever this process holds
     before = Ring.gone
-    Ring()
-    gc.freeze()  # it is old now
+    grow_old()
     collector.look(idle=False, now=FULL_EVERY + 1)
     collector.look(idle=True, now=FULL_EVERY - 1)
     assert before == Ring.gone
-    collector._per_object = 0.0  # whatever this process holds
     collector.look(idle=True, now=FULL_EVERY + 1)
     assert before + 1 == Ring.gone
-    Ring()
-    gc.freeze()
+    grow_old()
+    collector._per_block = 0.0
     collector.look(idle=True, now=FULL_EVERY + 2)  # not again so soon
 
     assert before + 1 == Ring.gone
 
 
-def test_a_pass_that_would_take_too_long_is_left_out() -> None:
-    """A broker with a million objects would stand still once a minute."""
+def test_a_long_pass_comes_rarely_and_a_very_long_one_never() -> None:
+    """A broker with a million objects would stand still once a minute, or one with 30 000 keep its garbage."""
     collector = Collector()
     collector.start(0.0)
-    collector._per_object = 1.0  # seconds: so was the last pass
+    kept = [[n] for n in range(YOUNG // 2)]
+    collector._per_block = 1.0  # seconds: so was the last pass
+    collector.look(idle=True, now=FULL_EVERY + 1)
+    assert 0 == collector.collections
+    blocks = sys.getallocatedblocks() - collector._at_start
+    collector._per_block = LONGEST * 5 / blocks
+    for late, passes in ((3, 0), (8, 1)):
+        collector.look(idle=True, now=late * FULL_EVERY)
+        assert passes == collector.collections
+
+    assert LONGEST * 5 < LONGEST_EVER
+    assert YOUNG // 2 == len(kept)
+
+
+def test_what_was_there_at_the_start_is_never_looked_at_again() -> None:
+    """The code alone would take longer than a pass may, and there would never be one."""
+    collector = Collector()
+    collector.start(0.0)
+    frozen = gc.get_freeze_count()
+    kept = [[n] for n in range(YOUNG // 2)]
+    collector._per_block = 0.0
     collector.look(idle=True, now=FULL_EVERY + 1)
 
-    assert 0 == collector.collections
-    assert gc.get_freeze_count() > 0
+    assert 1 == collector.collections
+    assert frozen == gc.get_freeze_count()
+    assert YOUNG // 2 == len(kept)

@@ -38,6 +38,18 @@ def test_what_arrives_is_there_to_be_taken(pair: Pair) -> None:
     assert (b"whole", 0, 5) == (pair.stream.input, pair.stream.position, pair.stream.left)
 
 
+def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
+    """64 KiB would be taken from the heap for each receive, and a few minutes of clients leave it full of holes."""
+    tracemalloc.start()
+    try:
+        pair.arrive(b"few")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 4096
+
+
 def test_nothing_and_the_end_are_not_the_same(pair: Pair) -> None:
     """A stream that is merely silent would be taken for one that ended."""
     assert 0 == pair.stream.receive(10)

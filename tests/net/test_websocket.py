@@ -1,5 +1,7 @@
 # MQTT over WebSocket: a whole worker under trio, and a client that makes its frames by hand.
+import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -15,6 +17,7 @@ from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
 from broker.reasons import CloseReason
 from broker.worker import Worker
+from tests.garbage import ours
 
 HOST: Final = "127.0.0.1"
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -334,6 +337,37 @@ async def test_a_client_that_vanishes_is_forgotten() -> None:
             await browser.stream.aclose()
         await served.until_empty()
         assert 4 == served.closed(CloseReason.PEER_CLOSED) + served.closed(CloseReason.PEER_RESET)
+
+
+async def test_a_client_that_is_gone_before_our_last_word_is_no_mistake_of_ours() -> None:
+    """Each would be an internal error, with its traceback in the log."""
+    async with serving() as served:
+        browser = await served.connected("b")
+        sock = browser.stream.socket
+        os.write(sock.fileno(), frame(BINARY, b"x", masked=False))
+        served.worker.reactor.turn()  # has read it, and trio had no turn to answer it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        await served.until_empty()
+
+
+async def test_connections_leave_no_cycle_of_ours(garbage: list[object]) -> None:
+    """Each WebSocket connection would stay in memory after its end, with all that trio-websocket has."""
+    async with serving() as served:
+        for ending in (b"", b"GET /mq", b"\xff\xff", frame(TEXT, b"t"), frame(CLOSE), mqtt(PingReq())):
+            browser = await served.dial()
+            if ending and ending[0] & 0x80:
+                await browser.connect("b")
+            await browser.stream.send_all(ending or b"G")
+            await browser.stream.send_eof()
+            try:
+                await browser.rest()
+            except trio.BrokenResourceError:
+                pass
+        await served.until_empty()
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert [] == ours(garbage)
 
 
 async def test_a_client_that_says_nothing_ends_at_the_deadline() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import broker as broker_package
-from tests.bench import scale
+from tests.bench import hostile, scale
 from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.system.processes import BrokerProcess
 
@@ -72,3 +72,14 @@ def test_without_openssl_there_is_no_tls(tmp_path: Path) -> None:
 
     assert 2 == done.returncode
     assert "made without OpenSSL, so there is no tls and no wss: install libssl-dev" in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ws"])
+def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> None:
+    """`python -m tests.bench hostile` would show a pair at peace, or end with an error."""
+    table, results = hostile.measure(bench, transport, ["garbage"], seconds=1)
+
+    beside_it = results["garbage"]
+    assert (hostile.RATE, 0) == (beside_it["received"], beside_it["lost"])
+    assert 0 < beside_it["reasons"]["closed/malformed_packet"]
+    assert "| garbage" in table
