@@ -1,0 +1,152 @@
+# python -m tests.mutation [--package broker/mqtt] [--sample 600 --seed 1]: do the tests notice small mistakes?
+#
+# Each edit of edits.py in turn is made in one module, in memory, and the quick tests that run the edited line are run:
+# the mutant is killed when one of them fails. Which survive is what the suite would let pass.
+#
+# None of the known tools fits: mutmut changes neither module-level tables nor constants, of which the wire is full,
+# and removes no statements; cosmic-ray starts a process and imports everything for each mutant, seconds each.
+import argparse
+import gc
+import math
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.survey import Survey
+from tests.mutation.trial import Runner, Trial, functions_of
+
+PACKAGES: Final = ["broker/mqtt", "broker/session", "broker/routing"]
+PYTEST: Final = [
+    *("-m", "not slow and not system"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # collecting anew: hypothesis and others are imported already
+    *("-p", "no:terminal", "-p", "no:cacheprovider"),
+    "--import-mode=importlib",
+]
+CONFIDENCE: Final = 1.96  # standard deviations around 95 %
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="Do the tests notice small mistakes?")
+    parser.add_argument(
+        "--package", action="append", metavar="PATH[:LINE]", help=f"a folder or a file (default {' '.join(PACKAGES)})"
+    )
+    parser.add_argument("--tests", action="append", metavar="PATH", help="of these tests only (default tests)")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many mutants, from all packages alike")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (default 1)")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds of tests for one mutant (default 10)")
+    parser.add_argument("--killers", action="store_true", help="show what killed each mutant, too")
+    return parser
+
+
+class Score:
+    """Of one package."""
+
+    def __init__(self, package: str, mutants: list[Mutant]) -> None:
+        self.package = package
+        self.mutants = mutants
+        self.total = len(mutants)
+        self.tried = 0
+        self.killed = 0
+
+    def sample(self, share: float, chance: random.Random) -> None:
+        self.mutants = chance.sample(self.mutants, min(self.total, math.ceil(self.total * share)))
+        self.mutants.sort(key=lambda mutant: (mutant.path, mutant.lines.start))
+
+    def __str__(self) -> str:
+        share = self.killed / max(self.tried, 1)
+        text = f"{self.package}: {self.killed} of {self.tried} killed, {100 * share:.1f} %"
+        if self.tried == self.total:
+            return text
+        low, high = interval(self.killed, self.tried)
+        return f"{text} (a sample of {self.total}: {100 * low:.1f} to {100 * high:.1f} % with 95 % confidence)"
+
+
+def interval(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's interval for a share."""
+    if not tries:
+        return 0.0, 1.0
+    share, z = hits / tries, CONFIDENCE
+    middle = share + z * z / (2 * tries)
+    width = z * math.sqrt(share * (1 - share) / tries + z * z / (4 * tries * tries))
+    scale = 1 + z * z / tries
+    return (middle - width) / scale, (middle + width) / scale
+
+
+def score_of(root: Path, package: str) -> Score:
+    name, _, line = package.partition(":")
+    path = root / name
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    mutants = [mutant for file in files for mutant in mutants_of(root, file.relative_to(root))]
+    return Score(package, [mutant for mutant in mutants if not line or int(line) in mutant.lines])
+
+
+class Run:
+    """All mutants of *scores*, before the tests that pytest has collected."""
+
+    def __init__(self, root: Path, scores: list[Score], arguments: argparse.Namespace, collect: list[str]) -> None:
+        self._root = root
+        self._scores = scores
+        self._patience: float = arguments.patience
+        self._killers: bool = arguments.killers
+        self._collect = collect
+        self._files = {mutant.path for score in scores for mutant in score.mutants}
+        self._survey = Survey(root, self._files)
+        self._failed: list[str] = []
+        self.runner = Runner(self._loop, self._failed.append)
+        self.done = False
+
+    def _loop(self, items: list[pytest.Item]) -> None:
+        begin = time.monotonic()
+        self._survey.take(items, self._failed)
+        cases = self._survey.all()
+        print(f"{len(cases)} tests run lines of these files, {time.monotonic() - begin:.0f} s", flush=True)
+        trial = Trial(self._root, functions_of(self._root / file for file in self._files), self.runner, self._collect)
+        gc.collect()
+        gc.freeze()  # so that the children share what they do not touch
+        for anew in (False, True):
+            control = trial.judge(None, cases, anew)
+            if self._failed or control.killed:
+                print("Without any mutant these fail:", *self._failed, control.by)
+                return
+        for score in self._scores:
+            for mutant in score.mutants:
+                self._judge(trial, score, mutant)
+        print(f"{time.monotonic() - begin:.0f} s")
+        self.done = True
+
+    def _judge(self, trial: Trial, score: Score, mutant: Mutant) -> None:
+        cases = self._survey.cases(mutant, self._patience)
+        verdict = trial.judge(mutant, cases, self._survey.runs_at_import(mutant))
+        score.tried += 1
+        score.killed += verdict.killed
+        if not verdict.killed:
+            print(f"{mutant}\n    survives {len(cases)} tests", flush=True)
+        elif self._killers:
+            print(f"{mutant}\n    killed by {verdict.by}", flush=True)
+
+
+def main() -> int:
+    arguments = options().parse_args()
+    root = Path.cwd()
+    scores = [score_of(root, package) for package in arguments.package or PACKAGES]
+    if arguments.sample is not None:
+        chance = random.Random(arguments.seed)
+        share = arguments.sample / max(1, sum(score.total for score in scores))
+        for score in scores:
+            score.sample(share, chance)
+    with tempfile.TemporaryDirectory(prefix="weir-mutation-") as folder:
+        collect = [*PYTEST, f"--basetemp={folder}/tests"]
+        run = Run(root, scores, arguments, collect)
+        pytest.main([*collect, *(arguments.tests or ["tests"])], [run.runner])
+    print(*scores, sep="\n")
+    return 0 if run.done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
