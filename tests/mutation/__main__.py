@@ -122,10 +122,16 @@ class Run:
 
     def _judge(self, trial: Trial, score: Score, mutant: Mutant) -> None:
         cases = self._survey.cases(mutant, self._patience)
-        verdict = trial.judge(mutant, cases, self._survey.runs_at_import(mutant))
+        anew = self._survey.runs_at_import(mutant)
+        stages = [cases]
+        if anew:  # to collect what stands beside is quick, and usually enough
+            near = [case for case in cases if Path(case.name.partition("::")[0]).parent.name == mutant.path.parent.name]
+            stages = [near, [case for case in cases if case not in near]]
+        verdicts = (trial.judge(mutant, stage, anew) for stage in stages if stage)
+        verdict = next((one for one in verdicts if one.killed), None)
         score.tried += 1
-        score.killed += verdict.killed
-        if not verdict.killed:
+        score.killed += verdict is not None
+        if verdict is None:
             print(f"{mutant}\n    survives {len(cases)} tests", flush=True)
         elif self._killers:
             print(f"{mutant}\n    killed by {verdict.by}", flush=True)
