@@ -269,4 +269,6 @@ def test_each_option_of_a_subscription_is_in_its_own_bits() -> None:
         qos, no_local, as_published, handling = options & 3, options & 4 > 0, options & 8 > 0, options >> 4
         if qos < 3:
             expected = Subscribe(1, [Wanted(b"a", qos, no_local, as_published, handling)])
-            assert expected == only(f"82 07 0001 00 000161 {options:02x}", V5)
+            packet = f"82 07 0001 00 000161 {options:02x}"
+            assert expected == only(packet, V5)
+            assert bytes.fromhex(packet) == encode(expected, V5)
