@@ -3,11 +3,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.mutation.__main__ import interval
+from tests.mutation.score import interval, score_of
 
 SOURCE = '''\
 from typing import Final
@@ -94,6 +95,7 @@ def mutate(tree: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_what_no_test_notices_survives_and_nothing_else(tree: Path) -> None:
     """The score would flatter the suite or accuse it: in a function, in a table, at import, or in an endless loop."""
     said = mutate(tree)
@@ -104,6 +106,7 @@ def test_what_no_test_notices_survives_and_nothing_else(tree: Path) -> None:
     assert SOURCE == (tree / "tiny/sizes.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_suite_that_fails_unharmed_says_nothing(tree: Path) -> None:
     """Every mutant would count as killed by the test that fails anyway."""
     (tree / "checks/test_broken.py").write_text(
@@ -114,6 +117,18 @@ def test_a_suite_that_fails_unharmed_says_nothing(tree: Path) -> None:
 
     assert "Without any mutant these fail: checks/test_broken.py::test_it" in said
     assert "0 of 0 killed" in said
+
+
+def test_a_sample_is_the_same_for_the_same_seed(tree: Path) -> None:
+    """A survivor that was seen once could not be seen again."""
+    shown = []
+    for seed in (1, 1, 2):
+        score = score_of(tree, "tiny")
+        score.sample(0.5, Random(seed))
+        shown.append([str(mutant) for mutant in score.mutants])
+
+    assert shown[0] == shown[1] != shown[2]
+    assert [9, 9, 9] == [len(set(one)) for one in shown]
 
 
 def test_a_sample_says_how_sure_it_is() -> None:
