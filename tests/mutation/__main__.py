@@ -16,9 +16,8 @@ from typing import Final
 
 import pytest
 
-from tests.mutation.mutants import Mutant
 from tests.mutation.score import Score, score_of
-from tests.mutation.survey import Survey
+from tests.mutation.survey import Attempt, Survey
 from tests.mutation.trial import Runner, Trial, functions_of
 
 PACKAGES: Final = ["broker/mqtt", "broker/session", "broker/routing"]
@@ -61,35 +60,32 @@ class Run:
     def _loop(self, items: list[pytest.Item]) -> None:
         begin = time.monotonic()
         self._survey.take(items, self._failed)
-        cases = self._survey.all()
-        print(f"{len(cases)} tests run lines of these files, {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{len(self._survey.all())} tests run lines of these files, {time.monotonic() - begin:.0f} s", flush=True)
         trial = Trial(self._root, functions_of(self._root / file for file in self._files), self.runner, self._collect)
+        attempts = [
+            (score, self._survey.attempt(one, self._patience)) for score in self._scores for one in score.mutants
+        ]
         gc.collect()
         gc.freeze()  # so that the children share what they do not touch
         for anew in (False, True):
-            control = trial.judge(None, cases, anew)
-            if self._failed or control.killed:
-                print("Without any mutant these fail:", *self._failed, control.by)
+            cases = {case.name: case for _, one in attempts if one.anew == anew for case in one.cases}
+            control = trial.judge(None, list(cases.values()), anew) if cases else None
+            if self._failed or (control is not None and control.killed):
+                print("Without any mutant these fail:", *self._failed, control.by if control else "")
                 return
-        for score in self._scores:
-            for mutant in score.mutants:
-                self._judge(trial, score, mutant)
+        for score, attempt in attempts:
+            self._judge(trial, score, attempt)
         print(f"{time.monotonic() - begin:.0f} s")
         self.done = True
 
-    def _judge(self, trial: Trial, score: Score, mutant: Mutant) -> None:
-        cases = self._survey.cases(mutant, self._patience)
-        anew = self._survey.runs_at_import(mutant)
-        stages = [cases]
-        if anew:  # to collect what stands beside is quick, and usually enough
-            near = [case for case in cases if Path(case.name.partition("::")[0]).parent.name == mutant.path.parent.name]
-            stages = [near, [case for case in cases if case not in near]]
-        verdicts = (trial.judge(mutant, stage, anew) for stage in stages if stage)
+    def _judge(self, trial: Trial, score: Score, attempt: Attempt) -> None:
+        mutant = attempt.mutant
+        verdicts = (trial.judge(mutant, stage, attempt.anew) for stage in attempt.stages() if stage)
         verdict = next((one for one in verdicts if one.killed), None)
         score.tried += 1
         score.killed += verdict is not None
         if verdict is None:
-            print(f"{mutant}\n    survives {len(cases)} tests", flush=True)
+            print(f"{mutant}\n    survives {len(attempt.cases)} tests", flush=True)
         elif self._killers:
             print(f"{mutant}\n    killed by {verdict.by}", flush=True)
 

@@ -3,6 +3,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,23 @@ from tests.mutation.mutants import Mutant
 from tests.mutation.trial import Case, run
 
 IMPORTING: Final = ""  # the context of what runs outside of tests
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A mutant and the tests for it, in their order; *anew*: it runs at import, so they have to be collected anew."""
+
+    mutant: Mutant
+    cases: list[Case]
+    anew: bool
+
+    def stages(self) -> list[list[Case]]:
+        """To collect what stands beside is quick, and usually enough."""
+        if not self.anew:
+            return [self.cases]
+        beside = self.mutant.path.parent.name
+        near = [case for case in self.cases if Path(case.name.partition("::")[0]).parent.name == beside]
+        return [near, [case for case in self.cases if case not in near]]
 
 
 class Survey:
@@ -67,20 +85,18 @@ class Survey:
         """The quickest first."""
         return list(self._cases.values())
 
-    def runs_at_import(self, mutant: Mutant) -> bool:
-        return mutant.place is None or IMPORTING in self._names(mutant)
-
-    def cases(self, mutant: Mutant, patience: float) -> list[Case]:
-        """Those that run a line of *mutant*, the quickest first, and no more than last *patience* seconds.
+    def attempt(self, mutant: Mutant, patience: float) -> Attempt:
+        """With those that run a line of *mutant*, the quickest first, and no more than last *patience* seconds.
 
         For what runs at import: all of them, those first that run a line of its module.
         """
-        if self.runs_at_import(mutant):
+        names = self._names(mutant)
+        anew = mutant.place is None or IMPORTING in names
+        if anew:
             lines = self._contexts[str(self._root / mutant.path)].values()
             names = {name for names in lines for name in names}
             cases = sorted(self.all(), key=lambda case: (case.name not in names, case.seconds))
         else:
-            names = self._names(mutant)
             cases = [case for case in self.all() if case.name in names]
         chosen: list[Case] = []
         for case in cases:
@@ -88,7 +104,7 @@ class Survey:
             if patience < 0 and chosen:
                 break
             chosen.append(case)
-        return chosen
+        return Attempt(mutant, chosen, anew)
 
     def _names(self, mutant: Mutant) -> set[str]:
         lines = self._contexts[str(self._root / mutant.path)]
