@@ -55,7 +55,6 @@ class PacketReader:
             if len(self._rest) < self._needed:
                 return None
             self._data = bytes(self._rest)
-            self._position = 0
             self._rest.clear()
             self._needed = 1
 

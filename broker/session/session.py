@@ -186,7 +186,6 @@ class Session:
         for message in self._waiting or ():
             self._limits.budget.give_back(message)
         self._inflight = self._waiting = self.incoming = self._carried = None
-        self._waiting_bytes = self._inflight_bytes = 0
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
         return lost

@@ -11,7 +11,8 @@ from tests.model.vocabulary import Asked, Parting
 
 def test_conversations_go_as_the_reference_says() -> None:
     """Some client would receive what it should not, or not receive what it should, after some history."""
-    run_state_machine_as_test(Conversation, settings=settings(max_examples=200, stateful_step_count=40))
+    examples = 2 * settings().max_examples
+    run_state_machine_as_test(Conversation, settings=settings(max_examples=examples, stateful_step_count=40))
 
 
 @pytest.mark.slow

@@ -193,3 +193,18 @@ def test_a_refusal_is_written_in_a_version_that_its_reader_may_know(body: str, v
     data = b"\xff" + bytes.fromhex(body)
 
     assert version == peek_version(data + b"\5" * 9, 1, len(data))
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"\0\4", b"\0\4MQTT"])
+def test_a_version_is_not_looked_for_beyond_the_end(body: bytes) -> None:
+    """A CONNECT that ends early would end the worker instead of its connection."""
+    data = b"\x10\x0c" + body
+
+    assert 0 == peek_version(data, 2, len(data))
+
+
+def test_a_long_protocol_name_is_skipped_whole() -> None:
+    """A client with a name of its own would be answered in a version that it may not understand."""
+    data = (260).to_bytes(2, "big") + b"\3" * 260 + b"\5" + b"\3" * 600
+
+    assert V5 == peek_version(data, 0, len(data))

@@ -261,3 +261,14 @@ def test_a_body_is_read_where_it_stands() -> None:
     data = b"\xff\xff" + bytes.fromhex("000161 7879") + b"\xff"
 
     assert Publish(b"a", b"xy") == decode(0x30, data, 2, 7, V311)
+
+
+def test_each_option_of_a_subscription_is_in_its_own_bits() -> None:
+    """A subscription would get an option that belongs to another, and its messages with it (3.8.3.1)."""
+    for options in range(0x30):
+        qos, no_local, as_published, handling = options & 3, options & 4 > 0, options & 8 > 0, options >> 4
+        if qos < 3:
+            expected = Subscribe(1, [Wanted(b"a", qos, no_local, as_published, handling)])
+            packet = f"82 07 0001 00 000161 {options:02x}"
+            assert expected == only(packet, V5)
+            assert bytes.fromhex(packet) == encode(expected, V5)

@@ -8,6 +8,7 @@ from broker.mqtt.properties import (
     FLAG,
     PAIRS,
     PROPERTIES,
+    STRING,
     SUBSCRIPTION_IDENTIFIER,
     TOPIC_ALIAS,
     UINT16,
@@ -23,6 +24,37 @@ from tests.mqtt.strategies import properties
 
 MALFORMED = CloseReason.MALFORMED_PACKET
 ERROR = CloseReason.PROTOCOL_ERROR
+
+# Table 2-4, written out once more: each property with the type of its value and its packet types, 0 for the will.
+TABLE = {
+    0x01: (FLAG, {0, 3}),  # payload format indicator
+    0x02: (UINT32, {0, 3}),  # message expiry interval
+    0x03: (STRING, {0, 3}),  # content type
+    0x08: (STRING, {0, 3}),  # response topic
+    0x09: (BINARY, {0, 3}),  # correlation data
+    0x0B: (VARINTS, {3, 8}),  # subscription identifier
+    0x11: (UINT32, {1, 2, 14}),  # session expiry interval
+    0x12: (STRING, {2}),  # assigned client identifier
+    0x13: (UINT16, {2}),  # server keep alive
+    0x15: (STRING, {1, 2, 15}),  # authentication method
+    0x16: (BINARY, {1, 2, 15}),  # authentication data
+    0x17: (FLAG, {1}),  # request problem information
+    0x18: (UINT32, {0}),  # will delay interval
+    0x19: (FLAG, {1}),  # request response information
+    0x1A: (STRING, {2}),  # response information
+    0x1C: (STRING, {2, 14}),  # server reference
+    0x1F: (STRING, {2, 4, 5, 6, 7, 9, 11, 14, 15}),  # reason string
+    0x21: (UINT16, {1, 2}),  # receive maximum
+    0x22: (UINT16, {1, 2}),  # topic alias maximum
+    0x23: (UINT16, {3}),  # topic alias
+    0x24: (FLAG, {2}),  # maximum QoS
+    0x25: (FLAG, {2}),  # retain available
+    0x26: (PAIRS, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 15}),  # user property
+    0x27: (UINT32, {1, 2}),  # maximum packet size
+    0x28: (FLAG, {2}),  # wildcard subscription available
+    0x29: (FLAG, {2}),  # subscription identifier available
+    0x2A: (FLAG, {2}),  # shared subscription available
+}
 
 packet_types = st.sampled_from(sorted(PROPERTIES[USER_PROPERTY][1]))
 
@@ -54,6 +86,11 @@ def test_properties_survive_the_wire(draw: st.DataObject, packet_type: int, befo
 
     assert sent == read
     assert len(before) + len(section) == position
+
+
+def test_the_properties_are_those_of_the_specification() -> None:
+    """A property would be taken for another, read by another type, or allowed in another packet."""
+    assert TABLE == {identifier: (wire, set(packets)) for identifier, (wire, packets) in PROPERTIES.items()}
 
 
 def test_each_property_is_malformed_where_it_does_not_belong() -> None:

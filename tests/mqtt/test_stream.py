@@ -118,6 +118,11 @@ def test_the_limit_counts_the_whole_packet() -> None:
     assert ([], CloseReason.PACKET_TOO_LARGE) == read([packet], V311, len(packet) - 1)
 
 
+def test_the_limit_counts_each_packet_alone() -> None:
+    """A client is refused for many small packets that come together."""
+    assert ([PingReq()] * 9, None) == read([PING * 9], V311, limit=3)
+
+
 def test_the_connect_says_how_the_rest_is_read() -> None:
     """What follows a CONNECT in the same segment is read as another version, or refused."""
     for version, rest in ((V31, b"\xcf\0"), (V311, PING), (V5, b"\x40\x03\x00\x01\x10")):
@@ -139,11 +144,12 @@ def test_a_padded_length_is_judged_by_the_version_that_the_connect_names() -> No
     """5.0 accepts padding in its first packet [MQTT-1.5.5-1], or 3.1.1 clients that pad are shut out."""
     for version, reason in ((V311, None), (V5, CloseReason.MALFORMED_PACKET)):
         plain = encode(Connect(version, "c"), version)
-        padded = plain[:1] + bytes((plain[1] | 0x80, 0x80, 0)) + plain[2:]
-        for chunks in ([padded], single_bytes(padded)):
-            packets, refused = read(chunks, 0)
-            assert reason is refused
-            assert ([] if reason else [Connect(version, "c")]) == packets
+        for padding in (b"\0", b"\x80\0"):
+            padded = plain[:1] + bytes((plain[1] | 0x80,)) + padding + plain[2:]
+            for chunks in ([padded], single_bytes(padded)):
+                packets, refused = read(chunks, 0)
+                assert reason is refused
+                assert ([] if reason else [Connect(version, "c")]) == packets
 
 
 def test_more_may_be_fed_before_everything_is_taken() -> None:
@@ -163,6 +169,29 @@ def test_more_may_be_fed_before_everything_is_taken() -> None:
     assert 0 == reader.waiting()
 
 
+@pytest.mark.parametrize("pieces", [[PING * 2], [PING[:1], PING[1:] + PING]])
+def test_a_mistake_behind_what_is_not_taken_yet_is_seen_at_its_byte(pieces: list[bytes]) -> None:
+    """A single bad byte is waited behind, because it came while packets in front of it were not taken."""
+    reader = PacketReader(V311, PLENTY)
+    for piece in pieces:
+        reader.feed(piece)
+    assert PingReq() == reader.next_packet()
+
+    reader.feed(b"\xff")
+
+    assert PingReq() == reader.next_packet()
+    with pytest.raises(ProtocolError):
+        reader.next_packet()
+
+
+def test_packets_may_be_taken_one_by_one() -> None:
+    """A packet that comes right after another was taken is skipped."""
+    reader = PacketReader(V311, PLENTY)
+    for _ in range(3):
+        reader.feed(PING)
+        assert PingReq() == reader.next_packet()
+
+
 def test_a_small_packet_is_not_held_back_by_a_long_one_before_it() -> None:
     """After a packet that came in pieces a short one waits until as many bytes have come again."""
     long = encode(Publish(b"topic", bytes(40)), V311)
@@ -173,6 +202,11 @@ def test_a_small_packet_is_not_held_back_by_a_long_one_before_it() -> None:
     reader.feed(PING)
 
     assert [PingReq(), PingReq()] == list(reader)
+
+
+def test_nothing_waits_at_first() -> None:
+    """A new connection is taken for one that sent something."""
+    assert 0 == PacketReader(0, PLENTY).waiting()
 
 
 def test_waiting_counts_what_is_not_read() -> None:

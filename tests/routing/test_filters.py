@@ -146,6 +146,7 @@ def test_removing_what_is_not_there_changes_nothing() -> None:
 @example(b"a/b", b"a/b")
 @example(b"+", b"$a")
 @example(b"#", b"$a/b")
+@example(b"a/b/#", b"a")
 @given(filters, topics)
 def test_one_filter_matches_as_the_rules_say(filter: bytes, topic: bytes) -> None:
     """A client whose filters overlap would get two copies of a message, or none."""

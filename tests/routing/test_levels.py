@@ -44,6 +44,19 @@ def test_a_walk_goes_on_from_a_removed_child() -> None:
     assert tree.root.after(at) is None
 
 
+def test_what_is_removed_leads_to_nothing_that_came_after_it() -> None:
+    """A walk that pauses would keep every level that comes and goes meanwhile, the one by the other."""
+    tree = LevelTree()
+    for path in (b"a", b"b", b"c"):
+        tree.add(path)
+    at = tree.root.child(b"b")
+    tree.remove(b"b")
+    assert at is not None and at._next is None
+
+    tree.remove(b"c")
+    assert tree.root._by_name is None  # as most levels have one child, most of them need no dict
+
+
 def test_a_path_within_a_path_stays() -> None:
     """Removing a topic would remove those below it, or leave it to be found."""
     tree = LevelTree()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.routing.overlapping import EVERYONE, FEW
-from broker.routing.routes import ENTRY_BYTES, FEW_GROUPS, FEW_RECEIVERS, Route
+from broker.routing.routes import ENTRY_BYTES, FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
 from broker.session.message import NEVER, Message
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches
@@ -49,6 +49,26 @@ def test_a_group_that_grew_after_some_left_still_knows_its_receivers() -> None:
         party.unsubscribe(name, b"t")
 
     assert set(party.clients) - {"3", "1", "70"} == set(party.publish(b"t"))
+
+
+def test_what_finds_the_receivers_of_a_large_group_is_made_once_and_counted() -> None:
+    """Each of twenty thousand that leave would cost a look at all of them, or the cache hold more than it knows."""
+    few, route = crowd(FEW_RECEIVERS)
+    few.unsubscribe("0", b"t")
+    assert route.groups[0]._places is None
+
+    party, route = crowd(FEW_RECEIVERS + 1)
+    (group,) = route.groups
+    before = route.size
+    party.unsubscribe("0", b"t")
+    places = group._places
+    assert places is not None and before + PLACE_BYTES * (FEW_RECEIVERS + 1) == route.size
+
+    party.subscribe("new", b"t")
+    party.unsubscribe("1", b"t")
+
+    assert places is group._places
+    assert before + PLACE_BYTES * (FEW_RECEIVERS + 2) + RECEIVER_BYTES == route.size
 
 
 def test_a_fan_out_under_way_keeps_its_place_when_receivers_leave() -> None:
@@ -175,6 +195,18 @@ def test_many_groups_are_found_like_few() -> None:
     assert {name: [int(name) % count + 1] for name in left} == told
 
 
+def test_only_many_groups_have_a_dict() -> None:
+    """Each route would hold one for its single group, or a receiver be looked for among thousands of groups."""
+    party, route = crowd(1)
+    for number in range(1, FEW_GROUPS):
+        party.subscribe(f"{number}", b"t", identifier=number)
+    assert route._kinds is None
+
+    party.subscribe("last", b"t", identifier=100)
+
+    assert route._kinds == {group.kind(): group for group in route.groups}
+
+
 def test_a_receiver_that_is_not_there_cannot_leave() -> None:
     """A route that has lost step with the subscriptions would go on unnoticed."""
     with pytest.raises(KeyError):
@@ -251,6 +283,31 @@ def test_routes_that_grow_in_place_stay_within_the_bound(crowded: bool) -> None:
             party.subscribe(f"{number}", topic, share=b"%d" % number)
 
     assert 0 < party.routes.statistics()[0] < 20
+
+
+@pytest.mark.parametrize("share", [b"", b"g%d"])
+def test_no_change_of_a_route_leads_beyond_the_bound(share: bytes) -> None:
+    """Receivers, or shared groups, that come to topics in the cache would fill the memory."""
+    limit = 5 * (ENTRY_BYTES + RECEIVER_BYTES)
+    party = Party(size=limit)
+    for number in range(150):
+        for topic in (b"t", b"u"):
+            party.routes.find(topic)
+        party.subscribe(f"{number}", b"t", share=share and share % number)
+        assert party.routes._size <= limit
+
+
+def test_leaving_a_large_group_leads_not_beyond_the_bound() -> None:
+    """What finds the receivers of a large group is larger than the group, and comes when the first of them leaves."""
+    party = Party(size=4000)
+    party.routes.find(b"t")
+    for number in range(FEW_RECEIVERS + 10):
+        party.subscribe(f"{number}", b"t")
+    assert 1 == party.routes.statistics()[0]
+
+    party.unsubscribe("0", b"t")
+
+    assert party.routes._size <= 4000
 
 
 def test_a_route_is_in_the_cache_once() -> None:

@@ -39,7 +39,7 @@ def test_the_last_message_of_a_topic_is_kept() -> None:
 
     assert [b"newest"] == [m.payload for m in retained.match(b"a").next_page(10, 0.0)]
     kept = retained.get(b"a", 0.0)
-    assert kept is not None and b"newest" == kept.payload
+    assert kept is not None and b"newest" == kept.payload and kept.retain
     assert retained.get(b"c", 0.0) is None
     assert (2, 9) == (retained.statistics().count, retained.statistics().bytes)
 
@@ -113,8 +113,19 @@ def test_a_step_visits_a_bounded_part_of_the_tree() -> None:
         assert [] == scan.step(10, 100, 0.0)
         steps += 1
 
-    assert 10 <= steps
+    assert 10 <= steps <= 12
     assert [] == retained.match(b"+/b").next_page(10, 0.0)
+
+
+def test_named_levels_count_as_visited() -> None:
+    """A step would hold the loop for as many levels as a filter has, times those it was to visit."""
+    scan = holding(*[b"%d/x/y" % number for number in range(100)]).match(b"+/x/y/z")  # three levels each
+    steps = 0
+    while not scan.done:
+        assert [] == scan.step(10, 30, 0.0)
+        steps += 1
+
+    assert 10 <= steps <= 12
 
 
 def test_ten_thousand_levels() -> None:
@@ -179,6 +190,15 @@ def test_expired_messages_are_dropped_some_at_a_time() -> None:
 
     assert [0, 2, 1, 0] == [retained.expire(now, 2) for now in (0.5, 4.0, 4.0, 4.0)]
     assert [b"1", b"4", b"forever", b"was to expire"] == sorted(rest_of(retained.match(b"#"), now=4.0))
+
+
+def test_a_deleted_message_has_no_deadline() -> None:
+    """A topic that is set with a long expiry and deleted, again and again, would leave a deadline each time."""
+    retained = Retained(messages=PLENTY, bytes=PLENTY)
+    retained.put(message(b"a", expires=5.0), 0.0)
+    retained.delete(b"a")
+
+    assert 0 == retained.expire(5.0, 10)
 
 
 def test_a_put_takes_the_room_of_the_expired() -> None:
@@ -264,7 +284,7 @@ def test_what_expires_is_not_owned_any_more() -> None:
 
 def test_the_broker_itself_and_a_limit_of_zero_are_not_counted() -> None:
     """$SYS would stop at some topic."""
-    retained, any_number = owned(per_client=1), owned(per_client=0)
+    retained, any_number = owned(per_client=1), Retained(messages=PLENTY, bytes=PLENTY)
 
     assert [None] * 3 == [retained.put(message(b"$SYS/%d" % number), 0.0) for number in range(3)]
     assert [None] * 3 == [any_number.put(message(b"%d" % number), 0.0, "a") for number in range(3)]

@@ -56,6 +56,16 @@ def test_no_alias_where_only_the_plain_packet_fits(qos: int) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
+def test_an_alias_that_just_fits_is_set(qos: int) -> None:
+    """A client with a small maximum packet size would be sent whole topics for ever."""
+    first = on(LONG, qos)
+    receiver = Receiver().connect(V5, aliases=1, maximum_packet=len(first.aliased(LONG, 1, 1, NOW)))
+    receiver.offer(first, on(LONG, qos))
+
+    assert [(LONG, 1), (b"", 1)] == topics(receiver)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
 def test_no_alias_for_a_topic_that_is_shorter_than_it(qos: int) -> None:
     """A packet that fits would be made larger than the client takes [MQTT-3.1.2-24]."""
     small, large = message(b"", qos, topic=b"t"), message(b"12345", qos, topic=b"t")

@@ -95,6 +95,28 @@ def test_the_expiry_that_remains_is_written_anew_each_second(qos: int) -> None:
     assert [10, 10, 9, 1, 0, 10] == [left(NOW + seconds) for seconds in (0, 0.5, 1.2, 9.9, 11, 0)]
 
 
+def test_a_life_that_is_over_is_written_as_such() -> None:
+    """Who gets a message at its very end would be told that it never expires, or be sent no properties at all."""
+    properties: Properties = {MESSAGE_EXPIRY_INTERVAL: 0}
+    for typed in (b"", TYPED):
+        sent = message(b"", 1, properties=typed, expires=NOW)
+        if typed:
+            properties[CONTENT_TYPE] = "text"
+        assert properties == packet(sent.packet(V5, 1, NOW), V5).properties
+
+
+def test_what_all_receivers_share_is_made_once() -> None:
+    """A fan-out would encode its topic and lengths anew for each receiver."""
+    sent = message(b"payload", 1)
+    sent.packet(V5, 1, NOW)
+    sent.packet(V311, 1, NOW)
+    (of_5, of_3) = (sent.head5, sent.head3)
+
+    assert of_5 and of_3
+    sent.length(V5, NOW)
+    assert of_5 is sent.head5 and of_3 is sent.head3
+
+
 def test_a_message_expires_at_its_time() -> None:
     """A message would be delivered after its end, or not to its end [MQTT-3.3.2-5]."""
     assert [False, True, True] == [message(expires=NOW).expired(NOW + step) for step in (-0.1, 0, 0.1)]

@@ -50,6 +50,17 @@ def test_what_was_many_is_little_again() -> None:
     assert ids.add(7) and ids.holds(7)
 
 
+def test_one_of_many_is_forgotten_alone() -> None:
+    """A PUBREL would release another message than its own, which then is delivered twice."""
+    ids = PacketIds()
+    for packet_id in EVERY:
+        ids.add(packet_id)
+    for packet_id in (1, 300, 40_000, 65535):
+        assert ids.discard(packet_id) and not ids.discard(packet_id)
+
+    assert {1, 300, 40_000, 65535} == {packet_id for packet_id in EVERY if not ids.holds(packet_id)}
+
+
 @pytest.mark.parametrize("count", [3, FEW + 3])
 def test_a_copy_goes_its_own_way(count: int) -> None:
     """What came over a former connection would be released by what came over this one."""

@@ -7,7 +7,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V31, V311, Packet, Properties, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
 from broker.reasons import DropReason
-from broker.session.run import Run
+from broker.session.run import GROWTH, Run
 from tests.mqtt.reading import read
 from tests.session.receiver import NOW, Receiver, message
 
@@ -43,6 +43,7 @@ def test_a_run_is_the_same_messages_in_every_version(came: int, goes: int, paylo
     assert (published(payloads), None) == read([data], goes)
     assert data is one.encoded(goes, b"")
     assert payloads == one.payloads()
+    assert one.payloads() is one.payloads()
 
 
 def test_a_large_packet_in_a_run_keeps_its_length() -> None:
@@ -102,6 +103,16 @@ def test_only_what_is_too_large_is_missing_from_a_run() -> None:
     receiver.session.offer_run(run([b"one", b"four", b"two"], V311), IDENTIFIERS, NOW)
 
     assert identified([b"one", b"two"], 5) == receiver.take()
+    assert 1 == receiver.dropped(DropReason.TOO_LARGE)
+
+
+def test_identifiers_make_a_run_larger() -> None:
+    """Packets that only fit without their identifiers would be sent to a client that does not take them."""
+    one = run([b"one"], V311)
+    receiver = Receiver().connect(V5, maximum_packet=one.longest + GROWTH)
+    receiver.session.offer_run(one, IDENTIFIERS * 4, NOW)
+
+    assert [] == receiver.take()
     assert 1 == receiver.dropped(DropReason.TOO_LARGE)
 
 

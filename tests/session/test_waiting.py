@@ -2,7 +2,9 @@
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL
 from broker.reasons import DropReason
+from broker.session.message import SharedMessage
 from broker.session.session import QueueBudget
+from broker.session.subscriber import Subscriber
 from tests.session.receiver import NOW, Receiver, message
 
 
@@ -35,6 +37,7 @@ def test_a_slow_reader_gets_what_waited_when_it_reads_again() -> None:
 
     assert [b"x" * 20, b"a", b"b"] == receiver.acknowledge()
     assert 0 == receiver.session.waiting()
+    assert receiver.session._waiting is None  # an empty one for each idle session would be most of what it costs
 
 
 def test_what_comes_later_does_not_overtake_what_waits() -> None:
@@ -86,6 +89,19 @@ def test_bytes_that_left_the_queue_make_room() -> None:
         receiver.session.detach()
 
     assert 0 == receiver.counters.publishes_dropped
+
+
+def test_what_goes_to_another_member_makes_room() -> None:
+    """A queue would keep a place for messages of shared subscriptions that another member has."""
+    shared, own = message(b"x" * 19, 1), message(b"y" * 9, 1)
+    receiver = Receiver(expiry=60, queue_bytes=30)
+    assert [] == receiver.session.take_shared()
+    receiver.offer(SharedMessage(shared, shared, Subscriber()), own)
+
+    assert [shared] == [taken.original for taken in receiver.session.take_shared()]
+
+    receiver.offer(own, own)
+    assert (3, 0) == (receiver.session.waiting(), receiver.dropped(DropReason.QUEUE_FULL))
 
 
 def test_a_message_larger_than_the_queue_does_not_wait() -> None:

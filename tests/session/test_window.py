@@ -1,6 +1,7 @@
 # The window: packet ids, and what is sent again when a connection ends.
 from broker.mqtt.packets import PUBREL, V5, Ack, Publish
 from broker.reasons import DropReason
+from broker.session.session import RELEASED
 from tests.session.receiver import NOW, Receiver, message, sent
 
 
@@ -65,6 +66,22 @@ def test_the_window_is_bounded_in_bytes() -> None:
     assert not session.ready()
     session.puback(3, NOW)
     assert session.ready()
+
+
+def test_a_window_that_is_exactly_full_takes_one_more() -> None:
+    """The limit in bytes would mean one thing for what is new, another for what waits or is sent again."""
+    receiver = Receiver(expiry=60, queue_bytes=120).connect()
+    for _ in range(2):
+        receiver.offer(message(b"x" * 59, 1), message(b"x" * 59, 1))
+        assert receiver.session.ready()
+        receiver.offer(message(b"x" * 59, 1), message(b"y" * 59, 1))  # beyond it, and waiting
+        assert 3 == len(ids(receiver))
+
+        receiver.session.puback(receiver.session._last_id, NOW)  # exactly full again: what waits may go
+        assert 1 == len(ids(receiver))
+
+        receiver.connect()
+        receiver.acknowledge()
 
 
 def test_what_waits_enters_the_window_by_its_bytes() -> None:
@@ -244,6 +261,21 @@ def test_what_became_too_large_is_not_sent_again() -> None:
     assert 2 == receiver.session.inflight()
 
 
+def test_what_just_fits_is_sent_again() -> None:
+    """A message that the client takes would be lost by a reconnect."""
+    large = message(b"x" * 100, 1)
+    receiver = Receiver(expiry=60).connect(V5).offer(large)
+
+    receiver.connect(V5, maximum_packet=large.length(V5, NOW))
+
+    assert [sent(b"x" * 100, 1, 1, dup=True)] == receiver.take()
+
+
+def test_what_is_released_counts_no_bytes() -> None:
+    """Each reconnect would fill the window of a client that does not finish its QoS 2 exchanges."""
+    assert 0 == RELEASED.size
+
+
 def test_a_session_that_ends_counts_what_the_client_did_not_get() -> None:
     """Messages would vanish without a reason, or some that arrived would count as lost."""
     receiver = Receiver(expiry=60).connect().offer(*[message(b"", 2) for _ in range(5)])
@@ -275,3 +307,4 @@ def test_an_ended_session_takes_nothing() -> None:
 
     assert 0 == receiver.session.waiting()
     assert 1 == receiver.dropped(DropReason.SESSION_ENDED)
+    assert 1 == receiver.counters.publishes_dropped
