@@ -60,7 +60,7 @@ class Run:
     def _loop(self, items: list[pytest.Item]) -> None:
         begin = time.monotonic()
         self._survey.take(items, self._failed)
-        print(f"{len(self._survey.all())} tests run lines of these files, {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{len(items)} tests, {time.monotonic() - begin:.0f} s", flush=True)
         trial = Trial(self._root, functions_of(self._root / file for file in self._files), self.runner, self._collect)
         attempts = [
             (score, self._survey.attempt(one, self._patience)) for score in self._scores for one in score.mutants

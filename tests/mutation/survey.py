@@ -28,9 +28,8 @@ class Attempt:
         """To collect what stands beside is quick, and usually enough."""
         if not self.anew:
             return [self.cases]
-        beside = self.mutant.path.parent.name
-        near = [case for case in self.cases if Path(case.name.partition("::")[0]).parent.name == beside]
-        return [near, [case for case in self.cases if case not in near]]
+        near = [case for case in self.cases if _is_beside(case, self.mutant)]
+        return [near, self.cases[len(near) :]]
 
 
 class Survey:
@@ -42,10 +41,11 @@ class Survey:
         self._coverage = coverage.Coverage(data_file=None, config_file=False, include=self._files)
         self._coverage.start()
         self._cases: dict[str, Case] = {}
+        self._seen: set[str] = set()  # tests that run any line
         self._contexts: dict[str, dict[int, list[str]]] = {}
 
     def take(self, items: list[pytest.Item], failed: list[str]) -> None:
-        """Run *items*, and remember those that run any line of the files outside of imports.
+        """Run *items*, and remember which lines of the files they run outside of imports.
 
         In a child: what a test leaves behind would be found by the same test, run again. *failed* is what the child
         knows of failures, and then what we do.
@@ -62,9 +62,8 @@ class Survey:
         with os.fdopen(reading, "rb") as pipe:
             seconds, self._contexts, failed[:] = pickle.load(pipe)
         os.waitpid(child, 0)
-        seen = {name for lines in self._contexts.values() for names in lines.values() for name in names}
-        cases = [Case(item.nodeid, item, seconds[item.nodeid]) for item in items if item.nodeid in seen]
-        cases.sort(key=lambda case: case.seconds)
+        self._seen = {name for lines in self._contexts.values() for names in lines.values() for name in names}
+        cases = sorted((Case(item.nodeid, item, seconds[item.nodeid]) for item in items), key=lambda case: case.seconds)
         self._cases = {case.name: case for case in cases}
 
     def _measure(self, items: list[pytest.Item]) -> dict[str, float]:
@@ -81,23 +80,21 @@ class Survey:
         data = self._coverage.get_data()
         return {file: data.contexts_by_lineno(file) for file in self._files}
 
-    def all(self) -> list[Case]:
-        """The quickest first."""
-        return list(self._cases.values())
-
     def attempt(self, mutant: Mutant, patience: float) -> Attempt:
         """With those that run a line of *mutant*, the quickest first, and no more than last *patience* seconds.
 
-        For what runs at import: all of them, those first that run a line of its module.
+        For what runs at import: those that stand beside it, which may do no more than look at a table, then those that
+        run a line of its module, then all that run any line.
         """
         names = self._names(mutant)
         anew = mutant.place is None or IMPORTING in names
         if anew:
+            cases = [case for case in self._cases.values() if case.name in self._seen or _is_beside(case, mutant)]
             lines = self._contexts[str(self._root / mutant.path)].values()
             names = {name for names in lines for name in names}
-            cases = sorted(self.all(), key=lambda case: (case.name not in names, case.seconds))
+            cases.sort(key=lambda case: (not _is_beside(case, mutant), case.name not in names, case.seconds))
         else:
-            cases = [case for case in self.all() if case.name in names]
+            cases = [case for case in self._cases.values() if case.name in names]
         chosen: list[Case] = []
         for case in cases:
             patience -= case.seconds
@@ -109,3 +106,8 @@ class Survey:
     def _names(self, mutant: Mutant) -> set[str]:
         lines = self._contexts[str(self._root / mutant.path)]
         return {name for line in mutant.lines for name in lines.get(line, ())}
+
+
+def _is_beside(case: Case, mutant: Mutant) -> bool:
+    """In a folder of the same name: the tests mirror the tree."""
+    return Path(case.name.partition("::")[0]).parent.name == mutant.path.parent.name
