@@ -104,6 +104,21 @@ def test_what_goes_to_another_member_makes_room() -> None:
     assert (3, 0) == (receiver.session.waiting(), receiver.dropped(DropReason.QUEUE_FULL))
 
 
+def test_what_is_withheld_makes_room() -> None:
+    """A queue and a window would keep a place for messages that their client may not read any more."""
+    receiver = Receiver(expiry=60, queue_bytes=30).connect().offer(message(b"x" * 29, 1))
+    receiver.session.detach()
+    receiver.offer(*[message(b"x" * 9, 1) for _ in range(3)])
+
+    assert 4 == receiver.session.withhold(lambda topic: False)
+
+    receiver.offer(*[message(b"y" * 9, 1) for _ in range(3)])
+    assert 0 == receiver.dropped(DropReason.QUEUE_FULL)
+    receiver.connect()
+    assert [b"y" * 9] * 3 == receiver.payloads()
+    assert receiver.session.ready()  # exactly full
+
+
 def test_a_message_larger_than_the_queue_does_not_wait() -> None:
     """The limit would hold for all messages but the last."""
     receiver = Receiver(expiry=60, queue_bytes=30).offer(message(b"x" * 100, 1), message(b"small", 1))
