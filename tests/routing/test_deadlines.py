@@ -36,3 +36,14 @@ def test_a_key_that_is_set_again_and_again_is_held_once() -> None:
 
     assert 1 == len(deadlines)
     assert [b"a", None] == [deadlines.pop_due(999.0), deadlines.pop_due(999.0)]
+
+
+def test_many_come_in_order_however_they_were_set() -> None:
+    """The deepest of a large heap would be due too early or too late."""
+    deadlines = Deadlines()
+    for number in range(1000):
+        deadlines.set(b"%d" % number, float(number * 7919 % 1000))
+
+    due = [deadlines.pop_due(1000.0) for _ in range(1000)]
+
+    assert list(range(1000)) == [int(key or b"-1") * 7919 % 1000 for key in due]
