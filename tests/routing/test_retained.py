@@ -140,14 +140,16 @@ def test_ten_thousand_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    "limited",
+    ("messages", "size"),
     [
-        pytest.param(Retained(messages=2, bytes=PLENTY), id="messages"),
-        pytest.param(Retained(messages=PLENTY, bytes=2 * (2 + LEVEL_BYTES)), id="bytes"),
+        pytest.param(2, PLENTY, id="messages"),
+        pytest.param(PLENTY, 2 * (2 + LEVEL_BYTES), id="bytes"),
     ],
 )
-def test_full_refuses_and_counts(limited: Retained) -> None:
+def test_full_refuses_and_counts(messages: int, size: int) -> None:
     """Retained messages would grow without end, or push out those of others."""
+    limited = Retained(messages=messages, bytes=size)
+
     assert [None, None, FULL] == [limited.put(message(topic), 0.0) for topic in (b"a", b"b", b"c")]
     assert limited.put(message(b"a", b"y"), 0.0) is None
     assert [b"a", b"b"] == rest_of(limited.match(b"#"))
