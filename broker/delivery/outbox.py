@@ -70,6 +70,8 @@ class Outbox:
         if self.size > GATHER:
             self._merge_first(chunks)
         elif len(chunks) > 1:
+            if self._sent:
+                self._drop_sent(chunks)
             joined = b"".join(chunks)
             chunks.clear()
             chunks.append(joined)
@@ -103,6 +105,11 @@ class Outbox:
         self.writable = False
         return owed
 
+    def _drop_sent(self, chunks: list[bytes]) -> None:
+        """Before chunks are joined: with what is gone they would grow, for as long as never all is gone at once."""
+        chunks[0] = chunks[0][self._sent :]
+        self._sent = 0
+
     def _merge_first(self, chunks: list[bytes]) -> None:
         """Make the first chunk about GATHER bytes long, if it is shorter."""
         total = len(chunks[0]) - self._sent
@@ -111,6 +118,8 @@ class Outbox:
             total += len(chunks[count])
             count += 1
         if count > 1:
+            if self._sent:
+                self._drop_sent(chunks)
             joined = b"".join(chunks[:count])
             del chunks[1:count]
             chunks[0] = joined

@@ -55,6 +55,24 @@ def test_any_writes_and_any_partial_sends_give_the_same_bytes(steps: list[tuple[
     assert 0 == budget.used
 
 
+def test_what_is_gone_takes_no_room() -> None:
+    """A reader that never takes all at once would cost what it was ever sent, copied with each send."""
+    for size in (GATHER // 2, GATHER * 2):
+        box = outbox()
+        box.write(bytes(size))
+        tracemalloc.start()
+        try:
+            for _ in range(200):
+                box.write(bytes(10_000))
+                send(box, 10_000)
+            now = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+        assert size == box.size
+        assert now < size + GATHER
+
+
 def test_what_a_tick_appends_leaves_in_one_piece() -> None:
     """Each packet would cost a system call."""
     box = outbox()
