@@ -22,7 +22,7 @@ COLD = {
     "broker/config_values.py",
     "broker/logs.py",
     "broker/net/certificates.py",
-    "broker/net/unframing.py",
+    "broker/net/upgrade.py",
     "broker/reasons.py",
     "broker/version.py",
     "broker/worker.py",

@@ -196,10 +196,11 @@ class Worker:
             self._tls = TlsTransport("tls", make_context(self.config.tls), self.reactor, self.offload)
             if listeners.tls.enabled:
                 found["tls"] = self._tls
+        message_bytes = self.config.websocket.message_bytes
         if listeners.ws.enabled:
-            found["ws"] = WebSocketTransport("ws", self.reactor, None, self._start_unframing)
+            found["ws"] = WebSocketTransport("ws", self.reactor, None, message_bytes, self._start_upgrade)
         if listeners.wss.enabled:
-            found["wss"] = WebSocketTransport("wss", self.reactor, self._tls, self._start_unframing)
+            found["wss"] = WebSocketTransport("wss", self.reactor, self._tls, message_bytes, self._start_upgrade)
         return found
 
     def reload(self) -> None:
@@ -228,12 +229,11 @@ class Worker:
                 self.reception.dismiss(partial(former.lost, files.passwords), self.clock())
                 self.reactor.wake()
 
-    def _start_unframing(self, layer: WebSocketLayer) -> Task:
-        from broker.net.unframing import Unframing  # trio-websocket costs memory that only its users should pay
+    def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> Task:
+        from broker.net.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
 
         assert self._nursery is not None
-        settings = self.config.websocket
-        task = Unframing(layer, settings.path, settings.message_bytes, self._failed)
+        task = Upgrade(layer, request, self.config.websocket.path, self._failed)
         self._nursery.start_soon(task.run)
         return task
 

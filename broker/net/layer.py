@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 class Layer:
     def __init__(self) -> None:
         self.more = False  # recv() has something to give, whatever the kernel has
-        self.deaf = False  # recv() has no use for what the kernel has: it must not be watched until `reactor.resume()`
-        self.busy = False  # send() takes nothing, though the kernel would: until `reactor.writable()`
         self.unsent = False  # bytes of its own wait for the kernel; send() takes nothing before they are gone
         self.buffered = 0  # bytes received and not given
+        self.cost = 0  # units that the last recv() used, beside what the bytes it gave will cost
         self.identity = ""  # the name in the certificate of the peer, if it showed one that was verified
 
     def recv(self, size: int) -> bytes:

@@ -214,24 +214,6 @@ class Reactor:
         self._enqueue(stream)
         self.wake()
 
-    def resume(self, stream: Stream) -> None:
-        """The layer has use for what the kernel has."""
-        if stream.muted and stream.state != CLOSED:
-            stream.muted = False
-            self._watch(stream)
-
-    def writable(self, stream: Stream) -> None:
-        """The layer takes bytes again."""
-        if stream.state == CLOSED:
-            return
-        self._unblock(stream)
-        self.wake()
-
-    def blocked(self, stream: Stream) -> None:
-        """The kernel did not take all that the layer had."""
-        if stream.state != CLOSED:
-            self._block(stream, self._clock())
-
     # Ends.
 
     def close(self, stream: Stream, now: float) -> None:
@@ -399,6 +381,12 @@ class Reactor:
             if stream.state == CLOSING or stream.state == LINGERING:
                 self._discard_input(stream)
             return 0
+        if stream.debt >= quantum:  # it pays with its turn
+            stream.debt -= quantum
+            self._enqueue(stream)
+            return 0
+        quantum -= stream.debt
+        units = 0
         left = stream.left
         if stream.readable and (left == 0 or left < stream.needs):
             stream.readable = False
@@ -413,18 +401,13 @@ class Reactor:
                 return 1
             left = stream.left
             if stream.layer is not None:
-                self._heed(stream, stream.layer)
-        units = 0
-        if left > 0 and left >= stream.needs:
-            if stream.debt < quantum:
-                quantum -= stream.debt
-                units = self.service.serve(stream, quantum, now)
-                stream.debt = units - quantum if units > quantum else 0
-                if stream.state != OPEN:
-                    return units
-                left = stream.left
-            else:
-                stream.debt -= quantum
+                units = self._heed(stream, stream.layer)
+        if units < quantum and left > 0 and left >= stream.needs:
+            units += self.service.serve(stream, quantum - units, now)
+            if stream.state != OPEN:
+                return units
+            left = stream.left
+        stream.debt = units - quantum if units > quantum else 0
         if left != stream.accounted:
             self._input_bytes += left - stream.accounted
             stream.accounted = left
@@ -437,13 +420,12 @@ class Reactor:
             self.service.lost(stream, CloseReason.PEER_CLOSED, now)
         return units
 
-    def _heed(self, stream: Stream, layer: Layer) -> None:
-        """What *layer* has to say after it was read."""
+    def _heed(self, stream: Stream, layer: Layer) -> int:
+        """What *layer* has to say after it was read; the units that it used."""
         stream.readable = layer.more
-        if layer.deaf:
-            self._mute(stream)
         if layer.unsent and not stream.outbox.blocked:
             self._block(stream, self._clock())
+        return layer.cost
 
     def _flush(self, now: float, deadline: float) -> float:
         """One send for each touched connection, until the slice ends; the time."""
@@ -519,7 +501,7 @@ class Reactor:
     def _watch(self, stream: Stream) -> None:
         """Tell the kernel what we want to know of *stream*."""
         mask = 0 if stream.muted else READ  # an end that is told once is told with every poll
-        if stream.outbox.blocked and (stream.layer is None or stream.layer.unsent or not stream.layer.busy):
+        if stream.outbox.blocked:
             mask |= OUT
         self._epoll.modify(stream.fd, mask)
 
@@ -536,6 +518,8 @@ class Reactor:
                 stream.sock.shutdown(socket.SHUT_WR)
             else:
                 stream.layer.end()
+                if stream.layer.unsent:
+                    self._block(stream, self._clock())
         except OSError:
             self.destroy(stream)
             return

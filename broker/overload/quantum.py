@@ -16,6 +16,7 @@ CHEAPEST: Final = 1e-9  # seconds for a unit, at least: a clock too coarse to se
 PUBLISH_COST: Final = 10
 DELIVERY_COST: Final = 1
 ANSWER_COST: Final = 1  # an acknowledgement or a ping
+FRAME_COST: Final = 10  # a WebSocket frame, beside what it holds: an empty one takes less, a ping more
 FILTER_COST: Final = 5
 CONNECT_COST: Final = 100
 BYTES_PER_UNIT_SHIFT: Final = 7  # 128 bytes cost one unit

@@ -15,6 +15,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
+from broker.net.stream import CLOSED
 from broker.reasons import CloseReason
 from broker.worker import Worker
 from tests.garbage import ours
@@ -25,6 +26,7 @@ UPGRADE: Final = (
     "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{subprotocol}\r\n"
 )
+REQUEST: Final = UPGRADE.format(path="/mqtt", host=HOST, subprotocol="Sec-WebSocket-Protocol: mqtt\r\n").encode()
 LARGE: Final = bytes(range(256)) * 2000
 PATIENCE: Final = 10.0  # seconds for what takes milliseconds: a test that hangs should say where
 
@@ -60,6 +62,10 @@ class Browser:
         """The head of the answer."""
         wanted = f"Sec-WebSocket-Protocol: {subprotocol}\r\n" if subprotocol is not None else ""
         await self.stream.send_all(UPGRADE.format(path=path, host=HOST, subprotocol=wanted).encode())
+        return await self.answer()
+
+    async def answer(self) -> str:
+        """The head of the answer to a request."""
         while b"\r\n\r\n" not in self._read:
             self._read += await self._more()
         head, self._read = self._read.split(b"\r\n\r\n", 1)
@@ -140,7 +146,11 @@ class Serving:
         """Until the broker has let go of all connections, as their clients have."""
         for browser in self.browsers:
             await trio.aclose_forcefully(browser.stream)
-        while self.worker.reactor.streams():
+        await self.until_gone(0)
+
+    async def until_gone(self, left: int) -> None:
+        """Until the broker has let go of all connections but *left*."""
+        while len(self.worker.reactor.streams()) > left:
             await trio.sleep(0.001)
 
 
@@ -249,7 +259,16 @@ async def test_the_names_of_mqtt_are_known(subprotocol: str) -> None:
         assert "101" in answer and subprotocol.split(", ")[-1] in answer
 
 
-@pytest.mark.parametrize("garbage", [mqtt(Connect(V5, "c")) + b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        mqtt(Connect(V5, "c")),
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        REQUEST.replace(b"Host: ", b"Host: \xe8"),
+        b"no HTTP" + REQUEST,
+    ],
+)
 async def test_what_is_no_request_is_refused(garbage: bytes) -> None:
     """MQTT without WebSocket, or a browser that just looks, would hold a connection until the deadline."""
     async with serving() as served:
@@ -282,14 +301,53 @@ async def test_a_message_that_is_too_large_ends_the_connection() -> None:
         assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
 
 
-async def test_empty_fragments_without_end_end_the_connection() -> None:
-    """trio-websocket keeps each of them: memory without a bound."""
-    config = Config(listeners=with_websocket(), websocket=WebSocket(message_bytes=1024))
-    async with serving(config) as served:
+async def test_empty_fragments_cost_no_memory() -> None:
+    """One client could fill the memory with frames that hold nothing."""
+    async with serving() as served:
         browser = await served.connected("b")
-        await browser.stream.send_all(frame(BINARY, last=False) + frame(CONTINUATION, last=False) * 1000)
-        await served.until_empty()
+        (stream,) = served.worker.reactor.streams()
+        await browser.stream.send_all(frame(BINARY, last=False) + frame(CONTINUATION, last=False) * 20_000)
+        await browser.stream.send_all(frame(CONTINUATION, mqtt(PingReq())))
+        assert isinstance(await browser.hear(), PingResp)
+        assert stream.layer is not None and 0 == stream.layer.buffered
+
+
+@pytest.mark.parametrize("cut", [1, 50, 10_000])
+async def test_a_request_may_come_in_pieces_and_with_what_follows(cut: int) -> None:
+    """A slow network, or a client that does not wait for the answer, would be turned away."""
+    async with serving() as served:
+        browser = await served.dial()
+        said = REQUEST + frame(BINARY, mqtt(Connect(V5, "b"))) + frame(PING, b"?") + frame(BINARY, mqtt(PingReq()))
+        for at in range(0, len(said), cut):
+            await browser.stream.send_all(said[at : at + cut])
+            await trio.testing.wait_all_tasks_blocked()
+        assert "101" in await browser.answer()
+        heard: dict[int, bytes] = {}
+        while not heard.get(BINARY, b"").endswith(mqtt(PingResp())):
+            opcode, payload = await browser.frame()
+            heard[opcode] = heard.get(opcode, b"") + payload
+        assert b"?" == heard[PONG]
+
+
+async def test_a_request_without_end_is_refused() -> None:
+    """One client could have the broker collect any number of bytes."""
+    async with serving() as served:
+        browser = await served.dial()
+        await browser.stream.send_all(b"GET /mqtt HTTP/1.1\r\n" + b"Cookie: x\r\n" * 3000)
+        assert b"" == await browser.rest()
         assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+async def test_a_client_that_goes_while_it_is_answered_is_no_mistake_of_ours() -> None:
+    """Anybody could fill the log with tracebacks."""
+    async with serving() as served:
+        for ending in (b"", frame(CLOSE), frame(PING) * 100):
+            browser = await served.dial()
+            await browser.stream.send_all(REQUEST + ending)
+            browser.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            await browser.stream.aclose()
+        await served.until_empty()
+        assert 3 == served.closed(CloseReason.PEER_RESET) + served.closed(CloseReason.PEER_CLOSED)
 
 
 async def test_the_client_may_close_as_websocket_does() -> None:
@@ -301,6 +359,63 @@ async def test_the_client_may_close_as_websocket_does() -> None:
         assert b"" == await browser.rest()
         await served.until_empty()
         assert 1 == served.closed(CloseReason.PEER_CLOSED)
+
+
+async def test_what_comes_before_a_close_frame_counts_and_nothing_behind_it() -> None:
+    """The last messages of a page that is closed would be lost, or what no client may send be taken."""
+    async with serving() as served:
+        browser, other = await served.connected("b"), await served.connected("other")
+        await other.say(Subscribe(1, [Wanted(b"#", 0)]))
+        await other.hear()
+        last, behind = mqtt(Publish(b"t", b"last")), mqtt(Publish(b"t", b"behind"))
+        await browser.stream.send_all(frame(BINARY, last) + frame(CLOSE) + frame(BINARY, behind))
+        await browser.rest()
+        await served.until_gone(1)
+        await other.say(PingReq())
+
+        got = await other.hear()
+        assert isinstance(got, Publish) and b"last" == got.payload
+        assert isinstance(await other.hear(), PingResp)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [(b"", b""), ((5000).to_bytes(2, "big"), (1002).to_bytes(2, "big")), (b"\x03\xe8\xff", (1007).to_bytes(2, "big"))],
+)
+async def test_each_goodbye_gets_its_answer(said: bytes, answer: bytes) -> None:
+    """A client would wait for it, or not learn what it does wrong (RFC 6455, 5.5.1)."""
+    async with serving() as served:
+        browser = await served.dial()
+        await browser.upgrade()
+        await browser.stream.send_all(frame(CLOSE, said))
+        assert (CLOSE, answer) == await browser.frame()
+        assert b"" == await browser.rest()
+
+
+async def test_our_goodbye_waits_for_theirs_and_no_longer() -> None:
+    """A client would see its connection break, or wait a second at the end of each (RFC 6455, 7.1.1)."""
+    async with serving() as served:
+        served.worker.reactor.linger = 2 * PATIENCE
+        browser = await served.connected("b")
+        await browser.say(Disconnect())
+        assert (CLOSE, (1000).to_bytes(2, "big")) == await browser.frame()
+        (stream,) = served.worker.reactor.streams()
+        await browser.stream.send_all(frame(PING) + frame(BINARY, b"what?") + frame(CLOSE))
+        assert b"" == await browser.rest()
+        await served.until_gone(0)
+        assert CLOSED == stream.state
+
+
+@pytest.mark.parametrize("broken", [frame(TEXT, b"x"), frame(BINARY, b"x", masked=False)])
+async def test_who_broke_the_rules_is_not_waited_for(broken: bytes) -> None:
+    """Its answer could not be found among what is no WebSocket: it would hang until the deadline (RFC 6455, 7.1.7)."""
+    async with serving() as served:
+        served.worker.reactor.linger = 2 * PATIENCE
+        browser = await served.dial()
+        await browser.upgrade()
+        await browser.stream.send_all(broken)
+        assert CLOSE == (await browser.frame())[0]
+        assert b"" == await browser.rest()
 
 
 async def test_a_client_that_is_still_sending_hears_the_last_words() -> None:

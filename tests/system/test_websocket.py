@@ -216,9 +216,10 @@ def test_large_messages_pass_both_ways(client: RawClient, name: str) -> None:
 
 
 @pytest.mark.weir_only("closes without a code")
-def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocket, name: str) -> None:
+@pytest.mark.parametrize("payload", [encode(Publish(b"t", b"x"), V5), PING_REQUEST], ids=["text", "no UTF-8"])
+def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocket, payload: bytes) -> None:
     """Bytes that a proxy or a browser may change on the way would be taken for MQTT [MQTT-6.0.0-1]."""
-    websocket.send_frame(TEXT, encode(Publish(name.encode(), b"x"), V5))
+    websocket.send_frame(TEXT, payload)
 
     assert 0x82 == client.expect(Disconnect).code
     assert NOT_BINARY == websocket.answer_close()
@@ -234,9 +235,9 @@ def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocke
         (frame(CONTINUATION, b"of nothing"), PROTOCOL_ERROR),
         (frame(PING, bytes(126)), PROTOCOL_ERROR),
         (b"\xc2\x80\x00\x00\x00\x00", PROTOCOL_ERROR),
-        (frame(TEXT, PING_REQUEST), NOT_UTF_8),
+        (frame(CLOSE, NORMAL.to_bytes(2, "big") + b"\xff"), NOT_UTF_8),
     ],
-    ids=["unmasked", "reserved opcode", "continuation of nothing", "long ping", "reserved bit", "broken text"],
+    ids=["unmasked", "reserved opcode", "continuation of nothing", "long ping", "reserved bit", "broken goodbye"],
 )
 def test_a_broken_frame_ends_the_connection(
     broker: BrokerProcess, client: RawClient, websocket: WebSocket, name: str, broken: bytes, code: int
@@ -258,8 +259,10 @@ def test_a_message_beyond_the_limit_is_refused(start_websocket: StartWebSocket, 
     websocket = opened(address)
     RawClient(address.port, connection=websocket).connect(name)
 
-    for piece in range(pieces):
-        websocket.send_frame(CONTINUATION if piece else BINARY, bytes(12_000 // pieces), last=False)
+    message = encode(Publish(name.encode(), bytes(12_000)), V5)
+    cut = len(message) // pieces
+    for at in range(0, cut * pieces, cut):
+        websocket.send_frame(CONTINUATION if at else BINARY, message[at : at + cut], last=False)
 
     assert TOO_LARGE == websocket.answer_close()
     assert websocket.next_frame() is None
