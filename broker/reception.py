@@ -216,6 +216,7 @@ class Reception:
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
         self._settled(connection)
         connection.session = session
+        connection.stranger = False
         connection.replays = self._unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE

@@ -50,6 +50,7 @@ class Stream:
         self.accounted = 0  # what of `left` is in the reactor's sum
         self.readable = False  # the kernel has something for us
         self.queued = False  # waits for its turn in the round
+        self.stranger = True  # until the service has let it in
         self.held = False  # is not read nor served until it is released
         self.muted = False  # we do not ask the kernel for input
         self.finished = False  # the peer has sent all it will

@@ -2,13 +2,14 @@
 import select
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from broker.config import Config, Delivery, Limits
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, Connect, Disconnect, PingReq, PingResp, Publish
-from broker.net.reactor import LINGER, SLICE
+from broker.net.reactor import CALLS, LINGER, SLICE, STRANGERS
 from broker.reasons import CloseReason
 from tests.hub.talk import acks, closed, narrow, push
 from tests.inprocess import Broker, Client
@@ -88,6 +89,65 @@ def test_who_used_more_than_its_share_pays_in_the_next_rounds(brokers: Brokers) 
     assert len(debts) > 2
     assert debts == sorted(debts, reverse=True)
     assert [PingResp()] == client.inbox
+
+
+def strangers(broker: Broker, count: int) -> list[Client]:
+    """Connections that have said who they are, and have not been let in yet."""
+    clients = [broker.open() for _ in range(count)]
+    for number, client in enumerate(clients):
+        client.send(Connect(V311, f"stranger{number}"))
+    return clients
+
+
+def test_strangers_do_not_keep_those_who_are_in_waiting(brokers: Brokers) -> None:
+    """When a fleet comes back, or thousands begin TLS handshakes, everybody else would wait for a round of them all."""
+    broker = brokers()
+    member = broker.connect("member")
+    broker.settle()
+    many = strangers(broker, 100)
+    member.send(PingReq())
+    broker.clock.step = STEP
+    turn(broker, member, *many)
+
+    assert [PingResp()] == member.inbox
+    assert broker.worker.reception.connected < 1 + len(many)
+    broker.clock.step = 0.0
+    broker.settle()
+    assert all(client.inbox for client in many)
+
+
+def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
+    """Beside clients that send as fast as they can nobody could connect any more."""
+    broker = brokers()
+    floods = [broker.connect(f"flood{n}") for n in range(4)]
+    broker.settle()
+    many = strangers(broker, 3 * STRANGERS)
+    for flood in floods:
+        flood.send_bytes(ACKED * 9000)
+    broker.clock.step = STEP
+    seen = []
+    for _ in range(3):
+        turn(broker, *floods, *many)
+        seen.append(broker.worker.reception.connected - len(floods))
+
+    assert broker.worker.counters.publishes_received < 4 * 9000
+    assert [STRANGERS, 2 * STRANGERS, 3 * STRANGERS] == seen
+
+
+def test_what_threads_have_done_comes_a_little_at_a_time(brokers: Brokers) -> None:
+    """A thousand handshakes that took their step would be one long slice."""
+    broker = brokers()
+    broker.settle()
+    done: list[int] = []
+    for number in range(3 * CALLS):
+        broker.worker.reactor.call(partial(done.append, number))
+    broker.clock.step = SLICE  # one look for events a slice
+    turn(broker)
+
+    assert list(range(CALLS)) == done
+    broker.clock.step = 0.0
+    broker.settle()
+    assert list(range(3 * CALLS)) == done
 
 
 def test_a_slice_ends_though_there_is_more_to_do(brokers: Brokers) -> None:
