@@ -15,7 +15,7 @@ YOUNG: Final = 3_000  # objects looked at together: about a millisecond
 AGAIN_EVERY: Final = 5  # so many times the young, then also those who lived since the last time
 FULL_EVERY: Final = 60.0  # seconds
 LONGEST: Final = 0.008  # seconds a full pass may take that often; one that takes longer comes as much later
-LONGEST_EVER: Final = 0.05  # seconds, about 100 000 sessions; what is expected to take longer is not done
+LONGEST_EVER: Final = 0.02  # seconds, about 50 000 sessions; what is expected to take longer is not done
 
 
 class Collector:
