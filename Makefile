@@ -48,7 +48,7 @@ check: $(VENV)/dev
 	@$(BIN)/mypy --no-error-summary
 	@$(TREE) -c 'from importlinter.cli import lint_imports_command as run; run()' >$(VENV)/contracts || \
 		{ cat $(VENV)/contracts; exit 1; }
-	@WEIR_FORM=interpreted $(TREE) -m pytest -q -m "not slow and not system" tests
+	@WEIR_FORM=interpreted $(TREE) -m pytest -q -n auto -m "not slow and not system" tests
 
 bench: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.bench $(ARGS)
