@@ -174,8 +174,9 @@ def test_client_certificates(
 # --- what is no TLS
 
 
-def test_plain_text_on_the_tls_port_ends_with_one_line(broker: BrokerProcess, address: Address, name: str) -> None:
+def test_plain_text_on_the_tls_port_ends_with_one_line(start_tls: StartTls, name: str) -> None:
     """A client with the wrong port would hang, or fill the log, or harm others."""
+    weir, address = start_tls({})
     with address.plain() as wrong:
         said_by = f"{HOST}:{wrong.getsockname()[1]}"
         wrong.sendall(encode(Connect(V5, name), V5))
@@ -183,16 +184,17 @@ def test_plain_text_on_the_tls_port_ends_with_one_line(broker: BrokerProcess, ad
         while wrong.recv(4096):
             pass  # an alert, in TLS's own words
 
-    (line,) = broker.wait_for_log(f'"{said_by}"')
+    (line,) = weir.wait_for_log(f'"{said_by}"')
     assert "tls_handshake_failed" in line
     connect(address, f"{name}-right").disconnect()
 
 
 def test_tls_on_the_plain_port_ends_with_one_line(
-    broker: BrokerProcess, addresses: dict[Transport, Address], dial: Dial, name: str
+    start_weir: Callable[..., BrokerProcess], addresses: dict[Transport, Address], dial: Dial, name: str
 ) -> None:
     """The same mistake the other way round."""
-    address = addresses["tcp"]
+    weir = start_weir({})
+    address = addresses["tcp"]._replace(port=weir.port)
     with address.plain() as wrong:
         said_by = f"{HOST}:{wrong.getsockname()[1]}"
         context = ssl.create_default_context(cafile=address.authority)
@@ -200,9 +202,9 @@ def test_tls_on_the_plain_port_ends_with_one_line(
         with pytest.raises((ssl.SSLError, ConnectionError)):
             context.wrap_socket(wrong, server_hostname=HOST)
 
-    (line,) = broker.wait_for_log(f'"{said_by}"')
+    (line,) = weir.wait_for_log(f'"{said_by}"')
     assert "client_closed" in line
-    dial().connect(name)
+    dial(port=weir.port).connect(name)
 
 
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])

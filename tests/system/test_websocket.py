@@ -120,15 +120,16 @@ def test_a_query_does_not_change_the_path(address: Address) -> None:
 @pytest.mark.parametrize(
     "said", [encode(Connect(V5, "lost"), V5), b"GET /mqtt HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
 )
-def test_what_is_no_websocket_request_ends_with_one_line(broker: BrokerProcess, address: Address, said: bytes) -> None:
+def test_what_is_no_websocket_request_ends_with_one_line(start_websocket: StartWebSocket, said: bytes) -> None:
     """A client with the wrong port, or a scanner, would hang, or fill the log."""
+    weir, address = start_websocket({})
     with address.plain() as wrong:
         said_by = f"{HOST}:{wrong.getsockname()[1]}"
         wrong.sendall(said)
         heard = b"".join(iter(lambda: wrong.recv(4096), b""))
 
     assert b"101" not in heard
-    (line,) = broker.wait_for_log(f'"{said_by}"')
+    (line,) = weir.wait_for_log(f'"{said_by}"')
     assert '"websocket_' in line
 
 
@@ -240,14 +241,19 @@ def test_a_text_frame_ends_the_connection(client: RawClient, websocket: WebSocke
     ids=["unmasked", "reserved opcode", "continuation of nothing", "long ping", "reserved bit", "broken goodbye"],
 )
 def test_a_broken_frame_ends_the_connection(
-    broker: BrokerProcess, client: RawClient, websocket: WebSocket, name: str, broken: bytes, code: int
+    start_websocket: StartWebSocket, name: str, broken: bytes, code: int
 ) -> None:
     """What is no WebSocket would be served on, or its end look like the client's wish (RFC 6455, 5 and 8.1)."""
+    weir, address = start_websocket({})
+    websocket = opened(address)
+    RawClient(address.port, connection=websocket).connect(name)
+
     websocket.raw.sendall(broken)
 
     assert code == websocket.answer_close()
     assert websocket.next_frame() is None
-    (line,) = broker.wait_for_log(f'"websocket_error", "address": "{HOST}:{websocket.port}"')
+    websocket.close()
+    (line,) = weir.wait_for_log(f'"websocket_error", "address": "{HOST}:{websocket.port}"')
     assert f'"{name}"' in line
 
 
