@@ -9,6 +9,8 @@
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
+# Streams that are no clients' (the supervisor, other workers, Redis) have handlers of their own and are served ahead
+# of clients, whose work may depend on them; what holds a client to its share or ends it does not touch them.
 import os
 import select
 import socket
@@ -20,7 +22,7 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.collector import Collector
 from broker.net.doors import Doors
 from broker.net.layer import TCP, Layer, Transport
-from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Stream, receive
+from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Handler, Stream, receive
 from broker.net.unfinished_input import UnfinishedInput
 from broker.overload.quantum import LARGEST, TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
@@ -122,7 +124,7 @@ class Reactor:
         self._ready: deque[Stream] = deque()
         self._strangers: deque[Stream] = deque()  # the same, behind all others
         self._closing: deque[tuple[float, Stream]] = deque()  # by deadline, as all linger equally long
-        self._blocked: dict[Stream, None] = {}
+        self._blocked: dict[Stream, None] = {}  # clients' that do not take what they are owed
         self._quantum = Quantum()
         self._stall_timeout = stall_timeout
         self._stalls_checked = 0.0
@@ -151,12 +153,24 @@ class Reactor:
         if stream is None:
             sock.close()
             return
+        self._register(stream)
+        stream.transport = transport.name
+        stream.layer = transport.layer(sock, stream)
+
+    def attach(self, stream: Stream, handler: Handler) -> None:
+        """Serve *stream*, which is no client's, by *handler*. Its socket does not block; it may still be connecting.
+
+        Its outbox belongs to a budget of its own.
+        """
+        stream.handler = handler
+        stream.stranger = False
+        self._register(stream)
+
+    def _register(self, stream: Stream) -> None:
         while len(self._streams) <= stream.fd:
             self._streams.append(None)
         self._streams[stream.fd] = stream
         self._epoll.register(stream.fd, READ)
-        stream.transport = transport.name
-        stream.layer = transport.layer(sock, stream)
 
     def stop_listening(self) -> None:
         """Accept no more."""
@@ -165,8 +179,9 @@ class Reactor:
     def shut_down(self) -> None:
         """Close everything at once; the reactor is of no use any more."""
         self.stop_listening()
-        for stream in self.streams():
-            self.destroy(stream)
+        for stream in self._streams:
+            if stream is not None:
+                self.destroy(stream)
         self._epoll.close()
         os.close(self._wakeup)
 
@@ -190,8 +205,8 @@ class Reactor:
         return stream if stream is not None and stream.outbox is outbox else None
 
     def streams(self) -> list[Stream]:
-        """All that are not closed."""
-        return [stream for stream in self._streams if stream is not None]
+        """The clients' that are not closed."""
+        return [stream for stream in self._streams if stream is not None and stream.handler is None]
 
     def closing(self) -> int:
         """How many linger, at most: for some nobody waits any more."""
@@ -321,7 +336,10 @@ class Reactor:
                 stream.readable = True
                 if not stream.queued:
                     stream.queued = True
-                    self._ready.append(stream)
+                    if stream.handler is None:
+                        self._ready.append(stream)
+                    else:
+                        self._ready.appendleft(stream)
                 continue
             if stream is None:
                 if self._doors.is_one(fd):
@@ -408,6 +426,8 @@ class Reactor:
             self._enqueue(stream)
             return 0
         quantum -= stream.debt
+        if stream.handler is not None:
+            return self._serve_attached(stream, stream.handler, quantum, now)
         units = 0
         left = stream.left
         if stream.readable and (left == 0 or left < stream.needs):
@@ -442,6 +462,27 @@ class Reactor:
             self.service.lost(stream, CloseReason.PEER_CLOSED, now)
         return units
 
+    def _serve_attached(self, stream: Stream, handler: Handler, quantum: int, now: float) -> int:
+        """The same for a stream that is no client's."""
+        if stream.readable and (stream.left == 0 or stream.left < stream.needs):
+            stream.readable = False
+            try:
+                stream.receive(LARGE_READ)
+            except OSError:
+                handler.lost(stream, CloseReason.PEER_RESET, now)
+                return 1
+        units = 1
+        if stream.left > 0 and stream.left >= stream.needs:
+            units = handler.serve(stream, quantum, now)
+            if stream.state != OPEN:
+                return units
+        stream.debt = units - quantum if units > quantum else 0
+        if stream.left > 0 and stream.left >= stream.needs:
+            self._enqueue(stream)
+        elif stream.finished:
+            handler.lost(stream, CloseReason.PEER_CLOSED, now)
+        return units
+
     def _heed(self, stream: Stream, layer: Layer) -> int:
         """What *layer* has to say after it was read; the units that it used."""
         stream.readable = layer.more
@@ -473,7 +514,8 @@ class Reactor:
         except OSError:
             self._lose(stream, now)
             return
-        self.bytes_sent += count
+        if stream.handler is None:
+            self.bytes_sent += count
         drained = outbox.sent(count)
         if outbox.size:
             if count < len(data):
@@ -484,7 +526,10 @@ class Reactor:
         elif stream.state == CLOSING:
             self._shut(stream)
         if drained and stream.state == OPEN:
-            self.service.drained(stream, now)
+            if stream.handler is None:
+                self.service.drained(stream, now)
+            else:
+                stream.handler.drained(stream, now)
 
     def _send_own(self, stream: Stream, layer: Layer, now: float) -> None:
         """Have *layer* send what is not the outbox's."""
@@ -498,16 +543,19 @@ class Reactor:
 
     def _lose(self, stream: Stream, now: float) -> None:
         """Sending said that the peer is gone."""
-        if stream.state == OPEN:
+        if stream.state != OPEN:
+            self.destroy(stream)
+        elif stream.handler is None:
             self.service.lost(stream, CloseReason.PEER_RESET, now)
         else:
-            self.destroy(stream)
+            stream.handler.lost(stream, CloseReason.PEER_RESET, now)
 
     def _block(self, stream: Stream, now: float) -> None:
         """Nothing can be sent to *stream* until the kernel, or the layer, says so."""
         stream.outbox.blocked = True
         stream.stalled_at = now
-        self._blocked[stream] = None
+        if stream.handler is None:
+            self._blocked[stream] = None
         self._watch(stream)
 
     def _unblock(self, stream: Stream) -> None:

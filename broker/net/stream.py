@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.delivery.outbox import Outbox
 from broker.net.layer import Layer
+from broker.reasons import CloseReason
 
 SIOCOUTQ: Final = termios.TIOCOUTQ  # its name for sockets: bytes sent and not acknowledged (tcp(7))
 
@@ -34,12 +35,29 @@ def receive(sock: socket.socket, size: int) -> bytes:
     return bytes(_received[:count])
 
 
+class Handler:
+    """Who serves a stream that is no client's: the link to the supervisor, another worker, Redis."""
+
+    def serve(self, stream: "Stream", quantum: int, now: float) -> int:
+        """Take what *stream* has, for about *quantum* units; the units used."""
+        raise NotImplementedError
+
+    def drained(self, stream: "Stream", now: float) -> None:
+        """*stream* is writable again."""
+        raise NotImplementedError
+
+    def lost(self, stream: "Stream", reason: CloseReason, now: float) -> None:
+        """The peer of *stream* is gone: to be destroyed."""
+        raise NotImplementedError
+
+
 class Stream:
     def __init__(self, sock: socket.socket, address: str, outbox: Outbox) -> None:
         self.sock = sock
         self.fd = outbox.fd
         self.address = address
         self.outbox = outbox
+        self.handler: Handler | None = None  # of one that is no client's
         self.transport = "tcp"
         self.layer: Layer | None = None
         self.state = OPEN

@@ -37,4 +37,4 @@ class UnfinishedInput:
 
 
 def _unfinished(stream: Stream) -> bool:
-    return stream.state == OPEN and 0 < stream.left < stream.needs
+    return stream.handler is None and stream.state == OPEN and 0 < stream.left < stream.needs

@@ -1,0 +1,203 @@
+# Streams that are no clients': served by handlers of their own, ahead of clients, and held to nothing that clients are.
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.config import Config, Delivery, Limits
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V311, PingReq, PingResp, Publish
+from broker.net.reactor import SLICE
+from broker.net.stream import OPEN, Handler, Stream
+from broker.reasons import CloseReason
+from tests.inprocess import Broker
+
+Brokers = Callable[..., Broker]
+
+WORD = 4
+ANY = 1 << 30
+
+
+class Words(Handler):
+    """Takes words of four bytes, one at a time."""
+
+    def __init__(self, broker: Broker) -> None:
+        ours, self.theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.theirs.settimeout(5)
+        self.taken: list[bytes] = []
+        self.events: list[str] = []
+        self.on_word: Callable[[], None] = lambda: None
+        self._reactor = broker.worker.reactor
+        outbox = Outbox(ours.fileno(), ANY, ANY >> 1, OutboundBudget(ANY), self._reactor.dirty)
+        self.stream = Stream(ours, "peer", outbox)
+        self._reactor.attach(self.stream, self)
+
+    def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        stream.needs = WORD
+        if stream.left < WORD:
+            return 0
+        self.taken.append(stream.input[stream.position : stream.position + WORD])
+        stream.position += WORD
+        stream.left -= WORD
+        self.on_word()
+        return 1
+
+    def drained(self, stream: Stream, now: float) -> None:
+        self.events.append("drained")
+
+    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        self.events.append(reason.label)
+        self._reactor.destroy(stream)
+
+
+@pytest.fixture
+def broker(brokers: Brokers) -> Broker:
+    made = brokers(Config(limits=Limits(receive_maximum=65535), delivery=Delivery(slow_consumer_timeout=1)))
+    made.settle()
+    return made
+
+
+@pytest.fixture
+def words(broker: Broker) -> Iterator[Words]:
+    made = Words(broker)
+    yield made
+    made.theirs.close()
+
+
+def test_all_that_came_is_taken_and_what_is_not_whole_waits(broker: Broker, words: Words) -> None:
+    """A handler would be called for what it cannot use, or not for what is left."""
+    words.theirs.sendall(b"one two thr")
+    broker.settle()
+    assert [b"one ", b"two "] == words.taken
+
+    words.theirs.sendall(b"ee")
+    broker.settle()
+    assert [b"one ", b"two ", b"thre"] == words.taken
+
+
+def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
+    """What clients wait for would come behind all that they themselves send."""
+    floods = [broker.connect(f"flood{n}") for n in range(4)]
+    broker.settle()
+    for flood in floods:
+        flood.send_bytes(encode(Publish(b"t", b"", 1, packet_id=1), V311) * 9000)
+    counters = broker.worker.counters
+    before: list[int] = []
+    words.on_word = lambda: before.append(counters.publishes_received)
+    broker.clock.step = SLICE
+    broker.worker.reactor.turn()
+    words.theirs.sendall(b"word")
+    taken = counters.publishes_received
+    broker.worker.reactor.turn()
+
+    assert [taken] == before
+
+
+def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> None:
+    """A peer with much to say would take the worker for itself."""
+    client = broker.connect("me")
+    broker.settle()
+    words.theirs.sendall(b"word" * 10_000)
+    client.send(PingReq())
+    broker.clock.step = SLICE / 4
+    broker.worker.reactor.turn()
+    client.pull()
+
+    assert [PingResp()] == client.inbox
+    assert 0 < len(words.taken) < 10_000
+    broker.clock.step = 0.0
+    broker.settle()
+    assert 10_000 == len(words.taken)
+
+
+@pytest.mark.parametrize("said", [b"", b"wor", b"word"])
+def test_its_end_is_told_once_after_what_it_said(broker: Broker, words: Words, said: bytes) -> None:
+    """What a worker said before it died would be lost, or its death go unnoticed."""
+    words.theirs.sendall(said)
+    words.theirs.close()
+    broker.settle()
+
+    assert ["peer_closed"] == words.events
+    assert [b"word"][: len(said) // WORD] == words.taken
+
+
+def test_a_peer_that_is_gone_when_something_is_sent_is_told(broker: Broker, words: Words) -> None:
+    """The handler would wait for an answer for ever."""
+    words.theirs.close()
+    words.stream.outbox.write(b"hello")
+    broker.settle()
+
+    assert 1 == len(words.events)
+
+
+def test_what_it_is_owed_leaves_and_then_it_is_told(broker: Broker, words: Words) -> None:
+    """Who waits until there is room again would wait for ever."""
+    words.stream.outbox.high = words.stream.outbox.low = 1 << 20
+    words.stream.outbox.write(bytes(8 << 20))
+    broker.settle()
+    assert not words.stream.outbox.writable
+    assert [] == words.events
+
+    received = 0
+    while received < 8 << 20:
+        received += len(words.theirs.recv(1 << 20))
+        broker.settle()
+
+    assert ["drained"] == words.events
+    assert words.stream.outbox.writable
+
+
+def test_it_is_none_of_the_clients(broker: Broker, words: Words) -> None:
+    """A worker that says goodbye to its clients would end its link first; and $SYS would count its talk."""
+    reactor = broker.worker.reactor
+    words.theirs.sendall(b"word")
+    words.stream.outbox.write(b"hello")
+    broker.settle()
+
+    assert b"hello" == words.theirs.recv(100)
+    assert [] == reactor.streams()
+    assert (0, 0) == (reactor.bytes_received, reactor.bytes_sent)
+
+
+def test_one_that_takes_nothing_is_not_a_slow_consumer(broker: Broker, words: Words) -> None:
+    """Another worker that is stopped for a while would lose what it was sent."""
+    words.stream.outbox.write(bytes(8 << 20))
+    for _ in range(4):
+        broker.settle()
+        broker.advance(1)
+
+    assert words.stream.state == OPEN
+
+
+def test_one_that_takes_nothing_is_not_shed(broker: Broker, words: Words) -> None:
+    """When clients owe too much another worker would be cut off, with what it was sent."""
+    words.stream.outbox.write(bytes(8 << 20))
+    broker.settle()
+    budget = broker.worker.budget
+    budget.used += budget.limit + 1
+    broker.settle()
+
+    assert words.stream.state == OPEN
+    budget.used -= budget.limit + 1
+
+
+def test_what_it_has_not_said_whole_is_not_shed(broker: Broker, words: Words) -> None:
+    """When clients send large packets slowly another worker would be cut off."""
+    words.stream.needs = 1 << 20
+    words.theirs.sendall(bytes(1000))
+    broker.settle()
+    reactor = broker.worker.reactor
+
+    assert reactor._unfinished_input.largest(reactor._streams, broker.clock.now) is None
+
+
+def test_it_ends_with_the_worker() -> None:
+    """Its peer would wait for one that is gone."""
+    broker = Broker()
+    words = Words(broker)
+    broker.worker.reactor.shut_down()
+
+    assert b"" == words.theirs.recv(1)
+    words.theirs.close()
