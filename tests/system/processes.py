@@ -101,7 +101,9 @@ def weir_environment(packages: Path | None) -> dict[str, str]:
 
 
 def start_weir(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> BrokerProcess:
-    return BrokerProcess(weir_command(port, settings), port, folder, weir_environment(packages))
+    weir = BrokerProcess(weir_command(port, settings), port, folder, weir_environment(packages))
+    weir.wait_for_log('"started"')  # its other ports are open as well
+    return weir
 
 
 def refused_start(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> str:
