@@ -10,7 +10,7 @@ from typing import Final, cast
 from broker.connection import Connection
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
-from broker.net.stream import OPEN
+from broker.net.stream import OPEN, Stream
 from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
@@ -23,10 +23,10 @@ SHARED_PAGE: Final = 64  # messages handed to a shared group, where each may loo
 
 
 class Unfinished:
-    """Work in pages. *connection* is held until it is done, and is then written *answer*."""
+    """Work in pages. *stream*, where it came from, is held until it is done, and is then written *answer*."""
 
     def __init__(self, answer: bytes) -> None:
-        self.connection: Connection | None = None
+        self.stream: Stream | None = None
         self.answer = answer
 
     def step(self, now: float) -> bool:
@@ -132,23 +132,44 @@ class Deliveries:
         answer: bytes,
         now: float,
     ) -> None:
-        """Deliver *message*, then write *answer* to *connection*."""
+        """Deliver *message* in the whole node, then write *answer* to *connection*."""
+        if route.crossing:
+            for neighbour in route.neighbours:
+                neighbour.offer(message, now)
+        self.deliver_here(route, message, publisher, connection, answer, now)
+
+    def deliver_here(
+        self,
+        route: Route,
+        message: Message,
+        publisher: Session | None,
+        stream: Stream | None,
+        answer: bytes,
+        now: float,
+    ) -> None:
+        """Deliver *message* to those who are at this worker, then write *answer* to *stream*."""
         if route.receivers > PAGE:
-            self._begin(FanOut(route, message, None, publisher, answer, self._counters), connection)
+            self._begin(FanOut(route, message, None, publisher, answer, self._counters), stream)
             return
         for shared in route.shared:
             share(shared, message, self._counters, now)
         for group in route.groups:
             group.deliver(message, 0, len(group.sessions), publisher, now)
-        if answer and connection is not None:
+        if answer and stream is not None:
             self._counters.answers_sent += 1
-            connection.outbox.write(answer)
+            stream.outbox.write(answer)
 
     def deliver_run(self, route: Route, run: Run, connection: Connection, now: float) -> None:
-        """Deliver a run of QoS 0 packets."""
-        publisher = connection.session
+        """Deliver a run of QoS 0 packets in the whole node."""
+        if route.crossing:
+            for neighbour in route.neighbours:
+                neighbour.offer_run(run)
+        self.deliver_run_here(route, run, connection.session, connection, now)
+
+    def deliver_run_here(self, route: Route, run: Run, publisher: Session | None, stream: Stream, now: float) -> None:
+        """Deliver a run to those who are at this worker."""
         if route.receivers > PAGE:
-            self._begin(FanOut(route, None, run, publisher, b"", self._counters), connection)
+            self._begin(FanOut(route, None, run, publisher, b"", self._counters), stream)
             return
         if route.shared:
             for message in run.messages(b""):
@@ -177,21 +198,26 @@ class Deliveries:
         """Forget the publish that is worked on, which failed; the connection that it came from."""
         if not self.unfinished or isinstance(self.unfinished[0], HandOver):
             return None  # of a hand-over, the message that failed is gone already, and the others may go on
-        return self.unfinished.popleft().connection
+        stream = self.unfinished.popleft().stream
+        if isinstance(stream, Connection):
+            return stream
+        if stream is not None:  # another worker's: its other messages are not to blame
+            self._reactor.release(stream)
+        return None
 
-    def _begin(self, fanout: FanOut, connection: Connection | None) -> None:
-        fanout.connection = connection
+    def _begin(self, fanout: FanOut, stream: Stream | None) -> None:
+        fanout.stream = stream
         self.unfinished.append(fanout)
-        if connection is not None:
-            self._reactor.hold(connection)
+        if stream is not None:
+            self._reactor.hold(stream)
 
     def _end(self, work: Unfinished) -> None:
-        connection = work.connection
-        if connection is not None and connection.state == OPEN:
+        stream = work.stream
+        if stream is not None and stream.state == OPEN:
             if work.answer:
                 self._counters.answers_sent += 1
-                connection.outbox.write(work.answer)
-            self._reactor.release(connection)
+                stream.outbox.write(work.answer)
+            self._reactor.release(stream)
 
 
 def share(group: SharedGroup, message: Message, counters: Counters, now: float) -> None:

@@ -12,6 +12,7 @@ from broker.arrivals import Arrivals
 from broker.connection import Connection
 from broker.delivery.outbox import Outbox
 from broker.fanout import Deliveries
+from broker.mesh.mesh import Mesh
 from broker.metrics.counters import Counters
 from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import protocol_error, read_length
@@ -52,6 +53,7 @@ class Hub(Service):
         deliveries: Deliveries,
         reactor: Reactor,
         counters: Counters,
+        mesh: Mesh,
         clock: Callable[[], float],
         *,
         packet_bytes: int,
@@ -63,6 +65,7 @@ class Hub(Service):
         self._deliveries = deliveries
         self._reactor = reactor
         self._counters = counters
+        self._mesh = mesh
         self._clock = clock
         self._packet_bytes = packet_bytes
 
@@ -117,10 +120,10 @@ class Hub(Service):
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        return self._reception.tick(now)
+        return min(self._reception.tick(now), self._mesh.tick(now))
 
     def work(self, until: float) -> bool:
-        if not self._deliveries.unfinished and not self._subscribing.busy():
+        if not self._deliveries.unfinished and not self._subscribing.busy() and not self._mesh.busy():
             return False
         try:
             left = self._deliveries.work(until)
@@ -128,6 +131,7 @@ class Hub(Service):
             self._reception.failed(self._deliveries.give_up(), error, self._clock())
             left = True
         try:
+            left = self._mesh.work(until) or left
             return self._subscribing.work(until) or left
         except Exception as error:
             self._reception.failed(None, error, self._clock())

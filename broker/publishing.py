@@ -2,6 +2,7 @@
 #
 # A PUBLISH is read in place, without a packet object, unless it has properties or a retain flag. QoS 0 packets that
 # lie next to each other and go to the same topic are one run: looked up, counted and delivered in one go.
+from collections.abc import Callable
 from typing import Final, cast
 
 from broker.connection import Connection
@@ -11,9 +12,12 @@ from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
+from broker.net.stream import Stream
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.reasons import CloseReason, DropReason, ProtocolError
 from broker.reception import Log
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.neighbour import Neighbour, Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import Route, Routes
 from broker.session.message import NEVER, Message
@@ -42,7 +46,14 @@ class Publishing:
         alias_maximum: int,
         qos: int,
         retain: bool,
+        neighbours: Neighbours,
+        stamps: HybridClock,
+        wait_for: Callable[[Neighbour, Stream], None],
     ) -> None:
+        """*wait_for* holds a stream until the gate of a neighbour is open."""
+        self._neighbours = neighbours
+        self._stamps = stamps
+        self._wait_for = wait_for
         self._routes = routes
         self._retained = retained
         self._deliveries = deliveries
@@ -65,7 +76,10 @@ class Publishing:
         quantum: int,
         now: float,
     ) -> tuple[int, int]:
-        """The PUBLISH at *position*, and what can go with it: (position after it, units used)."""
+        """The PUBLISH at *position*, and what can go with it: (position after it, units used).
+
+        Nothing is taken, and *connection* is held, if it has to wait for another worker.
+        """
         first = data[position]
         five = connection.version == V5
         after = body + 2
@@ -73,10 +87,10 @@ class Publishing:
             after += data[body] << 8 | data[body + 1]
         qos = first >> 1 & 3
         section = after + 2 if qos else after  # where 5.0 has its properties
-        if after == body + 2 or section + (1 if five else 0) > stop or first & 1 or qos == 3:
-            return stop, self._take_decoded(connection, session, first, data, body, stop, now)
-        if five and data[section] != 0:
-            return stop, self._take_decoded(connection, session, first, data, body, stop, now)
+        plain = after != body + 2 and section + (1 if five else 0) <= stop and not first & 1 and qos != 3
+        if not plain or (five and data[section] != 0):
+            units = self._take_decoded(connection, session, first, data, body, stop, now)
+            return (stop, units) if units else (position, PUBLISH_COST)
         if first == RUN:
             return self._take_run(connection, data, position, body, stop, after, quantum, now)
         if qos == 0:
@@ -91,7 +105,8 @@ class Publishing:
                 message.head5 = data[position:after]
             else:
                 message.head3 = data[position:after]
-        return stop, self._accept(connection, session, message, identifier, now)
+        units = self._accept(connection, session, message, identifier, now)
+        return (stop, units) if units else (position, PUBLISH_COST)
 
     def _take_run(
         self,
@@ -110,6 +125,8 @@ class Publishing:
         named = data[body:after]  # the topic with its length
         topic = named[2:]
         route = self._routes.find(topic)
+        if route.crossing and self._must_wait(route, False, connection):
+            return position, PUBLISH_COST
         price = PUBLISH_COST + route.price
         start = position
         units = price + (stop - position >> BYTES_PER_UNIT_SHIFT)
@@ -150,7 +167,7 @@ class Publishing:
     def _take_decoded(
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
-        """A PUBLISH with a retain flag, properties or an alias; the units used."""
+        """A PUBLISH with a retain flag, properties or an alias; the units used, 0 if it has to wait."""
         packet = cast(Publish, decode(first, data, body, stop, connection.version))
         properties = packet.properties
         topic = packet.topic
@@ -166,7 +183,10 @@ class Publishing:
         return self._accept(connection, session, message, packet.packet_id.to_bytes(2, "big"), now)
 
     def _accept(self, connection: Connection, session: Session, message: Message, identifier: bytes, now: float) -> int:
-        """Deliver a message, keep it if it is to be retained, acknowledge it; the units used."""
+        """Deliver a message, keep it if it is to be retained, acknowledge it; the units used, 0 if it has to wait."""
+        route = self._routes.find(message.topic)
+        if (route.crossing or message.retain) and self._must_wait(route, message.retain, connection):
+            return 0
         counters = self._counters
         counters.packets_received += 1
         counters.publishes_received += 1
@@ -174,7 +194,6 @@ class Publishing:
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
-        route = self._routes.find(message.topic)
         code = SUCCESS
         packet_id = 0
         if qos == 2:
@@ -194,9 +213,11 @@ class Publishing:
         # client may send it again as a new one [MQTT-4.3.3-9], and what was delivered would be delivered twice. Who
         # cannot be told (QoS 0, and 3.x, whose answers have no codes) believes that all is well, so the message at
         # least reaches those who are there.
-        if message.retain and self.keep(message, session, now) is not None and qos and connection.version == V5:
-            self._answer(connection, qos, identifier, QUOTA_EXCEEDED)
-            return PUBLISH_COST
+        if message.retain and self.keep(message, session, now) is not None:
+            if qos and connection.version == V5:
+                self._answer(connection, qos, identifier, QUOTA_EXCEEDED)
+                return PUBLISH_COST
+            self._neighbours.not_retained(message)
         if qos == 2:
             session.receive(identifier[0] << 8 | identifier[1])
         if not route.receivers:
@@ -208,6 +229,16 @@ class Publishing:
                 route, message, session, connection, answer(connection, qos, identifier, code), now
             )
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+
+    def _must_wait(self, route: Route, everywhere: bool, connection: Connection) -> bool:
+        """Hold *connection* if a worker that its publish needs, or any when it goes *everywhere*, has enough to do."""
+        neighbour = self._neighbours.closed() if everywhere else None
+        if neighbour is None:
+            neighbour = route.closed()
+        if neighbour is None:
+            return False
+        self._wait_for(neighbour, connection)
+        return True
 
     def _refused(self, route: Route, connection: Connection, count: int) -> bool:
         """Whether the client may not publish to the topic of *route*; then *count* messages are dropped with a line."""
@@ -226,24 +257,33 @@ class Publishing:
         return True
 
     def publish(self, message: Message, publisher: Session | None, now: float) -> None:
-        """A message that came over no connection: a will, or the broker's own."""
-        if message.retain:
-            self.keep(message, publisher, now)
-        route = self._routes.find(message.topic)
-        self._deliveries.deliver(route, message, publisher, None, b"", now)
+        """A message that came over no connection: a will. It waits for nobody, there are few."""
+        if message.retain and self.keep(message, publisher, now) is not None:
+            self._neighbours.not_retained(message)
+        self._deliveries.deliver(self._routes.find(message.topic), message, publisher, None, b"", now)
+
+    def publish_here(self, message: Message, now: float) -> None:
+        """A retained message of the broker's own, which every worker publishes to its own clients."""
+        if self._retained.put(message, now) is None:
+            self._counters.retained_set += 1
+        self._deliveries.deliver_here(self._routes.find(message.topic), message, None, None, b"", now)
 
     def keep(self, message: Message, publisher: Session | None, now: float) -> DropReason | None:
         """Retain *message*, which says so [MQTT-3.3.1-8], at any QoS, 3.1.1 [MQTT-3.3.1-7]; an empty one ends that.
 
         [MQTT-3.3.1-5] to [MQTT-3.3.1-7]. None, or the limit that forbids it, which is counted.
         """
+        owner = "" if publisher is None else publisher.client_id
+        stamp = self._stamps.stamp(now)
         if not message.payload:
-            if self._retained.delete(message.topic):
+            if self._retained.delete(message.topic, stamp):
                 self._counters.retained_deleted += 1
+            self._neighbours.retained(message, owner, stamp)
             return None
-        refusal = self._retained.put(message, now, "" if publisher is None else publisher.client_id)
+        refusal = self._retained.put(message, now, owner, stamp)
         if refusal is None:
             self._counters.retained_set += 1
+            self._neighbours.retained(message, owner, stamp)
         else:
             self._counters.dropped(refusal, 1)
         return refusal

@@ -5,6 +5,7 @@
 # `go_on()`; nothing polls.
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from broker.config import Limits
@@ -41,8 +42,11 @@ class Subscribing:
         counters: Counters,
         limits: Limits,
         clock: Callable[[], float],
+        settled: Callable[[Connection, Callable[[], None]], None],
         authoriser: Authoriser | None = None,
     ) -> None:
+        """*settled* calls back once the whole node knows what was subscribed to; so far it holds the connection."""
+        self._settled = settled
         self._authoriser = authoriser
         self._routes = routes
         self._retained = retained
@@ -76,7 +80,14 @@ class Subscribing:
             if replay is not None:
                 replays.append(replay)
         self._counters.subscribes += len(codes)
-        self._answer(connection, session, SubAck(packet.packet_id, codes))
+        answer = self._encoded(connection, session, SubAck(packet.packet_id, codes))
+        self._settled(connection, partial(self._subscribed, connection, session, answer, replays))
+
+    def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
+        """What is published from now on comes, at whatever worker: say so, then look what is retained."""
+        if connection.state != OPEN or connection.session is not session:
+            return
+        self._write(connection, answer)
         for replay in replays:
             if connection.replays is None:
                 connection.replays = {}
@@ -99,7 +110,7 @@ class Subscribing:
                 self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
                 codes.append(0)
         self._counters.unsubscribes += len(codes)
-        self._answer(connection, session, UnsubAck(packet.packet_id, codes))
+        self._write(connection, self._encoded(connection, session, UnsubAck(packet.packet_id, codes)))
 
     def withdraw(self, session: Session) -> None:
         """*session* has ended: remove all its subscriptions, many of them in pages."""
@@ -149,7 +160,7 @@ class Subscribing:
                 break
         return self.busy()
 
-    def _answer(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> None:
+    def _encoded(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> bytes:
         """Nothing but codes: [MQTT-3.9.2-1] to [MQTT-3.9.2-2], [MQTT-3.11.2-1] to [MQTT-3.11.2-2].
 
         It waits for no acknowledgement of the client's [MQTT-3.3.4-10].
@@ -157,8 +168,11 @@ class Subscribing:
         encoded = encode(packet, connection.version)
         if session.maximum_packet and len(encoded) > session.maximum_packet:
             raise ProtocolError(CloseReason.PACKET_TOO_LARGE, "the answer would be larger than the client takes")
+        return encoded
+
+    def _write(self, connection: Connection, answer: bytes) -> None:
         self._counters.answers_sent += 1
-        connection.outbox.write(encoded)
+        connection.outbox.write(answer)
 
     def _withdraw_page(self, session: Session) -> bool:
         """Remove up to WITHDRAWN subscriptions; true if none is left."""

@@ -23,6 +23,7 @@ from broker.delivery.outbox import OutboundBudget
 from broker.fanout import Deliveries
 from broker.hub import Hub
 from broker.logs import ClientLog, configure
+from broker.mesh.mesh import Mesh
 from broker.metrics.counters import Counters
 from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.net.certificates import CertificateError, make_context
@@ -66,9 +67,11 @@ class Worker:
         connections: int,
         clock: Callable[[], float] = time.monotonic,
         threads: Executor | None = None,
+        shard: int = 0,
     ) -> None:
-        """*threads*: for the offload, if not its own. AccessFileError."""
+        """*threads*: for the offload, if not its own; *shard*: its number in the node. AccessFileError."""
         self.config = config
+        self.shard = shard
         self.clock = clock
         self.log = structlog.get_logger()
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
@@ -100,7 +103,13 @@ class Worker:
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
-        subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock, self.acl)
+        self.mesh = Mesh(
+            shard, self.routes, self.retained, self.deliveries, self.reactor, self.counters, clock, self._mesh_failed
+        )
+        self.routes.neighbours = self.mesh
+        subscribing = Subscribing(
+            self.routes, self.retained, self.counters, config.limits, clock, self.mesh.when_settled, self.acl
+        )
         timers = Timers()
         self.reception = Reception(
             self.store,
@@ -148,6 +157,9 @@ class Worker:
             alias_maximum=config.limits.topic_alias_maximum,
             qos=config.limits.qos,
             retain=config.limits.retain,
+            neighbours=self.mesh,
+            stamps=self.mesh.stamps,
+            wait_for=self.mesh.wait_for,
         )
         self.hub = Hub(
             self.arrivals,
@@ -157,6 +169,7 @@ class Worker:
             self.deliveries,
             self.reactor,
             self.counters,
+            self.mesh,
             clock,
             packet_bytes=config.limits.packet_bytes,
         )
@@ -237,6 +250,9 @@ class Worker:
         self._nursery.start_soon(task.run)
         return task
 
+    def _mesh_failed(self, error: Exception, now: float) -> None:
+        self.reception.failed(None, error, now)
+
     def _failed(self, error: Exception) -> None:
         self.reception.failed(None, error, self.clock())
 
@@ -263,7 +279,7 @@ class Worker:
         while True:
             now = self.clock()
             for topic, payload in self.sys_topics.sample(now, self.counters, self._gauges()):
-                self.publishing.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
+                self.publishing.publish_here(Message(topic, payload, 0, True, b"", NEVER), now)
             self.reactor.wake()
             await trio.sleep(self.config.sys.interval)
 

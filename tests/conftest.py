@@ -14,6 +14,7 @@ import pytest
 import broker
 from broker.config import Config
 from broker.version import form
+from tests.innode import Node
 from tests.inprocess import Broker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +66,20 @@ def brokers() -> Iterator[Callable[..., Broker]]:
 
     def make(config: Config | None = None, connections: int = 1000) -> Broker:
         made.append(Broker(config, connections))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Node]]:
+    """Makes nodes of several in-process workers, `nodes(2, Config(...))`, and closes them at the end."""
+    made: list[Node] = []
+
+    def make(workers: int = 2, config: Config | None = None) -> Node:
+        made.append(Node(workers, config))
         return made[-1]
 
     yield make

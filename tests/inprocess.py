@@ -2,6 +2,8 @@
 #
 # Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the reactor
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
+import contextlib
+import select
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -64,10 +66,14 @@ class AtOnce(Executor):
 class Broker:
     """A worker whose time stands still but for `advance()`."""
 
-    def __init__(self, config: Config | None = None, connections: int = 1000) -> None:
-        self.clock = Clock()
+    def __init__(
+        self, config: Config | None = None, connections: int = 1000, clock: Clock | None = None, shard: int = 0
+    ) -> None:
+        self.clock = clock or Clock()
         self.threads = AtOnce()
-        self.worker = Worker(config or Config(), connections, self.clock, self.threads)
+        self.worker = Worker(config or Config(), connections, self.clock, self.threads, shard)
+        self.node: list[Broker] = [self]  # the workers that come to rest together
+        self.stopped = False  # it gets no processor
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":
@@ -119,13 +125,24 @@ class Broker:
     def settle(self) -> None:
         """Let the broker do all there is to do now."""
         for _ in range(10_000):
-            self.clock.looks = 0
-            before = sum(client.pull() for client in self._clients)
-            self.worker.reactor.wake()
-            wait = self.worker.reactor.turn()
-            if wait > 0.0 and not before and not any(client.pull() for client in self._clients):
+            running = [broker for broker in self.node if not broker.stopped]
+            busy = [broker.turn() for broker in running]
+            if not any(busy) and not (len(running) > 1 and any(broker.has_events() for broker in running)):
                 return
         raise AssertionError("the broker does not come to rest")
+
+    def turn(self) -> bool:
+        """One slice; false if it had nothing to do, and nobody anything to read."""
+        self.clock.looks = 0
+        before = sum(client.pull() for client in self._clients)
+        self.worker.reactor.wake()
+        wait = self.worker.reactor.turn()
+        return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
+
+    def has_events(self) -> bool:
+        """Another worker has sent something since its last slice."""
+        readable, _, _ = select.select([self.worker.reactor], [], [], 0)
+        return bool(readable)
 
     def advance(self, seconds: float) -> None:
         """Let *seconds* pass, a tenth at a time."""
@@ -151,6 +168,7 @@ class Client:
         self.closed = False  # by the broker
         self.reading = True  # false: a client that does not read
         self._reader = PacketReader(version, LARGEST)
+        self._posted = b""
 
     def send(self, *packets: Packet) -> None:
         """Send without waiting for anything."""
@@ -166,6 +184,10 @@ class Client:
             except (BrokenPipeError, ConnectionResetError):
                 return
 
+    def post(self, *packets: Packet) -> None:
+        """Send as the broker reads, which may be later, or never."""
+        self._posted += b"".join(encode(packet, self.version) for packet in packets)
+
     def receive(self) -> list[Packet]:
         """Let the broker settle; everything that came since the last call."""
         self.broker.settle()
@@ -173,10 +195,14 @@ class Client:
         return received
 
     def pull(self) -> int:
-        """Read what is there; how many bytes."""
+        """Read what is there, and send what was posted; how many bytes."""
         if self.closed or not self.reading:
             return 0
         total = 0
+        if self._posted:
+            with contextlib.suppress(BlockingIOError):
+                total = self.socket.send(self._posted)
+                self._posted = self._posted[total:]
         while True:
             try:
                 data = self.socket.recv(65536)

@@ -350,7 +350,7 @@ class Reactor:
                 continue
             if mask & OUT and stream.outbox.blocked:
                 self._unblock(stream)
-            if mask & GONE and stream.held:
+            if mask & GONE and stream.held and stream.handler is None:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
             elif mask & ~OUT:
                 stream.readable = True

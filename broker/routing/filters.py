@@ -108,6 +108,14 @@ class FilterIndex:
         else:
             found.extend(present)
 
+    def has(self, filter: bytes) -> bool:
+        """Somebody subscribes to *filter*."""
+        return filter in self._subscribers
+
+    def names(self) -> list[bytes]:
+        """The distinct filters."""
+        return list(self._subscribers)
+
     def filters(self) -> int:
         """Distinct filters."""
         return len(self._subscribers)

@@ -10,17 +10,23 @@
 # client id, until somebody else sets it or its message goes. Owners are counted and not listed: a topic costs a
 # pointer, a client an entry while it owns a topic. Who comes with ever new client ids is not held by this, but by
 # the limits for all.
+#
+# Every worker of a node holds all of them. Each write has a stamp, and of two the greater wins: `merge()` takes what
+# another worker wrote, unless we know better. What was deleted leaves a tombstone for a while, or an older write that
+# comes late would bring it back. What another worker has taken is not refused here: all shall hold the same.
 from dataclasses import dataclass
 from typing import Final
 
 from broker.reasons import DropReason
 from broker.routing.deadlines import Deadlines
 from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
+from broker.routing.hybrid_clock import age
 from broker.routing.levels import Level, LevelTree
 from broker.session.message import Message
 
 LEVEL_BYTES: Final = 150  # what one level of a topic costs in the tree, about
 EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bounds what it costs
+TOMBSTONE: Final = 60.0  # seconds after which no older write comes any more
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,17 @@ class Owner:
 
 
 class Kept(Message):
-    """*message* as it is retained."""
+    """*message* as it is retained since *stamp*."""
 
-    def __init__(self, message: Message, owner: Owner | None) -> None:
+    def __init__(self, message: Message, owner: Owner | None, stamp: int) -> None:
         super().__init__(message.topic, message.payload, message.qos, True, message.properties, message.expires)
         self.owner = owner
+        self.stamp = stamp
+
+    @property
+    def client_id(self) -> str:
+        """Of who set it, if that is known."""
+        return "" if self.owner is None else self.owner.client_id
 
 
 class Retained:
@@ -54,6 +66,7 @@ class Retained:
     """
 
     _messages: dict[bytes, Kept]  # declared here: in there, bytes is a number
+    _tombstones: dict[bytes, int]  # stamps of deletions, about in their order
 
     def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
@@ -65,12 +78,13 @@ class Retained:
         self._deadlines = Deadlines()
         self._bytes = 0
         self._refused = 0
+        self._tombstones = {}
 
-    def put(self, message: Message, now: float, client_id: str = "") -> DropReason | None:
+    def put(self, message: Message, now: float, client_id: str = "", stamp: int = 0) -> DropReason | None:
         """Keep *message* instead of its topic's former one; for *client_id*, or for the broker itself.
 
-        None, or which limit forbids it: then nothing changed. An empty payload is the caller's to turn into delete()
-        [MQTT-3.3.1-6].
+        *stamp* is the greatest there is, 0 where there is one worker. None, or which limit forbids it: then nothing
+        changed. An empty payload is the caller's to turn into delete() [MQTT-3.3.1-6].
         """
         refusal = self._refusal(message, client_id)
         if refusal is not None and self.expire(now, EXPIRED_PER_PUT):
@@ -78,20 +92,37 @@ class Retained:
         if refusal is not None:
             self._refused += 1
             return refusal
+        self._put(message, client_id, stamp)
+        return None
+
+    def merge(self, message: Message, now: float, client_id: str, stamp: int) -> bool:
+        """Another worker kept *message* for *client_id*, or deleted it if it is empty; false if that is out of date."""
         topic = message.topic
+        former = self._messages.get(topic)
+        if stamp <= (self._tombstones.get(topic, 0) if former is None else former.stamp):
+            return False
+        if message.payload:
+            self._put(message, client_id, stamp)
+        else:
+            self.delete(topic, stamp)
+        return True
+
+    def _put(self, message: Message, client_id: str, stamp: int) -> None:
+        topic = message.topic
+        if self._tombstones:
+            self._tombstones.pop(topic, None)
         former = self._messages.get(topic)
         if former is None:
             self._topics.add(topic)
         else:
             self._bytes -= former.size
             self._disown(former)
-        self._messages[topic] = Kept(message, self._own(client_id))
+        self._messages[topic] = Kept(message, self._own(client_id), stamp)
         self._bytes += message.size
         if message.expires:
             self._deadlines.set(topic, message.expires)
         else:
             self._deadlines.discard(topic)
-        return None
 
     def _refusal(self, message: Message, client_id: str) -> DropReason | None:
         former = self._messages.get(message.topic)
@@ -125,8 +156,11 @@ class Retained:
             if not owner.topics:
                 del self._owners[owner.client_id]
 
-    def delete(self, topic: bytes) -> bool:
-        """False if nothing is retained there."""
+    def delete(self, topic: bytes, stamp: int = 0) -> bool:
+        """False if nothing is retained there. *stamp*: as for `put()`."""
+        if stamp:
+            self._tombstones.pop(topic, None)
+            self._tombstones[topic] = stamp
         former = self._messages.pop(topic, None)
         if former is None:
             return False
@@ -155,6 +189,30 @@ class Retained:
             self.delete(topic)
             dropped += 1
         return dropped
+
+    def bury(self, now: float, limit: int) -> None:
+        """Forget up to *limit* deletions that are older than any write that may still come."""
+        for _ in range(limit):
+            topic = next(iter(self._tombstones), None)
+            if topic is None or age(self._tombstones[topic], now) < TOMBSTONE:
+                break
+            del self._tombstones[topic]
+
+    def topics(self) -> "list[bytes]":
+        """Those with a message, perhaps one that has expired."""
+        return list(self._messages)
+
+    def kept(self, topic: bytes) -> Kept | None:
+        """What is retained for *topic*, even if it has expired."""
+        return self._messages.get(topic)
+
+    def deleted(self) -> list[bytes]:
+        """The topics of what was deleted a short while ago."""
+        return list(self._tombstones)
+
+    def tombstone(self, topic: bytes) -> int:
+        """The stamp of the deletion of *topic*, 0 if there was none."""
+        return self._tombstones.get(topic, 0)
 
     def statistics(self) -> RetainedStatistics:
         return RetainedStatistics(len(self._messages), self._bytes, self._refused)

@@ -15,13 +15,17 @@
 #
 # Who may read a topic is decided when its route is made or patched, and who may publish to it when they first do. Only
 # then is anybody asked: without an authoriser a publish pays nothing for it, with one a look into a small dict.
+# Other workers of the node are receivers, too: whoever has a matching filter gets the message once and matches again.
+# Their filters are in an index of their own; one that comes or goes has the routes it concerns made again.
 # Why no route per (publisher, topic)? Authorisation is the only thing that would depend on the publisher.
+from collections.abc import Iterable
 from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.routing.filters import FilterIndex, first_level, is_wildcard
+from broker.routing.neighbour import Neighbour, Neighbours
 from broker.routing.overlapping import EVERYONE, SELF, Kind, audience, merged, overlaps
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message
@@ -43,6 +47,7 @@ FEW_RECEIVERS: Final = 64  # the same
 # Units of cost for delivering one message, beside one for each receiver:
 IDENTIFIERS_PRICE: Final = 5  # a group with subscription identifiers: its packets are made anew for each message
 SHARED_PRICE: Final = 8  # a shared group: some members are looked at, see there
+CROSSING_PRICE: Final = 2  # another worker: the packet is made for it, whoever else gets one
 
 MANY_SUBSCRIPTIONS: Final = 100  # of a session: so many are looked at one by one
 
@@ -136,6 +141,8 @@ class Route:
         self.topic = topic
         self.groups: list[Group] = []
         self.shared: list[SharedGroup] = []
+        self.neighbours: list[Neighbour] = []
+        self.crossing = False  # some of it goes to other workers, whose gates have to be open
         self.receivers = 0
         self.price = 0  # units of cost for delivering one message
         self.size = len(topic) + ENTRY_BYTES  # bytes, about
@@ -177,9 +184,31 @@ class Route:
         elif group.holes * 2 > len(group.sessions):
             self._replace(group, group.compacted())
 
+    def cross(self, neighbour: Neighbour) -> None:
+        """*neighbour* is a receiver; adding it twice is adding it once."""
+        if neighbour not in self.neighbours:
+            self.neighbours.append(neighbour)
+            self.crossing = True
+            self.receivers += 1
+            self.price += 1 + CROSSING_PRICE
+            self.size += RECEIVER_BYTES
+
+    def closed(self) -> Neighbour | None:
+        """Whose gate is closed, if a message has to wait for it."""
+        for neighbour in self.neighbours:
+            if not neighbour.open:
+                return neighbour
+        for group in self.shared:
+            neighbour_of_group = group.closed()
+            if neighbour_of_group is not None:
+                return neighbour_of_group
+        return None
+
     def share(self, group: SharedGroup) -> None:
         """One member of *group* is a receiver."""
         self.shared.append(group)
+        if group.elsewhere:
+            self.crossing = True
         self.receivers += 1
         self.price += 1 + SHARED_PRICE
         self.size += RECEIVER_BYTES
@@ -238,7 +267,10 @@ class Routes:
     def __init__(
         self, topics: int, size: int, levels: int, topic_bytes: int, authoriser: Authoriser | None = None
     ) -> None:
-        self.index = FilterIndex()
+        self.index = FilterIndex()  # of subscriptions here
+        self.neighbours: Neighbours | None = None  # to be told what is subscribed to here
+        self._groups = FilterIndex()
+        self._elsewhere = FilterIndex()  # of neighbours
         self._authoriser = authoriser
         self._topics = topics
         self._limit = size
@@ -248,6 +280,7 @@ class Routes:
         self._routes: dict[bytes, Route] = {}
         self._old: dict[bytes, Route] = {}
         self._shared: dict[tuple[bytes, bytes], SharedGroup] = {}
+        self._shared_here = 0  # those of them with members here
         self._epochs: list[int] = [0] * EPOCHS
         self._era = 0
 
@@ -264,7 +297,8 @@ class Routes:
         if subscription.share:
             self._join(subscription)
             return
-        self.index.add(filter, subscription)
+        if self.index.add(filter, subscription) and self.neighbours is not None:
+            self.neighbours.gained(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -289,7 +323,8 @@ class Routes:
         if subscription.share:
             self._leave(subscription)
             return
-        self.index.remove(filter, subscription)
+        if self.index.remove(filter, subscription) and self.neighbours is not None:
+            self.neighbours.lost(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -337,35 +372,84 @@ class Routes:
             if not subscription.share:  # a group asks for each message
                 self._changed(subscription.filter)
 
+    # What other workers tell of themselves.
+
+    def learn(self, filter: bytes, neighbour: Neighbour) -> None:
+        """*neighbour* has subscribers for *filter*."""
+        self._elsewhere.add(filter, neighbour)
+        self._changed(filter)
+
+    def unlearn(self, filter: bytes, neighbour: Neighbour) -> None:
+        """*neighbour* has no subscriber for *filter* any more."""
+        self._elsewhere.remove(filter, neighbour)
+        self._changed(filter)
+
+    def learn_shared(self, share: bytes, filter: bytes, neighbour: Neighbour, members: int, quick: int) -> None:
+        """*neighbour* has so many members of a shared subscription now."""
+        group = self._group(share, filter)
+        if group.learn(neighbour, members, quick):
+            self._changed(filter)  # whether it crosses is the route's to know
+        self._forget_empty(group)
+
+    def forget_all(self) -> None:
+        """A neighbour is gone, or was there never: whatever it was a receiver of is another route now."""
+        self._era += 1
+
+    def shared_group(self, share: bytes, filter: bytes) -> SharedGroup | None:
+        return self._shared.get((share, filter))
+
+    def shared_groups(self) -> Iterable[SharedGroup]:
+        """Those with a member anywhere."""
+        return self._shared.values()
+
     def statistics(self) -> tuple[int, int, int]:
-        """(routes, subscriptions, shared groups)."""
-        return len(self._routes) + len(self._old), self.index.subscribers(), len(self._shared)
+        """(routes, subscriptions, shared groups) here; the members of a group together are one subscription."""
+        shared = self._shared_here
+        return len(self._routes) + len(self._old), self.index.subscribers() + shared, shared
 
     def _join(self, subscription: Subscription) -> None:
-        filter = subscription.filter
-        key = (subscription.share, filter)
-        group = self._shared.get(key)
-        if group is None:
-            group = self._shared[key] = SharedGroup(subscription.share, filter, self._authoriser)
-            self.index.add(filter, group)
-            route = self._current(filter)
-            if route is None:
-                self._changed(filter)
-            else:
-                route.share(group)
-                self._size += RECEIVER_BYTES
-                self._shrink(self._limit, self._topics)
+        group = self._group(subscription.share, subscription.filter)
+        self._shared_here += 0 if len(group) else 1
         group.join(subscription)
+        self._tell(group)
 
     def _leave(self, subscription: Subscription) -> None:
-        filter = subscription.filter
-        key = (subscription.share, filter)
-        group = self._shared[key]
+        group = self._shared[subscription.share, subscription.filter]
         group.leave(subscription)
-        if len(group):
+        self._tell(group)
+        self._shared_here -= 0 if len(group) else 1
+        self._forget_empty(group)
+
+    def _tell(self, group: SharedGroup) -> None:
+        """The neighbours are to know how many members are here."""
+        if self.neighbours is not None:
+            group.told = (len(group), group.quick())
+            self.neighbours.shared(group.name, group.filter, len(group), group.quick())
+
+    def _group(self, share: bytes, filter: bytes) -> SharedGroup:
+        """The group of that name, perhaps a new one without a member."""
+        key = (share, filter)
+        group = self._shared.get(key)
+        if group is not None:
+            return group
+        group = self._shared[key] = SharedGroup(share, filter, self._authoriser)
+        self._groups.add(filter, group)
+        route = self._current(filter)
+        if route is None:
+            self._changed(filter)
+        else:
+            route.share(group)
+            self._size += RECEIVER_BYTES
+            self._shrink(self._limit, self._topics)
+        return group
+
+    def _forget_empty(self, group: SharedGroup) -> None:
+        """If *group* has no member anywhere there is none."""
+        if len(group) or group.elsewhere:
             return
-        del self._shared[key]
-        self.index.remove(filter, group)
+        filter = group.filter
+        del self._shared[group.name, filter]
+        self._groups.remove(filter, group)
         route = self._current(filter)
         if route is None:
             self._changed(filter)
@@ -421,14 +505,16 @@ class Routes:
         if self._authoriser is not None:
             route.guarded = True
             route.size += PUBLISHERS_BYTES
+        for neighbour in self._elsewhere.match(topic) if self._elsewhere.filters() else ():
+            if not cast(Neighbour, neighbour).gone:
+                route.cross(cast(Neighbour, neighbour))
+        for group in self._groups.match(topic) if self._shared else ():
+            route.share(cast(SharedGroup, group))
         subscriptions: list[Subscription] = []
         for subscriber in self.index.match(topic):
-            if isinstance(subscriber, SharedGroup):
-                route.share(subscriber)
-            else:
-                subscription = cast(Subscription, subscriber)
-                if self._may_receive(subscription, topic):
-                    subscriptions.append(subscription)
+            subscription = cast(Subscription, subscriber)
+            if self._may_receive(subscription, topic):
+                subscriptions.append(subscription)
         # They come filter by filter, and a session has each filter once: with one filter there is nothing to merge.
         if subscriptions and subscriptions[0].filter == subscriptions[-1].filter:
             for subscription in subscriptions:

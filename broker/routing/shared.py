@@ -13,14 +13,20 @@
 # its turn at most as many messages as there are such members, divided by those few. Nothing looks at all of them,
 # so with more than LOOKS members that are not quick, "preferred" means: among those looked at. The same holds for
 # members that may not read the topic, where there are such: they are passed over, LOOKS of them for one message.
+#
+# Members may be at other workers. Each says how many it has and how many of them are quick; a message goes to a worker
+# by turns in which each has as many as it has quick members, and that one chooses the member. What it said may be a
+# moment old: where nobody is quick after all, the message is passed on, once.
 from typing import Final, cast
 
 from broker.routing.authority import Authoriser
+from broker.routing.neighbour import Neighbour
 from broker.session.message import Message, SharedMessage
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
 
 LOOKS: Final = 64  # members of a ring that are looked at for one message at most
+HOPS: Final = 2  # workers that a message may come to, beside the one of its publisher
 PROBES: Final = 4  # the same where there is a quick member: what that costs is not felt
 
 
@@ -63,6 +69,15 @@ class Ring:
             self.probe = behind if self.count else None
 
 
+class Elsewhere:
+    """The members at another worker."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.quick = 0
+        self.turn = 0  # how long it waits for its turn: the one with the most has it
+
+
 class SharedGroup(Subscriber):
     def __init__(self, name: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
         self.name = name
@@ -72,9 +87,43 @@ class SharedGroup(Subscriber):
         self._quick = Ring()  # can take a message at once
         self._slow = Ring()  # have a connection
         self._away = Ring()
+        self.elsewhere: dict[Neighbour, Elsewhere] = {}
+        self.told = (0, 0)  # what the neighbours know: members here, quick ones of them
+        self._turn = 0
 
     def __len__(self) -> int:
+        """Members here."""
         return len(self._members)
+
+    def quick(self) -> int:
+        """Members here that could take a message at once when they were last looked at."""
+        return self._quick.count
+
+    def look(self) -> None:
+        """Look at some who were not quick: while the others think that all are slow nobody comes with a message."""
+        self._probe(self._slow, LOOKS, 1)
+        self._probe(self._away, LOOKS, 1)
+
+    def learn(self, neighbour: Neighbour, members: int, quick: int) -> bool:
+        """*neighbour* has so many members now; true if it had none, or has none any more."""
+        known = self.elsewhere.get(neighbour)
+        if members == 0:
+            return self.elsewhere.pop(neighbour, None) is not None
+        if known is None:
+            known = self.elsewhere[neighbour] = Elsewhere()
+        new = known.members == 0
+        known.members = members
+        known.quick = quick
+        return new
+
+    def closed(self) -> Neighbour | None:
+        """Whose gate is closed, if nobody else could have a message."""
+        if self._members:
+            return None
+        for neighbour in self.elsewhere:
+            if neighbour.open:
+                return None
+        return next(iter(self.elsewhere), None)
 
     def join(self, subscription: Subscription) -> None:
         """A new member, or one that has subscribed again and so is there."""
@@ -94,17 +143,75 @@ class SharedGroup(Subscriber):
         """The member for the next message to *topic* at *qos*; None if none was found that may have it."""
         return self._choose_quick(topic, qos) or self._choose_patient(topic, qos)
 
-    def deliver(self, message: Message, now: float) -> bool:
-        """Offer *message* to one member; false if nobody may have it."""
+    def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
+        """Offer *message* to one member; false if nobody may have it. *hop*: how many workers have passed it on."""
+        if not self.elsewhere or hop >= HOPS:
+            return self._offer_quick(message, now) or self._offer_patient(message, now)
+        neighbour = self._whose_turn() if hop == 0 else None
+        if neighbour is None:
+            if self._offer_quick(message, now):
+                return True
+            neighbour = self._quickest()
+        if neighbour is None:
+            if self._offer_patient(message, now):
+                return True
+            if message.qos or not self._members:  # QoS 0 does not wait: where nobody is quick it is not sought for long
+                neighbour = self._largest()
+        if neighbour is None:
+            return False
+        neighbour.offer_shared(self.name, self.filter, message, hop + 1)
+        return True
+
+    def _offer_quick(self, message: Message, now: float) -> bool:
         member = self._choose_quick(message.topic, message.qos)
-        if member is not None:
-            member.session.offer(_variant_for(member, message), now)
-            return True
+        if member is None:
+            return False
+        member.session.offer(_variant_for(member, message), now)
+        return True
+
+    def _offer_patient(self, message: Message, now: float) -> bool:
         member = self._choose_patient(message.topic, message.qos)
         if member is None:
             return False
         member.session.offer(SharedMessage(_variant_for(member, message), message, self), now)
         return True
+
+    def _whose_turn(self) -> Neighbour | None:
+        """The worker whose turn it is; None if it is this one, or if nobody is quick anywhere."""
+        chosen: Elsewhere | None = None
+        who: Neighbour | None = None
+        total = self._quick.count
+        most = self._turn = self._turn + total
+        for neighbour, there in self.elsewhere.items():
+            if there.quick and neighbour.open:
+                there.turn += there.quick
+                total += there.quick
+                if there.turn > most:
+                    most, chosen, who = there.turn, there, neighbour
+        if chosen is None:
+            self._turn -= total
+        else:
+            chosen.turn -= total
+        return who
+
+    def _quickest(self) -> Neighbour | None:
+        """The worker with the most quick members whose gate is open."""
+        most = 0
+        found: Neighbour | None = None
+        for neighbour, there in self.elsewhere.items():
+            if there.quick > most and neighbour.open:
+                most, found = there.quick, neighbour
+        return found
+
+    def _largest(self) -> Neighbour | None:
+        """The worker with the most members, one whose gate is open rather than another."""
+        most = 0
+        found: Neighbour | None = None
+        for neighbour, there in self.elsewhere.items():
+            members = there.members << 1 | 1 if neighbour.open else 1
+            if members > most:
+                most, found = members, neighbour
+        return found
 
     def _choose_quick(self, topic: bytes, qos: int) -> Subscription | None:
         self._probe(self._slow, PROBES, qos)

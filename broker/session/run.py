@@ -23,6 +23,7 @@ class Run:
         self.topic = topic
         self.payload_bytes = payload_bytes
         self.longest = longest  # bytes of the largest packet
+        self.version = version
         self._packets = packets
         self._is5 = version == V5
         self._other = b""

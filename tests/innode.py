@@ -1,0 +1,66 @@
+# Several whole workers in this process, with the mesh between them and one clock.
+#
+# `settle()` of any of them lets all come to rest, but those that are stopped. A worker that dies does so as a process
+# does: all of its sockets are closed, and nobody hears a word.
+import socket
+from collections.abc import Iterator, Sequence
+
+from broker.config import Config
+from tests.inprocess import Broker, Client, Clock
+
+
+class Node(Sequence[Broker]):
+    def __init__(self, workers: int, config: Config | None = None) -> None:
+        self.clock = Clock()
+        self._config = config
+        self._all: list[Broker] = []
+        self._incarnations = 0
+        self.workers: list[Broker] = []
+        for _ in range(workers):
+            self.start()
+
+    def start(self, shard: int | None = None) -> Broker:
+        """One more worker, which has met the others."""
+        broker = Broker(self._config, clock=self.clock, shard=len(self.workers) if shard is None else shard)
+        self._incarnations += 1
+        for other in self.workers:
+            data, control = socket.socketpair(), socket.socketpair()
+            for one in (*data, *control):
+                one.setblocking(False)
+            broker.worker.mesh.join(other.worker.shard, 0, data[0], control[0])
+            other.worker.mesh.join(broker.worker.shard, self._incarnations, data[1], control[1])
+        self._all.append(broker)
+        self.workers.append(broker)
+        for each in self._all:
+            each.node = self.workers
+        broker.settle()
+        return broker
+
+    def kill(self, broker: Broker) -> None:
+        """*broker* is gone, with all that is its."""
+        self.workers.remove(broker)
+        broker.close()
+        if self.workers:
+            self.workers[0].settle()
+
+    def __getitem__(self, number):  # type: ignore[no-untyped-def]  # as Sequence's
+        return self.workers[number]
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def __iter__(self) -> Iterator[Broker]:
+        return iter(self.workers)
+
+    def settle(self) -> None:
+        self.workers[0].settle()
+
+    def advance(self, seconds: float) -> None:
+        self.workers[0].advance(seconds)
+
+    def close(self) -> None:
+        for broker in self.workers:
+            broker.close()
+
+
+__all__ = ["Client", "Node"]

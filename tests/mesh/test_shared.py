@@ -1,0 +1,134 @@
+# Shared subscriptions with members at several workers: one member in the whole node, quick ones first.
+from collections.abc import Callable
+
+import pytest
+
+from broker.config import Config, Limits
+from broker.mqtt.packets import V5, Publish
+from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
+from broker.reasons import DropReason
+from tests.innode import Node
+from tests.mesh.talk import payloads, subscribed
+
+Nodes = Callable[..., Node]
+FILTER = "$share/group/a"
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_one_member_in_the_node_gets_a_message(nodes: Nodes, qos: int) -> None:
+    """Each worker would give it to a member of its own; or all go to one."""
+    node = nodes(3)
+    members = [broker.connect(f"m{n}") for n, broker in enumerate(node)]
+    members.append(node[0].connect("m3"))
+    for member in members:
+        subscribed(member, FILTER)
+    publishers = [broker.connect(f"p{n}") for n, broker in enumerate(node)]
+    for n in range(120):
+        publishers[n % 3].send(Publish(b"a", b"%d" % n, qos, packet_id=n + 1 if qos else 0))
+        node.settle()
+        for member in members:
+            member.acknowledge()
+    got = [payloads(member) for member in members]
+
+    assert sorted(range(120)) == sorted(int(payload) for each in got for payload in each)
+    assert all(20 <= len(each) <= 40 for each in got), [len(each) for each in got]
+
+
+def test_a_slow_member_is_passed_over_for_a_quick_one_elsewhere(nodes: Nodes) -> None:
+    """Messages would wait, or be lost, for who does not take them."""
+    node = nodes(2, Config(limits=Limits(inflight=4)))
+    one, two = node
+    slow = one.connect("slow", V5, properties={RECEIVE_MAXIMUM: 2})
+    quick = two.connect("quick", V5)
+    publisher = one.connect("publisher", V5)
+    subscribed(slow, FILTER)
+    subscribed(quick, FILTER)
+    for n in range(40):
+        publisher.send(Publish(b"a", b"%d" % n, 1, packet_id=n + 1))
+        node.settle()
+        quick.acknowledge()
+
+    assert 2 == len(payloads(slow))
+    assert 38 == len(payloads(quick))
+
+
+def test_who_becomes_quick_again_is_found(nodes: Nodes) -> None:
+    """A member that was slow once would never get anything again, if all publishers are elsewhere."""
+    node = nodes(2)
+    one, two = node
+    member = one.connect("member", V5, properties={RECEIVE_MAXIMUM: 1})
+    publisher = two.connect("publisher", V5)
+    subscribed(member, FILTER)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"2", 1, packet_id=2))
+    node.settle()
+    node.advance(0.3)
+    (group,) = two.worker.routes.shared_groups()
+    assert [0] == [there.quick for there in group.elsewhere.values()]
+
+    member.acknowledge()
+    member.acknowledge()
+    node.advance(0.3)
+    assert [1] == [there.quick for there in group.elsewhere.values()]
+
+
+def test_what_all_are_too_slow_for_waits_at_one(nodes: Nodes) -> None:
+    """It would be passed on for ever, or dropped though somebody could keep it."""
+    node = nodes(3)
+    one, two, three = node
+    away = one.connect("away", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+    subscribed(away, FILTER)
+    away.drop()
+    publisher = three.connect("publisher", V5)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"0"))
+    publisher.receive()
+    assert 1 == sum(broker.worker.counters.dropped_by_reason[DropReason.NO_SHARED_MEMBER.label] for broker in node)
+
+    back = one.connect("away", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    assert [b"1"] == [packet.payload for packet in back.inbox if isinstance(packet, Publish)] + payloads(back)
+
+
+def test_members_elsewhere_go_with_their_worker(nodes: Nodes) -> None:
+    """Its share of the messages would be lost."""
+    node = nodes(2)
+    one, two = node
+    gone, staying = one.connect("gone"), two.connect("staying")
+    subscribed(gone, FILTER)
+    subscribed(staying, FILTER)
+    publisher = two.connect("publisher")
+    node.kill(one)
+    for n in range(10):
+        publisher.send(Publish(b"a", b"%d" % n))
+        node.settle()
+
+    assert 10 == len(payloads(staying))
+
+
+def test_the_last_member_anywhere_takes_the_group_with_it(nodes: Nodes) -> None:
+    """Groups that nobody is in would be matched for ever."""
+    node = nodes(2)
+    members = [broker.connect(f"m{n}") for n, broker in enumerate(node)]
+    for member in members:
+        subscribed(member, FILTER)
+    for member in members:
+        member.drop()
+    node.settle()
+
+    assert [[], []] == [list(broker.worker.routes.shared_groups()) for broker in node]
+
+
+def test_a_stopped_worker_is_passed_over(nodes: Nodes) -> None:
+    """Half of the messages would wait for it, and their publishers with them."""
+    node = nodes(2)
+    one, two = node
+    stopped, member = one.connect("stopped"), two.connect("member")
+    subscribed(stopped, FILTER)
+    subscribed(member, FILTER)
+    publisher = two.connect("publisher", V5)
+    (peer,) = two.worker.mesh.peers
+    one.stopped = True
+    peer.open = False
+    for n in range(10):
+        publisher.send(Publish(b"a", b"%d" % n))
+        node[1].settle()
+
+    assert 10 == len(payloads(member))
