@@ -30,6 +30,7 @@ from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
 
 PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
+LOOKED_AT: Final = 64  # shared subscriptions at once
 LOOK: Final = 0.1  # seconds between two looks at who is quick in shared subscriptions
 BURIED_AT_ONCE: Final = 1000
 NOTHING: Final = 3600.0  # seconds
@@ -85,6 +86,7 @@ class Mesh(Neighbours):
         self._telling: deque[Telling] = deque()
         self._forgetting: deque[Peer] = deque()
         self._look_at = 0.0
+        self._looking: list[SharedGroup] = []
         self.on_joined: Callable[[], None] = _nothing  # whenever a peer has told all it had to tell, or is gone
 
     # Coming and going.
@@ -306,16 +308,25 @@ class Mesh(Neighbours):
             return now + NOTHING
         if now >= self._look_at:
             self._look_at = now + LOOK
-            for group in self._routes.shared_groups():
-                if group.elsewhere and len(group):
-                    self._look(group)
+            self._look_around()
             self._retained.bury(now, BURIED_AT_ONCE)
         return self._look_at
 
+    def _look_around(self) -> None:
+        """Look at some shared subscriptions, and all of them by turns."""
+        for _ in range(LOOKED_AT):
+            if not self._looking:
+                self._looking = [one for one in self._routes.shared_groups() if len(one)]
+                if len(self._looking) <= LOOKED_AT:
+                    for group in self._looking:
+                        self._look(group)
+                    self._looking = []
+                    return
+            self._look(self._looking.pop())
+
     def _look(self, group: SharedGroup) -> None:
         """Tell the peers how many members of *group* are quick, if that is another number now."""
-        if group.quick() < len(group):
-            group.look()
+        group.look()
         here = (len(group), group.quick())
         if here != group.told:
             group.told = here

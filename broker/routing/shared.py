@@ -100,7 +100,8 @@ class SharedGroup(Subscriber):
         return self._quick.count
 
     def look(self) -> None:
-        """Look at some who were not quick: while the others think that all are slow nobody comes with a message."""
+        """Look at some members of each kind: other workers go by what they were when they were last looked at."""
+        self._probe(self._quick, LOOKS, 1)
         self._probe(self._slow, LOOKS, 1)
         self._probe(self._away, LOOKS, 1)
 

@@ -1,5 +1,5 @@
 # What tests of several workers have their clients do.
-from broker.mqtt.packets import Properties, Publish, SubAck, Subscribe, Wanted
+from broker.mqtt.packets import PUBACK, Ack, Properties, Publish, SubAck, Subscribe, Wanted
 from tests.inprocess import Client
 
 
@@ -14,3 +14,13 @@ def subscribed(client: Client, *filters: str | Wanted, properties: Properties | 
 
 def payloads(client: Client) -> list[bytes]:
     return [packet.payload for packet in client.receive() if isinstance(packet, Publish)]
+
+
+def acknowledge(client: Client) -> None:
+    """PUBACK for what came at QoS 1; the messages stay in the inbox."""
+    packets = client.receive()
+    for packet in packets:
+        if isinstance(packet, Publish) and packet.packet_id:
+            client.send(Ack(PUBACK, packet.packet_id))
+            packet.packet_id = 0  # acknowledged
+    client.inbox[:0] = packets

@@ -5,7 +5,7 @@ import pytest
 
 from broker.config import Config, Limits
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, V311, Properties, Publish, Subscribe, Unsubscribe, Wanted
+from broker.mqtt.packets import V5, V311, Connect, Properties, Publish, Subscribe, Unsubscribe, Wanted
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY
 from broker.reasons import DropReason
 from tests.innode import Node
@@ -123,9 +123,9 @@ def test_the_last_subscriber_takes_the_interest_with_it(nodes: Nodes) -> None:
 def test_a_fan_out_in_pages_keeps_the_order(nodes: Nodes) -> None:
     """While thousands are served what comes behind would overtake it."""
     one, two = nodes(2)
-    subscribers = [one.connect(f"s{n}") for n in range(700)]
-    for subscriber in subscribers:
-        subscriber.send(Subscribe(1, [Wanted(b"all", 0), Wanted(b"few", 0)]))
+    subscribers = [one.open() for _ in range(700)]
+    for n, subscriber in enumerate(subscribers):
+        subscriber.send(Connect(V311, f"s{n}"), Subscribe(1, [Wanted(b"all", 0), Wanted(b"few", 0)]))
     one.settle()
     publisher = two.connect("publisher", V5)
     for client in subscribers:
