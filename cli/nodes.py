@@ -117,7 +117,7 @@ def show_status(told: dict[str, Any]) -> None:
         f"{gauges.get('connected', 0)} clients connected, {gauges.get('sessions', 0)} sessions, "
         f"{gauges.get('subscriptions', 0)} subscriptions, {gauges.get('retained', 0)} retained messages"
     )
-    numbers = ("process", "up", "clients", "received", "sent", "CPU", "memory", "deaths")
+    numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
     for one in told["workers"]:
         report = one.get("statistics") or {}
