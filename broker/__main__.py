@@ -23,7 +23,7 @@ import trio
 from broker.access_files import AccessFileError
 from broker.config_sources import restored
 from broker.frames import LENGTH, body_length, frame, unpack
-from broker.heartbeat import STARTING, Heartbeat
+from broker.heartbeat import SERVING, STARTING, Heartbeat
 from broker.inspection import Inspection, Unanswerable
 from broker.link import Frame, Link
 from broker.logs import configure
@@ -65,6 +65,8 @@ class Process:
 
     async def serve(self) -> None:
         worker = self.worker
+        self._heartbeat.phase = SERVING  # from now on a second of silence is death
+        self._heartbeat.stamp(worker.clock())
         self._link.send("ready", {"connections": self._connections})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_statistics)

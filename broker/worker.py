@@ -18,7 +18,7 @@ from broker.arrivals import Arrivals
 from broker.config import Config
 from broker.delivery.outbox import OutboundBudget
 from broker.fanout import Deliveries
-from broker.heartbeat import DRAINING, SERVING, Heartbeat
+from broker.heartbeat import DRAINING, Heartbeat
 from broker.hub import Hub
 from broker.logs import ClientLog
 from broker.machine import memory_limit, resident_bytes
@@ -242,8 +242,6 @@ class Worker:
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""
         reactor, heartbeat = self.reactor, self.heartbeat
-        if heartbeat is not None:
-            heartbeat.phase = SERVING
         while True:
             wait = reactor.turn()
             if heartbeat is not None:

@@ -92,7 +92,7 @@ def parse(line: bytes) -> tuple[str, dict[str, Any]]:
     if not isinstance(found, dict):
         raise Refused("The request is no JSON object.")
     version = found.pop("weir", None)
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise Refused(f"The request is of version {version!r}, and this node speaks version {VERSION}.")
     command = found.pop("command", None)
     if not isinstance(command, str):

@@ -58,13 +58,12 @@ MOST_PER_INPUT: Final = 8  # bytes that it may have more for each input: a point
 REASONS: Final = "$SYS/broker/weir/"
 UPTIME: Final = b"$SYS/broker/uptime"  # changes with each sample
 SYS_SAMPLES: Final = 3  # the retained one, one that may be of this moment, and one that is later
+# What a broker logs that no client may cause.
+MISTAKES: Final = (b'"internal_error"', b"Traceback", b'"worker_died"', b'"worker_stderr"')
 MOST_FAILURES: Final = 20  # a run ends after so many
 
 
 @dataclass
-MISTAKES: Final = (b'"internal_error"', b"Traceback", b'"worker_died"', b'"worker_stderr"')
-
-
 class Outcome:
     """What a run has shown; memory in KiB, times in seconds."""
 
@@ -208,7 +207,8 @@ class Campaign:
         while (after := descriptors(self._broker.worker_pid)) > before and time.monotonic() < deadline:
             time.sleep(0.1)  # for what a process that is not ours does by itself
         if after > before:
-            numbers = sorted(n for peer in peers(self._broker.worker_pid) if (n := self._swarm.number_at(peer)) is not None)
+            open_to = peers(self._broker.worker_pid)
+            numbers = sorted(n for peer in open_to if (n := self._swarm.number_at(peer)) is not None)
             self._failed(f"{after} descriptors are open, {before} were before; of the inputs {numbers}")
         return after
 
