@@ -22,7 +22,7 @@ import trio
 
 from broker.access_files import AccessFileError
 from broker.config_sources import restored
-from broker.frames import LENGTH, body_length, frame, unpack
+from broker.link_frames import LENGTH, body_length, frame, unpack
 from broker.heartbeat import SERVING, STARTING, Heartbeat
 from broker.inspection import Inspection, Unanswerable
 from broker.link import Frame, Link

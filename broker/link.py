@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.frames import LARGEST, FrameError, FrameReader, frame
+from broker.link_frames import LARGEST, FrameError, FrameReader, frame
 from broker.net.reactor import Handler, Reactor
 from broker.net.stream import Stream
 from broker.reasons import CloseReason

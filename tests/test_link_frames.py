@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.frames import LARGEST, FrameError, FrameReader, frame, unpack
+from broker.link_frames import LARGEST, FrameError, FrameReader, frame, unpack
 
 FACTS = st.dictionaries(
     st.text(max_size=8).filter(lambda key: key != "kind"),
