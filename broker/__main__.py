@@ -22,10 +22,10 @@ import trio
 
 from broker.access_files import AccessFileError
 from broker.config_sources import restored
-from broker.link_frames import LENGTH, body_length, frame, unpack
 from broker.heartbeat import SERVING, STARTING, Heartbeat
 from broker.inspection import Inspection, Unanswerable
 from broker.link import Frame, Link
+from broker.link_frames import LENGTH, body_length, frame, unpack
 from broker.logs import configure
 from broker.net.certificates import CertificateError
 from broker.worker import OWN_DESCRIPTORS, Worker
@@ -65,8 +65,7 @@ class Process:
 
     async def serve(self) -> None:
         worker = self.worker
-        self._heartbeat.phase = SERVING  # from now on a second of silence is death
-        self._heartbeat.stamp(worker.clock())
+        self._heartbeat.enter(SERVING, worker.clock())  # from now on a second of silence is death
         self._link.send("ready", {"connections": self._connections})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_statistics)
@@ -98,11 +97,9 @@ class Process:
     def _reload(self) -> None:
         heartbeat, clock = self._heartbeat, self.worker.clock
         phase = heartbeat.phase
-        heartbeat.phase = STARTING  # a long file takes its time
-        heartbeat.stamp(clock())
+        heartbeat.enter(STARTING, clock())  # a long file takes its time
         why = self.worker.reload()
-        heartbeat.phase = phase
-        heartbeat.stamp(clock())
+        heartbeat.enter(phase, clock())
         self._link.send("reloaded", {"error": why})
 
     def _answer(self, what: str, arguments: dict[str, Any]) -> Frame:

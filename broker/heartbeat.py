@@ -27,6 +27,11 @@ class Heartbeat:
         self._offset = shard * SLOT
         self._incarnation = incarnation
 
+    def enter(self, phase: int, now: float) -> None:
+        """From now on we do this, and may be silent for as long as that may take."""
+        self.phase = phase
+        self.stamp(now)
+
     def stamp(self, now: float) -> None:
         """We are alive at *now*."""
         self.due = now + EVERY

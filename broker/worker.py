@@ -172,7 +172,7 @@ class Worker:
                 nursery.start_soon(self._publish_sys)
             await stopping.wait()
             if self.heartbeat is not None:
-                self.heartbeat.phase = DRAINING
+                self.heartbeat.enter(DRAINING, self.clock())
             self.reactor.stop_listening()
             self.reactor.linger = max(LINGER, self.config.drain.timeout)
             self.reception.stop(self.clock())
