@@ -135,7 +135,9 @@ def test_a_node_of_somebody_else_says_whose_it_is(folder: str) -> None:
     if os.geteuid():
         pytest.skip("only root can become somebody else")
     os.chmod(Path(folder).parent, 0o755)
-    program = "import os, sys; os.setgid(65534); os.setuid(65534); from cli.main import app; app(prog_name='weir')"
+    program = (  # what it may not read any more afterwards is loaded before
+        "import os, cli.asking; from cli.main import app\nos.setgid(65534); os.setuid(65534); app(prog_name='weir')"
+    )
     command = [sys.executable, "-c", program, "status", "--folder", folder]
     environ = {**os.environ, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environ)
