@@ -115,7 +115,8 @@ class Process:
         worker = self.worker
         while True:
             await trio.sleep(STATISTICS)
-            self._link.send("statistics", worker.statistics())
+            if not self._link.owes():  # or they would pile up while the supervisor is stopped
+                self._link.send("statistics", worker.statistics())
 
     def _orphaned(self, why: str) -> None:
         """The supervisor is gone, or says what we do not understand: it will start us anew, if it is there."""
@@ -124,6 +125,7 @@ class Process:
 
 
 def main(arguments: Sequence[str]) -> None:
+    faulthandler.enable()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in SUPERVISORS:
         signal.signal(number, signal.SIG_IGN)
@@ -132,7 +134,6 @@ def main(arguments: Sequence[str]) -> None:
     assignment = received(sock)
     if os.getppid() != assignment["supervisor"]:
         sys.exit(1)  # it died before we asked to die with it
-    faulthandler.enable()
     about = {"node": assignment["node"], "worker": assignment["shard"]}
     values = assignment["config"]
     configure(values["log.level"], values["log.format"], lines_to(assignment["log"]), about)

@@ -59,6 +59,8 @@ class Number:
     def take(self, given: object) -> int:
         value = self._read(given)
         if value is None or not self._least <= value <= self._most:
+            if self._least == self._most:
+                raise ValueError(str(self._least))
             raise ValueError(f"a whole number from {self._least} to {self._most}")
         return value
 

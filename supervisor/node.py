@@ -19,6 +19,7 @@ from broker import heartbeat
 from broker.config import Config
 from broker.config_sources import described
 from broker.machine import raise_descriptor_limit
+from broker.net.listeners import shut
 from broker.version import VERSION, form
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
@@ -29,6 +30,7 @@ from supervisor.workers import Frame, WorkerProcess
 GAVE_UP: Final = 3  # exit code
 CANNOT_START: Final = 2  # exit code
 LATE: Final = 2.0  # seconds over `drain.timeout` that a worker has to end; then it is killed
+SHUT_AFTER: Final = 1.0  # seconds; who would wait longer is refused, and may find another worker, or node
 UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -43,6 +45,7 @@ class Shard:
         self.doors = doors
         self.process: WorkerProcess | None = None
         self.deaths = 0
+        self.shut = False  # its doors are: there is nobody behind them, and will not be for a while
         self.leaving = False  # the worker was told to go and another one is to come
 
 
@@ -193,11 +196,23 @@ class Node:
             if self._stopping.is_set() or shard.leaving:
                 continue
             pause = self._after_death(shard, process, code, words)
+            if pause >= SHUT_AFTER:
+                self._shut(shard)
             with trio.move_on_after(pause):
                 await self._stopping.wait()
 
+    def _shut(self, shard: Shard) -> None:
+        """Nobody waits at the doors of *shard* until its next worker is there."""
+        shard.shut = True
+        for _, door in shard.doors:
+            shut(door)
+
     def _start(self, shard: Shard, process: WorkerProcess) -> None:
         assert self.folder.alive is not None
+        if shard.shut:
+            shard.shut = False
+            for transport, door in shard.doors:
+                door.listen(getattr(self.config.listeners, transport).backlog)
         doors = [(door.fileno(), transport) for transport, door in shard.doors]
         log = self._log_file.descriptor
         assignment: Frame = {

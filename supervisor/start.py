@@ -21,7 +21,6 @@ from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import CANNOT_START, SIGNALS, Door, Node
-from supervisor.web import serve_web
 
 
 class StartError(Exception):
@@ -89,7 +88,10 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
     _tell_doors(config, doors, admin)
     node = Node(config, folder, doors, log_file, check)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node))]
-    services += [partial(serve_web, listener, node) for listener in admin]
+    if admin:
+        from supervisor.web import serve_web  # its library takes a tenth of a second to load
+
+        services += [partial(serve_web, listener, node) for listener in admin]
     return node, services
 
 

@@ -32,12 +32,11 @@ def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> li
     port = settings.port
     try:
         for host in settings.host:
-            _probe(host, port)
+            port = _probe(host, port)  # 0: any free one, but the same on each address, for all shards
             for sockets in dealt:
                 listener = _bind(host, port, delivery)
                 sockets.append(listener)
                 listener.listen(settings.backlog)
-                port = port or listener.getsockname()[1]  # any free one, but the same on each address, for all shards
     except ListenError:
         for listener in (one for sockets in dealt for one in sockets):
             listener.close()
@@ -68,6 +67,11 @@ def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
     return listener
 
 
+def shut(listener: socket.socket) -> None:
+    """Refuse who comes, and who waits; the port stays ours, and `listen()` opens it again (Linux)."""
+    listener.shutdown(socket.SHUT_RDWR)
+
+
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -76,8 +80,11 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     return found[0], found[4]
 
 
-def _probe(host: str, port: int) -> None:
-    """See whether the port is free: with SO_REUSEPORT alone we would share it silently with another process of ours."""
+def _probe(host: str, port: int) -> int:
+    """See whether the port is free, or find one that is for 0; its number.
+
+    With SO_REUSEPORT alone we would share it silently with another process of ours.
+    """
     family, address = _resolve(host, port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,6 +92,8 @@ def _probe(host: str, port: int) -> None:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind(address)
+            free: int = probe.getsockname()[1]
+            return free
         except OSError as error:
             why = error.strerror or str(error)
             raise ListenError(f"cannot listen on {host} port {port}: {why}") from None

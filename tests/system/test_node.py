@@ -208,8 +208,29 @@ def test_workers_that_cannot_live_end_the_node(start_node: StartNode, tmp_path: 
     gave_up = weir.lines("gave_up")[-1]
     assert f"The password file {passwords}, line 1" in gave_up["last_words"]
     assert "worker 0 died 5 times" in gave_up["why"]
+    assert 0 != reached(weir.port)
+
+
+@pytest.mark.slow
+def test_who_would_have_to_wait_for_long_is_refused(start_node: StartNode) -> None:
+    """Clients would hang at a worker that does not come back, while another worker or node would serve them."""
+    weir = start_node()
+    for deaths in range(1, 6):
+        os.kill(weir.pids[0], signal.SIGKILL)
+        paused = weir.wait_for("worker_restarts", deaths)
+        if deaths < 5:
+            weir.wait_for("worker_ready", deaths + 1)
+
+    assert 1.6 == paused["pause_s"]
+    weir.wait_until(lambda: reached(weir.port) != 0, "refuse")
+    weir.wait_until(lambda: reached(weir.port) == 0, "listen again")
+    weir.client("patient").ping()
+
+
+def reached(port: int) -> int:
+    """0, or why nobody can connect."""
     with socket.socket() as probe:
-        assert 0 != probe.connect_ex((HOST, weir.port))
+        return probe.connect_ex((HOST, port))
 
 
 def test_what_a_worker_says_before_it_dies_is_told(start_node: StartNode) -> None:
