@@ -127,11 +127,11 @@ def show_status(told: dict[str, Any]) -> None:
             _colored(one["state"]),
             str(one["pid"]),
             duration(one.get("uptime", 0.0)),
-            str(held.get("connected", 0)),
-            str(counters.get("publishes_received", 0)),
-            str(counters.get("publishes_sent", 0)),
-            f"{one.get('cpu_seconds', 0.0):.1f} s",
-            f"{held.get('resident_bytes', 0) / 1e6:.0f} MB",
+            short(held.get("connected", 0)),
+            short(counters.get("publishes_received", 0)),
+            short(counters.get("publishes_sent", 0)),
+            duration(one.get("cpu_seconds", 0.0)),
+            f"{short(held.get('resident_bytes', 0))}B",
             str(one["deaths"]),
         )
     screen.print(table)
@@ -144,6 +144,18 @@ def duration(seconds: float) -> str:
         if whole >= length:
             return f"{whole // length}{unit} {whole % length // part}{smaller}"
     return f"{whole}s"
+
+
+def short(number: int) -> str:
+    """With three digits or so, and a letter for thousands."""
+    if number < 10_000:
+        return str(number)
+    value = float(number)
+    for letter in ("", "k", "M", "G"):
+        if value < 999.5:
+            return f"{value:.3g}{letter}"
+        value /= 1000
+    return f"{value:.0f}T"
 
 
 def addresses(listeners: list[Any]) -> str:

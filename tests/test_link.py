@@ -79,7 +79,7 @@ def test_the_end_of_the_link_is_told(supervisor: Supervisor) -> None:
     assert ["peer_closed"] == supervisor.ended
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", frame("x", {})[:4] + b"\xc1" * 7])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", frame("x", {})[:4] + b"\xc1" * 8])
 def test_what_is_no_frame_ends_it(supervisor: Supervisor, data: bytes) -> None:
     """A worker would take noise for an order, or wait for its end."""
     supervisor.say(data)

@@ -11,6 +11,7 @@ import pytest
 
 import broker as broker_package
 from broker.mqtt.packets import V5, Disconnect, Will
+from cli.nodes import duration, short
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
 from tests.system.processes import start_weir as start_process
@@ -227,3 +228,28 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
 
     assert 0 == done.returncode
     assert "_WEIR_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (9999, "9999"),
+        (10_000, "10k"),
+        (999_499, "999k"),
+        (999_500, "1M"),
+        (12_345_678, "12.3M"),
+        (10**13, "10T"),
+    ],
+)
+def test_large_numbers_are_short(number: int, text: str) -> None:
+    """A table would not fit the terminal after a day of service."""
+    assert text == short(number)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.9, "59s"), (61, "1m 1s"), (3661, "1h 1m"), (90_061, "1d 1h")]
+)
+def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
+    """An uptime would have to be divided in the head."""
+    assert text == duration(seconds)
