@@ -27,7 +27,9 @@ class Link(Handler):
         self._ended = ended
         budget = OutboundBudget(2 * LARGEST)  # its own: what clients are owed is no reason to be silent
         self._outbox = Outbox(sock.fileno(), LARGEST, LARGEST, budget, reactor.dirty)
-        reactor.attach(Stream(sock, "supervisor", self._outbox), self)
+        stream = Stream(sock, "supervisor", self._outbox)
+        stream.stranger = False  # nobody has to let it in
+        reactor.attach(stream, self)
 
     def send(self, kind: str, facts: Frame) -> None:
         """Tell the supervisor."""
