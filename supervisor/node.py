@@ -290,7 +290,10 @@ class Node:
                 process.send("reload", {})
             with trio.move_on_after(UNTIL_READY):
                 await self._until(lambda: all(one.reloaded is not None or one.state == "dead" for one in processes))
-        return [f"worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
+        failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
+        if failed:
+            self.log.error("reloaded_in_part", why=" ".join(failed), workers=len(processes), failed=len(failed))
+        return failed
 
     def _reopen_logs(self) -> None:
         for process in self._processes():
@@ -328,7 +331,8 @@ def _serves(shard: Shard) -> bool:
 
 
 def _how(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
+    return f"signal {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
 
 
 def _nothing() -> None:
