@@ -105,3 +105,12 @@ def test_too_many_deaths_in_a_minute_end_the_node() -> None:
 
     assert [Again] * (TOO_MANY - 1) + [GiveUp] == [type(verdict) for verdict in verdicts]
     assert isinstance(Deaths(1).one_more(0, 2.0, 0.0), Again)
+
+
+def test_deaths_of_long_ago_do_not_count() -> None:
+    """A node that loses a worker now and then would end some day for no reason."""
+    deaths = Deaths(1)
+
+    verdicts = [deaths.one_more(0, 2.0, 7.0 * n) for n in range(3 * TOO_MANY)]
+
+    assert all(isinstance(verdict, Again) for verdict in verdicts)
