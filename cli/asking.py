@@ -115,8 +115,8 @@ def _runs(folder: NodeFolder) -> bool:
 
 def _no_permission(folder: NodeFolder) -> str:
     try:
-        uid = folder.path.stat().st_uid
-        user = pwd.getpwuid(uid).pw_name
+        user = pwd.getpwuid(folder.path.stat().st_uid).pw_name
     except (OSError, KeyError):
-        user = "its owner"
-    return f"No permission for the node {folder.name}: only {user} and root may; try `sudo -u {user} weir ...`."
+        user = "root"
+    who = "root" if user == "root" else f"{user} and root"
+    return f"No permission for the node {folder.name}: only {who} may; try `sudo -u {user} weir ...`."
