@@ -44,7 +44,6 @@ class Process:
         """AccessFileError, CertificateError."""
         config = restored(assignment["config"])
         page = mmap.mmap(assignment["heartbeat"], 0)
-        self._sock = sock
         self._log_path: str = assignment["log_path"]
         self._log_descriptor: int = assignment["log"]
         self._heartbeat = Heartbeat(page, assignment["shard"], assignment["incarnation"])
@@ -76,9 +75,8 @@ class Process:
         lost = worker.store.count()
         if lost:
             worker.log.warning("sessions_lost", sessions=lost, why="sessions are in memory for now, and end with it")
-        if not self._link.owes():
-            self._sock.settimeout(PATIENCE)
-            self._sock.sendall(frame("ended", {"sessions_lost": lost}))
+        self._link.send_last("ended", {"sessions_lost": lost}, PATIENCE)
+        worker.close()
 
     def _take(self, found: Frame) -> None:
         """Do what the supervisor says."""

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.link_frames import LARGEST, FrameError, FrameReader, frame
-from broker.net.reactor import Handler, Reactor
-from broker.net.stream import Stream
+from broker.net.reactor import Reactor
+from broker.net.stream import Handler, Stream
 from broker.reasons import CloseReason
 
 Frame = dict[str, Any]
@@ -22,19 +22,29 @@ class Link(Handler):
     ) -> None:
         """*take* is called with each frame; *ended* with the reason when no more will come."""
         self._reactor = reactor
+        self._sock = sock
         self._reader = FrameReader()
         self._take = take
         self._ended = ended
         budget = OutboundBudget(2 * LARGEST)  # its own: what clients are owed is no reason to be silent
         self._outbox = Outbox(sock.fileno(), LARGEST, LARGEST, budget, reactor.dirty)
         stream = Stream(sock, "supervisor", self._outbox)
-        stream.stranger = False  # nobody has to let it in
         reactor.attach(stream, self)
 
     def send(self, kind: str, facts: Frame) -> None:
         """Tell the supervisor."""
         self._outbox.write(frame(kind, facts))
         self._reactor.wake()
+
+    def send_last(self, kind: str, facts: Frame, patience: float) -> None:
+        """The same once the reactor turns no more, for *patience* seconds; the supervisor may have gone."""
+        if self._outbox.size:
+            return  # it does not listen: a frame of its own would come in the middle of another
+        try:
+            self._sock.settimeout(patience)
+            self._sock.sendall(frame(kind, facts))
+        except OSError:
+            pass
 
     def owes(self) -> bool:
         """Something has not left yet."""

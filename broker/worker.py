@@ -181,6 +181,9 @@ class Worker:
                 while self.reactor.streams():
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """End whatever is still open, after `serve()`."""
         self.reactor.shut_down()
         self.offload.close()
 

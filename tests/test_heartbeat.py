@@ -47,3 +47,4 @@ async def test_the_loop_stamps_ten_times_a_second_though_nothing_happens(
     await trio.sleep(0.1)
 
     assert DRAINING == heartbeat.read(page, 0)[2]
+    worker.close()

@@ -5,12 +5,12 @@ from typing import Any, cast
 import pytest
 
 from broker.inspection import PAGE, Inspection, Unanswerable
-from broker.mqtt.packets import V5, V311, Disconnect, Publish, Subscribe, Wanted, Will
+from broker.mqtt.packets import V5, V311, Disconnect, Properties, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.inprocess import Broker
 
 Brokers = Callable[..., Broker]
-LASTING = {SESSION_EXPIRY_INTERVAL: 60}
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 60}
 
 
 def inspection_of(broker: Broker) -> Inspection:

@@ -77,6 +77,7 @@ async def test_a_worker_serves_until_it_is_stopped(nursery: trio.Nursery) -> Non
 
 async def _serve(worker: Worker, stopping: trio.Event, stopped: trio.Event) -> None:
     await worker.serve(stopping)
+    worker.close()
     stopped.set()
 
 

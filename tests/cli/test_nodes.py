@@ -190,9 +190,10 @@ def test_a_log_is_followed(detached: Path) -> None:
     """Whoever looks for a mistake would have to ask again and again."""
     port = free_port()
     assert 0 == start_detached(detached, port).returncode
-    command = [sys.executable, "-m", "cli", "logs", "-f", "-n", "0", "--folder", str(detached)]
+    command = [sys.executable, "-m", "cli", "logs", "-f", "-n", "1", "--folder", str(detached)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as f:
         assert f.stdout is not None
+        assert f.stdout.readline()  # from now on it follows
         os.rename(detached / "log" / "weir.log", detached / "log" / "weir.log.1")
         assert 0 == weir("reload", "--folder", str(detached)).returncode
         line = f.stdout.readline()
@@ -206,7 +207,7 @@ def test_start_status_restart_stop(detached: Path, rounds: int) -> None:
     """One of them would, once in a while, be too early for another."""
     port = free_port()
     for _ in range(rounds):
-        started = start_detached(detached, port)
+        started = start_detached(detached, port, "--set", "drain.timeout=100ms")
         assert 0 == started.returncode, started.stderr
         client = RawClient(port, V5)
         client.connect("attached")
