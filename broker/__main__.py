@@ -48,11 +48,12 @@ class Process:
         self._log_descriptor: int = assignment["log"]
         self._heartbeat = Heartbeat(page, assignment["shard"], assignment["incarnation"])
         self._heartbeat.stamp(time.monotonic())
+        workers: int = assignment["workers"]
         connections = assignment["descriptors"] - OWN_DESCRIPTORS
-        if 0 < config.limits.connections < connections:
-            connections = config.limits.connections
+        if config.limits.connections:
+            connections = min(connections, -(-config.limits.connections // workers))  # the limit is the node's
         self._connections = connections
-        self.worker = worker = Worker(config, connections, heartbeat=self._heartbeat, workers=assignment["workers"])
+        self.worker = worker = Worker(config, connections, heartbeat=self._heartbeat, workers=workers)
         self._inspection = Inspection(worker.store, worker.reception, worker.reactor, worker.clock)
         self._stopping = trio.Event()
         sock.setblocking(False)
@@ -86,11 +87,17 @@ class Process:
         elif kind == "reload":
             self._reload()
         elif kind == "log":
-            reopen(self._log_path, self._log_descriptor)
+            self._reopen_log()
         elif kind == "request":
             self._link.send("answer", {"id": found["id"], **self._answer(found["what"], found["arguments"])})
         else:
             self.worker.log.error("unknown_frame", kind=kind)
+
+    def _reopen_log(self) -> None:
+        try:
+            reopen(self._log_path, self._log_descriptor)
+        except OSError as error:  # a folder that is gone, say: the lines go on to where they went
+            self.worker.log.error("log_file_failed", path=self._log_path, why=error.strerror)
 
     def _reload(self) -> None:
         heartbeat, clock = self._heartbeat, self.worker.clock
@@ -167,7 +174,7 @@ def lines_to(descriptor: int) -> TextIO:
 
 
 def reopen(path: str, descriptor: int) -> None:
-    """Have *descriptor* lead to the file that is now at *path*."""
+    """Have *descriptor* lead to the file that is now at *path*; "": there is none. OSError."""
     if path:
         new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(new, descriptor)

@@ -156,7 +156,9 @@ class Limits:
     """What one client may ask of us. CONNACK tells it those that MQTT has a word for."""
 
     connect_timeout: float = duration(5.0, least=0.1, most=3600.0)  # MQTT asks for "a reasonable amount of time"
-    connections: int = number(0)  # 0 = as many as there are descriptors, less a reserve for ourselves
+    connections: int = number(
+        0
+    )  # of the node, dealt to its workers; 0 = as many as there are descriptors, less a reserve
     connections_per_address: int = number(0)  # of one IPv4 host or IPv6 /64; 0 = any: whole fleets share a NAT
     connects_per_second: int = number(0)  # of one address; 0 = any: after an outage the fleet comes back at once
     connect_burst: int = number(100, least=1)  # that many at once, before the rate holds

@@ -3,10 +3,11 @@
 import json
 import os
 import pwd
+import shlex
 import socket
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Never
 
 from broker.config_sources import Given
 from cli.options import MISUSE, NOT_SO, load_settings, refuse
@@ -39,7 +40,7 @@ class Answers:
         except PermissionError:
             refuse(_no_permission(folder))
         except TimeoutError:
-            refuse(f"The node {folder.name} does not answer: `weir logs --name {folder.name}` may say why.")
+            refuse(_silent(folder))
         except OSError as error:
             refuse(
                 f"The node {folder.name} cannot be asked: {error.strerror}. It may be starting or stopping: try again."
@@ -61,11 +62,15 @@ class Answers:
         except ConnectionResetError:
             pass
         except TimeoutError:
-            refuse(f"The node {self._folder.name} does not end; process {self._folder.running()} is it.")
+            self._endless()
         while self._folder.running() is not None:
             if time.monotonic() >= deadline + GONE:
-                refuse(f"The node {self._folder.name} does not end; process {self._folder.running()} is it.")
+                self._endless()
             time.sleep(LOOK_AGAIN)
+
+    def _endless(self) -> Never:
+        pid = self._folder.running()
+        refuse(f"The node {self._folder.name} does not end: `kill -9 {pid}` ends it and all that belongs to it.")
 
     def _line(self) -> bytes:
         data = bytearray()
@@ -103,7 +108,20 @@ def _not_running(folder: NodeFolder) -> str:
     others = [one.name for one in folders() if one.name != folder.name and _runs(one)]
     if others:
         return f"The node {folder.name} is not running; --name chooses among those that are: {', '.join(others)}."
-    return f"The node {folder.name} is not running: `weir start --detach --name {folder.name}` starts it."
+    return f"The node {folder.name} is not running: `weir start --detach {_start_options(folder)}` starts it."
+
+
+def _start_options(folder: NodeFolder) -> str:
+    if folder.options.startswith("--name"):
+        return folder.options
+    return f"--name {folder.name} --set node.folder={shlex.quote(str(folder.path))}"
+
+
+def _silent(folder: NodeFolder) -> str:
+    return (
+        f"The node {folder.name} does not answer: `weir logs {folder.options}` may say why, "
+        f"and `kill -9 {folder.running()}` ends it and all that belongs to it."
+    )
 
 
 def _runs(folder: NodeFolder) -> bool:

@@ -73,11 +73,19 @@ def show(
 
 
 @app.command()
-def kick(client: ClientId, name: Name = None, folder: Folder = None, config: ConfigFile = None) -> None:
+def kick(
+    client: ClientId,
+    name: Name = None,
+    folder: Folder = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Disconnect a client (0x98); its session stays as long as it asked for. Exit code 1 if it is not connected."""
     from cli.asking import Answers, chosen
 
-    Answers(chosen(name, folder, config)).ask("kick", client=client)
+    told = Answers(chosen(name, folder, config)).ask("kick", client=client)
+    if as_json:
+        return print_json({"client": client, **told})
     typer.echo(f"The client {visible(client)} was disconnected.")
 
 

@@ -12,7 +12,7 @@ LATE: Final = 10.0  # seconds more than the drain may take that a node has to en
 REPLACING: Final = 60.0  # seconds that one worker may take to drain and to start
 
 
-def stop(name: Name = None, folder: Folder = None, config: ConfigFile = None) -> None:
+def stop(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """End a node: its clients are told, and have the drain time to leave. Exit code 1 if it does not run."""
     from cli.asking import Answers, chosen
 
@@ -20,6 +20,8 @@ def stop(name: Name = None, folder: Folder = None, config: ConfigFile = None) ->
     answers = Answers(node)
     told = answers.ask("stop")
     answers.wait_for_end(told["drain"] + LATE)
+    if as_json:
+        return print_json({"node": node.name, "pid": told["pid"]})
     typer.echo(f"The node {node.name} has ended.")
 
 
@@ -37,12 +39,14 @@ def restart(name: Name = None, folder: Folder = None, config: ConfigFile = None,
         typer.echo(f"Worker {one['worker']} was replaced in {one['seconds']:.1f} s (process {one['pid']}){of_them}.")
 
 
-def reload(name: Name = None, folder: Folder = None, config: ConfigFile = None) -> None:
+def reload(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Have a node read its certificates, passwords and access rules again, as SIGHUP does."""
     from cli.asking import Answers, chosen
 
     node = chosen(name, folder, config)
     Answers(node, patience=REPLACING).ask("reload")
+    if as_json:
+        return print_json({"node": node.name})
     typer.echo(f"The node {node.name} has read its files again.")
 
 
@@ -71,7 +75,10 @@ def list_nodes(as_json: AsJson = False) -> None:
     )
     for one in found:
         table.add_row(
-            one["node"], one["state"], *(str(one[key]) for key in ("pid", "workers", "clients")), one["listeners"]
+            one["node"],
+            one["state"],
+            *("" if one[key] is None else str(one[key]) for key in ("pid", "workers", "clients")),
+            addresses(one["listeners"]),
         )
     console().print(table)
 
@@ -168,8 +175,8 @@ def _outline(node: Any) -> dict[str, Any]:
     """One line of `weir nodes`: of a node that does not answer, what can be seen."""
     from cli.asking import Answers
 
-    facts = {"node": node.name, "state": "stopped", "pid": "", "workers": "", "clients": "", "listeners": ""}
-    facts["folder"] = str(node.path)
+    facts: dict[str, Any] = {"node": node.name, "state": "stopped", "pid": None, "workers": None, "clients": None}
+    facts |= {"listeners": [], "folder": str(node.path)}
     try:
         if node.running() is None:
             return facts
@@ -182,7 +189,7 @@ def _outline(node: Any) -> dict[str, Any]:
         "pid": told["pid"],
         "workers": len(told["workers"]),
         "clients": told["totals"]["gauges"].get("connected", 0),
-        "listeners": addresses(told["listeners"]),
+        "listeners": told["listeners"],
     }
 
 

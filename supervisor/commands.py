@@ -61,7 +61,7 @@ class Commands:
             "pid": os.getpid(),
             "version": VERSION,
             "form": form(),
-            "state": "stopping" if node.stopping() else "serving" if node.ready() else "degraded",
+            "state": node.state(),
             "began": node.began,
             "listeners": node.addresses,
             "workers": [_worker(shard) for shard in node.shards],

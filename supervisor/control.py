@@ -48,18 +48,21 @@ async def serve_control(control: socket.socket, commands: Commands) -> None:
 
 
 async def _serve_one(stream: trio.SocketStream, commands: Commands) -> None:
+    command = ""
     try:
-        with trio.fail_after(PATIENCE):
-            command, arguments = parse(await _line(stream))
+        with trio.move_on_after(PATIENCE) as asking:
+            line = await _line(stream)
+        if asking.cancelled_caught:
+            raise Refused(f"No request came within {PATIENCE:g} seconds.")
+        command, arguments = parse(line)
         answer: dict[str, Any] = {"ok": True, "result": await commands.do(command, arguments)}
     except Refused as error:
         answer = {"ok": False, "error": str(error)}
+    except trio.BrokenResourceError:
+        raise
     except Exception as error:  # our mistake: it costs this request and not the node
-        if not isinstance(error, trio.TooSlowError | trio.BrokenResourceError):
-            structlog.get_logger().error("control_failed", exc_info=error)
-            answer = {"ok": False, "error": "The node failed on this; its log says how."}
-        else:
-            raise
+        structlog.get_logger().error("control_failed", exc_info=error)
+        answer = {"ok": False, "error": "The node failed on this; its log says how."}
     with trio.fail_after(PATIENCE):
         await stream.send_all(json.dumps(answer).encode() + b"\n")
     if answer["ok"] and command == "stop":

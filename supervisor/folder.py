@@ -5,6 +5,7 @@
 # both may remove any socket that lies there. A process id in a file is only for people to read.
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ ONLY_ITS_OWNER: Final = 0o700
 LONGEST_SOCKET_PATH: Final = 107  # bytes (unix(7))
 DYING: Final = 5.0  # seconds that the processes of a former supervisor, which the kernel kills, may take to be gone
 LOOK_AGAIN: Final = 0.02  # seconds; a lock tells nobody when it is free in time
-LOOKED_AT: Final = 0.1  # seconds that somebody may hold the lock who only looks whether it is held
+LOOKED_AT: Final = 1.0  # seconds that somebody, on a busy machine, may hold the lock who only looks whether it is held
 NOBODYS: Final = frozenset({"lost+found", "lock"})  # what a new file system has in it, and a start that failed
 
 
@@ -79,14 +80,30 @@ class NodeFolder:
 
     def give_back(self) -> None:
         """Others may have it; what it holds stays."""
-        self.control.unlink(missing_ok=True)
+        if self._is_still_ours():
+            self.control.unlink(missing_ok=True)
         self._let_go()
+
+    def _is_still_ours(self) -> bool:
+        """Nobody removed the folder while we ran, and perhaps began another node in its place."""
+        assert self._lock is not None
+        try:
+            return os.path.samestat((self.path / "lock").stat(), os.fstat(self._lock))
+        except OSError:
+            return False
 
     def _let_go(self) -> None:
         for descriptor in (self.alive, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
         self.alive = self._lock = None
+
+    @property
+    def options(self) -> str:
+        """How a command names this node."""
+        if self.path == base_folder() / self.name:
+            return f"--name {self.name}"
+        return f"--folder {shlex.quote(str(self.path))}"
 
     def running(self) -> int | None:
         """The process id of its supervisor; None if none runs. PermissionError."""
@@ -129,7 +146,7 @@ class NodeFolder:
         pid = (self.path / "lock").read_text().strip()
         return (
             f"The node {self.name} runs already (process {pid or 'unknown'}): "
-            f"`weir status --name {self.name}` shows it, `weir stop --name {self.name}` ends it, "
+            f"`weir status {self.options}` shows it, `weir stop {self.options}` ends it, "
             f"and another --name starts one beside it."
         )
 

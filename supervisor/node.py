@@ -146,6 +146,14 @@ class Node:
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
+    def state(self) -> str:
+        """In a word."""
+        if self.stopping():
+            return "stopping"
+        if self.ready():
+            return "serving"
+        return "degraded" if self._ready else "starting"
+
     def statistics(self) -> dict[str, Any]:
         """The sum over all workers."""
         return self.totals.with_([process.statistics for process in self._processes()])
@@ -159,7 +167,8 @@ class Node:
                 process.drain()
             elif not self._ready and all(_serves(shard) for shard in self.shards):
                 self._ready = True
-                facts = {"workers": len(self.shards), "connections": found["connections"]}
+                workers = len(self.shards)
+                facts = {"workers": workers, "connections": workers * found["connections"]}
                 self.log.info("started", version=VERSION, form=form(), **facts, folder=str(self.folder.path))
                 self.on_ready()
         elif kind == "reloaded":

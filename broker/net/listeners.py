@@ -38,8 +38,9 @@ def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> li
                 sockets.append(listener)
                 listener.listen(settings.backlog)
     except ListenError:
-        for listener in (one for sockets in dealt for one in sockets):
-            listener.close()
+        for sockets in dealt:
+            for listener in sockets:
+                listener.close()
         raise
     return dealt
 

@@ -76,7 +76,8 @@ class Node:
         return self.log.read_text()
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
+        whole = self.text().rpartition("\n")[0]
+        found = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         return [line for line in found if line["event"] == event]
 
     def wait_for(self, event: str, count: int = 1) -> dict[str, Any]:
@@ -127,12 +128,24 @@ def start_node(tmp_path: Path) -> Iterator[StartNode]:
         one.end()
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for what the process does; "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def lives(pid: int) -> bool:
     """Whether there is such a process, and it is more than a body that nobody has fetched."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return state(pid) not in ("", "Z")
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    while state(pid) not in ("T", ""):
+        time.sleep(0.001)
 
 
 # --- a worker dies
@@ -160,7 +173,7 @@ def test_a_stopped_worker_is_killed_and_who_waited_at_its_door_is_served(start_n
     """A wedged worker would hold its clients for ever, or its end refuse those who had come meanwhile."""
     weir = start_node()
     (pid,) = weir.pids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     began = time.monotonic()
     waiting = weir.stranger()
     waiting.send(Connect(V5, "waiting"))
@@ -176,7 +189,9 @@ def test_a_stopped_worker_is_killed_and_who_waited_at_its_door_is_served(start_n
 def test_the_others_serve_on_when_one_dies(start_node: StartNode) -> None:
     """A crash of one worker would cost the clients of all."""
     weir = start_node(workers=2)
-    clients = [weir.client(f"client-{n}") for n in range(16)]
+    clients: list[RawClient] = []
+    while len({one["worker"] for one in node.ask(weir.control, "clients", limit=100, match="")["clients"]}) < 2:
+        clients.append(weir.client(f"client-{len(clients)}"))
     first, second = weir.pids
     os.kill(first, signal.SIGKILL)
     weir.wait_for("worker_died")
@@ -188,7 +203,7 @@ def test_the_others_serve_on_when_one_dies(start_node: StartNode) -> None:
             left.append(client)
         except (AssertionError, OSError):
             pass  # was the killed one's
-    assert 0 < len(left) < len(clients)  # 16 clients are all at one of two with a probability of 1 in 30 000
+    assert 0 < len(left) < len(clients)
     weir.wait_until(lambda: node.serves(weir.control), "serve again")
     assert second == weir.pids[1]
     for client in left:
@@ -253,7 +268,7 @@ def test_nothing_outlives_a_killed_supervisor_and_nothing_left_stops_a_start(sta
 
     weir.process.kill()
     weir.process.wait()
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + PATIENCE
     while any(map(lives, pids)):
         assert time.monotonic() < deadline, "workers live on"
         time.sleep(0.01)
@@ -326,7 +341,7 @@ def test_signals_to_the_whole_group_are_the_supervisors(start_node: StartNode) -
 def test_a_worker_that_does_not_end_is_killed_at_last(start_node: StartNode) -> None:
     """A wedged worker would keep a node from ever stopping."""
     weir = start_node(drain__timeout="100ms")
-    os.kill(weir.pids[0], signal.SIGSTOP)
+    stop(weir.pids[0])
 
     weir.process.terminate()
 
@@ -433,7 +448,7 @@ def test_only_the_owner_may_open_the_control_socket(broker: BrokerProcess) -> No
 def test_the_admin_port_tells_health_and_figures(start_node: StartNode) -> None:
     """Whoever runs many nodes could neither see them nor take them out of service."""
     admin = free_port()
-    weir = start_node(admin__enabled="true", admin__port=admin)
+    weir = start_node(admin__enabled="true", admin__port=admin, drain__timeout="60s")
     weir.client("somebody").publish("t", b"x")
 
     assert (200, "live\n") == get(admin, "/health/live")
@@ -445,9 +460,18 @@ def test_the_admin_port_tells_health_and_figures(start_node: StartNode) -> None:
     assert '\nweir_worker_up{worker="0"} 1.0\n' in text
 
     os.kill(weir.pids[0], signal.SIGKILL)
-    weir.wait_until(lambda: get(admin, "/health/ready")[0] == 503, "say that it is not ready")
-    weir.wait_until(lambda: get(admin, "/health/ready")[0] == 200, "be ready again")
-    assert "\nweir_messages_received_total 1.0\n" in get(admin, "/metrics")[1]
+    weir.wait_for("worker_ready", 2)
+    assert (200, "ready\n") == get(admin, "/health/ready")
+    text = get(admin, "/metrics")[1]
+    assert "\nweir_messages_received_total 1.0\n" in text
+    assert '\nweir_worker_deaths_total{worker="0"} 1.0\n' in text
+
+    weir.client("stays")
+    weir.process.terminate()
+    weir.wait_for("stopping")
+    assert (503, "stopping\n") == get(admin, "/health/ready")
+    assert (200, "live\n") == get(admin, "/health/live")
+    weir.process.terminate()
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
