@@ -1,4 +1,4 @@
-# The control lane from a peer: what its clients want, how far it has come with what we sent, and its figures.
+# The control lane from a peer: what its clients want, and how far it has come with what we sent.
 from broker.mesh import wire
 from broker.mesh.data_lane import Ends, MeshError
 from broker.mesh.peer import Peer
@@ -93,8 +93,6 @@ class ControlLane(Handler):
             self._ends.passed(peer, wire.read_number(body), now)
         elif kind == wire.ALL_TOLD:
             self._ends.all_told(peer)
-        elif kind == wire.STATISTICS:
-            peer.statistics = body
         else:
             raise MeshError(f"a frame of kind {kind} on the control lane")
 

@@ -30,7 +30,6 @@ class Peer(Neighbour):
         self.retained_all = False  # and all that it had retained
         self.waiting: dict[Stream, None] = {}  # held until its gate opens
         self.filters: dict[bytes, None] = {}  # of its subscribers
-        self.statistics = b""  # what it last said of itself
         self._outbox = data.outbox
         self._written = 0  # bytes, on the data lane
         self._done = 0  # those of them that it has processed

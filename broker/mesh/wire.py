@@ -35,7 +35,6 @@ CONFIRMED: Final = 19  # the sequence of the last change that was taken
 DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
-STATISTICS: Final = 23  # msgpack: what the worker counts and holds
 
 # What is to be done with a message that crosses in a frame.
 DELIVER: Final = 1

@@ -27,8 +27,9 @@ class Gauges:
     subscriptions: int = 0
     shared_subscriptions: int = 0
     retained: int = 0
-    stored_messages: int = 0  # retained and queued
-    stored_bytes: int = 0  # of their payloads
+    retained_bytes: int = 0
+    queued: int = 0  # messages that wait in sessions
+    queued_bytes: int = 0
     heap_bytes: int = 0
 
 
@@ -58,6 +59,7 @@ class SysTopics:
         return [(ROOT + name.encode(), value.encode()) for name, value in changed.items()]
 
     def _current(self, gauges: Gauges) -> dict[str, str]:
+        stored = gauges.retained + gauges.queued
         away = gauges.clients_total - gauges.clients_connected
         current = {
             "clients/total": gauges.clients_total,
@@ -67,9 +69,9 @@ class SysTopics:
             "clients/expired": gauges.clients_expired,
             "clients/active": gauges.clients_connected,  # the former names of the two above
             "clients/inactive": away,
-            "messages/stored": gauges.stored_messages,  # the former name of the next
-            "store/messages/count": gauges.stored_messages,
-            "store/messages/bytes": gauges.stored_bytes,
+            "messages/stored": stored,  # the former name of the next
+            "store/messages/count": stored,
+            "store/messages/bytes": gauges.retained_bytes + gauges.queued_bytes,
             "retained messages/count": gauges.retained,
             "subscriptions/count": gauges.subscriptions,
             "shared_subscriptions/count": gauges.shared_subscriptions,

@@ -14,6 +14,9 @@ class SessionStore(Protocol):
     def claim(self, client_id: str, then: Callable[[Session | None], None]) -> None:
         """Find the session of *client_id* for a connection that wants it, and call *then* with it."""
 
+    def find(self, client_id: str) -> Session | None:
+        """The session of *client_id*, if it is in this worker's memory."""
+
     def keep(self, session: Session) -> None:
         """*session* is the one of its client id from now on."""
 
@@ -35,6 +38,9 @@ class MemorySessions:
 
     def claim(self, client_id: str, then: Callable[[Session | None], None]) -> None:
         then(self._sessions.get(client_id))
+
+    def find(self, client_id: str) -> Session | None:
+        return self._sessions.get(client_id)
 
     def keep(self, session: Session) -> None:
         self._sessions[session.client_id] = session

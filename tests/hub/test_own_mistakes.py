@@ -43,6 +43,9 @@ class BrokenStore:
             raise RuntimeError(f"cannot claim {client_id}")
         self._good.claim(client_id, then)
 
+    def find(self, client_id: str) -> Session | None:
+        return self._good.find(client_id)
+
     def keep(self, session: Session) -> None:
         self._good.keep(session)
 
