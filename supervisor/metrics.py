@@ -43,8 +43,9 @@ GAUGES: Final = {
     "subscriptions": ("subscriptions", "Subscriptions, shared ones apart."),
     "shared_subscriptions": ("shared_subscriptions", "Shared subscriptions."),
     "retained": ("retained_messages", "Retained messages."),
-    "stored_messages": ("stored_messages", "Messages retained or queued."),
-    "stored_bytes": ("stored_bytes", "Bytes of messages retained or queued."),
+    "retained_bytes": ("retained_bytes", "Bytes of retained messages."),
+    "queued": ("queued_messages", "Messages that wait in sessions."),
+    "queued_bytes": ("queued_bytes", "Bytes of messages that wait in sessions."),
     "resident_bytes": ("workers_resident_memory_bytes", "Resident memory of all workers."),
 }
 

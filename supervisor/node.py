@@ -177,6 +177,8 @@ class Node:
             words = process.words()
             if words:
                 self.log.warning("worker_stderr", worker=process.shard, words=words)
+            others = [one.statistics for one in self._processes() if one is not process]
+            process.send("others", self.totals.with_(others))
             return
         self._tell_change()
 

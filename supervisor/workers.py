@@ -3,6 +3,7 @@
 # It is executed afresh (`python -m broker`) with the descriptors it needs and nothing else: no fork of a running
 # interpreter, whose locks and event loop would come along. It is started from this very thread, because the kernel
 # kills a process that asked for it when the *thread* that started it ends.
+import contextlib
 import mmap
 import os
 import signal
@@ -125,8 +126,9 @@ class WorkerProcess:
             self._to_send.send_nowait((frame(kind, facts), list(sockets)))
         except trio.WouldBlock:
             self.kill("it does not read")
-        except trio.BrokenResourceError:
-            pass  # it has ended
+        except trio.BrokenResourceError:  # it has ended
+            for one in sockets:
+                one.close()
 
     def drain(self) -> None:
         """Have it tell its clients to go, and end."""
@@ -175,6 +177,11 @@ class WorkerProcess:
     def close(self) -> None:
         """Forget what is left of it."""
         os.close(self._words)
+        self._to_send.close()
+        with contextlib.suppress(trio.ClosedResourceError, trio.EndOfChannel):
+            while True:
+                for one in self._sending.receive_nowait()[1]:
+                    one.close()
 
     async def _send_frames(self) -> None:
         try:

@@ -71,7 +71,7 @@ class Broker:
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
-        self.worker = Worker(config or Config(), connections, self.clock, self.threads, shard)
+        self.worker = Worker(config or Config(), connections, self.clock, self.threads, shard=shard)
         self.node: list[Broker] = [self]  # the workers that come to rest together
         self.stopped = False  # it gets no processor
         self._clients: list[Client] = []

@@ -83,8 +83,9 @@ def test_the_first_sample_has_everything_in_its_format() -> None:
         subscriptions=26,
         shared_subscriptions=27,
         retained=28,
-        stored_messages=29,
-        stored_bytes=30,
+        retained_bytes=20,
+        queued=1,
+        queued_bytes=10,
         heap_bytes=31,
     )
 

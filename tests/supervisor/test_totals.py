@@ -7,7 +7,7 @@ def report(packets: int, connected: int, **dropped: int) -> dict[str, Any]:
     return {
         "counters": {"packets_received": packets},
         "reasons": {"dropped": dropped, "closed": {}, "refused": {}},
-        "gauges": {"connected": connected},
+        "gauges": {"connected": connected, "retained": 8 - connected},
     }
 
 
@@ -21,5 +21,5 @@ def test_a_counter_never_goes_back_when_a_worker_dies() -> None:
 
     assert {"packets_received": 111} == told["counters"]
     assert {"expired": 4, "too_large": 1} == told["reasons"]["dropped"]
-    assert {"connected": 3} == told["gauges"]
+    assert {"connected": 3, "retained": 7, "retained_bytes": 0} == told["gauges"]  # each worker has all of those
     assert told == totals.with_([report(10, 2, expired=1, too_large=1), report(1, 1)])
