@@ -337,6 +337,11 @@ class Routes:
             if not subscription.share:  # a group asks for each message
                 self._changed(subscription.filter)
 
+    def shared_group(self, share: bytes, filter: bytes) -> SharedGroup:
+        """The group of those who share *filter* as *share*; one that nobody is in, if there is none."""
+        group = self._shared.get((share, filter))
+        return SharedGroup(share, filter, self._authoriser) if group is None else group
+
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups)."""
         return len(self._routes) + len(self._old), self.index.subscribers(), len(self._shared)

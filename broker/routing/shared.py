@@ -64,8 +64,8 @@ class Ring:
 
 
 class SharedGroup(Subscriber):
-    def __init__(self, name: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
-        self.name = name
+    def __init__(self, share: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
+        self.share = share
         self.filter = filter
         self._authoriser = authoriser
         self._members: dict[Subscription, Member] = {}
