@@ -30,7 +30,6 @@ from broker.session.subscriber import Subscriber
 from broker.session.will import Will
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
-
 LATER = NOW + 100.0
 
 
@@ -184,7 +183,7 @@ EVENTS = st.one_of(
 def happen(side: Side, event: Event, now: float) -> object:
     name, arguments = event
     if name == "offer":
-        return side.offer(*arguments, now=now)  # type: ignore[arg-type]
+        return getattr(side, name)(*arguments, now=now)
     if name in ("connect", "drop", "take", "move"):
         return getattr(side, name)(*arguments, now)
     if name in ("puback", "pubcomp", "pubrec"):
