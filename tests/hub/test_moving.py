@@ -161,8 +161,8 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     steps = Steps(here, there)
     steps.carry()
     there.worker.moving.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
-    here.worker.moving.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     publish(here, b"t/1", b"late")
+    here.worker.moving.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     steps.carry()
 
     assert ([], False, False) == (steps.done, steps.frozen.finished, steps.thaw.complete)
@@ -317,7 +317,7 @@ def test_retained_messages_that_are_owed_come_from_the_other_worker(brokers: Bro
     client = come(here, window=1)
     assert 1 == len(subscribe(client, "r/+", "other", qos=1))
     move(here, there)
-    assert nothing_left(here) or here.worker.store.count() == 1  # the publisher's
+    assert 0 == len(here.worker.reception.unreplayed)
 
     received = messages(come(there).receive())
     assert set(topics) == {message.topic for message in received}
@@ -399,7 +399,6 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
         steps.carry()
     if stage == "withdrawing":
         here.worker.moving.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
-        publish(here, b"t/0")
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()
@@ -412,9 +411,10 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     assert back.connack.session_present
     publish(here, b"t/0", b"2")
     publish(here, b"t/%d" % (count - 1), b"3")
-    assert [b"1", b"2", b"3"] == [payload for payload in payloads(back.receive()) if payload]
+    assert [b"1", b"2", b"3"] == payloads(back.receive())
     assert 0 == here.worker.queue_budget.messages
     back.send(Disconnect())
+    back.receive()
     here.advance(60.2)
     assert session_of(here) is None
 
