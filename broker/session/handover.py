@@ -241,6 +241,7 @@ class Thaw:
             message.group = group_of(message.group.share, message.group.filter)
         session.put_before(self._waiting)
         self._waiting = deque()
+        self._thawing = self.session = None  # it is not ours to abandon any more
         return session
 
     def abandon(self) -> None:

@@ -256,6 +256,7 @@ def test_a_session_expires_when_it_would_have(brokers: Brokers, away: int) -> No
     publish(there, b"t", b"x")
     there.advance(60 - away - 0.2)
     assert session_of(there) is not None
+    assert [[], []] == seen(*watchers)
     there.advance(0.4)
 
     assert session_of(there) is None

@@ -395,7 +395,8 @@ def test_the_budget_counts_a_message_once() -> None:
     frozen.release()
     thaw.finish(group_there)
     assert (0, 0, 4) == (old.messages, old.used, new.messages)
-    assert 0 == client.dropped(DropReason.SESSION_ENDED)
+    thaw.abandon()  # too late: it is somebody's
+    assert (0, 4) == (client.dropped(DropReason.SESSION_ENDED), new.messages)
     former.offer(message(b"stray", 1), NOW)
     assert 1 == client.dropped(DropReason.SESSION_ENDED)
 
@@ -417,6 +418,33 @@ def test_a_worker_with_less_room_lets_the_oldest_go() -> None:
         assert (len(left), 2 * len(left)) == (limits.budget.messages, limits.budget.used)
         assert 5 - len(left) == client.dropped(DropReason.QUEUE_FULL)
         assert left == client.connect().acknowledge()
+
+
+def test_no_more_is_held_than_may_be_on_the_way() -> None:
+    """A worker that takes many sessions at once would hold them all before it lets anything go."""
+    former = away(queue=999)
+    for number in range(300):
+        former.offer(message(b"%03d" % number, 1))
+    budget = QueueBudget(40)
+    thaw = Thaw(limits_with(budget, queue=999), former.counters)
+    for chunk in chunks_of(leave(former.session)):
+        thaw.take(chunk)
+        assert budget.used <= budget.limit
+
+    assert (290, 40) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
+
+
+def test_what_comes_late_has_room_of_its_own() -> None:
+    """A full queue on its way would leave no room for what is still delivered at its former place."""
+    former = away(queue=9, queue_bytes=6)
+    former.offer(message(b"0", 1), message(b"1", 1), message(b"2", 1))
+    frozen = Frozen(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    former.offer(message(b"3", 1))
+    frozen.leaving = True
+    client = away()
+    client.session = arrive(chunks_of(frozen), limits_with(QueueBudget(PLENTY), queue=9)).finish(group_there)
+
+    assert [b"0", b"1", b"2", b"3"] == client.connect().acknowledge()
 
 
 def test_what_is_not_handed_over_stays() -> None:
