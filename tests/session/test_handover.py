@@ -21,6 +21,7 @@ from broker.mqtt.properties import (
     WILL_DELAY_INTERVAL,
 )
 from broker.reasons import DropReason
+from broker.routing.shared import SharedGroup
 from broker.session.handover import CHUNK, Frozen, HandoverError, Thaw
 from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.packet_ids import FEW
@@ -33,14 +34,8 @@ from tests.session.receiver import NOW, PLENTY, Receiver, message
 LATER = NOW + 100.0
 
 
-class Group(Subscriber):
-    def __init__(self, share: bytes, filter: bytes) -> None:
-        self.share = share
-        self.filter = filter
-
-
-HERE = Group(b"share", b"t")  # the group as the former worker knows it
-THERE = Group(b"share", b"t")
+HERE = SharedGroup(b"share", b"t")  # the group as the former worker knows it
+THERE = SharedGroup(b"share", b"t")
 
 
 def group_there(share: bytes, filter: bytes) -> Subscriber:
