@@ -74,7 +74,7 @@ class Reception:
         self._counters = counters
         self._log = log
         self._limits = limits
-        self._session_limits = SessionLimits(
+        self.session_limits = SessionLimits(
             inflight=limits.inflight,
             pending=limits.pending,
             queue=limits.queue,
@@ -89,7 +89,7 @@ class Reception:
         self._authoriser = authoriser
         self._open = 0  # sockets
         self._surplus = 0  # those of them that are over a limit of their address
-        self._unreplayed: dict[
+        self.unreplayed: dict[
             Session, dict[Subscription, Replay]
         ] = {}  # retained messages owed to sessions that are away
 
@@ -155,9 +155,9 @@ class Reception:
         if former is not None:
             self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
         if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
-            self._end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
+            self.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
-            session = Session(packet.client_id, self._session_limits, self._counters)  # [MQTT-3.1.2-6]
+            session = Session(packet.client_id, self.session_limits, self._counters)  # [MQTT-3.1.2-6]
             self._store.keep(session)  # session present stays 0 [MQTT-3.2.2-2]
         else:
             session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
@@ -217,7 +217,7 @@ class Reception:
         self._settled(connection)
         connection.session = session
         connection.stranger = False
-        connection.replays = self._unreplayed.pop(session, None)
+        connection.replays = self.unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE
         self._timers.cancel(connection.timer, connection)
@@ -336,12 +336,12 @@ class Reception:
             return
         self.connected -= 1
         if connection.replays is not None and session.expiry:
-            self._unreplayed[session] = connection.replays
+            self.unreplayed[session] = connection.replays
         connection.session = None
         connection.replays = None
         session.detach()
         if session.expiry == 0:
-            self._end(session, now)
+            self.end(session, now)
             return
         session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
         will = session.will
@@ -351,11 +351,11 @@ class Reception:
             else:
                 self._publish_will(session, now)
 
-    def _end(self, session: Session, now: float) -> None:
+    def end(self, session: Session, now: float) -> None:
         """The session is over: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7]."""
         self._timers.cancel(session.expiry_timer, session)
         self._timers.cancel(session.will_timer, session)
-        self._unreplayed.pop(session, None)
+        self.unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
         self._deliveries.hand_over(session.take_shared(), self._queue_budget)
         session.end()
@@ -398,7 +398,7 @@ class Reception:
             self.refuse(refused, CloseReason.BAD_CREDENTIALS, refused.refusal, now)
         elif kind == SESSION_EXPIRY:
             self.expired += 1
-            self._end(cast(Session, whom), now)
+            self.end(cast(Session, whom), now)
         elif kind == WILL:
             self._publish_will(cast(Session, whom), now)
 

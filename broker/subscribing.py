@@ -23,7 +23,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
 
-WITHDRAWN: Final = 100  # subscriptions removed between two looks at the clock
+WITHDRAWN: Final = 100  # subscriptions removed, or registered, between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 
@@ -32,6 +32,23 @@ FAILURE_3: Final = 0x80
 
 SEND_ALWAYS: Final = 0
 SEND_IF_NEW: Final = 1
+
+
+class Withdrawal:
+    """Subscriptions that are removed in pages."""
+
+    def __init__(self, session: Session, then: Callable[[], None] | None) -> None:
+        self.session = session
+        self.then = then
+
+
+class Enrolment:
+    """Subscriptions that are registered in pages."""
+
+    def __init__(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
+        self.session = session
+        self.left = subscriptions[::-1]  # the next one last
+        self.then = then
 
 
 class Subscribing:
@@ -54,7 +71,8 @@ class Subscribing:
         self._clock = clock
         self._limits = limits
         self._replaying: deque[Connection] = deque()
-        self._withdrawing: deque[Session] = deque()
+        self._withdrawing: deque[Withdrawal] = deque()
+        self._enrolling: deque[Enrolment] = deque()
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
         """Take the filters one after the other [MQTT-3.8.4-5], and answer in their order [MQTT-3.9.3-1].
@@ -112,12 +130,33 @@ class Subscribing:
         self._counters.unsubscribes += len(codes)
         self._write(connection, self._encoded(connection, session, UnsubAck(packet.packet_id, codes)))
 
-    def withdraw(self, session: Session) -> None:
-        """*session* has ended: remove all its subscriptions, many of them in pages."""
+    def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
+        """*session* has ended, or lives elsewhere: remove all its subscriptions, many of them in pages; then *then*."""
         if len(session.subscriptions) > WITHDRAWN:
-            self._withdrawing.append(session)
-        else:
-            self._withdraw_page(session)
+            self._withdrawing.append(Withdrawal(session, then))
+            return
+        self._withdraw_page(session)
+        if then is not None:
+            then()
+
+    def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
+        """Register *subscriptions*, made at another worker, as those of *session*, many in pages; *then* it is done.
+
+        Not if the session ends before. A withdrawal of it that is under way is over.
+        """
+        for withdrawal in list(self._withdrawing):
+            if withdrawal.session is session:
+                self._withdrawing.remove(withdrawal)
+        enrolment = Enrolment(session, subscriptions, then)
+        if len(subscriptions) > WITHDRAWN:
+            self._enrolling.append(enrolment)
+            return
+        self._enrol_page(enrolment)
+        then()
+
+    def owe(self, subscriptions: list[Subscription]) -> dict[Subscription, Replay]:
+        """The retained messages of *subscriptions*, from the beginning, for when their client has a connection."""
+        return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
 
     def judge_again(self, session: Session) -> None:
         """*session* acts for somebody else: who gets what is to be decided anew."""
@@ -133,7 +172,7 @@ class Subscribing:
 
     def busy(self) -> bool:
         """There is something for `work()`."""
-        return bool(self._replaying or self._withdrawing)
+        return bool(self._replaying or self._withdrawing or self._enrolling)
 
     def work(self, until: float) -> bool:
         """Go on with what is unfinished, by a page of each kind at least, until the time *until*.
@@ -142,9 +181,22 @@ class Subscribing:
         """
         now = self._clock()
         while self._withdrawing:
-            session = self._withdrawing.popleft()
-            if not self._withdraw_page(session):
-                self._withdrawing.appendleft(session)
+            withdrawal = self._withdrawing.popleft()
+            if not self._withdraw_page(withdrawal.session):
+                self._withdrawing.appendleft(withdrawal)
+            elif withdrawal.then is not None:
+                withdrawal.then()
+            now = self._clock()
+            if now >= until:
+                break
+        while self._enrolling:
+            enrolment = self._enrolling.popleft()
+            if enrolment.session.ended:
+                continue
+            if self._enrol_page(enrolment):
+                enrolment.then()
+            else:
+                self._enrolling.appendleft(enrolment)
             now = self._clock()
             if now >= until:
                 break
@@ -179,6 +231,16 @@ class Subscribing:
         for _ in range(min(WITHDRAWN, len(session.subscriptions))):
             self._routes.remove(session.subscriptions.popitem()[1])
         return not session.subscriptions
+
+    def _enrol_page(self, enrolment: Enrolment) -> bool:
+        """Register up to WITHDRAWN subscriptions; true if none is left."""
+        session = enrolment.session
+        left = enrolment.left
+        for _ in range(min(WITHDRAWN, len(left))):
+            subscription = left.pop()
+            session.subscriptions[subscription.key()] = subscription
+            self._routes.add(subscription)
+        return not left
 
     def _drop_replay(self, connection: Connection, subscription: Subscription) -> None:
         if connection.replays is not None:

@@ -35,6 +35,10 @@ class Timers:
         bucket[whom] = None
         return key
 
+    def when(self, key: int) -> float:
+        """The time that *key* stands for: whoever sets a timer for it, here or in another worker, gets the same key."""
+        return (key // KINDS - 0.5) * TICK
+
     def cancel(self, key: int, whom: object) -> None:
         """Forget what was set under *key*; 0, or one that has fired, is nothing."""
         bucket = self._buckets.get(key)

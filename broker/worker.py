@@ -26,6 +26,7 @@ from broker.mesh.mesh import Mesh
 from broker.metrics.counters import Counters
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
+from broker.moving import Moving
 from broker.net.certificates import CertificateError, make_context
 from broker.net.collector import Collector
 from broker.net.layer import TCP, Transport
@@ -172,6 +173,16 @@ class Worker:
             self.mesh,
             clock,
             packet_bytes=config.limits.packet_bytes,
+        )
+        self.moving = Moving(
+            self.reception,
+            subscribing,
+            self.routes,
+            self.store,
+            self.reactor,
+            timers,
+            self.counters,
+            self.queue_budget,
         )
         self.reception.publish = self.publishing.publish
         self.reactor.service = self.hub

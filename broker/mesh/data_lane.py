@@ -157,8 +157,7 @@ class DataLane(Handler):
             return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
         if kind == wire.SHARED:
             share, filter, hop, message = wire.read_shared(data, start, stop)
-            group = self._routes.shared_group(share, filter)
-            if group is None or not group.deliver(message, now, hop):
+            if not self._routes.shared_group(share, filter).deliver(message, now, hop):
                 self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
             return PUBLISH_COST + (message.size >> BYTES_PER_UNIT_SHIFT)
         if kind == wire.BARRIER:

@@ -121,7 +121,7 @@ class Mesh(Neighbours):
         self._forgetting.append(peer)
         for group in list(self._routes.shared_groups()):
             if peer in group.elsewhere:
-                self._routes.learn_shared(group.name, group.filter, peer, 0, 0)
+                self._routes.learn_shared(group.share, group.filter, peer, 0, 0)
         self.open(peer)
         for number in list(self._barriers):
             self.pass_barrier(peer, number)
@@ -280,7 +280,7 @@ class Mesh(Neighbours):
         for _ in range(min(PAGE, len(telling.groups))):
             group = telling.groups.pop()
             if len(group):
-                peer.tell(wire.members(0, group.name, group.filter, len(group), group.quick()))
+                peer.tell(wire.members(0, group.share, group.filter, len(group), group.quick()))
         if not telling.filters and not telling.groups:
             telling.told_all = True
             peer.tell(wire.frame(wire.ALL_TOLD))
@@ -330,7 +330,7 @@ class Mesh(Neighbours):
         here = (len(group), group.quick())
         if here != group.told:
             group.told = here
-            self.shared(group.name, group.filter, *here)
+            self.shared(group.share, group.filter, *here)
 
 
 class _Ends(ControlEnds):

@@ -395,8 +395,10 @@ class Routes:
         """A neighbour is gone, or was there never: whatever it was a receiver of is another route now."""
         self._era += 1
 
-    def shared_group(self, share: bytes, filter: bytes) -> SharedGroup | None:
-        return self._shared.get((share, filter))
+    def shared_group(self, share: bytes, filter: bytes) -> SharedGroup:
+        """The group of those who share *filter* as *share*; one that nobody is in, if there is none."""
+        group = self._shared.get((share, filter))
+        return SharedGroup(share, filter, self._authoriser) if group is None else group
 
     def shared_groups(self) -> Iterable[SharedGroup]:
         """Those with a member anywhere."""
@@ -424,7 +426,7 @@ class Routes:
         """The neighbours are to know how many members are here."""
         if self.neighbours is not None:
             group.told = (len(group), group.quick())
-            self.neighbours.shared(group.name, group.filter, len(group), group.quick())
+            self.neighbours.shared(group.share, group.filter, len(group), group.quick())
 
     def _group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of that name, perhaps a new one without a member."""
@@ -448,7 +450,7 @@ class Routes:
         if len(group) or group.elsewhere:
             return
         filter = group.filter
-        del self._shared[group.name, filter]
+        del self._shared[group.share, filter]
         self._groups.remove(filter, group)
         route = self._current(filter)
         if route is None:

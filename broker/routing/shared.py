@@ -79,8 +79,8 @@ class Elsewhere:
 
 
 class SharedGroup(Subscriber):
-    def __init__(self, name: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
-        self.name = name
+    def __init__(self, share: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
+        self.share = share
         self.filter = filter
         self._authoriser = authoriser
         self._members: dict[Subscription, Member] = {}
@@ -160,7 +160,7 @@ class SharedGroup(Subscriber):
                 neighbour = self._largest()
         if neighbour is None:
             return False
-        neighbour.offer_shared(self.name, self.filter, message, hop + 1)
+        neighbour.offer_shared(self.share, self.filter, message, hop + 1)
         return True
 
     def _offer_quick(self, message: Message, now: float) -> bool:

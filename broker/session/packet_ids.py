@@ -56,8 +56,27 @@ class PacketIds:
         twin._bits = None if self._bits is None else bytearray(self._bits)
         return twin
 
+    def pack(self) -> bytes:
+        """All of them for `unpack()`: two bytes each, or a bit for each id there is."""
+        bits = self._bits
+        if bits is not None:
+            return bytes(bits)
+        return b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(self._few)])
+
     def _spread(self) -> None:
         bits = self._bits = bytearray(BITS_BYTES)
         for packet_id in self._few:
             bits[packet_id >> 3] |= 1 << (packet_id & 7)
         self._few = set()
+
+
+def unpack(packed: bytes) -> PacketIds:
+    """The ids that `PacketIds.pack()` made *packed* of."""
+    ids = PacketIds()
+    if len(packed) == BITS_BYTES:
+        ids.count = int.from_bytes(packed, "big").bit_count()
+        ids._bits = bytearray(packed)
+    else:
+        for at in range(0, len(packed), 2):
+            ids.add(packed[at] << 8 | packed[at + 1])
+    return ids

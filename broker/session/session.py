@@ -14,6 +14,7 @@ from typing import Final
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
+from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.packet_ids import PacketIds
@@ -63,12 +64,16 @@ class Subscription(Subscriber):
 
     def __init__(self, session: "Session", filter: bytes, share: bytes) -> None:
         self.session = session
-        self.filter = filter  # without $share/name/
+        self.filter = filter
         self.share = share
         self.qos = 0
         self.no_local = False
         self.retain_as_published = False
         self.identifiers = b""  # its subscription identifier as an encoded property, if it has one [MQTT-3.3.4-3]
+
+    def key(self) -> bytes:
+        """The filter as it was subscribed to, by which its session finds it."""
+        return b"%b%b/%b" % (SHARE_PREFIX, self.share, self.filter) if self.share else self.filter
 
 
 class Session:
@@ -95,7 +100,7 @@ class Session:
         self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
         self._waiting: deque[Message] | None = None
         self._waiting_bytes = 0
-        self._last_id = 0
+        self.last_id = 0  # the packet id that was given last, 0 before the first
         self._limits = limits
         self._counters = counters
 
@@ -189,6 +194,32 @@ class Session:
         if lost:
             self._counters.dropped(DropReason.SESSION_ENDED, lost)
         return lost
+
+    # Without a connection, it may be handed over to another worker: see handover.py.
+
+    def unacknowledged(self) -> dict[int, Message]:
+        """What was sent and not acknowledged, in its order, by packet id; RELEASED after a PUBREC."""
+        return self._inflight or {}
+
+    def restore(self, unacknowledged: dict[int, Message]) -> None:
+        """The same at its new place."""
+        self._inflight = unacknowledged or None  # resume() counts its bytes
+
+    def take_waiting(self) -> deque[Message]:
+        """What waits. It does so here no longer, and its place in the budget is the caller's to give back."""
+        waiting = self._waiting
+        self._waiting = None
+        self._waiting_bytes = 0
+        return deque() if waiting is None else waiting
+
+    def put_before(self, earlier: deque[Message]) -> None:
+        """*earlier*, which have their place in the budget, wait before all that do already."""
+        for message in earlier:
+            self._waiting_bytes += message.size
+        if self._waiting:
+            earlier.extend(self._waiting)
+        self._keep_within_limits(earlier)
+        self._waiting = earlier or None
 
     # Messages towards the client.
 
@@ -313,10 +344,10 @@ class Session:
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             counters.dropped(DropReason.TOO_LARGE, 1)  # we go on as if it were delivered [MQTT-3.1.2-25]
             return
-        packet_id = self._last_id % 65535 + 1
+        packet_id = self.last_id % 65535 + 1
         while packet_id in inflight:
             packet_id = packet_id % 65535 + 1
-        self._last_id = packet_id
+        self.last_id = packet_id
         inflight[packet_id] = message  # until PUBACK [MQTT-4.3.2-3] or PUBREC [MQTT-4.3.3-3]
         self._inflight_bytes += message.size
         if self.alias_maximum:
@@ -355,11 +386,15 @@ class Session:
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = deque()
-        size = message.size
-        budget = limits.budget
         waiting.append(message)
-        self._waiting_bytes += size
-        budget.take(message)
+        self._waiting_bytes += message.size
+        limits.budget.take(message)
+        self._keep_within_limits(waiting)
+
+    def _keep_within_limits(self, waiting: deque[Message]) -> None:
+        """Let the oldest of what waits go while it is too much."""
+        limits = self._limits
+        budget = limits.budget
         while waiting and (
             self._waiting_bytes > limits.queue_bytes
             or budget.used > budget.limit

@@ -41,14 +41,14 @@ def expires_at(properties: Properties, now: float) -> float:
 
 class Will:
     def __init__(self, fields: WillFields) -> None:
-        self._fields = fields
+        self.fields = fields
         self.topic = fields.topic
         delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
         self.delay = delay if isinstance(delay, int) else 0  # seconds
 
     def message(self, now: float) -> Message:
         """It as a message published now, retained or not [MQTT-3.1.2-14], [MQTT-3.1.2-15]; its expiry begins now."""
-        fields = self._fields
+        fields = self.fields
         return Message(
             fields.topic,
             fields.payload,

@@ -77,7 +77,7 @@ def test_a_window_that_is_exactly_full_takes_one_more() -> None:
         receiver.offer(message(b"x" * 59, 1), message(b"y" * 59, 1))  # beyond it, and waiting
         assert 3 == len(ids(receiver))
 
-        receiver.session.puback(receiver.session._last_id, NOW)  # exactly full again: what waits may go
+        receiver.session.puback(receiver.session.last_id, NOW)  # exactly full again: what waits may go
         assert 1 == len(ids(receiver))
 
         receiver.connect()
