@@ -13,6 +13,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import redis
 from redis import exceptions as refusals
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from broker.store.address import RedisAddress
@@ -82,7 +84,7 @@ def _parse(url: str) -> _Url:
     shown = _without_password(url, parts)
     if parts.scheme == "rediss":
         raise RedisUnusable(
-            f"{shown}: Weir does not speak TLS to Redis yet; use redis:// within a trusted network, or through a tunnel."
+            f"{shown}: Weir does not speak TLS to Redis yet; use redis:// in a trusted network, or through a tunnel."
         )
     try:
         if parts.scheme == "unix":
@@ -167,6 +169,7 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         db=address.db,
         socket_timeout=PATIENCE,
         socket_connect_timeout=PATIENCE,
+        retry=Retry(NoBackoff(), 0),
     )
     with server:
         server.ping()

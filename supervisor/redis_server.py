@@ -36,7 +36,7 @@ class RedisServer:
 def find_server() -> RedisServer:
     """The first server that is new enough: on PATH, then in an installed package. RedisUnusable: there is none."""
     too_old = []
-    for path in _candidates():
+    for path in candidates():
         version = version_of(path)
         if version is None:
             continue
@@ -57,7 +57,8 @@ def version_of(path: Path) -> tuple[int, ...] | None:
     return None if found is None else tuple(map(int, found.groups()))
 
 
-def _candidates() -> Iterator[Path]:
+def candidates() -> Iterator[Path]:
+    """What may be a server, in the order in which it is taken."""
     for name in NAMES:
         path = shutil.which(name)
         if path is not None:
@@ -72,29 +73,30 @@ def _candidates() -> Iterator[Path]:
 
 def configuration(folder: Path, socket: Path, memory: int) -> str:
     """The text of its redis.conf; *memory* in bytes, 0 for as much as it likes."""
-    return f"""\
-# Written by Weir at every start.
-port 0                              # this node's processes alone, over the socket
-unixsocket {_quoted(socket)}
-unixsocketperm 700                  # and of this user alone, as the folder is
-dir {_quoted(folder)}
-daemonize no                        # it stays ours to watch
-logfile ""                          # to standard output, which we read
-databases 1                         # nobody selects another
-appendonly yes                      # each write is in the file before it is answered: kill -9 loses nothing
-appendfsync everysec                # and the disk has it a second later: the price of a loss of power
-aof-load-truncated yes              # after which the end of the file may be cut short; that is no damage
-auto-aof-rewrite-percentage 100     # written anew when it has doubled,
-auto-aof-rewrite-min-size 64mb      # but not while it is small
-no-appendfsync-on-rewrite no        # a promise of a second is one also meanwhile
-save ""                             # no snapshots beside it
-stop-writes-on-bgsave-error no      # nor does a snapshot that somebody asked for stop the node
-maxmemory {memory}
-maxmemory-policy noeviction         # who is refused goes on without; who was forgotten would be two
-maxclients 10000
-timeout 0                           # workers are idle when their clients are
-tcp-keepalive 0
-"""
+    settings = [
+        ("port 0", "this node's processes alone, over the socket"),
+        (f"unixsocket {_quoted(socket)}", "in the node's folder"),
+        ("unixsocketperm 700", "and of this user alone, as the folder is"),
+        (f"dir {_quoted(folder)}", "its data, beside the socket"),
+        ("daemonize no", "it stays ours to watch"),
+        ('logfile ""', "to standard output, which we read"),
+        ("databases 1", "nobody selects another"),
+        ("appendonly yes", "each write is in the file before it is answered: kill -9 loses nothing"),
+        ("appendfsync everysec", "and on the disk a second later: what a loss of power costs"),
+        ("aof-load-truncated yes", "after that the end of the file may be cut short; it is no damage"),
+        ("auto-aof-rewrite-percentage 100", "written anew when it has doubled"),
+        ("auto-aof-rewrite-min-size 64mb", "but not while it is small"),
+        ("no-appendfsync-on-rewrite no", "a second is a second also meanwhile"),
+        ('save ""', "no snapshots beside it"),
+        ("stop-writes-on-bgsave-error no", "nor does one that somebody asked for stop the node"),
+        (f"maxmemory {memory}", "redis.memory"),
+        ("maxmemory-policy noeviction", "who is refused goes on without; what was forgotten would be owned twice"),
+        ("maxclients 10000", "two for each worker, and whoever looks at it"),
+        ("timeout 0", "workers are idle when their clients are"),
+    ]
+    lines = ["# Written by Weir at every start."]
+    lines += [f"# {reason}\n{setting}" for setting, reason in settings]
+    return "\n".join(lines) + "\n"
 
 
 def _quoted(path: Path) -> str:

@@ -6,7 +6,7 @@
 # What is held is in two dicts: `_current`, and `_stale`, which Redis has to be told. That everything has become stale
 # is then a matter of exchanging them, also for a million sessions. What ends while Redis is away is remembered, as a
 # will that stayed there would be published when this worker dies.
-from typing import Final
+from typing import Final, Protocol
 
 from broker.reasons import StoreFailure
 from broker.store.keys import LEASE, SLICES, Keys
@@ -20,16 +20,16 @@ PAGE: Final = 512  # sessions told of in one go: some two milliseconds of ours, 
 MOST_ENDED: Final = 100_000  # sessions that end in an outage and are remembered; a lease ends the others
 
 
-class Rival:
+class Rival(Protocol):
     """Who is told of other owners, beside the answer to a claim."""
 
     def superseded(self, client_id: str, owner: Owner, now: float) -> None:
         """A later CONNECT elsewhere has the session: what is here of it has to go (0x8E). It is not held any more."""
-        raise NotImplementedError
+        ...
 
     def superseding(self, client_id: str, former: Owner, now: float) -> None:
         """Our claim is later than that of *former*, who may not know."""
-        raise NotImplementedError
+        ...
 
 
 class HoldingsStatistics:

@@ -6,7 +6,7 @@
 # all but its last batch to the next one; that batch is lost rather than said twice.
 # At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
 import heapq
-from typing import Final
+from typing import Final, Protocol
 
 from broker.mqtt.packets import Will
 from broker.reasons import ProtocolError, StoreFailure
@@ -23,11 +23,10 @@ PAGE: Final = 500  # wills read at once
 PATIENCE: Final = 5.0  # seconds for a page or a batch
 
 
-class Undertaker:
+class Undertaker(Protocol):
     """Who publishes the wills."""
 
-    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
-        raise NotImplementedError
+    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None: ...
 
 
 class MourningStatistics:

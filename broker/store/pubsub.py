@@ -3,7 +3,7 @@
 # Pub/sub promises nothing: what is published while the line is away never comes. So `Listener.resumed()` is called
 # each time that all channels are subscribed to (again), and whoever needs to have heard everything asks for a full
 # state then. An idle line is pinged, or a dead connection would look like silence.
-from typing import Final
+from typing import Final, Protocol
 
 from hiredis import ReplyError
 
@@ -15,15 +15,14 @@ PING_AFTER: Final = 1.0  # seconds of silence
 PING: Final = packed("PING")
 
 
-class Listener:
+class Listener(Protocol):
     """Who hears what is published."""
 
-    def heard(self, channel: bytes, payload: bytes, now: float) -> None:
-        raise NotImplementedError
+    def heard(self, channel: bytes, payload: bytes, now: float) -> None: ...
 
     def resumed(self, now: float) -> None:
         """Everything is subscribed to; what was published before may have been missed."""
-        raise NotImplementedError
+        ...
 
 
 class Subscriptions(Line):

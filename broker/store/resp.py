@@ -9,6 +9,7 @@
 #
 # A command costs 1.6 us to pack, send and answer when a hundred are pipelined (redis-py: 8 us), see DESIGN section 2.
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from hiredis import ReplyError
@@ -42,6 +43,20 @@ class Command:
 
     def late(self, reply: object, now: float) -> None:
         """After `failed(LATE)`: the server did it nevertheless."""
+
+
+class Question(Command):
+    """A command whose end is told to a callable: (the reply or None, None or why there is none)."""
+
+    def __init__(self, packed: bytes, patience: float, then: Callable[[object, StoreFailure | None], None]) -> None:
+        super().__init__(packed, patience)
+        self._then = then
+
+    def replied(self, reply: object, now: float) -> None:
+        self._then(reply, None)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._then(None, failure)
 
 
 class CommandStatistics:
