@@ -98,6 +98,15 @@ class Holdings:
         else:
             self.remember({client_id: epoch})
 
+    def yield_to(self, client_id: str, epoch: int) -> bool:
+        """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
+        held = self.get(client_id)
+        if held is None or held.epoch >= epoch:
+            return False
+        self._drop(client_id)
+        self._counts.superseded += 1
+        return True
+
     def drop_will(self, client_id: str, now: float) -> None:
         """The will of *client_id* was published or taken back: nobody else has to publish it."""
         held = self.get(client_id)

@@ -96,6 +96,10 @@ class Registry(Greeter):
         """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
         self.holdings.release(client_id, now)
 
+    def yield_to(self, client_id: str, epoch: int) -> bool:
+        """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
+        return self.holdings.yield_to(client_id, epoch)
+
     def drop_will(self, client_id: str, now: float) -> None:
         """The will of *client_id* was published or taken back: nobody else has to publish it."""
         self.holdings.drop_will(client_id, now)
