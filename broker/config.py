@@ -187,6 +187,15 @@ class Routes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Redis:
+    """Where the registry of sessions is kept."""
+
+    url: str = path()  # "" = a private server of the node's own, that nobody has to install or name
+    memory: int = size(0)  # for the data of that server; 0 = a quarter of the memory limit
+    prefix: str = path("weir")  # of all keys: several clusters may share one Redis
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sys:
     interval: float = duration(10.0)  # how often $SYS/broker/... is published, as Mosquitto does; 0 = never
 
@@ -215,6 +224,7 @@ class Config:
     delivery: Delivery = field(default_factory=Delivery)
     retained: Retained = field(default_factory=Retained)
     routes: Routes = field(default_factory=Routes)
+    redis: Redis = field(default_factory=Redis)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
     drain: Drain = field(default_factory=Drain)

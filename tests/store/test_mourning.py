@@ -1,6 +1,8 @@
 # The wills of a dead worker's clients, on a real Redis: each once, and none of who is back.
 from collections.abc import Callable
 
+import pytest
+
 from broker.mqtt.packets import Will
 from broker.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, WILL_DELAY_INTERVAL
 from broker.store.will_record import decode, encode
@@ -8,6 +10,8 @@ from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
 from tests.store.shard import Shard
+
+pytestmark = pytest.mark.system  # real servers
 
 StartRedis = Callable[..., RunningRedis]
 

@@ -1,6 +1,8 @@
 # Pub/sub of a real Redis, and what happens to it when the server goes away.
 from collections.abc import Callable
 
+import pytest
+
 from broker.reasons import StoreFailure
 from broker.store.address import RedisAddress
 from broker.store.line import AWAY, READY
@@ -9,6 +11,8 @@ from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
 from tests.system.processes import free_port
+
+pytestmark = pytest.mark.system  # real servers
 
 StartRedis = Callable[..., RunningRedis]
 

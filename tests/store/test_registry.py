@@ -12,6 +12,8 @@ from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
 from tests.store.shard import KEYS, Shard
 
+pytestmark = pytest.mark.system  # real servers
+
 StartRedis = Callable[..., RunningRedis]
 
 

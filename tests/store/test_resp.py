@@ -13,6 +13,8 @@ from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop, SocketWire
 from tests.system.processes import free_port
 
+pytestmark = pytest.mark.system  # real servers
+
 StartRedis = Callable[..., RunningRedis]
 Told = list[tuple[object, StoreFailure | None]]
 
