@@ -242,6 +242,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
+    if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # braces mark what Redis Cluster hashes
+        found.append(("redis.prefix", "a word without braces or spaces"))
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
 
 

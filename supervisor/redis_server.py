@@ -125,12 +125,10 @@ def explain(last_words: Sequence[str], folder: Path, server: RedisServer) -> str
     text = "\n".join(last_words)
     if "Can't handle RDB format version" in text or "unsupported AOF" in text:
         return _newer(folder, server)
-    found = re.search(r"redis-check-aof --fix <?([^\s>]+)", text)
-    if found or "Bad file format reading the append only file" in text or "Wrong signature" in text:
-        file = _damaged(folder, found[1] if found else "")
+    if "Bad file format reading the append only file" in text or "Wrong signature" in text:
         return (
-            f"The data of the embedded Redis is damaged: `redis-check-aof --fix {file}` cuts it off where the damage "
-            f"begins, and without {folder} Weir starts with none."
+            f"The data of the embedded Redis is damaged: `redis-check-aof --fix {_to_repair(folder)}` cuts it off where "
+            f"the damage begins, and without {folder} Weir starts with none."
         )
     if "No space left on device" in text or "File too large" in text:
         return f"The embedded Redis cannot write to {folder}: no space is left on the disk."
@@ -142,12 +140,10 @@ def explain(last_words: Sequence[str], folder: Path, server: RedisServer) -> str
     return f"The embedded Redis, {server}, does not stay up; it said last: {said}"
 
 
-def _damaged(folder: Path, named: str) -> Path:
-    """The file to repair: a manifest is what redis-check-aof wants, where there is one."""
+def _to_repair(folder: Path) -> Path:
+    """The file that redis-check-aof wants: a manifest, where there is one."""
     manifests = sorted((folder / "appendonlydir").glob("*.manifest"))
-    if manifests:
-        return manifests[0]
-    return folder / (Path(named).name or "appendonly.aof")
+    return manifests[0] if manifests else folder / "appendonly.aof"
 
 
 def _newer(folder: Path, server: RedisServer) -> str:

@@ -39,5 +39,6 @@ def after_failure(failure: StoreFailure, lasting: bool, waited: float) -> int:
 
 
 def patience(lasting: bool, waited: float) -> float:
-    """Seconds that the next try may take."""
-    return max(0.0, min(CLAIM_PATIENCE, (LASTING_PATIENCE if lasting else CLAIM_PATIENCE) - waited))
+    """Seconds that the next try may take, in whole PAUSEs: the line wants few different ones."""
+    left = min(CLAIM_PATIENCE, (LASTING_PATIENCE if lasting else CLAIM_PATIENCE) - waited)
+    return max(1, int(left / PAUSE + 1e-6)) * PAUSE

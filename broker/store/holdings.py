@@ -17,6 +17,8 @@ from broker.store.script import Script
 
 PATIENCE: Final = 5.0  # seconds for what no client waits for
 PAGE: Final = 512  # sessions told of in one go: some two milliseconds of ours, and as much of Redis'
+PAGE_BYTES: Final = 1024 * 1024  # of wills in it
+REST: Final = 0.5  # seconds after Redis did not take a page
 MOST_ENDED: Final = 100_000  # sessions that end in an outage and are remembered; a lease ends the others
 
 
@@ -57,6 +59,7 @@ class Holdings:
         self._stale: dict[str, Held] = {}
         self._ended: dict[str, int] = {}  # by their epochs
         self._pages = 0  # parts of a page that are under way
+        self._rest_until = 0.0
 
     def get(self, client_id: str) -> Held | None:
         return self._current.get(client_id) or self._stale.get(client_id)
@@ -123,7 +126,7 @@ class Holdings:
 
     def go_on(self, now: float) -> None:
         """Tell Redis the next page of what it has to be told, once the last one is answered."""
-        if self._pages == 0 and self._commands.state == READY:
+        if self._pages == 0 and self._commands.state == READY and now >= self._rest_until:
             if self._ended:
                 self._release_page(now)
             elif self._stale:
@@ -143,10 +146,14 @@ class Holdings:
 
     def _claim_page(self, now: float) -> None:
         by_slice: list[list[str]] = [[] for _ in range(SLICES)]
+        size = 0
         for _ in range(min(PAGE, len(self._stale))):
             client_id, held = self._stale.popitem()
             self._current[client_id] = held
+            size += len(held.will)
             by_slice[self._keys.slice_of(client_id.encode())].append(client_id)
+            if size >= PAGE_BYTES:
+                break
         for number, client_ids in enumerate(by_slice):
             if client_ids:
                 self._claim_again(number, client_ids, now)
@@ -183,6 +190,7 @@ class Holdings:
 
     def not_claimed_again(self, client_ids: list[str], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
+        self._rest_until = now + REST
         self._pages -= 1
         self.outdated(client_ids)
 
@@ -209,6 +217,7 @@ class Holdings:
 
     def not_released(self, ended: dict[str, int], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
+        self._rest_until = now + REST
         self.remember(ended)
 
     def remember(self, ended: dict[str, int]) -> None:

@@ -144,8 +144,12 @@ class Registry(Greeter):
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, former = epoch_and_owner(reply)
-        if self.epoch_of(claim.client_id) < epoch:
+        held = self.holdings.get(claim.client_id)
+        if held is None or held.epoch < epoch:
             self.holdings.hold(claim.client_id, epoch, claim.will)
+        else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
+            epoch = held.epoch
+            self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
         claim.decide(CLAIMED, epoch, former if former is not None and former.incarnation != self._me else None)
 
     def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:

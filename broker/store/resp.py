@@ -5,7 +5,8 @@
 # what it was asked. A command that is given while the line is not ready waits for it, no longer than its patience.
 # What the server may have done when a connection ended under a command, nobody knows: it fails as LOST, and is not
 # sent again from here.
-# Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as CROWDED.
+# Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as CROWDED. One command
+# of any size always passes if nothing waits, or it never would.
 #
 # A command costs 1.6 us to pack, send and answer when a hundred are pipelined (redis-py: 8 us), see DESIGN section 2.
 from collections import deque
@@ -89,7 +90,7 @@ class Commands(Line):
     def ask(self, command: Command, now: float) -> None:
         """Have the server do *command*; it may fail before this returns."""
         statistics = self.statistics
-        if statistics.waiting >= self._most or self._bytes + command.size > self._most_bytes:
+        if statistics.waiting >= self._most or (self._bytes and self._bytes + command.size > self._most_bytes):
             self._fail(command, StoreFailure.CROWDED, "", now)
             return
         statistics.waiting += 1
@@ -112,7 +113,7 @@ class Commands(Line):
 
     def tick(self, now: float) -> float:
         due = super().tick(now)
-        for waiting in self._by_patience.values():
+        for waiting in [*self._by_patience.values()]:  # who fails may ask again, with another patience
             while waiting and (waiting[0].done or waiting[0].deadline <= now):
                 command = waiting.popleft()
                 if not command.done:

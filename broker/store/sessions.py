@@ -36,6 +36,10 @@ class MemorySessions:
     def claim(self, client_id: str, then: Callable[[Session | None], None]) -> None:
         then(self._sessions.get(client_id))
 
+    def get(self, client_id: str) -> Session | None:
+        """The session of *client_id*, if it is here."""
+        return self._sessions.get(client_id)
+
     def keep(self, session: Session) -> None:
         self._sessions[session.client_id] = session
 

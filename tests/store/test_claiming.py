@@ -45,8 +45,12 @@ def test_who_need_not_ask_does_not_wait_for_a_server_that_is_known_to_be_away() 
 
 
 def test_no_try_outlasts_its_client() -> None:
-    """A client would wait longer than it was promised."""
-    assert CLAIM_PATIENCE == patience(False, 0.0) == patience(True, 0.0)
-    assert 0.1 == pytest.approx(patience(False, CLAIM_PATIENCE - 0.1))
-    assert 0.1 == pytest.approx(patience(True, LASTING_PATIENCE - 0.1))
-    assert 0.0 == patience(False, 5.0)
+    """A client would wait longer than it was promised, or each try have a patience of its own."""
+    assert CLAIM_PATIENCE == pytest.approx(patience(False, 0.0)) == pytest.approx(patience(True, 0.0))
+    waits = [number / 1000 for number in range(int((LASTING_PATIENCE - PAUSE) * 1000))]
+    for lasting, most in ((False, CLAIM_PATIENCE), (True, LASTING_PATIENCE)):
+        tried = [patience(lasting, waited) for waited in waits if waited + PAUSE < most]
+        assert all(PAUSE <= one <= CLAIM_PATIENCE + 1e-9 for one in tried)
+        assert all(waited + one <= most + 1e-3 for waited, one in zip(waits, tried, strict=False))
+        assert len(set(tried)) <= 3
+    assert PAUSE == patience(False, 5.0)  # for who asks late, as its loop was held
