@@ -74,7 +74,7 @@ async def refused(folder: Path, server: RedisServer) -> str:
 
 def ask(embedded: EmbeddedRedis, *words: Any) -> Any:
     once = Retry(NoBackoff(), 0)
-    with redis.Redis(unix_socket_path=str(embedded.socket), socket_timeout=PATIENCE, retry=once) as client:
+    with redis.Redis(unix_socket_path=str(embedded.socket), socket_timeout=PATIENCE, retry=once, decode_responses=True) as client:
         return client.execute_command(*words)
 
 
@@ -95,14 +95,14 @@ async def test_it_serves_on_its_socket_alone_and_keeps_what_it_has(folder: Path,
     """Others on the machine or the network could come in, or a restart of the node forget everything."""
     async with running(folder, server) as embedded:
         assert ask(embedded, "SET", "k", "v")
-        assert b"0" == ask(embedded, "CONFIG", "GET", "port")[1]
-        assert b"everysec" == ask(embedded, "CONFIG", "GET", "appendfsync")[1]
+        assert {"port": "0"} == ask(embedded, "CONFIG", "GET", "port")
+        assert {"appendfsync": "everysec"} == ask(embedded, "CONFIG", "GET", "appendfsync")
         assert (0o700, 0o700) == (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(embedded.socket.stat().st_mode))
         assert str(embedded.socket) == str(embedded.address)
         pid = embedded.pid
     assert (True, 0) == (ended(pid), embedded.pid)
     async with running(folder, server) as embedded:
-        assert b"v" == ask(embedded, "GET", "k")
+        assert "v" == ask(embedded, "GET", "k")
 
 
 async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: Path, server: RedisServer) -> None:
@@ -115,7 +115,7 @@ async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: 
         await until(lambda: len(log.named("embedded_redis_serves")) == 2)
 
         assert embedded.pid not in (0, former)
-        assert b"v" == ask(embedded, "GET", "k")
+        assert "v" == ask(embedded, "GET", "k")
     assert [-signal.SIGKILL] == [facts["code"] for facts in log.named("embedded_redis_died")]
 
 
@@ -193,10 +193,10 @@ trio.run(main)
 async def test_it_is_limited_in_memory_and_says_no(folder: Path, server: RedisServer) -> None:
     """It would take the machine's memory, or throw sessions away to make room."""
     async with running(folder, server, memory=4 << 20) as embedded:
-        with pytest.raises(redis.ResponseError, match="OOM"):
+        with pytest.raises(redis.OutOfMemoryError):
             for number in range(100):
                 ask(embedded, "SET", f"key{number}", "x" * 100_000)
-        assert b"x" * 100_000 == ask(embedded, "GET", "key0")
+        assert "x" * 100_000 == ask(embedded, "GET", "key0")
 
 
 async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: RedisServer) -> None:
@@ -204,7 +204,8 @@ async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: Re
     async with running(folder, newest) as embedded:
         os.kill(embedded.pid, signal.SIGKILL)
         await until(lambda: embedded.starts == 2)
-    folder.joinpath("redis.sock").write_text("not even a socket")
+    embedded.socket.unlink(missing_ok=True)
+    embedded.socket.write_text("not even a socket")
     async with running(folder, newest) as embedded:
         assert ask(embedded, "PING")
 
@@ -252,14 +253,14 @@ async def test_data_of_a_newer_server_is_a_sentence(folder: Path) -> None:
     async with running(folder, newer) as embedded:
         ask(embedded, "HSET", "k", "f", "v")
         ask(embedded, "BGREWRITEAOF")
-        await until(lambda: b"aof_rewrite_in_progress:0" in embedded_info(embedded))
-        await until(lambda: b"aof_rewrite_scheduled:0" in embedded_info(embedded))
+        await until(lambda: not is_rewriting(embedded))
     for old in {older, SERVERS[0]}:
         assert f"was written by a newer server than {old}" in await refused(folder, old)
 
 
-def embedded_info(embedded: EmbeddedRedis) -> bytes:
-    return bytes(str(ask(embedded, "INFO", "persistence")).replace("'", "").replace(": ", ":"), "utf-8")
+def is_rewriting(embedded: EmbeddedRedis) -> bool:
+    told = ask(embedded, "INFO", "persistence")
+    return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
 async def test_a_full_disk_is_told_and_gets_better(
