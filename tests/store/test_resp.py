@@ -6,11 +6,11 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.address import RedisAddress
-from broker.store.line import AWAY, GREETING, READY, packed
-from broker.store.resp import Commands, Question
+from broker.store.line import AWAY, GREETING, READY, REPLY, Line, packed
+from broker.store.resp import MOST_BYTES, Commands, Question
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
-from tests.store.loop import Loop, SocketWire
+from tests.store.loop import Loop
 from tests.system.processes import free_port
 
 pytestmark = pytest.mark.system  # real servers
@@ -257,12 +257,144 @@ def test_what_loads_is_not_ready(start_redis: StartRedis, loop: Loop) -> None:
     assert [StoreFailure.LOADING.label] == [facts["reason"] for facts in loop.log.named("redis_away")]
 
 
+# Without a server: what the wire would bring, byte by byte.
+
+
+class Paper:
+    """A wire whose other end is the test."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def open(self, address: RedisAddress, line: Line) -> str:
+        return ""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.written = b""
+
+
+GREETED = b"+OK\r\n+PONG\r\n"
+
+
+def on_paper(loop: Loop) -> tuple[Commands, Paper]:
+    paper = Paper()
+    commands = Commands(paper, RedisAddress(path="/paper"), "test", loop.log)
+    commands.start(0.0)
+    return commands, paper
+
+
+def test_replies_are_taken_within_the_quantum(loop: Loop) -> None:
+    """What follows from a thousand replies at once would hold the loop (DESIGN section 7, rule 1)."""
+    commands, _ = on_paper(loop)
+    commands.take(GREETED, 1000, 0.0)
+    told: Told = []
+    for _ in range(10):
+        question = Question(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        commands.ask(question, 0.0)
+    units = commands.take(b"+PONG\r\n" * 10, 3 * REPLY, 0.0)
+
+    assert (3 * REPLY, 3, True) == (units, len(told), commands.more)
+    while commands.more:
+        commands.take(b"", 3 * REPLY, 0.0)
+    assert [(b"PONG", None)] * 10 == told
+
+
+def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
+    """A reply at the end of a read would be lost, or read as another."""
+    commands, _ = on_paper(loop)
+    told: Told = []
+    for _ in range(2):
+        question = Question(packed("GET", "k"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        commands.ask(question, 0.0)
+    for byte in GREETED + b"$5\r\nab\r\nc\r\n$-1\r\n":
+        commands.take(bytes([byte]), 1000, 0.0)
+
+    assert [(b"ab\r\nc", None), (None, None)] == told
+
+
+def test_half_a_reply_ends_with_its_connection(loop: Loop) -> None:
+    """The first reply on a new connection would be glued to the last of the old one."""
+    commands, paper = on_paper(loop)
+    commands.take(GREETED + b"$5\r\nab", 1000, 0.0)
+    commands.lost("cut", 1.0)
+    commands.tick(2.0)
+    assert paper.written == packed("CLIENT", "SETNAME", "test") + packed("PING")
+    commands.take(GREETED, 1000, 2.0)
+
+    assert READY == commands.state
+
+
+def test_each_pause_is_longer_than_the_last_up_to_a_second(loop: Loop) -> None:
+    """A Redis that is down would be dialled without a rest, or found minutes after it is back."""
+    commands, _ = on_paper(loop)
+    now, pauses = 0.0, []
+    for _ in range(8):
+        commands.lost("refused", now)
+        pauses.append(round(commands.tick(now) - now, 3))
+        now += pauses[-1]
+        commands.tick(now)
+    assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
+    commands.take(GREETED, 1000, now)
+    commands.lost("again", now)
+
+    assert 0.05 == pytest.approx(commands.tick(now) - now)
+
+
+def test_a_greeting_that_is_not_answered_is_given_up(loop: Loop) -> None:
+    """A stopped server accepts: the worker would wait for it though another is there meanwhile."""
+    commands, _ = on_paper(loop)
+    assert 1.0 == commands.tick(0.0)
+    commands.tick(1.0)
+
+    assert AWAY == commands.state
+
+
+def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
+    """A claim that is given up asks again, with another patience: the line would fail on its own list."""
+    commands, _ = on_paper(loop)
+    told: Told = []
+
+    def again(reply: object, failure: StoreFailure | None) -> None:
+        told.append((reply, failure))
+        if len(told) < 4:
+            commands.ask(Question(packed("PING"), len(told) / 10, again), len(told) * 10.0)
+
+    commands.ask(Question(packed("PING"), 0.05, again), 0.0)
+    for now in (1.0, 11.0, 21.0, 31.0, 41.0):
+        commands.tick(now)
+
+    assert [(None, StoreFailure.LATE)] * 4 == told
+
+
+def test_the_largest_command_passes_when_nothing_waits(loop: Loop) -> None:
+    """A claim with a large will would be refused for ever."""
+    commands, paper = on_paper(loop)
+    commands.take(GREETED, 1000, 0.0)
+    told: Told = []
+    large = Question(b"x" * (MOST_BYTES + 1), 1.0, lambda reply, failure: told.append((reply, failure)))
+    commands.ask(large, 0.0)
+
+    assert [] == told
+    assert paper.written.endswith(b"x" * (MOST_BYTES + 1))
+    commands.ask(Question(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
+    assert [(None, StoreFailure.CROWDED)] == told
+
+
+def test_a_reply_to_nothing_ends_the_connection(loop: Loop) -> None:
+    """All replies after it would be another one's."""
+    commands, _ = on_paper(loop)
+    commands.take(GREETED + b"+OK\r\n", 1000, 0.0)
+
+    assert (AWAY, "garbled") == (commands.state, loop.log.events[-1][1]["reason"])
+
+
 def test_garbage_ends_the_connection(loop: Loop) -> None:
     """Something that is no Redis would be waited for, or its bytes be taken for answers."""
-    commands = Commands(SocketWire(), RedisAddress(path="/nobody"), "test", loop.log)
-    commands.start(0.0)
-    commands.tick(1.0)
-    commands.take(b"HTTP/1.1 400 Bad Request\r\n", 1000, 1.0)
+    commands, _ = on_paper(loop)
+    commands.take(b"HTTP/1.1 400 Bad Request\r\n", 1000, 0.0)
 
     assert AWAY == commands.state
     assert StoreFailure.GARBLED.label == loop.log.events[-1][1]["reason"]

@@ -54,7 +54,9 @@ def newest() -> RedisServer:
 
 
 @asynccontextmanager
-async def running(folder: Path, server: RedisServer, log: Log | None = None, memory: int = 0) -> AsyncIterator[EmbeddedRedis]:
+async def running(
+    folder: Path, server: RedisServer, log: Log | None = None, memory: int = 0
+) -> AsyncIterator[EmbeddedRedis]:
     """A server that answers; it is stopped at the end, as the node would."""
     embedded = EmbeddedRedis(folder, server, memory, log or Log())
     async with trio.open_nursery() as nursery:
@@ -74,7 +76,9 @@ async def refused(folder: Path, server: RedisServer) -> str:
 
 def ask(embedded: EmbeddedRedis, *words: Any) -> Any:
     once = Retry(NoBackoff(), 0)
-    with redis.Redis(unix_socket_path=str(embedded.socket), socket_timeout=PATIENCE, retry=once, decode_responses=True) as client:
+    with redis.Redis(
+        unix_socket_path=str(embedded.socket), socket_timeout=PATIENCE, retry=once, decode_responses=True
+    ) as client:
         return client.execute_command(*words)
 
 
@@ -177,7 +181,9 @@ async def main():
 trio.run(main)
 """
     command = [sys.executable, "-c", program]
-    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    supervisor = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert supervisor.stdout is not None
     with supervisor.stdout:
         pid = int(supervisor.stdout.readline())
@@ -238,7 +244,11 @@ async def test_a_damaged_file_is_a_sentence_with_the_way_out(folder: Path, serve
     assert named.is_file()
     if server is SERVERS[-1]:  # the binary is that program too, by another name
         done = subprocess.run(
-            ["redis-check-aof", "--fix", str(named)], executable=server.path, input="y\n", text=True, capture_output=True
+            ["redis-check-aof", "--fix", str(named)],
+            executable=server.path,
+            input="y\n",
+            text=True,
+            capture_output=True,
         )
         assert 0 == done.returncode, done.stdout
         async with running(folder, server) as embedded:

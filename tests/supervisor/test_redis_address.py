@@ -108,7 +108,16 @@ def test_an_address_survives_its_journey_to_the_worker(start_redis: StartRedis) 
 
 @pytest.mark.parametrize(
     "parts",
-    [[], ["udp", "a", 1], ["unix"], ["tcp", "a"], ["tcp", "a", "1"], ["unix", 7], ["unix", "/a", "", "", 0, 0], ["tcp", 1, 1]],
+    [
+        [],
+        ["udp", "a", 1],
+        ["unix"],
+        ["tcp", "a"],
+        ["tcp", "a", "1"],
+        ["unix", 7],
+        ["unix", "/a", "", "", 0, 0],
+        ["tcp", 1, 1],
+    ],
 )
 def test_parts_that_are_no_address_are_refused(parts: list[object]) -> None:
     """A worker would dial nonsense."""
