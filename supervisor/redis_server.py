@@ -127,8 +127,8 @@ def explain(last_words: Sequence[str], folder: Path, server: RedisServer) -> str
         return _newer(folder, server)
     if "Bad file format reading the append only file" in text or "Wrong signature" in text:
         return (
-            f"The data of the embedded Redis is damaged: `redis-check-aof --fix {_to_repair(folder)}` cuts it off where "
-            f"the damage begins, and without {folder} Weir starts with none."
+            f"The data of the embedded Redis is damaged: `redis-check-aof --fix {_to_repair(folder)}` cuts it off "
+            f"where the damage begins, and without {folder} Weir starts with none."
         )
     if "No space left on device" in text or "File too large" in text:
         return f"The embedded Redis cannot write to {folder}: no space is left on the disk."

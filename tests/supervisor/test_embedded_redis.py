@@ -123,6 +123,15 @@ async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: 
     assert [-signal.SIGKILL] == [facts["code"] for facts in log.named("embedded_redis_died")]
 
 
+async def test_a_start_lasts_until_the_data_is_loaded(folder: Path, server: RedisServer) -> None:
+    """The first clients after a restart of a large node would find a Redis that answers nothing but LOADING."""
+    folder.mkdir()
+    records = (b"*3\r\n$3\r\nSET\r\n$6\r\n%06d\r\n$1\r\nx\r\n" % number for number in range(200_000))
+    (folder / "appendonly.aof").write_bytes(b"".join(records))  # newer servers take it over into their folder
+    async with running(folder, server) as embedded:
+        assert 200_000 == ask(embedded, "DBSIZE")
+
+
 async def test_a_server_that_hangs_is_replaced(
     folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
