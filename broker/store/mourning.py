@@ -3,7 +3,8 @@
 # The dead worker's wills are read from Redis a page at a time and wait here for their delay, which counts from now on,
 # as nobody knows the moment. When some are due, claim.lua takes them out of Redis and says which of them to publish, in
 # one step: not those whose client is back, and none of them twice, whoever else mourns. So a mourner that dies leaves
-# all but its last batch to the next one; that batch is lost rather than said twice.
+# all but its last batch to the next one; that batch, or one whose answer is lost with the connection, is lost rather
+# than said twice.
 # At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
 import heapq
 from typing import Final, Protocol

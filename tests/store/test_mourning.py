@@ -5,11 +5,17 @@ import pytest
 
 from broker.mqtt.packets import Will
 from broker.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, WILL_DELAY_INTERVAL
+from broker.store.keys import SLICES
+from broker.store.line import packed
+from broker.store.mourning import Mourning
+from broker.store.resp import Question
+from broker.store.script import Script
 from broker.store.will_record import decode, encode
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
-from tests.store.shard import Shard
+from tests.store.paper import GREETED, on_paper
+from tests.store.shard import KEYS, Shard
 
 pytestmark = pytest.mark.system  # real servers
 
@@ -153,18 +159,37 @@ def test_mourning_goes_on_after_an_outage(start_redis: StartRedis, loop: Loop) -
     assert 100 == len(mourned(mourner))
 
 
-def test_what_redis_carried_out_late_is_published_all_the_same(start_redis: StartRedis, loop: Loop) -> None:
-    """A pause of Redis would eat the wills that it had taken out."""
-    server = start_redis()
-    dead, mourner = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
-    dead.claim("me", left("x", 1))
-    mourner.mourning.mourn(dead.incarnation, loop.now())
-    loop.for_seconds(0.5)
-    server.pause()
-    loop.for_seconds(1.5)
-    server.go_on()
+class Published:
+    def __init__(self) -> None:
+        self.client_ids: list[str] = []
 
-    assert [("me", b"x")] == mourned(mourner)
+    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
+        self.client_ids.append(client_id)
+
+
+def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> None:
+    """A slow Redis would eat the wills that it has taken out."""
+    commands, paper = on_paper(loop)
+    commands.take(GREETED, 1000, 0.0)
+    published = Published()
+    mourning = Mourning(commands, KEYS, Script(commands, b"script"), published)
+    mourning.mourn("dead", 0.0)
+    will = b"$%d\r\n%b\r\n" % (len(left("x")) + 2, b"7 " + left("x"))
+    for page in range(SLICES):
+        mourning.tick(0.0)
+        found = b"*2\r\n$2\r\nme\r\n" + will if page == 0 else b"*0\r\n"
+        commands.take(b"*2\r\n$1\r\n0\r\n" + found, 1000, 0.0)
+    for _ in range(2):  # asked before, and answered so slowly that the line counts as alive
+        commands.ask(Question(packed("PING"), 9.0, lambda reply, failure: None), 0.0)
+    mourning.tick(0.0)
+    assert b"mourn" in paper.written
+    for now in (2.0, 4.0):
+        commands.take(b"+PONG\r\n", 1000, now)
+    commands.tick(6.0)
+    assert not mourning.idle()
+    commands.take(b"*1\r\n" + will, 1000, 6.0)
+
+    assert ["me"] == published.client_ids
 
 
 def test_a_damaged_record_costs_itself(start_redis: StartRedis, loop: Loop) -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.address import RedisAddress
-from broker.store.line import AWAY, GREETING, READY, REPLY, Line, packed
+from broker.store.line import AWAY, GREETING, READY, REPLY, packed
 from broker.store.resp import MOST_BYTES, Commands, Question
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
+from tests.store.paper import GREETED, on_paper
 from tests.system.processes import free_port
 
 pytestmark = pytest.mark.system  # real servers
@@ -260,32 +261,6 @@ def test_what_loads_is_not_ready(start_redis: StartRedis, loop: Loop) -> None:
 # Without a server: what the wire would bring, byte by byte.
 
 
-class Paper:
-    """A wire whose other end is the test."""
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def open(self, address: RedisAddress, line: Line) -> str:
-        return ""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.written = b""
-
-
-GREETED = b"+OK\r\n+PONG\r\n"
-
-
-def on_paper(loop: Loop) -> tuple[Commands, Paper]:
-    paper = Paper()
-    commands = Commands(paper, RedisAddress(path="/paper"), "test", loop.log)
-    commands.start(0.0)
-    return commands, paper
-
-
 def test_replies_are_taken_within_the_quantum(loop: Loop) -> None:
     """What follows from a thousand replies at once would hold the loop (DESIGN section 7, rule 1)."""
     commands, _ = on_paper(loop)
@@ -325,6 +300,22 @@ def test_half_a_reply_ends_with_its_connection(loop: Loop) -> None:
     commands.take(GREETED, 1000, 2.0)
 
     assert READY == commands.state
+
+
+def test_what_was_sent_is_not_sent_again(loop: Loop) -> None:
+    """A command that the server may have done would be done twice."""
+    commands, paper = on_paper(loop)
+    told: Told = []
+    commands.ask(Question(packed("INCR", "k"), 9.0, lambda reply, failure: told.append((reply, failure))), 0.0)
+    commands.take(GREETED, 1000, 0.0)
+    assert packed("INCR", "k") in paper.written
+    commands.lost("cut", 1.0)
+    commands.tick(2.0)
+    commands.take(GREETED, 1000, 2.0)
+
+    assert [(None, StoreFailure.LOST)] == told
+    assert packed("INCR", "k") not in paper.written
+    assert 0 == commands.statistics.waiting
 
 
 def test_each_pause_is_longer_than_the_last_up_to_a_second(loop: Loop) -> None:
