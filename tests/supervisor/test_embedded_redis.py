@@ -151,11 +151,13 @@ async def test_a_server_that_pauses_is_left_alone(
 ) -> None:
     """A slow disk would cost a restart, which is slower still."""
     monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
+    monkeypatch.setattr(embedded_redis, "HANG", 12)
     async with running(folder, newest) as embedded:
-        os.kill(embedded.pid, signal.SIGSTOP)
-        await trio.sleep(0.3)
-        os.kill(embedded.pid, signal.SIGCONT)
-        await trio.sleep(0.3)
+        for _ in range(3):  # some four looks each
+            os.kill(embedded.pid, signal.SIGSTOP)
+            await trio.sleep(0.4)
+            os.kill(embedded.pid, signal.SIGCONT)
+            await trio.sleep(0.2)
 
         assert 1 == embedded.starts
         assert ask(embedded, "PING")
