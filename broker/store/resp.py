@@ -8,7 +8,7 @@
 # Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as CROWDED. One command
 # of any size always passes if nothing waits, or it never would.
 #
-# A command costs 1.6 us to pack, send and answer when a hundred are pipelined (redis-py: 8 us), see DESIGN section 2.
+# What a command costs is measured by tests/bench/redis_cost.py (redis-py: 8 us, DESIGN section 2).
 from collections import deque
 from collections.abc import Callable
 from typing import Final
