@@ -16,7 +16,7 @@ from broker.store.resp import Command, Commands
 from broker.store.script import Script
 
 PATIENCE: Final = 5.0  # seconds for what no client waits for
-PAGE: Final = 512  # sessions told of in one go: some two milliseconds of ours, and as much of Redis'
+PAGE: Final = 512  # sessions told of in one go: a million take two thousand pages, and none holds the loop for long
 PAGE_BYTES: Final = 1024 * 1024  # of wills in it
 REST: Final = 0.5  # seconds after Redis did not take a page
 MOST_ENDED: Final = 100_000  # sessions that end in an outage and are remembered; a lease ends the others
