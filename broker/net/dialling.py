@@ -1,8 +1,8 @@
 # The wire of a line to Redis, on the reactor: dialled without waiting, and served ahead of clients.
 #
 # A connection that is still being made is a stream like any other: the greeting waits in its outbox until the kernel
-# takes it, and a refusal is an error of its socket. What came in is given to the line once; as the line heeds its quantum
-# it may not get to all replies, and is called again in the next round, for which the stream goes on holding the bytes.
+# takes it, and a refusal is an error of its socket. What came in is given to the line once. As the line heeds its
+# quantum it may not get to all replies: it is called again in the next round; until then the stream holds the bytes.
 import socket
 from collections.abc import Callable
 from typing import Final
