@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.net.handler import Handler
 from broker.net.reactor import Reactor
-from broker.net.stream import OPEN, Stream
+from broker.net.stream import OPEN, Handler, Stream
 from broker.reasons import CloseReason
 from broker.store.address import RedisAddress
 from broker.store.line import Line
