@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from broker.store.claiming import CLAIM_PATIENCE
 from broker.store.keys import LEASE, SLICES
 from broker.store.registry import CLAIMED, LOCAL, REFUSED
 from supervisor.redis_server import RedisServer
@@ -209,11 +210,10 @@ def test_without_redis_the_node_goes_on_and_tells_it_afterwards(start_redis: Sta
     shard = Shard(loop, server.address)
     before = shard.claim("me")
     server.kill()
-    began = loop.now()
     verdict = shard.verdict("me", lasting=False)
 
     assert (LOCAL, None) == (verdict.outcome, verdict.former)
-    assert loop.now() - began >= 0.3
+    loop.until(lambda: shard.commands.away(loop.now()) >= CLAIM_PATIENCE)
     epoch = shard.registry.hold_locally("me", b"")
     assert epoch > before
     again = shard.ask("other", lasting=False)
