@@ -36,11 +36,14 @@ from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
 from broker.publishing import Publishing
 from broker.reception import REFUSABLE, Reception
+from broker.registration import Place, Registration
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.session import QueueBudget
-from broker.store.sessions import MemorySessions
+from broker.store.address import RedisAddress
+from broker.store.neighbours import Alone, Neighbours
+from broker.store.sessions import MemorySessions, SessionStore
 from broker.subscribing import Subscribing
 from broker.timers import Timers
 from broker.version import VERSION, form
@@ -66,8 +69,13 @@ class Worker:
         connections: int,
         clock: Callable[[], float] = time.monotonic,
         threads: Executor | None = None,
+        redis: RedisAddress | None = None,
+        place: Place | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """*threads*: for the offload, if not its own. AccessFileError."""
+        """*threads*: for the offload, if not its own; *redis*: what sessions are registered in, with *place*, and
+        *neighbours* who hand them over, if it has any. AccessFileError.
+        """
         self.config = config
         self.clock = clock
         self.log = structlog.get_logger()
@@ -90,7 +98,6 @@ class Worker:
         self.addresses = Addresses(
             config.limits.connections_per_address, config.limits.connects_per_second, config.limits.connect_burst
         )
-        self.store = MemorySessions()
         self.reactor = Reactor(
             clock,
             self.collector,
@@ -99,6 +106,13 @@ class Worker:
             input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
+        self.registration: Registration | None = None
+        self.store: SessionStore = MemorySessions()
+        if redis is not None and place is not None:
+            self.registration = Registration(
+                self.reactor, redis, place, neighbours or Alone(), clock, self.log, self._failed
+            )
+            self.store = self.registration.store
         self.deliveries = Deliveries(self.reactor, self.counters, clock)
         subscribing = Subscribing(self.routes, self.retained, self.counters, config.limits, clock, self.acl)
         timers = Timers()
@@ -162,6 +176,9 @@ class Worker:
         )
         self.reception.publish = self.publishing.publish
         self.reactor.service = self.hub
+        if self.registration is not None:
+            self.registration.reception = self.reception
+            self.hub.registration = self.registration
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self._tls: TlsTransport | None = None
         self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one

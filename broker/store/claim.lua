@@ -48,10 +48,10 @@ local function set_will(client, epoch, will, lease)
   end
 end
 
--- Whether the will of *client* that was stored with *epoch* was there, and is not any more.
+-- Whether a will of *client* that was stored with *epoch*, or before, was there, and is not any more.
 local function drop_will(client, epoch)
   local will = redis.call('HGET', KEYS[1], client)
-  if will and string.match(will, '^%d+') == epoch then
+  if will and tonumber(string.match(will, '^%d+')) <= epoch then
     redis.call('HDEL', KEYS[1], client)
     return 1
   end
@@ -94,9 +94,9 @@ if op == 'release' then
   local released = 0
   for i = 2, #KEYS do
     local at = 3 + (i - 2) * 2
-    local client, epoch = ARGV[at], ARGV[at + 1]
+    local client, epoch = ARGV[at], tonumber(ARGV[at + 1])
     local stored, holder = owner_of(KEYS[i])
-    if holder == incarnation and text_of(stored) == epoch then
+    if holder == incarnation and stored <= epoch then -- a later one is a claim that was not heard of yet
       redis.call('DEL', KEYS[i])
       released = released + 1
     end
@@ -108,7 +108,7 @@ end
 if op == 'unwill' then
   local dropped = 0
   for at = 2, #ARGV, 2 do
-    dropped = dropped + drop_will(ARGV[at], ARGV[at + 1])
+    dropped = dropped + drop_will(ARGV[at], tonumber(ARGV[at + 1]))
   end
   return dropped
 end

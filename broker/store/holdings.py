@@ -19,7 +19,7 @@ PATIENCE: Final = 5.0  # seconds for what no client waits for
 PAGE: Final = 512  # sessions told of in one go: a million take two thousand pages, and none holds the loop for long
 PAGE_BYTES: Final = 1024 * 1024  # of wills in it
 REST: Final = 0.5  # seconds after Redis did not take a page
-MOST_ENDED: Final = 100_000  # sessions that end in an outage and are remembered; a lease ends the others
+MOST_ENDED: Final = 100_000  # sessions that have ended and that Redis holds for ours; a lease ends the others
 
 
 class Rival(Protocol):
@@ -45,9 +45,16 @@ class HoldingsStatistics:
 
 class Holdings:
     def __init__(
-        self, commands: Commands, keys: Keys, script: Script, rival: Rival, incarnation: str, place: str
+        self,
+        commands: Commands,
+        keys: Keys,
+        script: Script,
+        rival: Rival,
+        incarnation: str,
+        place: str,
+        alone: bool = False,
     ) -> None:
-        """*place* is "SHARD NODE"."""
+        """*place* is "SHARD NODE". Who is *alone* finds other owners only among the dead."""
         self._counts = HoldingsStatistics()
         self._commands = commands
         self._keys = keys
@@ -55,6 +62,7 @@ class Holdings:
         self._rival = rival
         self._me = incarnation
         self._place = place
+        self._alone = alone
         self._current: dict[str, Held] = {}
         self._stale: dict[str, Held] = {}
         self._ended: dict[str, int] = {}  # by their epochs
@@ -67,12 +75,12 @@ class Holdings:
     def hold(self, client_id: str, epoch: int, will: bytes) -> None:
         """Redis says that the session is ours."""
         self._stale.pop(client_id, None)
-        self._current[client_id] = Held(epoch, will)
+        self._current[client_id] = Held(epoch, will, True)
 
     def hold_unknown(self, client_id: str, epoch: int, will: bytes) -> None:
         """The session is ours, and Redis has to be told."""
-        self._current.pop(client_id, None)
-        self._stale[client_id] = Held(epoch, will)
+        former = self._drop(client_id)
+        self._stale[client_id] = Held(epoch, will, former is not None and former.told)
 
     def outdated(self, client_ids: list[str]) -> None:
         """Redis does not know what we hold of these."""
@@ -88,18 +96,18 @@ class Holdings:
         self._stale.update(self._current)
         self._current = {}
 
-    def release(self, client_id: str, now: float) -> None:
+    def release(self, client_id: str) -> None:
         """The session is not ours any more. If somebody else has claimed it meanwhile, it stays theirs."""
         held = self._drop(client_id)
-        if held is not None:
-            self.release_epoch(client_id, held.epoch, now)
+        if held is not None and held.told:
+            self.release_epoch(client_id, held.epoch)
 
-    def release_epoch(self, client_id: str, epoch: int, now: float) -> None:
+    def release_epoch(self, client_id: str, epoch: int) -> None:
         """The same, of a claim with *epoch* that is not held."""
-        if self._commands.state == READY:
-            self._give_up(self._keys.slice_of(client_id.encode()), {client_id: epoch}, now)
-        else:
-            self.remember({client_id: epoch})
+        self._ended[client_id] = epoch
+        while len(self._ended) > MOST_ENDED:
+            self._ended.popitem()
+            self._counts.unreleased += 1
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
         """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
@@ -107,6 +115,8 @@ class Holdings:
         if held is None or held.epoch >= epoch:
             return False
         self._drop(client_id)
+        if held.will:  # its key is ours: nobody else takes it away
+            self.release_epoch(client_id, held.epoch)
         self._counts.superseded += 1
         return True
 
@@ -129,7 +139,7 @@ class Holdings:
         if self._pages == 0 and self._commands.state == READY and now >= self._rest_until:
             if self._ended:
                 self._release_page(now)
-            elif self._stale:
+            if self._stale:
                 self._claim_page(now)
 
     def statistics(self) -> HoldingsStatistics:
@@ -150,6 +160,7 @@ class Holdings:
         for _ in range(min(PAGE, len(self._stale))):
             client_id, held = self._stale.popitem()
             self._current[client_id] = held
+            held.told = True
             size += len(held.will)
             by_slice[self._keys.slice_of(client_id.encode())].append(client_id)
             if size >= PAGE_BYTES:
@@ -183,6 +194,8 @@ class Holdings:
                 continue
             if epoch:
                 self._rival.superseding(client_id, other, now)
+            elif self._alone:  # the clock was turned back since then
+                self.hold_unknown(client_id, max(held.epoch, other.epoch + 1), held.will)
             elif other.epoch >= held.epoch:
                 self._drop(client_id)
                 self._counts.superseded += 1
@@ -203,9 +216,9 @@ class Holdings:
             by_slice[self._keys.slice_of(client_id.encode())][client_id] = epoch
         for number, ended in enumerate(by_slice):
             if ended:
-                self._give_up(number, ended, now)
+                self._release_in(number, ended, now)
 
-    def _give_up(self, number: int, ended: dict[str, int], now: float) -> None:
+    def _release_in(self, number: int, ended: dict[str, int], now: float) -> None:
         """Release sessions of slice *number*."""
         keys = [self._keys.wills(number, self._me.encode())]
         words: list[str | bytes | int] = ["release", self._me]
@@ -213,19 +226,19 @@ class Holdings:
             client = client_id.encode()
             keys.append(self._keys.owner(client))
             words += [client, epoch]
+        self._pages += 1
         self._commands.ask(_Release(self._script.call(keys, words), self, ended), now)
+
+    def released(self) -> None:
+        self._pages -= 1
 
     def not_released(self, ended: dict[str, int], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
         self._rest_until = now + REST
-        self.remember(ended)
-
-    def remember(self, ended: dict[str, int]) -> None:
-        """Redis has to release these when it is back."""
-        self._ended.update(ended)
-        while len(self._ended) > MOST_ENDED:
-            self._ended.popitem()
-            self._counts.unreleased += 1
+        self._pages -= 1
+        for client_id, epoch in ended.items():
+            if client_id not in self._ended:
+                self.release_epoch(client_id, epoch)
 
 
 class _Reclaim(Command):
@@ -248,7 +261,7 @@ class _Release(Command):
         self._ended = ended
 
     def replied(self, reply: object, now: float) -> None:
-        pass
+        self._holdings.released()
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._holdings.not_released(self._ended, failure, now)

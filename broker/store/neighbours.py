@@ -1,17 +1,17 @@
 # The other workers of the node, and those of other nodes, as far as the sessions of this one are concerned.
 #
-# A CONNECT claims its session in Redis, or, while that is away, within the node. Whoever had it until then is named, and
-# has to give it up. How that is asked for and answered is the mesh's part: it extends `Neighbours`, and is called by
-# `RegisteredSessions` (registered.py), whose `give_up()` it calls on the other side.
+# A CONNECT claims its session in Redis, or, while that is away, within the node. Whoever had it until then is named,
+# and has to give it up. How that is asked for and answered is the mesh's part: it extends `Neighbours`, and is called
+# by `RegisteredSessions` (registered.py), whose `give_up()` it calls on the other side.
 #
 # The way of one takeover, A having the session and B the new connection:
-#   B  RegisteredSessions  claims the epoch e, and Redis names A: calls Neighbours.take_over(..., former=A, epoch=e, ...)
+#   B  RegisteredSessions  claims, gets the epoch e, and Redis names A: calls Neighbours.take_over(..., A, e, ...)
 #   B  mesh                asks A
 #   A  mesh                calls RegisteredSessions.give_up(client, e, then)
 #   A  RegisteredSessions  calls then(Handover): with the session; or nothing is here; or it is ours with an epoch
 #                          later than e (superseded). If a claim of ours for it is under way, that one ends first
-#   A  mesh                closes its connection (0x8E), freezes it, waits for its peers, takes it out of its routes, calls
-#                          RegisteredSessions.forget(session), and hands it over
+#   A  mesh                closes its connection (0x8E), freezes it, waits for its peers, takes it out of its routes,
+#                          calls RegisteredSessions.forget(session), and hands it over
 #   B  mesh                puts it into B's routes, and calls the `then` of take_over() with it; registered.py keeps it
 #   B  RegisteredSessions  lets the client in: only then CONNACK
 #
@@ -45,7 +45,7 @@ class Neighbours:
     """
 
     def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
-        """Redis says that we own *client_id* with *epoch* from now on, and *former* did until now: have it give that up.
+        """We own *client_id* with *epoch* from now on, says Redis, and *former* did until now: have it give that up.
 
         Not *wanted*: a clean start, what *former* has is to be ended there (its will is published [MQTT-3.1.2-8]), and
         `then` gets none, once its connection is closed. A *former* that nobody knows, of this node, is dead: none.

@@ -10,9 +10,10 @@ class Owner:
 
 
 class Held:
-    def __init__(self, epoch: int, will: bytes) -> None:
+    def __init__(self, epoch: int, will: bytes, told: bool) -> None:
         self.epoch = epoch
         self.will = will  # as `will_record.encode()` makes it; b"": it has none
+        self.told = told  # Redis has, or may have, an owner of this client id that is us
 
 
 def read_owner(text: bytes) -> Owner | None:

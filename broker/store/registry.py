@@ -54,17 +54,23 @@ class Registry(Greeter):
         incarnation: str,
         wall: Callable[[], float],
         new_generation: Callable[[], str],
+        alone: bool = False,
     ) -> None:
-        """*node* and *incarnation* have no spaces in them; *wall*: the time of day (s); *new_generation*: random."""
+        """*node* and *incarnation* have no spaces in them; *wall*: the time of day (s); *new_generation*: random.
+
+        Who is *alone*, the only worker of all that use this Redis, has nobody to ask: it claims at once, and Redis is
+        told afterwards, of many in one go, for the sake of the wills and of whoever comes after it.
+        """
         place = f"{shard} {node}"
         self.statistics = RegistryStatistics()
         self.script = Script(commands, files("broker.store").joinpath("claim.lua").read_bytes())
-        self.holdings = Holdings(commands, keys, self.script, rival, incarnation, place)
+        self.holdings = Holdings(commands, keys, self.script, rival, incarnation, place, alone)
         self._commands = commands
         self._keys = keys
         self._rival = rival
         self._me = incarnation
         self._place = place
+        self._alone = alone
         self._wall = wall
         self._new_generation = new_generation
         self._generation: object = None
@@ -81,20 +87,22 @@ class Registry(Greeter):
         """
         self.statistics.claims += 1
         claim = _Claim(self, client_id, lasting, will, then, now)
-        if before_asking(lasting, self._commands.away(now)) == WITHIN_NODE:
+        if self._alone or before_asking(lasting, self._commands.away(now)) == WITHIN_NODE:
             claim.decide(LOCAL, 0, None)
         else:
             self._ask(claim, now)
 
-    def hold_locally(self, client_id: str, will: bytes) -> int:
-        """The session was claimed within the node, as Redis is away; its epoch. Redis is told when it is back."""
-        epoch = max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
-        self.holdings.hold_unknown(client_id, epoch, will)
-        return epoch
+    def next_epoch(self, client_id: str) -> int:
+        """For a claim that Redis is not asked for: by our clock, and later than what we know."""
+        return max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
 
-    def release(self, client_id: str, now: float) -> None:
+    def hold_locally(self, client_id: str, epoch: int, will: bytes) -> None:
+        """The session was claimed within the node with *epoch*. Redis is told when it is back."""
+        self.holdings.hold_unknown(client_id, epoch, will)
+
+    def release(self, client_id: str) -> None:
         """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
-        self.holdings.release(client_id, now)
+        self.holdings.release(client_id)
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
         """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
@@ -167,7 +175,7 @@ class Registry(Greeter):
         epoch, former = epoch_and_owner(reply)
         held = self.holdings.get(claim.client_id)
         if held is None:
-            self.holdings.release_epoch(claim.client_id, epoch, now)
+            self.holdings.release_epoch(claim.client_id, epoch)
             return
         if held.epoch < epoch:
             held.epoch = epoch

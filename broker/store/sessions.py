@@ -13,10 +13,8 @@ from broker.session.session import Session
 class Claimant:
     """A CONNECT that wants its session. Exactly one of `found` and `refused` is called."""
 
-    def __init__(
-        self, client_id: str, *, clean_start: bool, expiry: int, will: Will | None = None, user: str | None = None
-    ) -> None:
-        """*expiry*: of the session (s), as it is granted; *user*: who published the *will*, if it has to be for it."""
+    def __init__(self, client_id: str, clean_start: bool, expiry: int, will: Will | None, user: str | None) -> None:
+        """*expiry*: of the session (s), as it is granted; *user*: the name that was verified, who leaves the *will*."""
         self.client_id = client_id
         self.clean_start = clean_start
         self.expiry = expiry
@@ -47,7 +45,7 @@ class SessionStore(Protocol):
     def without_will(self, session: Session) -> None:
         """The will of *session*, which goes on, was published or taken back: nobody else has to publish it."""
 
-    def get(self, client_id: str) -> Session | None:
+    def find(self, client_id: str) -> Session | None:
         """The session of *client_id*, if it is here."""
 
     def sessions(self) -> Iterable[Session]:
@@ -66,7 +64,7 @@ class MemorySessions:
     def claim(self, claimant: Claimant) -> None:
         claimant.found(self._sessions.get(claimant.client_id))
 
-    def get(self, client_id: str) -> Session | None:
+    def find(self, client_id: str) -> Session | None:
         return self._sessions.get(client_id)
 
     def keep(self, session: Session) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from broker.mqtt.packets import Will
 from broker.store.address import RedisAddress
+from broker.store.holdings import Rival
 from broker.store.keys import Keys
 from broker.store.mourning import Mourning
 from broker.store.owner import Owner
@@ -19,11 +20,18 @@ _NUMBERS: Final = itertools.count(1)
 
 class Shard:
     def __init__(
-        self, loop: Loop, address: RedisAddress, number: int = 0, wall: Callable[[], float] = time.time
+        self,
+        loop: Loop,
+        address: RedisAddress,
+        number: int = 0,
+        wall: Callable[[], float] = time.time,
+        rival: Rival | None = None,
+        alone: bool = False,
     ) -> None:
         self.loop = loop
         self.incarnation = f"{next(_NUMBERS):016x}"
         self.number = number
+        self.wall = wall
         self.superseded_by: dict[str, Owner] = {}
         self.supersedes: dict[str, Owner] = {}
         self.published: list[tuple[str, str | None, Will]] = []
@@ -31,12 +39,13 @@ class Shard:
         self.registry = Registry(
             self.commands,
             KEYS,
-            self,
+            rival or self,
             node="node",
             shard=number,
             incarnation=self.incarnation,
-            wall=wall,
+            wall=lambda: self.wall(),
             new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
+            alone=alone,
         )
         self.mourning = Mourning(self.commands, KEYS, self.registry.script, self)
         loop.ticking += [self.commands, self.registry, self.mourning]
@@ -69,6 +78,12 @@ class Shard:
         assert CLAIMED == verdict.outcome
         assert verdict.epoch == self.registry.epoch_of(client_id)
         return verdict.epoch
+
+    def hold_locally(self, client_id: str) -> int:
+        """Claim without Redis; the epoch."""
+        epoch = self.registry.next_epoch(client_id)
+        self.registry.hold_locally(client_id, epoch, b"")
+        return epoch
 
     def settled(self) -> bool:
         """Redis knows all that it has to be told."""

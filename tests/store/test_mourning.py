@@ -121,7 +121,7 @@ def test_a_will_that_was_published_or_taken_back_is_not_there(start_redis: Start
     for client_id in ("goodbye", "ended", "again without", "stays"):
         dead.claim(client_id, left(client_id))
     dead.registry.drop_will("goodbye", loop.now())
-    dead.registry.release("ended", loop.now())
+    dead.registry.release("ended")
     dead.claim("again without")
     dead.settle()
     mourner.mourning.mourn(dead.incarnation, loop.now())

@@ -82,7 +82,7 @@ def test_nothing_stays_for_ever(start_redis: StartRedis, loop: Loop) -> None:
     assert 50 + SLICES >= len(lives) > 50
     assert all(0 < life <= LEASE for life in lives.values())
     for number in range(50):
-        shard.registry.release(f"client{number}", loop.now())
+        shard.registry.release(f"client{number}")
     shard.settle()
     with server.client() as client:
         assert [KEYS.generation] == client.keys()
@@ -149,12 +149,12 @@ def test_a_stale_owner_changes_nothing(start_redis: StartRedis, loop: Loop) -> N
     stale, new = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
     stale.claim("me", b"0 old")
     epoch = new.claim("me", b"0 new")
-    stale.registry.release("me", loop.now())
+    stale.registry.release("me")
     stale.settle()
 
     assert [str(epoch), new.incarnation, "2", "node"] == owner(server, "me")
     assert 0 == stale.registry.epoch_of("me")
-    new.registry.release("me", loop.now())
+    new.registry.release("me")
     new.settle()
     assert [] == owner(server, "me")
 
@@ -214,7 +214,7 @@ def test_without_redis_the_node_goes_on_and_tells_it_afterwards(start_redis: Sta
 
     assert (LOCAL, None) == (verdict.outcome, verdict.former)
     loop.until(lambda: shard.commands.away(loop.now()) >= CLAIM_PATIENCE)
-    epoch = shard.registry.hold_locally("me", b"")
+    epoch = shard.hold_locally("me")
     assert epoch > before
     again = shard.ask("other", lasting=False)
     assert [LOCAL] == [verdict.outcome for verdict in again]  # at once: it is known to be away
@@ -273,7 +273,7 @@ def test_a_claim_that_was_carried_out_late_is_kept_if_its_session_is(start_redis
     loop.ready(shard.commands)
     server.pause()
     assert LOCAL == shard.verdict("me", lasting=False).outcome
-    shard.registry.hold_locally("me", b"")
+    shard.hold_locally("me")
     server.go_on()
     shard.settle()
 
@@ -292,9 +292,9 @@ def test_of_two_owners_the_later_stays(start_redis: StartRedis, loop: Loop, firs
     loop.ready(early.commands, late.commands)
     server.kill()
     loop.until(lambda: not (early.commands.state or late.commands.state))
-    early.registry.hold_locally("me", b"")
+    early.hold_locally("me")
     clock[0] += 1.0
-    epoch = late.registry.hold_locally("me", b"")
+    epoch = late.hold_locally("me")
     second = late if first == early.number else early
     loop.ticking = [one for one in loop.ticking if one is not second.commands]
     server.start()
@@ -323,7 +323,7 @@ def test_what_ends_in_an_outage_is_released_afterwards(start_redis: StartRedis, 
     server.kill()
     loop.until(lambda: shard.commands.state == 0)
     for number in range(600):
-        shard.registry.release(f"client{number}", loop.now())
+        shard.registry.release(f"client{number}")
     assert 600 == shard.registry.holdings.statistics().ended
     server.start()
     shard.settle()

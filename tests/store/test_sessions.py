@@ -1,7 +1,9 @@
 # What every store of sessions does.
 from broker.metrics.counters import Counters
+from broker.mqtt.packets import Will
+from broker.reasons import CloseReason
 from broker.session.session import QueueBudget, Session, SessionLimits
-from broker.store.sessions import MemorySessions, SessionStore
+from broker.store.sessions import Claimant, MemorySessions, SessionStore
 
 
 def session(client_id: str) -> Session:
@@ -10,10 +12,24 @@ def session(client_id: str) -> Session:
     )
 
 
-def claimed(store: SessionStore, client_id: str) -> Session | None:
-    answers: list[Session | None] = []
-    store.claim(client_id, answers.append)
-    (answer,) = answers
+class Asking(Claimant):
+    """A CONNECT that remembers how it was answered."""
+
+    def __init__(self, client_id: str, clean_start: bool = False, expiry: int = 0, will: Will | None = None) -> None:
+        super().__init__(client_id, clean_start, expiry, will, None)
+        self.answers: list[Session | CloseReason | None] = []
+
+    def found(self, session: Session | None) -> None:
+        self.answers.append(session)
+
+    def refused(self, reason: CloseReason) -> None:
+        self.answers.append(reason)
+
+
+def claimed(store: SessionStore, client_id: str) -> Session | CloseReason | None:
+    asking = Asking(client_id)
+    store.claim(asking)
+    (answer,) = asking.answers
     return answer
 
 
