@@ -13,6 +13,9 @@ from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, 
 from broker.mqtt.stream import PacketReader
 from broker.net.layer import TCP, Transport
 from broker.net.listeners import listen
+from broker.registration import Place
+from broker.store.address import RedisAddress
+from broker.store.neighbours import Neighbours
 from broker.worker import Worker
 
 LARGEST = 1 << 28
@@ -64,10 +67,17 @@ class AtOnce(Executor):
 class Broker:
     """A worker whose time stands still but for `advance()`."""
 
-    def __init__(self, config: Config | None = None, connections: int = 1000) -> None:
+    def __init__(
+        self,
+        config: Config | None = None,
+        connections: int = 1000,
+        redis: RedisAddress | None = None,
+        place: Place | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self.clock = Clock()
         self.threads = AtOnce()
-        self.worker = Worker(config or Config(), connections, self.clock, self.threads)
+        self.worker = Worker(config or Config(), connections, self.clock, self.threads, redis, place, neighbours)
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":

@@ -2,7 +2,7 @@
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from broker.store.address import RedisAddress
 from broker.store.line import AWAY, READY, packed
 from broker.store.resp import Commands, Question
 from tests.inprocess import Broker
-from tests.redis_servers import PATIENCE, SERVERS, RunningRedis
+from tests.redis_servers import PATIENCE, RunningRedis
 from tests.store.loop import Lines
 from tests.system.processes import free_port
 
@@ -23,12 +23,8 @@ Brokers = Callable[..., Broker]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningRedis]:
-    if not SERVERS:
-        pytest.skip("there is no redis-server")
-    started = RunningRedis(SERVERS[-1], tmp_path / "redis", port=free_port())
-    yield started
-    started.end()
+def server(start_redis: Callable[..., RunningRedis]) -> RunningRedis:
+    return start_redis(port=free_port())
 
 
 class Asking:
