@@ -20,7 +20,7 @@ from broker.reception import Reception
 from broker.routing.authority import Authoriser
 from broker.session.principal import NOBODY, Principal
 from broker.session.session import Session
-from broker.store.sessions import Claimant, SessionStore
+from broker.store.sessions import SessionStore
 from broker.timers import REFUSAL, Timers
 
 
@@ -131,8 +131,8 @@ class _Admitted:
             self._arrivals.failed(self._connection, error)
 
 
-class _Claim(Claimant):
-    """A CONNECT whose session the store looks for."""
+class _Claim:
+    """A CONNECT whose session the store looks for: a `Claimant`."""
 
     def __init__(
         self,
@@ -144,7 +144,11 @@ class _Claim(Claimant):
         assigned: str,
         principal: Principal,
     ) -> None:
-        super().__init__(packet.client_id, packet.clean_start, terms.expiry, packet.will, connection.user)
+        self.client_id = packet.client_id
+        self.clean_start = packet.clean_start
+        self.expiry = terms.expiry
+        self.will = packet.will
+        self.user = connection.user
         self._arrivals = arrivals
         self._reception = reception
         self._connection = connection

@@ -1,7 +1,7 @@
 # The other workers of the node, and those of other nodes, as far as the sessions of this one are concerned.
 #
 # A CONNECT claims its session in Redis, or, while that is away, within the node. Whoever had it until then is named,
-# and has to give it up. How that is asked for and answered is the mesh's part: it extends `Neighbours`, and is called
+# and has to give it up. How that is asked for and answered is the mesh's part: it is `Neighbours`, and is called
 # by `RegisteredSessions` (registered.py), whose `give_up()` it calls on the other side.
 #
 # The way of one takeover, A having the session and B the new connection:
@@ -18,7 +18,7 @@
 # Why nobody waits in a circle: who gives up waits only for claims of his own that have lower epochs than the one he is
 # asked by; one with a higher epoch answers "superseded" at once, and the client who asked is turned away (0x88).
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from broker.session.session import Session
 from broker.store.owner import Owner
@@ -39,8 +39,8 @@ class Handover:
 Then = Callable[[Handover], None]
 
 
-class Neighbours:
-    """To be extended. Each `then` is called exactly once, perhaps before the method returns, and always within
+class Neighbours(Protocol):
+    """Each `then` is called exactly once, perhaps before the method returns, and always within
     HANDOVER_PATIENCE: the death of a peer, or its silence, answers with `Handover(None)`.
     """
 
@@ -51,7 +51,7 @@ class Neighbours:
         `then` gets none, once its connection is closed. A *former* that nobody knows, of this node, is dead: none.
         A session that is given to `then` is without a connection, in the routes of this worker, and in no store.
         """
-        raise NotImplementedError
+        ...
 
     def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
         """Redis is away: the same, of whoever has *client_id* in this node. Claims of one id are taken in turn.
@@ -59,7 +59,7 @@ class Neighbours:
         *epoch* is by our clock; who owns it by Redis' clock may have a greater one: if it answers superseded, we try
         once more with one that is greater.
         """
-        raise NotImplementedError
+        ...
 
 
 class Alone(Neighbours):

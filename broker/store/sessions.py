@@ -10,24 +10,22 @@ from broker.reasons import CloseReason
 from broker.session.session import Session
 
 
-class Claimant:
-    """A CONNECT that wants its session. Exactly one of `found` and `refused` is called."""
+class Claimant(Protocol):
+    """A CONNECT that wants its session. Exactly one of `found` and `refused` is called, once."""
 
-    def __init__(self, client_id: str, clean_start: bool, expiry: int, will: Will | None, user: str | None) -> None:
-        """*expiry*: of the session (s), as it is granted; *user*: the name that was verified, who leaves the *will*."""
-        self.client_id = client_id
-        self.clean_start = clean_start
-        self.expiry = expiry
-        self.will = will
-        self.user = user
+    client_id: str
+    clean_start: bool
+    expiry: int  # of the session (s), as it is granted
+    will: Will | None
+    user: str | None  # the name that was verified, who leaves the will
 
     def found(self, session: Session | None) -> None:
         """The session that there was, which is in the store; None: there was none."""
-        raise NotImplementedError
+        ...
 
     def refused(self, reason: CloseReason) -> None:
         """It may be somewhere that cannot be asked now."""
-        raise NotImplementedError
+        ...
 
 
 class SessionStore(Protocol):

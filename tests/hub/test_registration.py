@@ -229,7 +229,7 @@ def test_who_is_alone_gives_way_to_nobody_that_is_dead(server: RunningRedis, mak
     assert [str((1 << 52) + 1), f"{ALIVE:016x}"] == owner(server, "me")[:2]
 
 
-class Giving(Neighbours):
+class Giving:
     """Another worker that has any session, and takes its time."""
 
     def __init__(self) -> None:
@@ -238,6 +238,9 @@ class Giving(Neighbours):
 
     def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
         self.then = then
+
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
+        raise NotImplementedError
 
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None

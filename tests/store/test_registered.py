@@ -6,7 +6,7 @@ import pytest
 from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.store.holdings import Rival
-from broker.store.neighbours import Handover, Neighbours, Then
+from broker.store.neighbours import Handover, Then
 from broker.store.owner import Owner
 from broker.store.registered import MOST_BEHIND, RegisteredSessions
 from broker.store.registry import Registry
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system  # real servers
 StartRedis = Callable[..., RunningRedis]
 
 
-class Node(Neighbours):
+class Node:
     """The workers of a node, who ask each other without delay; or, while `waiting`, when a test says so."""
 
     def __init__(self) -> None:

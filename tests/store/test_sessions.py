@@ -3,7 +3,7 @@ from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import QueueBudget, Session, SessionLimits
-from broker.store.sessions import Claimant, MemorySessions, SessionStore
+from broker.store.sessions import MemorySessions, SessionStore
 
 
 def session(client_id: str) -> Session:
@@ -12,11 +12,15 @@ def session(client_id: str) -> Session:
     )
 
 
-class Asking(Claimant):
+class Asking:
     """A CONNECT that remembers how it was answered."""
 
     def __init__(self, client_id: str, clean_start: bool = False, expiry: int = 0, will: Will | None = None) -> None:
-        super().__init__(client_id, clean_start, expiry, will, None)
+        self.client_id = client_id
+        self.clean_start = clean_start
+        self.expiry = expiry
+        self.will = will
+        self.user: str | None = None
         self.answers: list[Session | CloseReason | None] = []
 
     def found(self, session: Session | None) -> None:
