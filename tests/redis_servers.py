@@ -1,5 +1,6 @@
 # Real servers of Redis for tests: every version that is installed, killed, stopped and slowed down as tests like.
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from supervisor.redis_server import RedisServer, candidates, configuration, vers
 
 PATIENCE: Final = 10.0  # seconds for what should take milliseconds
 HOST: Final = "127.0.0.1"
+PORTS: Final = (10_000, 20_000)
 
 
 def installed() -> list[RedisServer]:
@@ -25,6 +27,21 @@ def installed() -> list[RedisServer]:
 
 
 SERVERS: Final = installed()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on, nor will: below those that the kernel gives to connections, and one of many.
+
+    A node of a cluster takes the one 10 000 above it, too.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
 
 
 class RunningRedis:

@@ -13,9 +13,8 @@ from broker.store.address import RedisAddress
 from broker.store.line import AWAY, READY, packed
 from broker.store.resp import Commands, Question
 from tests.inprocess import Broker
-from tests.redis_servers import PATIENCE, RunningRedis
+from tests.redis_servers import PATIENCE, RunningRedis, free_port
 from tests.store.loop import Lines
-from tests.system.processes import free_port
 
 pytestmark = pytest.mark.system  # real servers
 

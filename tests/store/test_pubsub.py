@@ -8,9 +8,8 @@ from broker.store.address import RedisAddress
 from broker.store.line import AWAY, READY
 from broker.store.pubsub import Subscriptions
 from supervisor.redis_server import RedisServer
-from tests.redis_servers import RunningRedis
+from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
-from tests.system.processes import free_port
 
 pytestmark = pytest.mark.system  # real servers
 

@@ -9,10 +9,9 @@ from broker.store.address import RedisAddress
 from broker.store.line import AWAY, GREETING, READY, REPLY, packed
 from broker.store.resp import MOST_BYTES, Commands, Question
 from supervisor.redis_server import RedisServer
-from tests.redis_servers import RunningRedis
+from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
 from tests.store.paper import GREETED, on_paper
-from tests.system.processes import free_port
 
 pytestmark = pytest.mark.system  # real servers
 

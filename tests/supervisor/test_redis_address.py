@@ -11,8 +11,7 @@ from broker.store.address import from_parts
 from supervisor import redis_address
 from supervisor.redis_address import check_url, find_redis
 from supervisor.redis_server import RedisUnusable
-from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis
-from tests.system.processes import free_port
+from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis, free_port
 
 StartRedis = Callable[..., RunningRedis]
 
