@@ -16,11 +16,13 @@ from setuptools.command.build_ext import build_ext
 # Everything in broker/ is compiled, except what is not hot and better stays ordinary Python.
 # reasons.py: a compiled Enum refuses its members while they are made if they have an __init__ of their own.
 COLD = {
+    "broker/__main__.py",
     "broker/access_files.py",
     "broker/config.py",
     "broker/config_sources.py",
     "broker/config_values.py",
     "broker/logs.py",
+    "broker/machine.py",
     "broker/net/certificates.py",
     "broker/net/upgrade.py",
     "broker/reasons.py",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
 
-from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Number, Size, Text
+from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Name, Number, Size, Text
 
 YEAR: Final = 365 * 86400.0
 EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
@@ -55,9 +55,23 @@ def path(default: str = "") -> str:
     return value
 
 
+def name(default: str) -> str:
+    value: str = _setting(default, Name())
+    return value
+
+
 def hosts(*default: str) -> tuple[str, ...]:
     value: tuple[str, ...] = _setting(default, Hosts())
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One supervisor and its workers, on one machine."""
+
+    name: str = name("weir")  # several nodes on one machine are told apart by it
+    folder: str = path()  # "" = /var/lib/weir/NAME for root, else weir/NAME in $XDG_STATE_HOME or ~/.local/state
+    workers: int = number(1, least=1, most=1)  # more do not know of each other's clients yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +103,15 @@ class WebSocketListener(Listener):
 @dataclass(frozen=True, kw_only=True)
 class SecureWebSocketListener(Listener):
     port: int = number(8084, most=65535)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admin(Listener):
+    """HTTP: /metrics for Prometheus, /health/live and /health/ready. Who may reach it may read it."""
+
+    host: tuple[str, ...] = hosts("127.0.0.1")
+    port: int = number(9883, most=65535)  # none is registered for that
+    backlog: int = number(64, least=1, most=65535)  # a scraper and some probes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +156,9 @@ class Limits:
     """What one client may ask of us. CONNACK tells it those that MQTT has a word for."""
 
     connect_timeout: float = duration(5.0, least=0.1, most=3600.0)  # MQTT asks for "a reasonable amount of time"
-    connections: int = number(0)  # 0 = as many as there are descriptors, less a reserve for ourselves
+    connections: int = number(
+        0
+    )  # of the node, dealt to its workers; 0 = as many as there are descriptors, less a reserve
     connections_per_address: int = number(0)  # of one IPv4 host or IPv6 /64; 0 = any: whole fleets share a NAT
     connects_per_second: int = number(0)  # of one address; 0 = any: after an outage the fleet comes back at once
     connect_burst: int = number(100, least=1)  # that many at once, before the rate holds
@@ -216,6 +241,7 @@ class Drain:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
+    node: Node = field(default_factory=Node)
     listeners: Listeners = field(default_factory=Listeners)
     tls: Tls = field(default_factory=Tls)
     websocket: WebSocket = field(default_factory=WebSocket)
@@ -227,6 +253,7 @@ class Config:
     redis: Redis = field(default_factory=Redis)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
+    admin: Admin = field(default_factory=Admin)
     drain: Drain = field(default_factory=Drain)
 
 

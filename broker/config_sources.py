@@ -17,6 +17,7 @@ from broker.config_values import Kind
 
 DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")
 PREFIX: Final = "WEIR_"
+SUPERVISORS: Final = ("node.", "admin.")  # groups that workers do not see
 
 _TABLE: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 _ENTRY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
@@ -77,6 +78,19 @@ def load(
         value = KINDS[key].show(_at(config, key))
         raise ConfigError(f"{key} = {value} in {sources.get(key, 'the defaults')} cannot be: it must be {right}.")
     return Loaded(config, sources)
+
+
+def described(config: Config) -> dict[str, object]:
+    """All that a worker has to know of *config*, by key; `restored()` makes it a configuration again."""
+    return {key: _at(config, key) for key in KINDS if not key.startswith(SUPERVISORS)}
+
+
+def restored(values: Mapping[str, object]) -> Config:
+    """The configuration with *values* by key, as another process of ours described it. ConfigError."""
+    config = Config()
+    for key, value in values.items():
+        config = _with(config, key.split("."), _taken(Given(key, value, "the supervisor's configuration")))
+    return config
 
 
 def from_file(file: Path) -> list[Given]:

@@ -21,6 +21,7 @@ _SIZE_UNITS: Final = {
     "GiB": 1024**3,
 }
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+_NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
 _HOST: Final = re.compile(r"[0-9A-Za-z._:%-]+", re.ASCII)
 
 
@@ -58,6 +59,8 @@ class Number:
     def take(self, given: object) -> int:
         value = self._read(given)
         if value is None or not self._least <= value <= self._most:
+            if self._least == self._most:
+                raise ValueError(str(self._least))
             raise ValueError(f"a whole number from {self._least} to {self._most}")
         return value
 
@@ -134,6 +137,18 @@ class Text:
 
     def show(self, value: str) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class Name:
+    """A name that is fit for a folder, a label and a command line."""
+
+    def take(self, given: object) -> str:
+        if isinstance(given, str) and _NAME.fullmatch(given):
+            return given
+        raise ValueError("up to 64 letters, digits, dots, dashes and underscores, the first a letter or a digit")
+
+    def show(self, value: str) -> str:
+        return f'"{value}"'
 
 
 class Hosts:

@@ -17,13 +17,22 @@ SUMMARY_INTERVAL: Final = 1.0  # seconds between two lines that tell how many li
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
-def configure(level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
-    """Set up every log of the process, for good: *level* and *format* as in the configuration; default stderr."""
+def configure(
+    level: str = "info",
+    format: str = "auto",
+    stream: TextIO | None = None,
+    about: Mapping[str, object] | None = None,
+) -> None:
+    """Set up every log of the process, for good: *level* and *format* as in the configuration; default stderr.
+
+    *about*: what every line says of the process, as its node and its worker.
+    """
     stream = stream or sys.stderr
     text = stream.isatty() if format == "auto" else format == "text"
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Named(about or {}),
     ]
     structlog.configure(
         processors=shared + (_text(stream.isatty()) if text else _json()),
@@ -31,6 +40,16 @@ def configure(level: str = "info", format: str = "auto", stream: TextIO | None =
         logger_factory=LineWriter(stream),
         cache_logger_on_first_use=False,  # lines are rare; tests configure again
     )
+
+
+class _Named:
+    """Adds the same facts to every line."""
+
+    def __init__(self, facts: Mapping[str, object]) -> None:
+        self._facts = facts
+
+    def __call__(self, logger: object, method: str, facts: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return {**self._facts, **facts}
 
 
 def _text(colors: bool) -> list[structlog.types.Processor]:

@@ -39,6 +39,7 @@ class CloseReason(Enum):
     RECEIVE_MAXIMUM_EXCEEDED = ("receive_maximum_exceeded", 0x93)
     TOPIC_ALIAS_INVALID = ("topic_alias_invalid", 0x94)
     PACKET_TOO_LARGE = ("packet_too_large", 0x95)
+    KICKED = ("kicked", 0x98)  # `weir clients kick`: an administrative action
     CONNECTION_LIMIT = ("connection_limit", 0x97)
     CONNECTIONS_PER_ADDRESS = ("connections_per_address", 0x97)
     CONNECT_RATE = ("connect_rate", 0x9F)  # its address connects too often

@@ -1,16 +1,13 @@
 # A worker: the composition root, where the parts are made and handed to each other.
 #
-# trio runs what waits: signals, the clock of $SYS, and the reactor's slices, which between them are synchronous.
-import resource
-import signal
-import socket
+# trio runs what waits: the clock of $SYS, and the reactor's slices, which between them are synchronous.
+# As a process (with a supervisor, sockets and a log) it is made by __main__.py.
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -18,17 +15,19 @@ import trio
 from broker.access_files import AccessFileError, AccessFiles
 from broker.admission import Admission
 from broker.arrivals import Arrivals
-from broker.config import Config, exposed
+from broker.config import Config
 from broker.delivery.outbox import OutboundBudget
 from broker.fanout import Deliveries
+from broker.heartbeat import DRAINING, Heartbeat
 from broker.hub import Hub
-from broker.logs import ClientLog, configure
+from broker.logs import ClientLog
+from broker.machine import memory_limit, resident_bytes
 from broker.metrics.counters import Counters
+from broker.metrics.report import report
 from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.net.certificates import CertificateError, make_context
 from broker.net.collector import Collector
 from broker.net.layer import TCP, Transport
-from broker.net.listeners import ListenError, listen
 from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
 from broker.net.tls import TlsTransport
@@ -46,20 +45,14 @@ from broker.store.neighbours import Alone, Neighbours
 from broker.store.sessions import MemorySessions, SessionStore
 from broker.subscribing import Subscribing
 from broker.timers import Timers
-from broker.version import VERSION, form
+from broker.version import VERSION
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # those that a worker listens to
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
 FORGOTTEN_AT_ONCE: Final = 1_000  # addresses looked at, whether there is still something to know about them
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
-CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-class StartError(Exception):
-    """The worker cannot start. Its text is one sentence for the user."""
 
 
 class Worker:
@@ -69,14 +62,17 @@ class Worker:
         connections: int,
         clock: Callable[[], float] = time.monotonic,
         threads: Executor | None = None,
+        heartbeat: Heartbeat | None = None,
+        workers: int = 1,
         redis: RedisAddress | None = None,
         place: Place | None = None,
         neighbours: Neighbours | None = None,
     ) -> None:
-        """*threads*: for the offload, if not its own; *redis*: what sessions are registered in, with *place*, and
-        *neighbours* who hand them over, if it has any. AccessFileError.
+        """One of *workers* that share the machine. *threads*: for the offload, if not its own; *redis*: what sessions
+        are registered in, with *place*, and *neighbours* who hand them over, if it has any. AccessFileError.
         """
         self.config = config
+        self.heartbeat = heartbeat
         self.clock = clock
         self.log = structlog.get_logger()
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
@@ -84,7 +80,7 @@ class Worker:
         self.collector = Collector()
         files = AccessFiles(config.access)
         self.acl = files.acl
-        memory = memory_limit()
+        memory = memory_limit() // workers
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
         self.queue_budget = QueueBudget(config.limits.queue_budget or memory // 4)
         self.routes = Routes(
@@ -192,6 +188,8 @@ class Worker:
             if self.config.sys.interval:
                 nursery.start_soon(self._publish_sys)
             await stopping.wait()
+            if self.heartbeat is not None:
+                self.heartbeat.enter(DRAINING, self.clock())
             self.reactor.stop_listening()
             self.reactor.linger = max(LINGER, self.config.drain.timeout)
             self.reception.stop(self.clock())
@@ -200,6 +198,9 @@ class Worker:
                 while self.reactor.streams():
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
+
+    def close(self) -> None:
+        """End whatever is still open, after `serve()`."""
         self.reactor.shut_down()
         self.offload.close()
 
@@ -220,20 +221,21 @@ class Worker:
             found["wss"] = WebSocketTransport("wss", self.reactor, self._tls, message_bytes, self._start_upgrade)
         return found
 
-    def reload(self) -> None:
-        """Read again what can change without a restart; if any of it cannot be used, all stays as it was."""
+    def reload(self) -> str:
+        """Read again what can change without a restart; if any of it cannot be used, all stays as it was: why."""
         try:
             files = AccessFiles(self.config.access)
             context = None if self._tls is None else make_context(self.config.tls)
         except (AccessFileError, CertificateError) as error:
             self.log.error("reload_failed", why=str(error))
-            return
+            return str(error)
         if self._tls is not None and context is not None:
             self._tls.context = context
         self._let_in_by(files)
         settings = self.config
         named = (settings.tls.certificate, settings.access.password_file, settings.access.acl_file)
         self.log.info("reloaded", files=[file for file in named if file])
+        return ""
 
     def _let_in_by(self, files: AccessFiles) -> None:
         """*files* are in force from now on, also for those who are in."""
@@ -259,9 +261,14 @@ class Worker:
 
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""
-        reactor = self.reactor
+        reactor, heartbeat = self.reactor, self.heartbeat
         while True:
             wait = reactor.turn()
+            if heartbeat is not None:
+                now = self.clock()
+                if now >= heartbeat.due:
+                    heartbeat.stamp(now)
+                wait = min(wait, heartbeat.due - now)
             if wait > 0.0:
                 with trio.move_on_after(wait):
                     await trio.lowlevel.wait_readable(reactor.fileno())
@@ -279,12 +286,13 @@ class Worker:
     async def _publish_sys(self) -> None:
         while True:
             now = self.clock()
-            for topic, payload in self.sys_topics.sample(now, self.counters, self._gauges()):
+            for topic, payload in self.sys_topics.sample(now, self.counters, self.gauges()):
                 self.publishing.publish(Message(topic, payload, 0, True, b"", NEVER), None, now)
             self.reactor.wake()
             await trio.sleep(self.config.sys.interval)
 
-    def _gauges(self) -> Gauges:
+    def gauges(self) -> Gauges:
+        """What is held now; the counters are up to date afterwards."""
         _, subscriptions, shared = self.routes.statistics()
         retained = self.retained.statistics()
         self.counters.bytes_received = self.reactor.bytes_received
@@ -301,6 +309,12 @@ class Worker:
             heap_bytes=resident_bytes(),
         )
 
+    def statistics(self) -> dict[str, Any]:
+        """What the supervisor is told each second: metrics/report.py."""
+        told = report(self.counters, self.gauges())
+        told["loop"] = {"busy": self.reactor.statistics.busy, "longest_slice": self.reactor.statistics.longest_slice}
+        return told
+
     def log_statistics(self) -> None:
         """What the loop did, for whoever wants to know how long it was held."""
         statistics = self.reactor.statistics
@@ -312,100 +326,6 @@ class Worker:
             collections=self.collector.collections,
             longest_collection_ms=round(self.collector.longest * 1e3, 3),
         )
-
-
-def run(config: Config) -> int:
-    """Serve in the foreground until SIGTERM or SIGINT; the exit code. StartError: nothing was started."""
-    connections = raise_descriptor_limit() - OWN_DESCRIPTORS
-    if 0 < config.limits.connections < connections:
-        connections = config.limits.connections
-    configure(config.log.level, config.log.format)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until they are listened to: they would end us half started
-    try:
-        worker = Worker(config, connections)
-        for listener, transport in open_listeners(worker):
-            worker.reactor.listen(listener, transport)
-            host, port = listener.getsockname()[:2]
-            worker.log.info("listening", transport=transport.name, host=host, port=port)
-    except (AccessFileError, CertificateError, ListenError) as error:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        raise StartError(str(error)) from None
-    open_to = [host for _, host in exposed(config)]
-    if config.access.allow_anonymous and open_to:
-        worker.log.warning("anonymous_clients_allowed", hosts=open_to, setting="access.allow_anonymous")
-    worker.collector.start(worker.clock())
-    worker.log.info("started", version=VERSION, form=form(), connections=connections)
-    return trio.run(_serve_until_signalled, worker)
-
-
-def open_listeners(worker: Worker) -> list[tuple[socket.socket, Transport]]:
-    """The sockets of all enabled listeners. ListenError, CertificateError: none is open."""
-    opened: list[tuple[socket.socket, Transport]] = []
-    try:
-        for name, transport in worker.transports().items():
-            settings = getattr(worker.config.listeners, name)
-            opened += [(listener, transport) for listener in listen(settings, worker.config.delivery)]
-    except ListenError:
-        for listener, _ in opened:
-            listener.close()
-        raise
-    return opened
-
-
-async def _serve_until_signalled(worker: Worker) -> int:
-    """The first SIGTERM or SIGINT drains, the second ends at once; SIGHUP reloads."""
-    stopping = trio.Event()
-    with trio.open_signal_receiver(*SIGNALS) as signals:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch_signals, signals, worker, stopping, nursery.cancel_scope)
-            await worker.serve(stopping)
-            nursery.cancel_scope.cancel()
-    worker.client_log.flush()
-    worker.log_statistics()
-    worker.log.info("stopped")
-    return 0
-
-
-async def _watch_signals(
-    signals: AsyncIterator[int], worker: Worker, stopping: trio.Event, scope: trio.CancelScope
-) -> None:
-    async for number in signals:
-        if number == signal.SIGHUP:
-            worker.reload()
-            continue
-        if stopping.is_set():
-            scope.cancel()
-            return
-        worker.log.info("stopping", signal=signal.Signals(number).name, clients=worker.reception.connected)
-        stopping.set()
-
-
-def raise_descriptor_limit() -> int:
-    """Allow as many descriptors as the system lets us; how many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
-def memory_limit() -> int:
-    """Bytes this process may use: its control group's limit, else the machine's memory."""
-    machine = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
-    limit = int(machine) * 1024
-    for path in CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def _new_client_id(prefix: str) -> str:

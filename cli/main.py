@@ -1,41 +1,31 @@
 # The command `weir`: reads options, composes, prints. It decides nothing about MQTT.
 #
 # What a command needs is imported inside it, so that `weir --version` and `weir --help` answer at once.
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Never
+from typing import Annotated, Final
 
 import typer
 
-if TYPE_CHECKING:
-    from broker.config_sources import Given, Loaded
+from cli import clients, nodes
+from cli.options import Assignments, ConfigFile, load_settings, refuse
 
 TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
-MISUSE: Final = 2  # exit code: what was asked for cannot be done; nothing was started
 
 app = typer.Typer(
     name="weir",
     help="Weir, an MQTT broker that stays up under overload and can say why it slowed you down.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # a plain traceback is what a bug report needs
 )
 config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        metavar="FILE",
-        help="Settings in TOML. Without it, /etc/weir/weir.toml is read if it is there.",
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, such as limits.packet_bytes=2MiB. Repeatable."),
-]
+app.add_typer(clients.app, name="clients")
+app.command()(nodes.stop)
+app.command()(nodes.restart)
+app.command()(nodes.reload)
+app.command()(nodes.status)
+app.command("nodes")(nodes.list_nodes)
+app.command()(nodes.logs)
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,6 +51,10 @@ def weir(
 @app.command()
 def start(
     config: ConfigFile = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NODE", help="The node's name, if there are several here.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes that serve clients.")] = None,
     host: Annotated[
         list[str] | None, typer.Option(metavar="ADDRESS", help="Listen here instead of 127.0.0.1 and ::1. Repeatable.")
     ] = None,
@@ -68,8 +62,12 @@ def start(
         int | None, typer.Option(metavar="PORT", help="Listen on this TCP port; 0 takes any free one.")
     ] = None,
     assignments: Assignments = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it serves; it goes on, and its log goes to its folder.")
+    ] = False,
+    tell: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Start a broker in the foreground, until SIGTERM or Ctrl-C.
+    """Start a node: in the foreground until SIGTERM or Ctrl-C, or detached until `weir stop`.
 
     Settings come from the file, then the environment (WEIR_LIMITS__PACKET_BYTES=2MiB), then these options;
     the later ones win. `weir config show` prints them all.
@@ -81,15 +79,17 @@ def start(
         options += [Given(f"listeners.{transport}.host", host, "--host") for transport in TRANSPORTS]
     if port is not None:
         options.append(Given("listeners.tcp.port", port, "--port"))
-    loaded = _load(config, assignments, options)
+    if name is not None:
+        options.append(Given("node.name", name, "--name"))
+    if workers is not None:
+        options.append(Given("node.workers", workers, "--workers"))
+    loaded = load_settings(config, assignments, options)
 
-    from broker.worker import StartError, run
+    from cli.starting import start_detached, start_here
 
-    try:
-        code = run(loaded.config)
-    except StartError as error:
-        _refuse(str(error))
-    raise typer.Exit(code)
+    if detach:
+        start_detached(loaded.config)
+    start_here(loaded.config, tell)
 
 
 @app.command()
@@ -119,7 +119,7 @@ def passwd(
         read(file, create)
         new = set_password(file, user, _ask_password(), iterations or ITERATIONS, create)
     except PasswordFileError as error:
-        _refuse(str(error))
+        refuse(str(error))
     typer.echo(f"User {user} was added to {file}." if new else f"The password of {user} in {file} is another now.")
 
 
@@ -137,11 +137,11 @@ def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
     """Say whether a broker would start with these settings. Exit code 0 if so, else 2."""
     from broker.access_files import AccessFileError, AccessFiles
 
-    loaded = _load(config, assignments)
+    loaded = load_settings(config, assignments)
     try:
         AccessFiles(loaded.config.access)
     except AccessFileError as error:
-        _refuse(str(error))
+        refuse(str(error))
     typer.echo("The configuration is fine.")
 
 
@@ -152,7 +152,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Print every setting with its value in force and where it comes from."""
-    settings = list(_load(config, assignments).describe())
+    settings = list(load_settings(config, assignments).describe())
     if as_json:
         import json
 
@@ -162,19 +162,3 @@ def show(
     width = max(len(f"{one.key} = {one.text}") for one in settings)
     for one in settings:
         typer.echo(f"{f'{one.key} = {one.text}':<{width}}  # {one.source}")
-
-
-def _load(file: Path | None, assignments: list[str] | None, options: Sequence["Given"] = ()) -> "Loaded":
-    """The configuration in force; a mistake in it ends the command."""
-    from broker.config import ConfigError
-    from broker.config_sources import from_assignments, load
-
-    try:
-        return load(file, options=[*from_assignments(assignments or []), *options])
-    except ConfigError as error:
-        _refuse(str(error))
-
-
-def _refuse(sentence: str) -> Never:
-    typer.echo(f"weir: {sentence}", err=True)
-    raise typer.Exit(MISUSE)

@@ -77,7 +77,15 @@ class Broker:
     ) -> None:
         self.clock = Clock()
         self.threads = AtOnce()
-        self.worker = Worker(config or Config(), connections, self.clock, self.threads, redis, place, neighbours)
+        self.worker = Worker(
+            config or Config(),
+            connections,
+            self.clock,
+            self.threads,
+            redis=redis,
+            place=place,
+            neighbours=neighbours,
+        )
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":

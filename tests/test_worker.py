@@ -1,17 +1,15 @@
 # A whole worker under trio, in trio's own time: start, $SYS, the drain.
-import socket
 
 import pytest
-import structlog.testing
 import trio
 import trio.testing
 
-from broker.config import Config, Drain, Listeners, Sys, Tcp
+from broker.config import Config, Drain, Sys, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
-from broker.worker import StartError, Worker, run
+from broker.worker import Worker
 
 HOST = "127.0.0.1"
 LARGEST = 1 << 20
@@ -79,6 +77,7 @@ async def test_a_worker_serves_until_it_is_stopped(nursery: trio.Nursery) -> Non
 
 async def _serve(worker: Worker, stopping: trio.Event, stopped: trio.Event) -> None:
     await worker.serve(stopping)
+    worker.close()
     stopped.set()
 
 
@@ -141,17 +140,3 @@ async def test_the_drain_has_an_end(nursery: trio.Nursery, autojump_clock: trio.
         await stopped.wait()
 
     assert trio.current_time() - began < 1.0
-
-
-def test_a_port_in_use_is_one_sentence_and_nothing_is_started() -> None:
-    """The user would get a traceback, or a broker that listens on half of its addresses."""
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        port = other.getsockname()[1]
-        config = Config(listeners=Listeners(tcp=Tcp(host=(HOST,), port=port)))
-
-        with structlog.testing.capture_logs() as log, pytest.raises(StartError, match=f"{HOST} port {port}"):
-            run(config)
-
-    assert [] == log

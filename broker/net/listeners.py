@@ -2,7 +2,7 @@
 #
 # What a listener is set to, the sockets it accepts inherit (Linux): no call is made for each connection.
 import socket
-from typing import Final
+from typing import Any, Final
 
 from broker.config import Delivery, Listener
 
@@ -19,30 +19,35 @@ class ListenError(Exception):
 
 def listen(settings: Listener, delivery: Delivery) -> list[socket.socket]:
     """A socket for each address in *settings*. ListenError: none is open."""
-    listeners: list[socket.socket] = []
+    (sockets,) = listen_for_shards(settings, delivery, 1)
+    return sockets
+
+
+def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> list[list[socket.socket]]:
+    """For each of *shards*, a socket for each address in *settings*; the kernel deals clients out to them.
+
+    ListenError: none is open.
+    """
+    dealt: list[list[socket.socket]] = [[] for _ in range(shards)]
     port = settings.port
     try:
         for host in settings.host:
-            listener = _bind(host, port, delivery)
-            listeners.append(listener)
-            listener.listen(settings.backlog)
-            port = port or listener.getsockname()[1]  # any free one, but the same on each address
+            port = _probe(host, port)  # 0: any free one, but the same on each address, for all shards
+            for sockets in dealt:
+                listener = _bind(host, port, delivery)
+                sockets.append(listener)
+                listener.listen(settings.backlog)
     except ListenError:
-        for listener in listeners:
-            listener.close()
+        for sockets in dealt:
+            for listener in sockets:
+                listener.close()
         raise
-    return listeners
+    return dealt
 
 
 def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ListenError(f"cannot listen on {host}: {error.strerror}") from None
-    _probe(family, address, host, port)
-    listener = socket.socket(family, kind, protocol)
+    family, address = _resolve(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if family == socket.AF_INET6:
@@ -63,14 +68,33 @@ def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
     return listener
 
 
-def _probe(family: int, address: tuple[object, ...], host: str, port: int) -> None:
-    """See whether the port is free: with SO_REUSEPORT alone we would share it silently with another process of ours."""
+def shut(listener: socket.socket) -> None:
+    """Refuse who comes, and who waits; the port stays ours, and `listen()` opens it again (Linux)."""
+    listener.shutdown(socket.SHUT_RDWR)
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ListenError(f"cannot listen on {host}: {error.strerror}") from None
+    return found[0], found[4]
+
+
+def _probe(host: str, port: int) -> int:
+    """See whether the port is free, or find one that is for 0; its number.
+
+    With SO_REUSEPORT alone we would share it silently with another process of ours.
+    """
+    family, address = _resolve(host, port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind(address)
+            free: int = probe.getsockname()[1]
+            return free
         except OSError as error:
             why = error.strerror or str(error)
             raise ListenError(f"cannot listen on {host} port {port}: {why}") from None

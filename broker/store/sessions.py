@@ -34,6 +34,9 @@ class SessionStore(Protocol):
     def claim(self, claimant: Claimant) -> None:
         """Find the session of *claimant* for it. Claims of one client id are answered in their order."""
 
+    def find(self, client_id: str) -> Session | None:
+        """The session of *client_id*, if it is in this worker's memory."""
+
     def keep(self, session: Session) -> None:
         """*session* is the one of its client id from now on."""
 
@@ -42,9 +45,6 @@ class SessionStore(Protocol):
 
     def without_will(self, session: Session) -> None:
         """The will of *session*, which goes on, was published or taken back: nobody else has to publish it."""
-
-    def find(self, client_id: str) -> Session | None:
-        """The session of *client_id*, if it is here."""
 
     def sessions(self) -> Iterable[Session]:
         """All of them."""

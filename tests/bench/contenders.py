@@ -19,6 +19,7 @@ import trustme
 from tests.system.processes import (
     HOST,
     BrokerProcess,
+    control_socket,
     free_port,
     start_mosquitto,
     weir_command,
@@ -71,7 +72,8 @@ class Bench:
         if transport in ENCRYPTED:
             settings |= {"tls.certificate": self.chain, "tls.key": self.key}
         command = weir_command(port, settings)
-        broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages))
+        control = control_socket(port, self.folder)
+        broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages), control)
         try:
             yield broker
         finally:

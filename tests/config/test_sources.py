@@ -1,10 +1,11 @@
 import tomllib
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from broker.config import Config, ConfigError, Limits
-from broker.config_sources import KINDS, Given, from_assignments, load
+from broker.config_sources import KINDS, Given, described, from_assignments, load, restored
 from tests.conftest import ROOT
 
 NOWHERE = Path("/nowhere/weir.toml")
@@ -259,3 +260,21 @@ def _leaf(tree: dict[str, object], key: str) -> object:
         assert isinstance(value, dict)
         value = value[name]
     return value
+
+
+def test_a_worker_restores_what_its_supervisor_describes() -> None:
+    """A setting would be in force in the supervisor and not where clients are served."""
+    given = {
+        "listeners.tcp.host": "0.0.0.0,::",
+        "access.allow_anonymous": "true",
+        "drain.timeout": "250ms",
+        "limits.packet_bytes": "2MiB",
+        "tls.minimum": "1.3",
+        "websocket.path": "/an other",
+    }
+    config = load(None, {}, from_assignments([f"{key}={value}" for key, value in given.items()]), NOWHERE).config
+
+    over_the_link = msgpack.unpackb(msgpack.packb(described(config)))
+
+    assert config == restored(over_the_link)
+    assert not [key for key in over_the_link if key.startswith(("node.", "admin."))]

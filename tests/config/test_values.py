@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config_values import Choice, Duration, Flag, Hosts, Kind, Number, Size
+from broker.config_values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Size
 
 DURATION = Duration(0.0, 7 * 86400.0)
 SIZE = Size(0, 1 << 30)
@@ -42,11 +42,12 @@ def test_sizes_are_numbers_of_bytes_or_carry_a_unit(given: object, size: int) ->
     + [(NUMBER, wrong) for wrong in ("", "1.0", 1.0, "0x10", 0, 65536, -1, True, None, "9" * 5000, "٣")]
     + [(Flag(), wrong) for wrong in ("", "yes", "True", 1, 0, None)]
     + [(Choice("text", "json"), wrong) for wrong in ("", "TEXT", 1, None)]
+    + [(Name(), wrong) for wrong in ("", ".", "..", "a/b", "-x", "a b", "x" * 65, "ä", 5, None)]
     + [(Hosts(), wrong) for wrong in ("", [], [""], ["::1", 5], 5, None, "127.0.0.1,", "a b")],
 )
 def test_what_is_no_value_of_its_kind_is_refused_and_told_what_would_be_right(kind: Kind, given: object) -> None:
     """A bad value would be taken for something, or end in a traceback."""
-    with pytest.raises(ValueError, match=r"^(a|true|text) ?"):
+    with pytest.raises(ValueError, match=r"^(a|true|text|up) ?"):
         kind.take(given)
 
 
@@ -54,6 +55,7 @@ def test_what_is_no_value_of_its_kind_is_refused_and_told_what_would_be_right(ki
     ("kind", "given", "sentence"),
     [
         (NUMBER, 0, "a whole number from 1 to 65535"),
+        (Number(1, 1), 2, "1"),
         (DURATION, "8d", "a duration from 0s to 7d"),
         (Duration(0.1, 90.0), 0, "a duration from 100ms to 90s"),
         (SIZE, "2GiB", "a size from 0 to 1GiB"),

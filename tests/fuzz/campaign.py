@@ -58,6 +58,8 @@ MOST_PER_INPUT: Final = 8  # bytes that it may have more for each input: a point
 REASONS: Final = "$SYS/broker/weir/"
 UPTIME: Final = b"$SYS/broker/uptime"  # changes with each sample
 SYS_SAMPLES: Final = 3  # the retained one, one that may be of this moment, and one that is later
+# What a broker logs that no client may cause.
+MISTAKES: Final = (b'"internal_error"', b"Traceback", b'"worker_died"', b'"worker_stderr"')
 MOST_FAILURES: Final = 20  # a run ends after so many
 
 
@@ -115,7 +117,7 @@ class Campaign:
         before = 0
         try:
             self._pair.start()  # who is served by a broker finds it started
-            before = descriptors(self._broker.pid) - Pair.CONNECTIONS
+            before = descriptors(self._broker.worker_pid) - Pair.CONNECTIONS
             while not self._swarm.finished() and not self._stopped:
                 self._send_for_a_while(began)
                 told(outcome)
@@ -158,14 +160,14 @@ class Campaign:
         return f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
 
     def _read_log(self) -> None:
-        """The broker may log whatever clients did, and no mistake of its own."""
+        """The broker may log whatever clients did, and no mistake of its own, nor the death of a worker."""
         with self._broker.log.open("rb") as log:
             log.seek(self._log_read)
             text = log.read()
         whole = text.rpartition(b"\n")[0]
         self._log_read += len(whole)
         for line in whole.splitlines():
-            if b"internal_error" in line or b"Traceback" in line:
+            if any(word in line for word in MISTAKES):
                 self._logged(line.decode(errors="replace"))
 
     def _logged(self, line: str) -> None:
@@ -202,10 +204,11 @@ class Campaign:
     def _wait_settled(self, before: int) -> int:
         """Descriptors of the broker, once they are as many as before, or SETTLE seconds later."""
         deadline = time.monotonic() + SETTLE
-        while (after := descriptors(self._broker.pid)) > before and time.monotonic() < deadline:
+        while (after := descriptors(self._broker.worker_pid)) > before and time.monotonic() < deadline:
             time.sleep(0.1)  # for what a process that is not ours does by itself
         if after > before:
-            numbers = sorted(n for peer in peers(self._broker.pid) if (n := self._swarm.number_at(peer)) is not None)
+            open_to = peers(self._broker.worker_pid)
+            numbers = sorted(n for peer in open_to if (n := self._swarm.number_at(peer)) is not None)
             self._failed(f"{after} descriptors are open, {before} were before; of the inputs {numbers}")
         return after
 

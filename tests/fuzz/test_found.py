@@ -55,14 +55,14 @@ def test_a_websocket_that_ends_within_a_packet_is_let_go(served: tuple[BrokerPro
     """Each such client would cost a descriptor and a whole processor, for ever."""
     broker, transport = served
     serve_another(broker)
-    before = descriptors(broker.pid)
+    before = descriptors(broker.worker_pid)
 
     half = encode(PingReq(), V311) + b"\x30\x7f\x00"
     assert b"" != say(transport.port, request(), HELLO, frame(BINARY, half))[2]
 
     serve_another(broker)
     deadline = time.monotonic() + PATIENCE
-    while descriptors(broker.pid) > before:  # who was answered last may linger
+    while descriptors(broker.worker_pid) > before:  # who was answered last may linger
         assert time.monotonic() < deadline, "a descriptor is never given back"
         time.sleep(0.02)
 

@@ -12,7 +12,7 @@ import structlog.testing
 from broker.config import Delivery, Tcp
 from broker.mqtt.packets import V311, ConnAck, Connect
 from broker.net.doors import ACCEPTS
-from broker.net.listeners import ListenError, listen
+from broker.net.listeners import ListenError, listen, listen_for_shards
 from tests.inprocess import Broker, Client
 
 Brokers = Callable[..., Broker]
@@ -157,3 +157,33 @@ def test_who_stops_listening_keeps_the_connections(brokers: Brokers) -> None:
     with pytest.raises(ConnectionRefusedError):
         broker.dial(address)
     assert not client.closed
+
+
+def test_each_shard_has_a_door_of_its_own_and_the_kernel_deals_out() -> None:
+    """One worker would get all clients, or a shard's queue not survive its worker."""
+    dealt = listen_for_shards(LOCAL, Delivery(), 3)
+    doors = [door for (door,) in dealt]
+    address = doors[0].getsockname()
+    clients = [socket.create_connection(address) for _ in range(60)]
+    accepted = []
+    for door in doors:
+        accepted.append(0)
+        while select.select([door], [], [], 0)[0]:
+            door.accept()[0].close()
+            accepted[-1] += 1
+    for one in [*doors, *clients]:
+        one.close()
+
+    assert 60 == sum(accepted)
+    assert 0 not in accepted  # with a probability of 1 in 10 billion
+
+
+def test_doors_of_another_process_of_ours_are_not_shared() -> None:
+    """A second node of the same user would silently get a part of the first one's clients."""
+    dealt = listen_for_shards(LOCAL, Delivery(), 2)
+    port = dealt[0][0].getsockname()[1]
+    with pytest.raises(ListenError, match=f"{HOST} port {port}"):
+        listen_for_shards(Tcp(host=(HOST,), port=port), Delivery(), 2)
+
+    for (door,) in dealt:
+        door.close()

@@ -168,6 +168,7 @@ async def serving(config: Config | None = None) -> AsyncIterator[Serving]:
                 for browser in served.browsers:
                     await trio.aclose_forcefully(browser.stream)
                 stopping.set()
+    served.worker.close()
     assert 0 == served.worker.counters.internal_errors
 
 

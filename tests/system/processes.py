@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.system import node
+
 HOST: Final = "127.0.0.1"
 PATIENCE: Final = 10.0  # seconds for anything that should take milliseconds: a busy machine is no failure
 
@@ -26,13 +28,20 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """One running broker. Raises AssertionError when it dies, or does not accept within PATIENCE seconds."""
+    """One running broker. Raises AssertionError when it dies, or does not serve within PATIENCE seconds."""
 
     def __init__(
-        self, command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        port: int,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        control: Path | None = None,
     ) -> None:
+        """*control*: where to ask a node of Weir's whether it serves; others serve when they accept."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = port
+        self.control = control
         self.log = folder / f"broker-{port}.log"
         with self.log.open("wb") as log:
             # Its own folder: `python -m` puts the current one first on the path, and that must not be the source tree.
@@ -48,7 +57,16 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
+        """Of the process that was started: its children may be what serves."""
         return self.process.pid
+
+    @property
+    def worker_pid(self) -> int:
+        """Of the one process that serves."""
+        if self.control is None:
+            return self.process.pid
+        (worker,) = node.worker_pids(self.control)
+        return worker
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -76,8 +94,12 @@ class BrokerProcess:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                socket.create_connection((HOST, self.port), timeout=PATIENCE).close()
-                return
+                if self.control is None:
+                    socket.create_connection((HOST, self.port), timeout=PATIENCE).close()
+                    return
+                if node.serves(self.control):
+                    return
+                raise OSError("it does not serve yet")
             except OSError:
                 assert self.process.poll() is None, f"the broker ended at once:\n{self.log_text()}"
                 assert time.monotonic() < deadline, f"the broker does not accept:\n{self.log_text()}"
@@ -85,10 +107,17 @@ class BrokerProcess:
 
 
 def weir_command(port: int, settings: Mapping[str, object]) -> list[str]:
+    """`weir start`, for a node of its own: its folder is made in the current one."""
     command = [sys.executable, "-m", "cli", "start", "--host", HOST, "--port", str(port)]
+    command += ["--name", f"node-{port}", "--set", f"node.folder=node-{port}"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     return command
+
+
+def control_socket(port: int, folder: Path) -> Path:
+    """That of the node that `weir_command` starts in *folder*."""
+    return folder / f"node-{port}" / "control.sock"
 
 
 def weir_environment(packages: Path | None) -> dict[str, str]:
@@ -101,9 +130,8 @@ def weir_environment(packages: Path | None) -> dict[str, str]:
 
 
 def start_weir(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> BrokerProcess:
-    weir = BrokerProcess(weir_command(port, settings), port, folder, weir_environment(packages))
-    weir.wait_for_log('"started"')  # its other ports are open as well
-    return weir
+    command = weir_command(port, settings)
+    return BrokerProcess(command, port, folder, weir_environment(packages), control_socket(port, folder))
 
 
 def refused_start(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> str:

@@ -242,7 +242,7 @@ def test_an_open_address_needs_a_word_on_who_may_come_in(tmp_path: Path) -> None
     assert refused.stderr.startswith(sentence)
 
     command = [sys.executable, "-m", "cli", "start", "--host", "0.0.0.0", "--port", "0"]
-    command += ["--set", "access.allow_anonymous=true"]
+    command += ["--set", "access.allow_anonymous=true", "--set", f"node.folder={tmp_path / 'node'}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         warnings = []

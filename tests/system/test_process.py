@@ -99,7 +99,8 @@ def test_a_signal_while_it_starts_is_heard_when_it_has_started(tmp_path: Path, n
         assert weir.stderr is not None
         line = weir.stderr.readline()  # it listens, and does not serve yet
         weir.send_signal(number)
-        weir.send_signal(signal.SIGTERM)
+        if number == signal.SIGHUP:
+            weir.send_signal(signal.SIGTERM)
         rest = weir.stderr.read()
 
         assert "listening" in line

@@ -1,0 +1,348 @@
+# A node: the supervisor's composition root and its tasks, one of them for each shard.
+#
+# Starting checks everything that can be checked and opens everything that can be in use before the first worker
+# begins; so what a user got wrong is one sentence, and nothing has to be undone. Then each shard has a task that keeps
+# a worker alive in it. The listening sockets stay ours: what arrives while a worker is replaced waits in its queue.
+import mmap
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from broker import heartbeat
+from broker.config import Config
+from broker.config_sources import described
+from broker.machine import raise_descriptor_limit
+from broker.net.listeners import shut
+from broker.version import VERSION, form
+from supervisor.folder import NodeFolder
+from supervisor.logfile import LogFile
+from supervisor.supervision import Again, Deaths
+from supervisor.totals import Totals
+from supervisor.workers import Frame, WorkerProcess
+
+GAVE_UP: Final = 3  # exit code
+CANNOT_START: Final = 2  # exit code
+LATE: Final = 2.0  # seconds over `drain.timeout` that a worker has to end; then it is killed
+SHUT_AFTER: Final = 1.0  # seconds; who would wait longer is refused, and may find another worker, or node
+UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Door = tuple[str, socket.socket]  # transport, listening socket
+
+
+class Shard:
+    """One place for a worker, with the doors that are its."""
+
+    def __init__(self, number: int, doors: list[Door]) -> None:
+        self.number = number
+        self.doors = doors
+        self.process: WorkerProcess | None = None
+        self.deaths = 0
+        self.shut = False  # its doors are: there is nobody behind them, and will not be for a while
+        self.leaving = False  # the worker was told to go and another one is to come
+
+
+class Node:
+    def __init__(
+        self,
+        config: Config,
+        folder: NodeFolder,
+        doors: list[list[Door]],
+        log_file: LogFile,
+        check: Callable[[], str],
+    ) -> None:
+        """*doors* of each shard; *check* says what is wrong with the files that are read again at SIGHUP, or ""."""
+        self.check = check
+        self.config = config
+        self.folder = folder
+        self.began = time.time()
+        self.shards = [Shard(number, opened) for number, opened in enumerate(doors)]
+        self.totals = Totals()
+        self.log = structlog.get_logger()
+        self.on_ready: Callable[[], None] = _nothing  # called once, when all workers are ready for the first time
+        self.sentence = ""  # why the node ended, if it did not mean to
+        self.addresses = [(name, *door.getsockname()[:2]) for name, door in doors[0]]
+        self._code = 0
+        self._ready = False
+        self._stopping = trio.Event()
+        self._scope = trio.CancelScope()
+        self._change = trio.Event()  # of a worker's state; a new one after each
+        self._reading = trio.Lock()  # what can change, again
+        self._deaths = Deaths(len(doors))
+        self._descriptors = raise_descriptor_limit()
+        self._log_file = log_file
+        self._memory = os.memfd_create("weir-heartbeat", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, heartbeat.SLOT * len(doors))
+        self._page = mmap.mmap(self._memory, 0)
+        self._beside: trio.Nursery | None = None
+
+    # Its life.
+
+    async def serve(self, services: list[Callable[[], Any]]) -> int:
+        """Keep workers until SIGTERM or SIGINT, and *services* beside them; the exit code."""
+        with trio.open_signal_receiver(*SIGNALS) as signals, self._scope:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            async with trio.open_nursery() as beside:
+                self._beside = beside
+                beside.start_soon(self._watch_signals, signals)
+                beside.start_soon(self._log_file.rotate, self._reopen_logs)
+                for service in services:
+                    beside.start_soon(service)
+                async with trio.open_nursery() as keeping:
+                    for shard in self.shards:
+                        keeping.start_soon(self._keep, shard)
+                beside.cancel_scope.cancel()
+        self._close_doors()
+        if not self._code:
+            self.log.info("stopped")
+        return self._code
+
+    def stop(self, why: str) -> None:
+        """Have all clients told that we shut down, and end."""
+        if self._stopping.is_set():
+            return
+        self.log.info("stopping", why=why, clients=self.connected())
+        self._stopping.set()
+        self._close_doors()
+        for process in self._processes():
+            process.drain()
+        self._soon(self._kill_late, self._processes())
+
+    def end(self, code: int, sentence: str = "") -> None:
+        """End at once."""
+        self._code = code
+        self.sentence = sentence
+        self._scope.cancel()
+
+    async def replace(self, shard: Shard) -> WorkerProcess | None:
+        """Let the worker of *shard* tell its clients to go, and start another; None: it did not get ready."""
+        former = shard.process
+        if former is not None and former.state in ("starting", "serving"):
+            shard.leaving = True
+            former.drain()
+            self._soon(self._kill_late, [former])
+        patience = self.config.drain.timeout + LATE + UNTIL_READY
+        with trio.move_on_after(patience):
+            await self._until(lambda: (shard.process is not former and _serves(shard)) or self._stopping.is_set())
+        return shard.process if _serves(shard) and shard.process is not former else None
+
+    # What is known of it.
+
+    def connected(self) -> int:
+        """Clients, as of the last second."""
+        return sum(process.statistics.get("gauges", {}).get("connected", 0) for process in self._processes())
+
+    def ready(self) -> bool:
+        """All workers serve."""
+        return not self._stopping.is_set() and all(_serves(shard) for shard in self.shards)
+
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def state(self) -> str:
+        """In a word."""
+        if self.stopping():
+            return "stopping"
+        if self.ready():
+            return "serving"
+        return "degraded" if self._ready else "starting"
+
+    def statistics(self) -> dict[str, Any]:
+        """The sum over all workers."""
+        return self.totals.with_([process.statistics for process in self._processes()])
+
+    def heard(self, process: WorkerProcess, found: Frame) -> None:
+        """A worker says something."""
+        kind = found["kind"]
+        if kind == "ready":
+            self.log.info("worker_ready", worker=process.shard, pid=process.pid)
+            if self._stopping.is_set():
+                process.drain()
+            elif not self._ready and all(_serves(shard) for shard in self.shards):
+                self._ready = True
+                workers = len(self.shards)
+                facts = {"workers": workers, "connections": workers * found["connections"]}
+                self.log.info("started", version=VERSION, form=form(), **facts, folder=str(self.folder.path))
+                self.on_ready()
+        elif kind == "reloaded":
+            process.reloaded = found["error"]
+        elif kind == "statistics":
+            words = process.words()
+            if words:
+                self.log.warning("worker_stderr", worker=process.shard, words=words)
+            return
+        self._tell_change()
+
+    # One shard.
+
+    async def _keep(self, shard: Shard) -> None:
+        """Keep a worker in *shard* until the node stops."""
+        while not self._stopping.is_set():
+            shard.leaving = False
+            process = shard.process = WorkerProcess(shard.number, secrets.randbits(64), self._page, self)
+            try:
+                self._start(shard, process)
+                code = await process.watch()
+            except OSError as error:
+                self.end(GAVE_UP if self._ready else CANNOT_START, f"Cannot start a worker: {error.strerror}.")
+                return
+            words = process.words()
+            process.close()
+            self.totals.bury(process.statistics)
+            self._tell_change()
+            if process.told_to_go and code == 0:
+                self.log.info("worker_ended", worker=shard.number, pid=process.pid)
+                continue
+            shard.deaths += 1
+            self._mourn(process, code, words)
+            if self._stopping.is_set() or shard.leaving:
+                continue
+            pause = self._after_death(shard, process, code, words)
+            if pause >= SHUT_AFTER:
+                self._shut(shard)
+            with trio.move_on_after(pause):
+                await self._stopping.wait()
+
+    def _shut(self, shard: Shard) -> None:
+        """Nobody waits at the doors of *shard* until its next worker is there."""
+        shard.shut = True
+        for _, door in shard.doors:
+            shut(door)
+
+    def _start(self, shard: Shard, process: WorkerProcess) -> None:
+        assert self.folder.alive is not None
+        if shard.shut:
+            shard.shut = False
+            for transport, door in shard.doors:
+                door.listen(getattr(self.config.listeners, transport).backlog)
+        doors = [(door.fileno(), transport) for transport, door in shard.doors]
+        log = self._log_file.descriptor
+        assignment: Frame = {
+            "shard": shard.number,
+            "workers": len(self.shards),
+            "incarnation": process.incarnation,
+            "node": self.config.node.name,
+            "folder": str(self.folder.path),
+            "supervisor": os.getpid(),
+            "config": described(self.config),
+            "descriptors": self._descriptors,
+            "heartbeat": self._memory,
+            "log": log,
+            "log_path": self._log_file.path,
+            "listeners": doors,
+            "redis": None,  # the address, once there is one
+            "peers": [(one.number, one.process.incarnation) for one in self.shards if one is not shard and one.process],
+        }
+        process.start(assignment, [self._memory, log, self.folder.alive, *(descriptor for descriptor, _ in doors)])
+
+    def _mourn(self, process: WorkerProcess, code: int, words: str) -> None:
+        """A worker died that had not been told to go, or before it had gone."""
+        lost = process.statistics.get("gauges", {}).get("sessions", 0)
+        facts: dict[str, object] = {"worker": process.shard, "pid": process.pid, "how": _how(code)}
+        if process.killed_for:
+            facts["killed_because"] = process.killed_for
+        if words:
+            facts["last_words"] = words
+        self.log.error("worker_died", **facts, sessions_lost=lost)
+
+    def _after_death(self, shard: Shard, process: WorkerProcess, code: int, words: str) -> float:
+        """What follows from it: the seconds until the next worker, or the end of the node."""
+        last = process.sentence or words.rpartition("\n")[2] or f"it ended with {_how(code)}"
+        if not self._ready:
+            self.end(CANNOT_START, process.sentence or f"Worker {shard.number} cannot start: {last}.")
+            return 0.0
+        now = time.monotonic()
+        served = None if process.ready_at is None else now - process.ready_at
+        verdict = self._deaths.one_more(shard.number, served, now)
+        if isinstance(verdict, Again):
+            self.log.info("worker_restarts", worker=shard.number, pause_s=verdict.pause)
+            return verdict.pause
+        sentence = f"The node gave up: {verdict.why}. The last words of the last one: {last}"
+        self.log.error("gave_up", why=verdict.why, last_words=last)
+        self.end(GAVE_UP, sentence)
+        return 0.0
+
+    # Signals, and what else goes on.
+
+    async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
+        """The first SIGTERM or SIGINT drains, the second ends at once; SIGHUP reloads."""
+        async for number in signals:
+            if number == signal.SIGHUP:
+                self._soon(self.read_again)
+            elif self._stopping.is_set():
+                self.end(128 + number)
+            else:
+                self.stop(signal.Signals(number).name)
+
+    async def read_again(self) -> list[str]:
+        """SIGHUP: check what the files say now, then have each worker read them; what is wrong.
+
+        What is fine for us may have changed when a worker reads it: then some have the new and some the former.
+        """
+        async with self._reading:
+            self._log_file.reopen()
+            self._reopen_logs()
+            wrong = self.check()
+            if wrong:
+                self.log.error("reload_failed", why=wrong)
+                return [wrong]
+            processes = [process for process in self._processes() if process.state == "serving"]
+            for process in processes:
+                process.reloaded = None
+                process.send("reload", {})
+            with trio.move_on_after(UNTIL_READY):
+                await self._until(lambda: all(one.reloaded is not None or one.state == "dead" for one in processes))
+        failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
+        if failed:
+            self.log.error("reloaded_in_part", why=" ".join(failed), workers=len(processes), failed=len(failed))
+        return failed
+
+    def _reopen_logs(self) -> None:
+        for process in self._processes():
+            process.send("log", {})
+
+    async def _kill_late(self, processes: list[WorkerProcess]) -> None:
+        await trio.sleep(self.config.drain.timeout + LATE)
+        for process in processes:
+            process.kill("it did not end in time")
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            await self._change.wait()
+
+    def _tell_change(self) -> None:
+        self._change.set()
+        self._change = trio.Event()
+
+    def _soon(self, task: Callable[..., Any], *arguments: Any) -> None:
+        assert self._beside is not None
+        self._beside.start_soon(task, *arguments)
+
+    def _processes(self) -> list[WorkerProcess]:
+        found = [shard.process for shard in self.shards if shard.process is not None]
+        return [process for process in found if process.state != "dead"]
+
+    def _close_doors(self) -> None:
+        for shard in self.shards:
+            for _, door in shard.doors:
+                door.close()
+
+
+def _serves(shard: Shard) -> bool:
+    return shard.process is not None and shard.process.state == "serving"
+
+
+def _how(code: int) -> str:
+    names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
+    return f"signal {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
+
+
+def _nothing() -> None:
+    pass

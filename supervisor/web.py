@@ -1,0 +1,69 @@
+# The admin port: /metrics for Prometheus, /health/live and /health/ready for whoever starts and stops us.
+#
+# Live means that the supervisor's loop turns; ready, that every worker serves. A connection has one request: a scrape
+# a few times a minute is no reason to keep them.
+import socket
+from typing import Any, Final
+
+import h11
+import structlog
+import trio
+
+from supervisor.metrics import CONTENT_TYPE, exposition
+from supervisor.node import Node
+
+READ: Final = 16 * 1024
+PATIENCE: Final = 5.0  # seconds for a request, and for its answer to be taken
+AT_ONCE: Final = 16  # connections; further ones wait
+PLAIN: Final = "text/plain; charset=utf-8"
+
+Answer = tuple[int, str, bytes]  # status, content type, body
+
+
+async def serve_web(listening: socket.socket, node: Node) -> None:
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    room = trio.CapacityLimiter(AT_ONCE)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream, room:
+            with trio.move_on_after(PATIENCE):
+                try:
+                    await _serve_one(stream, node)
+                except (trio.BrokenResourceError, h11.RemoteProtocolError):
+                    pass  # no request, or nobody is there to be told
+                except Exception as error:  # our mistake: it costs this answer and not the node
+                    structlog.get_logger().error("admin_failed", exc_info=error)
+
+    await trio.serve_listeners(serve, [listener])
+
+
+async def _serve_one(stream: trio.SocketStream, node: Node) -> None:
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=READ)
+    request: Any = h11.NEED_DATA
+    while request is h11.NEED_DATA:
+        http.receive_data(await stream.receive_some(READ))
+        request = http.next_event()
+    if not isinstance(request, h11.Request):
+        return
+    status, kind, body = answer(request.method, request.target.partition(b"?")[0], node)
+    headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Connection", "close")]
+    data = http.send(h11.Response(status_code=status, headers=headers)) or b""
+    if request.method != b"HEAD":
+        data += http.send(h11.Data(data=body)) or b""
+    await stream.send_all(data)
+    await stream.send_eof()
+
+
+def answer(method: bytes, target: bytes, node: Node) -> Answer:
+    """What a request for *target* gets."""
+    if method not in (b"GET", b"HEAD"):
+        return 405, PLAIN, b"Only GET and HEAD.\n"
+    if target == b"/metrics":
+        return 200, CONTENT_TYPE, exposition(node)
+    if target == b"/health/live":
+        return 200, PLAIN, b"live\n"
+    if target == b"/health/ready":
+        if node.ready():
+            return 200, PLAIN, b"ready\n"
+        return 503, PLAIN, b"stopping\n" if node.stopping() else b"not all workers serve\n"
+    return 404, PLAIN, b"There is /metrics, /health/live and /health/ready.\n"

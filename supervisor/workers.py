@@ -1,0 +1,244 @@
+# A worker's process, seen from its supervisor: started, talked to, watched, ended.
+#
+# It is executed afresh (`python -m broker`) with the descriptors it needs and nothing else: no fork of a running
+# interpreter, whose locks and event loop would come along. It is started from this very thread, because the kernel
+# kills a process that asked for it when the *thread* that started it ends.
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import trio
+
+from broker import heartbeat
+from broker.link_frames import FrameError, FrameReader, frame
+from supervisor.supervision import LOOK_EVERY, Silence, too_silent
+
+QUEUE: Final = 1000  # frames to a worker that does not read; then it is no better than a dead one
+READ: Final = 64 * 1024
+LAST_FRAMES: Final = 1.0  # seconds to read what a dead worker had sent
+ENDING: Final = 1.0  # seconds that a worker may go on after it has closed its link
+WORDS: Final = 64 * 1024  # bytes that are kept of what a worker wrote to its stderr
+TAIL: Final = 2000  # characters of them that are told
+ANSWER: Final = 5.0  # seconds a worker has for an answer
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+Frame = dict[str, Any]
+
+
+class NoAnswer(Exception):
+    """A worker did not answer, or not what was asked. Its text is one sentence."""
+
+
+class Audience(Protocol):
+    """What wants to know what a worker says."""
+
+    def heard(self, process: "WorkerProcess", found: Frame) -> None: ...
+
+
+class WorkerProcess:
+    def __init__(self, shard: int, incarnation: int, page: mmap.mmap, audience: Audience) -> None:
+        self.shard = shard
+        self.incarnation = incarnation
+        self.pid = 0
+        self.state = "starting"  # then "serving", "draining" or "dead"
+        self.began = time.monotonic()
+        self.ready_at: float | None = None
+        self.statistics: Frame = {}
+        self.sentence = ""  # why it cannot start, in its own words
+        self.killed_for = ""  # why we killed it
+        self.told_to_go = False
+        self.sessions_lost = 0  # as it said at its end
+        self.reloaded: str | None = None  # what it said to the last reload: "" or what was wrong
+        self._audience = audience
+        self._page = page
+        self._silence = Silence(self.began)
+        self._words = os.memfd_create(f"weir-worker-{shard}-words", os.MFD_CLOEXEC)
+        ours, theirs = socket.socketpair()
+        self._theirs: socket.socket | None = theirs
+        self._link = trio.socket.from_stdlib_socket(ours)
+        self._to_send, self._sending = trio.open_memory_channel[bytes](QUEUE)
+        self._asked = 0
+        self._answers: dict[int, trio.MemorySendChannel[Frame]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, assignment: Frame, descriptors: Sequence[int]) -> None:
+        """Execute it; it inherits *descriptors*. OSError."""
+        assert self._theirs is not None
+        heartbeat.clear(self._page, self.shard)
+        words = os.open(f"/proc/self/fd/{self._words}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        # What the terminal sends to the whole group is not to end it before it has learned to ignore that.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *interpreter_flags(), "-m", "broker", str(self._theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                pass_fds=(self._theirs.fileno(), *descriptors),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(words)
+            self._theirs.close()
+            self._theirs = None
+        self.pid = self._process.pid
+        self.send("assignment", assignment)
+
+    async def watch(self) -> int:
+        """Carry frames to and fro until the process has ended; its exit code, or minus the signal that ended it."""
+        assert self._process is not None
+        process_descriptor = os.pidfd_open(self.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                reading = trio.CancelScope()
+                gone = trio.Event()
+                nursery.start_soon(self._send_frames)
+                nursery.start_soon(self._look)
+                nursery.start_soon(self._until_gone, process_descriptor, gone, reading)
+                with reading:
+                    await self._read_frames()
+                with trio.move_on_after(ENDING):
+                    await gone.wait()
+                self.kill("it closed its link")  # does nothing to one that has ended
+                await gone.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.kill("the supervisor ends")
+            code = self._process.wait()
+            self.state = "dead"
+            os.close(process_descriptor)
+            self._link.close()
+            for waiting in self._answers.values():
+                waiting.close()
+        return code
+
+    def send(self, kind: str, facts: Frame) -> None:
+        try:
+            self._to_send.send_nowait(frame(kind, facts))
+        except trio.WouldBlock:
+            self.kill("it does not read")
+        except trio.BrokenResourceError:
+            pass  # it has ended
+
+    def drain(self) -> None:
+        """Have it tell its clients to go, and end."""
+        if self.state in ("starting", "serving"):
+            self.state = "draining"
+            self.told_to_go = True
+            self.send("drain", {})
+
+    def kill(self, why: str) -> None:
+        """End it at once, if it has not ended."""
+        if self._process is not None and self._process.poll() is None:
+            self.killed_for = self.killed_for or why
+            self._process.kill()
+
+    async def ask(self, what: str, arguments: Frame) -> Any:
+        """What it answers; NoAnswer."""
+        if self.state != "serving":
+            raise NoAnswer(f"Worker {self.shard} is {self.state} and cannot be asked now.")
+        self._asked += 1
+        number = self._asked
+        answered, answer = trio.open_memory_channel[Frame](1)
+        self._answers[number] = answered
+        try:
+            with trio.fail_after(ANSWER):
+                self.send("request", {"id": number, "what": what, "arguments": arguments})
+                found = await answer.receive()
+        except trio.TooSlowError:
+            raise NoAnswer(f"Worker {self.shard} did not answer within {ANSWER:g} seconds.") from None
+        except trio.EndOfChannel:
+            raise NoAnswer(f"Worker {self.shard} ended before it answered.") from None
+        finally:
+            self._answers.pop(number, None)
+        if found.get("error"):
+            raise NoAnswer(found["error"])
+        return found.get("result")
+
+    def words(self) -> str:
+        """What it wrote to its stderr since this was last asked, the end of it."""
+        size = os.fstat(self._words).st_size
+        if not size:
+            return ""
+        text = os.pread(self._words, WORDS, max(0, size - WORDS)).decode(errors="replace")
+        os.ftruncate(self._words, 0)  # it appends, so the next words begin the file again
+        return text.strip()[-TAIL:]
+
+    def close(self) -> None:
+        """Forget what is left of it."""
+        os.close(self._words)
+
+    async def _send_frames(self) -> None:
+        try:
+            async for data in self._sending:
+                while data:
+                    data = data[await self._link.send(data) :]
+        except OSError:
+            self._sending.close()  # it has ended
+
+    async def _read_frames(self) -> None:
+        """Hear what it says, until it has closed the link."""
+        reader = FrameReader()
+        while True:
+            try:
+                data = await self._link.recv(READ)
+                frames = reader.feed(data)
+            except OSError:
+                return
+            except FrameError as error:
+                self.kill(f"it sent {error}")
+                return
+            if not data:
+                return
+            for found in frames:
+                self._hear(found)
+
+    def _hear(self, found: Frame) -> None:
+        kind = found["kind"]
+        if kind == "answer":
+            waiting = self._answers.get(found["id"])
+            if waiting is not None:
+                waiting.send_nowait(found)
+            return
+        if kind == "ready":
+            self.ready_at = time.monotonic()
+            if self.state == "starting":
+                self.state = "serving"
+        elif kind == "statistics":
+            self.statistics = found
+        elif kind == "ended":
+            self.sessions_lost = found["sessions_lost"]
+        elif kind == "fatal":
+            self.sentence = found["sentence"]
+        self._audience.heard(self, found)
+
+    async def _until_gone(self, process_descriptor: int, gone: trio.Event, reading: trio.CancelScope) -> None:
+        await trio.lowlevel.wait_readable(process_descriptor)
+        gone.set()
+        reading.deadline = (
+            trio.current_time() + LAST_FRAMES
+        )  # the end of the link comes by then, if nobody inherited it
+
+    async def _look(self) -> None:
+        """Watch the heartbeat."""
+        phase = heartbeat.STARTING
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            incarnation, stamped, told = heartbeat.read(self._page, self.shard)
+            if incarnation == self.incarnation:
+                phase = told
+            silent = self._silence.look(stamped, time.monotonic())
+            if too_silent(silent, phase):
+                self.kill(f"its loop has not turned for {silent:.1f} s")
+                return
+
+
+def interpreter_flags() -> list[str]:
+    """Options that have it import Weir from where we did: `-m` alone puts the current folder first on its path."""
+    return [] if os.getcwd() in sys.path else ["-P"]

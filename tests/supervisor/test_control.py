@@ -1,0 +1,36 @@
+# Requests at the control socket: what is not right is named, and does nothing.
+import json
+
+import pytest
+
+from supervisor.commands import Refused
+from supervisor.control import parse
+
+
+def test_a_request_is_a_command_and_its_arguments() -> None:
+    """No command would reach a node."""
+    assert ("kick", {"client": "me"}) == parse(b'{"weir": 1, "command": "kick", "client": "me"}')
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"stop", "not JSON"),
+        (b"[" * 10_000, "not JSON"),
+        (b"[1]", "no JSON object"),
+        (b'{"command": "stop"}', "version None"),
+        (b'{"weir": 2, "command": "stop"}', "version 2"),
+        (b'{"weir": true, "command": "stop"}', "version True"),
+        (b'{"weir": 1}', "names no command"),
+        (b'{"weir": 1, "command": ["stop"]}', "names no command"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_what_is_wrong(line: bytes, what: str) -> None:
+    """A program that speaks to a node would have to guess what it did wrong, or stop a node by accident."""
+    with pytest.raises(Refused, match=what) as refused:
+        parse(line)
+
+    assert 1 == len(str(refused.value).splitlines())
+    json.dumps(str(refused.value))

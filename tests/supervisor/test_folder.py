@@ -1,0 +1,134 @@
+# The folder of a node: who may have it, and what a death leaves in it.
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.folder import FolderError, NodeFolder, base_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[NodeFolder]:
+    """One that is taken."""
+    taken = NodeFolder("one", str(tmp_path / "one"))
+    taken.take()
+    yield taken
+    taken.give_back()
+
+
+def test_it_is_for_its_owner_alone(folder: NodeFolder) -> None:
+    """Other users could read what is kept, or stop the node."""
+    parts = [folder.path, folder.run, folder.log.parent, folder.path / "redis"]
+
+    assert [0o700] * 4 == [part.stat().st_mode & 0o777 for part in parts]
+
+
+def test_a_second_start_is_told_who_has_it(folder: NodeFolder) -> None:
+    """Two supervisors would share one folder."""
+    with pytest.raises(FolderError) as refused:
+        NodeFolder("one", str(folder.path)).take()
+
+    assert f"runs already (process {os.getpid()})" in str(refused.value)
+    assert os.getpid() == folder.running()
+
+
+def test_it_can_be_taken_again_when_it_was_given_back(folder: NodeFolder) -> None:
+    """A node could be started once."""
+    folder.give_back()
+    assert None is folder.running()
+
+    folder.take()
+
+    assert os.getpid() == folder.running()
+
+
+def test_another_nodes_folder_is_refused_and_stays_as_it_was(folder: NodeFolder) -> None:
+    """A misspelt folder would mix what two nodes keep."""
+    folder.give_back()
+
+    with pytest.raises(FolderError, match="that of the node one"):
+        NodeFolder("two", str(folder.path)).take()
+
+    assert "one\n" == (folder.path / "node").read_text()
+    folder.take()
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    """`node.folder = "/home/me"` would close a home to everybody else and fill it with our files."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "letters").mkdir()
+
+    with pytest.raises(FolderError, match="not a node's and not empty"):
+        NodeFolder("one", str(tmp_path)).take()
+
+    assert ["letters"] == [one.name for one in tmp_path.iterdir()]
+    assert 0o755 == tmp_path.stat().st_mode & 0o777
+
+
+def test_a_file_in_its_place_is_one_sentence(tmp_path: Path) -> None:
+    """The user would see a traceback."""
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(FolderError, match=f"Cannot use the folder {file}"):
+        NodeFolder("one", str(file)).take()
+
+
+def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    """The node would start and fail later, with the kernel's words."""
+    with pytest.raises(FolderError, match="too long a name"):
+        NodeFolder("one", str(tmp_path / ("n" * 100))).take()
+
+
+def test_sockets_of_a_dead_supervisor_are_removed(folder: NodeFolder) -> None:
+    """A kill -9 would keep the node from ever starting again."""
+    folder.give_back()
+    left = [folder.control, folder.run / "worker-0.sock"]
+    for path in left:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+
+    folder.take()
+
+    assert [False, False] == [path.exists() for path in left]
+
+
+HOLDER = """
+import fcntl, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_of_a_dead_supervisor_are_waited_for(folder: NodeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start right after a kill -9 would find its ports in use by workers that are about to end."""
+    folder.give_back()
+    command = [sys.executable, "-c", HOLDER, str(folder.run / "alive")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        assert b"held\n" == worker.stdout.readline()
+        monkeypatch.setattr("supervisor.folder.DYING", 0.05)
+        with pytest.raises(FolderError, match="are still there"):
+            folder.take()
+        monkeypatch.setattr("supervisor.folder.DYING", 10.0)
+        worker.stdin.close()  # it ends while we wait
+
+        folder.take()
+
+
+def test_where_folders_are_without_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of users would need root, or the commands look elsewhere than the nodes."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert Path("/var/lib/weir") == base_folder()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert Path("/state/weir") == base_folder()
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Path("/home/me/.local/state/weir") == base_folder()
