@@ -14,7 +14,7 @@ from broker.session.session import Session
 from broker.store.address import RedisAddress
 from broker.store.holdings import Rival
 from broker.store.keys import Keys
-from broker.store.line import Log
+from broker.store.line import READY, Log
 from broker.store.mourning import Mourning
 from broker.store.neighbours import Neighbours
 from broker.store.registered import RegisteredSessions
@@ -61,6 +61,11 @@ class Registration:
         """Do what is due; when the next thing will be."""
         due = min(self.registry.tick(now), self.mourning.tick(now))
         return min(due, self.commands.tick(now))  # last: it knows the deadlines of what the others have asked
+
+    def settled(self) -> bool:
+        """Redis knows all it has to, or cannot be told: nobody publishes again what we have published."""
+        told = self.registry.holdings.statistics()
+        return self.commands.state != READY or not (self.commands.statistics.waiting or told.ended)
 
     def mourn(self, incarnation: int, now: float) -> None:
         """That worker is dead: publish what its clients left, unless they are back. One worker has to do it."""

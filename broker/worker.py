@@ -195,7 +195,7 @@ class Worker:
             self.reception.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
-                while self.reactor.streams():
+                while self.reactor.streams() or not (self.registration is None or self.registration.settled()):
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 

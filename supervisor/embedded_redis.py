@@ -47,6 +47,7 @@ class EmbeddedRedis:
         self._server = server
         self._memory = memory
         self._log = log
+        self._announced = False  # the first start is over
         self._stopping = trio.Event()
         self._ended = trio.Event()
 
@@ -67,6 +68,8 @@ class EmbeddedRedis:
                 self.starts += 1
                 await self._live(life, task_status if self.starts == 1 else None)
                 if self._stopping.is_set():
+                    if not self._announced:
+                        task_status.started()  # who waits for that goes on, and finds that it is over
                     break
                 why = explain(life.words, self._folder, self._server)
                 if self.starts == 1 and not life.answered.is_set():
@@ -106,6 +109,7 @@ class EmbeddedRedis:
             "embedded_redis_serves", server=str(self._server), pid=life.pid, loading_s=round(life.loading, 3)
         )
         if task_status is not None:
+            self._announced = True
             task_status.started()
 
     async def _end_at_stop(self, life: "_Life") -> None:
