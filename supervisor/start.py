@@ -39,8 +39,11 @@ def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | N
     *detached*: its log goes to its folder. *on_ready* is called once it serves.
     """
     raise_descriptor_limit()
-    # Until they are listened to: they would end us half started. Workers inherit that, and undo it.
+    # Until they are listened to: they would end us half started. Workers inherit that, and undo it. A shell has its
+    # background jobs ignore SIGINT, and what is ignored would be forgotten meanwhile.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     try:
         with ExitStack() as held:
             node, services = _prepare(config, detached, held)

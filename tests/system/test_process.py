@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,20 @@ def test_sigterm_with_a_half_sent_packet_ends_with_0(start_weir: StartWeir, dial
 
 
 @pytest.mark.weir_only("a matter of `weir start`")
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_while_it_starts_is_heard_when_it_has_started(tmp_path: Path, number: int) -> None:
+def test_a_signal_while_it_starts_is_heard_when_it_has_started(
+    tmp_path: Path, number: int, before: signal.Handlers
+) -> None:
     """A stop right after the start would look like a crash, a reload would end the broker."""
     command = weir_command(free_port(), {"log.format": "json"})
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=weir_environment(packages())
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=weir_environment(packages()),
+        preexec_fn=partial(signal.signal, number, before),  # as a shell has background jobs ignore SIGINT
     ) as weir:
         assert weir.stderr is not None
         line = weir.stderr.readline()  # it listens, and does not serve yet
