@@ -116,6 +116,7 @@ def owned_by(server: RunningRedis, worker: Worker, client_id: str) -> bool:
 
 def test_a_session_is_where_its_client_was_last(server: RunningRedis, loop: Loop) -> None:
     """A client that lands on another worker would leave its session, or its connection, behind."""
+    loop.stop_clock()
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
     assert one.connect("me") is None
@@ -134,6 +135,7 @@ def test_a_session_is_where_its_client_was_last(server: RunningRedis, loop: Loop
 
 def test_a_clean_start_ends_what_is_elsewhere(server: RunningRedis, loop: Loop) -> None:
     """The former session would go on without a client [MQTT-3.1.4-4]."""
+    loop.stop_clock()
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
     one.connect("me")
@@ -147,6 +149,7 @@ def test_a_clean_start_ends_what_is_elsewhere(server: RunningRedis, loop: Loop) 
 
 def test_a_client_that_comes_back_asks_nobody(server: RunningRedis, loop: Loop) -> None:
     """Each reconnection would go through the other workers."""
+    loop.stop_clock()
     worker = Worker(loop, server, 1)
     worker.connect("me")
 
@@ -156,6 +159,7 @@ def test_a_client_that_comes_back_asks_nobody(server: RunningRedis, loop: Loop) 
 
 def test_a_session_that_ends_is_released(server: RunningRedis, loop: Loop) -> None:
     """Redis would name owners that have nothing."""
+    loop.stop_clock()
     worker = Worker(loop, server, 1)
     worker.connect("me")
     there = worker.store.find("me")
@@ -168,6 +172,7 @@ def test_a_session_that_ends_is_released(server: RunningRedis, loop: Loop) -> No
 
 def test_a_client_that_went_while_it_was_asked_for_leaves_nothing(server: RunningRedis, loop: Loop) -> None:
     """Each connection that is given up would leave an owner, and memory, behind."""
+    loop.stop_clock()
     worker = Worker(loop, server, 1)
     gone = Asking("me")
     worker.store.claim(gone)
@@ -182,10 +187,12 @@ def test_without_redis_the_node_is_asked(server: RunningRedis, loop: Loop) -> No
     """Clients could not connect while Redis is away, or twice within a node."""
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    loop.stop_clock()
     one.connect("there")
     there = one.store.find("there")
     loop.ready(two.shard.commands)
     server.kill()
+    loop.start_clock()
 
     assert there is two.connect("there")
     assert two.connect("new") is None
@@ -204,10 +211,12 @@ def test_a_clock_that_is_behind_asks_the_node_again(server: RunningRedis, loop: 
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
     two.shard.wall = lambda: 1.0
+    loop.stop_clock()
     one.connect("me")
     there = one.store.find("me")
     epoch = one.registry.epoch_of("me")
     server.kill()
+    loop.start_clock()
 
     assert there is two.connect("me")
     assert two.registry.epoch_of("me") > epoch
@@ -216,6 +225,7 @@ def test_a_clock_that_is_behind_asks_the_node_again(server: RunningRedis, loop: 
 
 def test_connections_of_one_client_take_their_turn(server: RunningRedis, loop: Loop) -> None:
     """Two that come at once would each get a session of their own."""
+    loop.stop_clock()
     worker = Worker(loop, server, 1)
     loop.ready(worker.shard.commands)
     comings = [worker.ask("me") for _ in range(MOST_BEHIND + 2)]
@@ -228,6 +238,7 @@ def test_connections_of_one_client_take_their_turn(server: RunningRedis, loop: L
 
 def test_who_asks_for_what_is_still_on_its_way_gets_it(server: RunningRedis, loop: Loop) -> None:
     """A client that connects to three workers in quick succession would be without its session at the last."""
+    loop.stop_clock()
     node = Node()
     one, two, three = (Worker(loop, server, number, node) for number in (1, 2, 3))
     one.connect("me")
@@ -246,6 +257,7 @@ def test_who_asks_for_what_is_still_on_its_way_gets_it(server: RunningRedis, loo
 
 def test_two_who_ask_each_other_do_not_wait_for_ever(server: RunningRedis, loop: Loop) -> None:
     """A client that comes back to its first worker, while another one still asks that for it, could never connect."""
+    loop.stop_clock()
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
     one.connect("me")
@@ -268,6 +280,7 @@ def test_two_who_ask_each_other_do_not_wait_for_ever(server: RunningRedis, loop:
 
 def test_a_session_of_a_time_when_nobody_could_be_asked_goes(server: RunningRedis, loop: Loop) -> None:
     """Two workers would serve one client id after an outage [MQTT-3.1.4-3]."""
+    loop.stop_clock()
     node = Node()
     one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
     one.connect("me")
@@ -285,6 +298,7 @@ def test_a_session_of_a_time_when_nobody_could_be_asked_goes(server: RunningRedi
 
 def test_who_is_alone_asks_nobody(server: RunningRedis, loop: Loop) -> None:
     """The clients of a node with one worker would wait for Redis for nothing, and be refused without it."""
+    loop.stop_clock()
     alone = Worker(loop, server, 1, alone=True)
     coming = alone.ask("me", lasting=True)
 

@@ -95,6 +95,7 @@ def test_many_claims_at_once_have_one_owner_and_rising_epochs(
     server = start_redis(every_server)
     shards = [Shard(loop, server.address, number) for number in range(4)]
     loop.ready(*(shard.commands for shard in shards))
+    loop.stop_clock()
     dice = random.Random(1)
     clients = [f"client{number}" for number in range(5)]
     asked = []
