@@ -21,8 +21,8 @@ PYTHON     ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 p
 
 # What pyproject.toml asks for, one requirement a line.
 REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
-	print(*(t["dependency-groups"]["dev"] if sys.argv[1] == "dev" else \
-	t["build-system"]["requires"] + t["project"]["dependencies"]), sep="\n")
+	print(*(t["dependency-groups"]["dev"] if sys.argv[1] == "dev" else t["build-system"]["requires"] + \
+	t["project"]["dependencies"] + t["project"]["optional-dependencies"]["embedded"]), sep="\n")
 
 # Where the sources are not importable but the tests are; -P keeps the current folder out, too.
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python

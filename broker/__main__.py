@@ -21,6 +21,7 @@ from typing import Any, Final, Never, TextIO
 import trio
 
 from broker.access_files import AccessFileError
+from broker.config import Config
 from broker.config_sources import restored
 from broker.heartbeat import SERVING, STARTING, Heartbeat
 from broker.inspection import Inspection, Unanswerable
@@ -28,6 +29,8 @@ from broker.link import Frame, Link
 from broker.link_frames import LENGTH, body_length, frame, unpack
 from broker.logs import configure
 from broker.net.certificates import CertificateError
+from broker.registration import Place
+from broker.store.address import from_parts
 from broker.worker import OWN_DESCRIPTORS, Worker
 
 PR_SET_PDEATHSIG: Final = 1  # prctl(2)
@@ -53,8 +56,17 @@ class Process:
         if config.limits.connections:
             connections = min(connections, -(-config.limits.connections // workers))  # the limit is the node's
         self._connections = connections
-        shard: int = assignment["shard"]
-        self.worker = worker = Worker(config, connections, heartbeat=self._heartbeat, workers=workers, shard=shard)
+        self.worker = worker = Worker(
+            config,
+            connections,
+            heartbeat=self._heartbeat,
+            workers=workers,
+            shard=assignment["shard"],
+            redis=from_parts(assignment["redis"]),
+            place=place_of(assignment, config),
+        )
+        assert worker.registration is not None
+        self._registration = worker.registration
         self._inspection = Inspection(worker.store, worker.reception, worker.reactor, worker.clock)
         self._stopping = trio.Event()
         sock.setblocking(False)
@@ -111,6 +123,10 @@ class Process:
             self._join(found, self._link.take_descriptors(2))
         elif kind == "others":
             self.worker.others = found
+        elif kind == "mourn":
+            self._registration.mourn(found["incarnation"], self.worker.clock())
+        elif kind == "redis":
+            self._registration.move(from_parts(found["address"]), self.worker.clock())
         elif kind == "log":
             self._reopen_log()
         elif kind == "request":
@@ -177,6 +193,11 @@ def main(arguments: Sequence[str]) -> None:
         traceback.print_exc()
         process.worker.log.error("worker_failed", exc_info=error)
         os._exit(1)  # whatever else is left of it, threads too
+
+
+def place_of(assignment: Frame, config: Config) -> Place:
+    node, shard, incarnation = assignment["node"], assignment["shard"], assignment["incarnation"]
+    return Place(node, shard, incarnation, config.redis.prefix, assignment["alone"])
 
 
 def received(sock: socket.socket) -> Frame:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from broker.admission import Admission, Answer
 from broker.config import Limits
 from broker.connection import Connection
-from broker.handshake import examine
+from broker.handshake import Terms, agree, examine
 from broker.metrics.counters import Counters
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.fields import read_length
@@ -73,7 +73,7 @@ class Arrivals:
             return
         connection.claiming = True
         identity = "" if connection.layer is None else connection.layer.identity
-        check = self._admission.ask(identity, packet, _Admitted(self, connection, packet, now))
+        check = self._admission.ask(identity, packet, _Admitted(self, connection, packet))
         if connection.claiming and connection.state == OPEN:
             connection.check = check
             self._reactor.hold(connection)  # until admission and the store have answered
@@ -102,10 +102,11 @@ class Arrivals:
             connection.claiming = False
             self._reception.refuse(connection, reason, _who(packet), now)
             return
-        self._store.claim(packet.client_id, _Claim(self._reception, connection, packet, assigned, principal))
+        terms = agree(packet, self._limits)
+        self._store.claim(_Claim(self, self._reception, connection, packet, terms, assigned, principal))
 
-    def failed(self, connection: Connection, error: Exception, now: float) -> None:
-        self._reception.failed(connection, error, now)
+    def failed(self, connection: Connection, error: Exception) -> None:
+        self._reception.failed(connection, error, self._clock())
 
     def _refuse_slowly(self, connection: Connection, packet: Connect, now: float) -> None:
         """A wrong password: the answer waits, longer with each failure of that address."""
@@ -118,33 +119,56 @@ class Arrivals:
 class _Admitted:
     """What to do when admission knows who sent a CONNECT."""
 
-    def __init__(self, arrivals: Arrivals, connection: Connection, packet: Connect, now: float) -> None:
+    def __init__(self, arrivals: Arrivals, connection: Connection, packet: Connect) -> None:
         self._arrivals = arrivals
         self._connection = connection
         self._packet = packet
-        self._now = now
 
     def __call__(self, answer: Answer) -> None:
         try:
             self._arrivals.admitted(self._connection, self._packet, answer)
         except Exception as error:  # our mistake; whoever calls us later knows nothing of this connection
-            self._arrivals.failed(self._connection, error, self._now)
+            self._arrivals.failed(self._connection, error)
 
 
 class _Claim:
-    """What to do when the store has found the session for a CONNECT."""
+    """A CONNECT whose session the store looks for: a `Claimant`."""
 
     def __init__(
-        self, reception: Reception, connection: Connection, packet: Connect, assigned: str, principal: Principal
+        self,
+        arrivals: Arrivals,
+        reception: Reception,
+        connection: Connection,
+        packet: Connect,
+        terms: Terms,
+        assigned: str,
+        principal: Principal,
     ) -> None:
+        self.client_id = packet.client_id
+        self.clean_start = packet.clean_start
+        self.expiry = terms.expiry
+        self.will = packet.will
+        self.user = connection.user
+        self._arrivals = arrivals
         self._reception = reception
         self._connection = connection
         self._packet = packet
+        self._terms = terms
         self._assigned = assigned
         self._principal = principal
 
-    def __call__(self, found: Session | None) -> None:
-        self._reception.claimed(self._connection, self._packet, self._assigned, self._principal, found)
+    def found(self, session: Session | None) -> None:
+        connection = self._connection
+        try:
+            self._reception.claimed(connection, self._packet, self._terms, self._assigned, self._principal, session)
+        except Exception as error:  # our mistake; a store that answers later knows nothing of this connection
+            self._arrivals.failed(connection, error)
+
+    def refused(self, reason: CloseReason) -> None:
+        try:
+            self._reception.not_claimed(self._connection, reason)
+        except Exception as error:
+            self._arrivals.failed(self._connection, error)
 
 
 def _who(packet: Connect) -> str:

@@ -212,6 +212,15 @@ class Routes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Redis:
+    """Where the registry of sessions is kept."""
+
+    url: str = path()  # "" = a private server of the node's own, that nobody has to install or name
+    memory: int = size(0)  # for the data of that server; 0 = a quarter of the memory limit
+    prefix: str = path("weir")  # of all keys: several clusters may share one Redis
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sys:
     interval: float = duration(10.0)  # how often $SYS/broker/... is published, as Mosquitto does; 0 = never
 
@@ -241,6 +250,7 @@ class Config:
     delivery: Delivery = field(default_factory=Delivery)
     retained: Retained = field(default_factory=Retained)
     routes: Routes = field(default_factory=Routes)
+    redis: Redis = field(default_factory=Redis)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
     admin: Admin = field(default_factory=Admin)
@@ -259,6 +269,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
+    if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # braces mark what Redis Cluster hashes
+        found.append(("redis.prefix", "a word without braces or spaces"))
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
 
 

@@ -15,6 +15,7 @@ from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message, SharedMessage
+from broker.session.origin import Origin
 from broker.session.run import Run
 from broker.session.session import QueueBudget, Session
 
@@ -27,6 +28,7 @@ class Unfinished:
 
     def __init__(self, answer: bytes) -> None:
         self.stream: Stream | None = None
+        self.origin = 0  # the worker that it came from
         self.answer = answer
 
     def step(self, now: float) -> bool:
@@ -117,7 +119,8 @@ class HandOver(Unfinished):
 class Deliveries:
     """Hands publishes to their receivers, at once or in pieces."""
 
-    def __init__(self, reactor: Reactor, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, reactor: Reactor, counters: Counters, clock: Callable[[], float], origin: Origin) -> None:
+        self._origin = origin
         self._reactor = reactor
         self._counters = counters
         self._clock = clock
@@ -181,17 +184,22 @@ class Deliveries:
     def hand_over(self, messages: list[SharedMessage], budget: QueueBudget) -> None:
         """Give *messages*, which still count in *budget*, to other members of their groups, soon."""
         if messages:
-            self.unfinished.append(HandOver(messages, budget, self._counters))
+            handover = HandOver(messages, budget, self._counters)
+            handover.origin = self._origin.here
+            self.unfinished.append(handover)
 
     def work(self, until: float) -> bool:
         """Go on with what is unfinished, the oldest first, by a page at least; true if something is left."""
         unfinished = self.unfinished
+        origin = self._origin
         while unfinished:
             now = self._clock()
+            origin.shard = unfinished[0].origin
             if not unfinished[0].step(now):
                 self._end(unfinished.popleft())
             if now >= until:
                 break
+        origin.shard = origin.here
         return bool(unfinished)
 
     def give_up(self) -> Connection | None:
@@ -207,6 +215,7 @@ class Deliveries:
 
     def _begin(self, fanout: FanOut, stream: Stream | None) -> None:
         fanout.stream = stream
+        fanout.origin = self._origin.shard
         self.unfinished.append(fanout)
         if stream is not None:
             self._reactor.hold(stream)

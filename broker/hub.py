@@ -35,6 +35,7 @@ from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
 from broker.publishing import Publishing
 from broker.reasons import CloseReason, ProtocolError
 from broker.reception import Reception
+from broker.registration import Registration
 from broker.session.session import Session
 from broker.subscribing import Subscribing
 
@@ -68,6 +69,7 @@ class Hub(Service):
         self._mesh = mesh
         self._clock = clock
         self._packet_bytes = packet_bytes
+        self.registration: Registration | None = None  # without Redis
 
     # What the reactor calls.
 
@@ -120,7 +122,15 @@ class Hub(Service):
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        return min(self._reception.tick(now), self._mesh.tick(now))
+        due = min(self._reception.tick(now), self._mesh.tick(now))
+        registration = self.registration
+        if registration is None:
+            return due
+        try:
+            return min(due, registration.tick(now))
+        except Exception as error:  # our mistake, in what follows from an answer that did not come
+            self._reception.failed(None, error, now)
+            return now
 
     def work(self, until: float) -> bool:
         if not self._deliveries.unfinished and not self._subscribing.busy() and not self._mesh.busy():

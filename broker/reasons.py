@@ -96,6 +96,30 @@ class FilterRefusal(Enum):
         self.code = code
 
 
+class StoreFailure(Enum):
+    """Why Redis did not do what it was asked: (label, what to tell a person)."""
+
+    UNREACHABLE = ("unreachable", "it cannot be reached")
+    LOST = ("connection_lost", "its connection ended before it answered")
+    LATE = ("late", "it did not answer in time")
+    CROWDED = ("crowded", "too much waits for it already")
+    LOADING = ("loading", "it is still loading its data")
+    SCRIPT_BUSY = ("script_busy", "somebody's script keeps it busy")
+    READ_ONLY = ("read_only", "it is a replica that takes no writes")
+    MOVED = ("moved", "it is a node of a Redis Cluster, which Weir does not use yet")
+    NOT_LET_IN = ("not_let_in", "it does not accept our user name or password")
+    FORBIDDEN = ("forbidden", "its access rules forbid what Weir needs")
+    MEMORY_FULL = ("memory_full", "it has reached its maxmemory")
+    CANNOT_WRITE = ("cannot_write", "it cannot write its append-only file: look at its disk")
+    SCRIPT_UNKNOWN = ("script_unknown", "it has forgotten our script")
+    REFUSED = ("refused", "it answered with an error")
+    GARBLED = ("garbled", "what it answered is not the protocol of Redis")
+
+    def __init__(self, label: str, words: str) -> None:
+        self.label = label
+        self.words = words
+
+
 class ProtocolError(Exception):
     """The peer broke MQTT. Carries the reason to close with and, for the log, what exactly was wrong."""
 

@@ -14,10 +14,11 @@ from broker.config import Delivery, Limits
 from broker.connection import GRACE, Connection, Replay
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.fanout import Deliveries
-from broker.handshake import Terms, accept, agree, refuse
+from broker.handshake import Terms, accept, refuse
 from broker.metrics.counters import Counters
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, Connect, Disconnect, Properties
+from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
@@ -25,6 +26,7 @@ from broker.overload.addresses import Address, Addresses
 from broker.reasons import CloseReason, DropReason, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.session.message import Message
+from broker.session.origin import Origin
 from broker.session.principal import NOBODY, Principal
 from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
 from broker.session.will import Will
@@ -60,6 +62,7 @@ class Reception:
         connections: int,
         clock: Callable[[], float],
         authoriser: Authoriser | None,
+        origin: Origin,
     ) -> None:
         self.connected = 0  # connections with a session
         self.stopping = False  # nobody new is let in
@@ -80,6 +83,7 @@ class Reception:
             queue=limits.queue,
             queue_bytes=limits.queue_bytes,
             budget=queue_budget,
+            origin=origin,
         )
         self._delivery = delivery
         self._budget = budget
@@ -132,15 +136,40 @@ class Reception:
         self._log.warning(reason.label, address=address)
 
     def claimed(
-        self, connection: Connection, packet: Connect, assigned: str, principal: Principal, found: Session | None
+        self,
+        connection: Connection,
+        packet: Connect,
+        terms: Terms,
+        assigned: str,
+        principal: Principal,
+        found: Session | None,
     ) -> None:
         """The store has answered: go on with the session *found*, or with a new one."""
         connection.claiming = False
-        if connection.state != OPEN:
-            return
         now = self._clock()
-        self._reactor.release(connection)
-        terms = agree(packet, self._limits)
+        if connection.state == OPEN:
+            self._reactor.release(connection)
+            self._welcome(connection, packet, terms, assigned, principal, found, now)
+        if found is not None and found.outbox is None and found.expiry_timer == 0 and not found.ended:
+            self._rest(found, now)  # another worker gave it up for a client that is gone, or had to go
+
+    def not_claimed(self, connection: Connection, reason: CloseReason) -> None:
+        """The store cannot say whether there is a session."""
+        connection.claiming = False
+        if connection.state == OPEN:
+            self._reactor.release(connection)
+            self.refuse(connection, reason, "", self._clock())
+
+    def _welcome(
+        self,
+        connection: Connection,
+        packet: Connect,
+        terms: Terms,
+        assigned: str,
+        principal: Principal,
+        found: Session | None,
+        now: float,
+    ) -> None:
         connack = accept(packet, terms, False, assigned, self._limits)
         if terms.maximum_packet and len(encode(connack, packet.version)) > terms.maximum_packet:
             self._counters.connects_refused += 1
@@ -246,8 +275,9 @@ class Reception:
             if session.expiry == 0 and expiry != 0:
                 raise ProtocolError(CloseReason.PROTOCOL_ERROR, "session expiry set in DISCONNECT only")  # 3.14.2.2.2
             session.expiry = min(expiry, int(self._limits.session_expiry))
-        if packet.code == NORMAL:
+        if packet.code == NORMAL and session.will is not None:
             session.will = None  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
+            self._store.without_will(session)
         self._leave(connection, CloseReason.CLIENT_DISCONNECTED, "", now)
         self._reactor.close(connection, now)
 
@@ -301,6 +331,15 @@ class Reception:
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)
 
+    def evict(self, session: Session) -> None:
+        """Somebody else has *session*, without what is here of it."""
+        now = self._clock()
+        connection = None if session.outbox is None else self._reactor.stream_of(session.outbox)
+        if connection is not None:
+            self.close(cast(Connection, connection), CloseReason.SESSION_TAKEN_OVER, now)
+        if not session.ended:
+            self.end(session, now)
+
     def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
         """End the connections of those users of whom *gone* is true."""
         for stream in self._reactor.streams():
@@ -340,6 +379,10 @@ class Reception:
         connection.session = None
         connection.replays = None
         session.detach()
+        self._rest(session, now)
+
+    def _rest(self, session: Session, now: float) -> None:
+        """*session* is without a connection, for as long as it may be."""
         if session.expiry == 0:
             self.end(session, now)
             return
@@ -364,16 +407,27 @@ class Reception:
 
     def _publish_will(self, session: Session, now: float) -> None:
         will = session.will
-        session.will = None  # [MQTT-3.1.2-10]
         if will is None:
             return
+        session.will = None  # [MQTT-3.1.2-10]
+        if not session.ended:
+            self._store.without_will(session)
+        self._publish(will, session.client_id, session.principal, session, now)
+
+    def publish_will(self, client_id: str, user: str | None, fields: WillFields, now: float) -> None:
+        """The will of a client whose worker has died [MQTT-3.1.2-8]."""
+        authoriser = self._authoriser
+        principal = NOBODY if authoriser is None else Principal(client_id, user, authoriser.generation)
+        self._publish(Will(fields), client_id, principal, None, now)
+
+    def _publish(self, will: Will, client_id: str, principal: Principal, publisher: Session | None, now: float) -> None:
         authoriser = self._authoriser  # the rules may be others than when it connected
-        if authoriser is not None and not authoriser.may_publish(session.principal, will.topic):
+        if authoriser is not None and not authoriser.may_publish(principal, will.topic):
             self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
-            self._log.info("will_refused", client=session.client_id, topic=will.topic.decode())
+            self._log.info("will_refused", client=client_id, topic=will.topic.decode())
             return
         try:
-            self.publish(will.message(now), session, now)
+            self.publish(will.message(now), publisher, now)
         except Exception as error:  # our mistake: it costs the will, and not the end of a connection half done
             self.failed(None, error, now)
 

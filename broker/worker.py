@@ -23,6 +23,7 @@ from broker.hub import Hub
 from broker.logs import ClientLog
 from broker.machine import memory_limit, resident_bytes
 from broker.mesh.mesh import Mesh
+from broker.mesh.takeovers import Takeovers
 from broker.metrics.counters import Counters
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
@@ -37,11 +38,15 @@ from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
 from broker.publishing import Publishing
 from broker.reception import REFUSABLE, Reception
+from broker.registration import Place, Registration
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
+from broker.session.origin import Origin
 from broker.session.session import QueueBudget
-from broker.store.sessions import MemorySessions
+from broker.store.address import RedisAddress
+from broker.store.neighbours import Neighbours
+from broker.store.sessions import MemorySessions, SessionStore
 from broker.subscribing import Subscribing
 from broker.timers import Timers
 from broker.version import VERSION
@@ -64,10 +69,12 @@ class Worker:
         heartbeat: Heartbeat | None = None,
         workers: int = 1,
         shard: int = 0,
+        redis: RedisAddress | None = None,
+        place: Place | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """Number *shard* of *workers* that share the machine. *threads*: for the offload, if not its own.
-
-        AccessFileError.
+        """Number *shard* of *workers* that share the machine. *threads*: for the offload, if not its own; *redis*: what
+        sessions are registered in, with *place*, and *neighbours* who hand them over, if not the mesh. AccessFileError.
         """
         self.config = config
         self.heartbeat = heartbeat
@@ -94,7 +101,6 @@ class Worker:
         self.addresses = Addresses(
             config.limits.connections_per_address, config.limits.connects_per_second, config.limits.connect_burst
         )
-        self.store = MemorySessions()
         self.reactor = Reactor(
             clock,
             self.collector,
@@ -103,9 +109,27 @@ class Worker:
             input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.deliveries = Deliveries(self.reactor, self.counters, clock)
+        self.takeovers = Takeovers(shard, clock, self._failed)
+        self.registration: Registration | None = None
+        self.store: SessionStore = MemorySessions()
+        if redis is not None and place is not None:
+            self.registration = Registration(
+                self.reactor, redis, place, neighbours or self.takeovers, clock, self.log, self._failed
+            )
+            self.store = self.registration.store
+        origin = Origin(shard)
+        self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
-            shard, self.routes, self.retained, self.deliveries, self.reactor, self.counters, clock, self._mesh_failed
+            shard,
+            self.routes,
+            self.retained,
+            self.deliveries,
+            self.reactor,
+            self.counters,
+            self.takeovers,
+            origin,
+            clock,
+            self._mesh_failed,
         )
         self.routes.neighbours = self.mesh
         subscribing = Subscribing(
@@ -128,6 +152,7 @@ class Worker:
             connections,
             clock,
             self.acl,
+            origin,
         )
         self.admission = Admission(
             self.offload,
@@ -184,8 +209,14 @@ class Worker:
             self.counters,
             self.queue_budget,
         )
+        self.takeovers.mesh = self.mesh
+        self.takeovers.moving = self.moving
         self.reception.publish = self.publishing.publish
         self.reactor.service = self.hub
+        if self.registration is not None:
+            self.registration.reception = self.reception
+            self.takeovers.sessions = self.registration.store
+            self.hub.registration = self.registration
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self._tls: TlsTransport | None = None
         self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
@@ -206,7 +237,7 @@ class Worker:
             self.reception.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
-                while self.reactor.streams():
+                while self.reactor.streams() or not (self.registration is None or self.registration.settled()):
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 

@@ -23,6 +23,9 @@ from broker.net.listeners import shut
 from broker.version import VERSION, form
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
+from supervisor.node_redis import NodeRedis
+from supervisor.obituaries import Obituaries
+from supervisor.redis_server import RedisUnusable
 from supervisor.supervision import Again, Deaths
 from supervisor.totals import Totals
 from supervisor.workers import Frame, WorkerProcess
@@ -57,9 +60,12 @@ class Node:
         doors: list[list[Door]],
         log_file: LogFile,
         check: Callable[[], str],
+        redis: NodeRedis,
     ) -> None:
         """*doors* of each shard; *check* says what is wrong with the files that are read again at SIGHUP, or ""."""
         self.check = check
+        self.redis = redis
+        self._obituaries = Obituaries(folder.path / "incarnations")
         self.config = config
         self.folder = folder
         self.began = time.time()
@@ -71,6 +77,7 @@ class Node:
         self.addresses = [(name, *door.getsockname()[:2]) for name, door in doors[0]]
         self._code = 0
         self._ready = False
+        self._redis_served = False  # once
         self._stopping = trio.Event()
         self._scope = trio.CancelScope()
         self._change = trio.Event()  # of a worker's state; a new one after each
@@ -95,14 +102,48 @@ class Node:
                 beside.start_soon(self._log_file.rotate, self._reopen_logs)
                 for service in services:
                     beside.start_soon(service)
-                async with trio.open_nursery() as keeping:
-                    for shard in self.shards:
-                        keeping.start_soon(self._keep, shard)
+                if await self._redis_serves(beside):
+                    async with trio.open_nursery() as keeping:
+                        for shard in self.shards:
+                            keeping.start_soon(self._keep, shard)
+                    await self.redis.stop()
                 beside.cancel_scope.cancel()
         self._close_doors()
         if not self._code:
             self.log.info("stopped")
         return self._code
+
+    async def _redis_serves(self, beside: trio.Nursery) -> bool:
+        """Start what the workers need; whether it could be."""
+        self.redis.moved = self._tell_redis
+        try:
+            beside.start_soon(self._stop_loading)
+            await beside.start(self._keep_redis)
+        except RedisUnusable as error:
+            self._code, self.sentence = CANNOT_START, str(error)
+            return False
+        self._redis_served = True
+        return True
+
+    async def _stop_loading(self) -> None:
+        """Who stops the node does not wait until Redis has loaded its data; later the workers need it to the last."""
+        await self._stopping.wait()
+        if not self._redis_served:
+            await self.redis.stop()
+
+    async def _keep_redis(self, task_status: trio.TaskStatus[None]) -> None:
+        """Until the node ends; a failure after the start is the workers' to live with."""
+        try:
+            await self.redis.serve(task_status)
+        except RedisUnusable as error:
+            if not self._redis_served:
+                raise
+            self.log.error("redis_gave_up", why=str(error))
+
+    def _tell_redis(self) -> None:
+        self.log.info("redis_moved", address=str(self.redis.address))
+        for process in self._processes():
+            process.send("redis", {"address": self.redis.address.parts()})
 
     def stop(self, why: str) -> None:
         """Have all clients told that we shut down, and end."""
@@ -163,6 +204,7 @@ class Node:
         kind = found["kind"]
         if kind == "ready":
             self.log.info("worker_ready", worker=process.shard, pid=process.pid)
+            self._have_mourned()
             if self._stopping.is_set():
                 process.drain()
             elif not self._ready and all(_serves(shard) for shard in self.shards):
@@ -198,6 +240,8 @@ class Node:
             words = process.words()
             process.close()
             self.totals.bury(process.statistics)
+            self._obituaries.died(process.incarnation)
+            self._have_mourned()
             self._tell_change()
             if process.told_to_go and code == 0:
                 self.log.info("worker_ended", worker=shard.number, pid=process.pid)
@@ -211,6 +255,14 @@ class Node:
                 self._shut(shard)
             with trio.move_on_after(pause):
                 await self._stopping.wait()
+
+    def _have_mourned(self) -> None:
+        """The lowest worker that serves publishes the wills that ended ones have left."""
+        for shard in self.shards:
+            if _serves(shard) and shard.process is not None:
+                for incarnation in self._obituaries.told(shard.process.incarnation):
+                    shard.process.send("mourn", {"incarnation": incarnation})
+                return
 
     def _shut(self, shard: Shard) -> None:
         """Nobody waits at the doors of *shard* until its next worker is there."""
@@ -239,8 +291,10 @@ class Node:
             "log": log,
             "log_path": self._log_file.path,
             "listeners": doors,
-            "redis": None,  # the address, once there is one
+            "redis": self.redis.address.parts(),
+            "alone": len(self.shards) == 1 and self.redis.private(),
         }
+        self._obituaries.born(process.incarnation)
         lanes = self._introduce(process, assignment)
         inherited = [self._memory, log, self.folder.alive, *(descriptor for descriptor, _ in doors)]
         try:

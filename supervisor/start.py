@@ -21,6 +21,8 @@ from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import CANNOT_START, SIGNALS, Door, Node
+from supervisor.node_redis import NodeRedis
+from supervisor.redis_server import RedisUnusable
 
 
 class StartError(Exception):
@@ -88,8 +90,12 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
     if detached:
         log_file.detach(folder.log)
     configure(config.log.level, config.log.format, about={"node": config.node.name})
+    try:
+        redis = NodeRedis(config, folder, structlog.get_logger())
+    except RedisUnusable as error:
+        raise StartError(str(error)) from None
     _tell_doors(config, doors, admin)
-    node = Node(config, folder, doors, log_file, check)
+    node = Node(config, folder, doors, log_file, check, redis)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load

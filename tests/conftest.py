@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -16,6 +17,10 @@ from broker.config import Config
 from broker.version import form
 from tests.innode import Node
 from tests.inprocess import Broker
+
+if TYPE_CHECKING:
+    from supervisor.redis_server import RedisServer
+    from tests.redis_servers import RunningRedis
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,13 +83,31 @@ def nodes() -> Iterator[Callable[..., Node]]:
     """Makes nodes of several in-process workers, `nodes(2, Config(...))`, and closes them at the end."""
     made: list[Node] = []
 
-    def make(workers: int = 2, config: Config | None = None) -> Node:
-        made.append(Node(workers, config))
+    def make(workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None) -> Node:
+        made.append(Node(workers, config, None if redis is None else redis.address))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Callable[..., "RunningRedis"]]:
+    """A function that starts a server, `start_redis()`; it is ended after the test."""
+    from tests.redis_servers import SERVERS, RunningRedis  # it looks which ones are installed
+
+    started: list[RunningRedis] = []
+
+    def start(server: "RedisServer | None" = None, more: str = "", port: int = 0) -> RunningRedis:
+        if server is None and not SERVERS:
+            pytest.skip("there is no redis-server")
+        started.append(RunningRedis(server or SERVERS[-1], tmp_path / f"redis{len(started)}", more, port))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
 
 
 @pytest.fixture

@@ -6,14 +6,19 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from broker.config import Config
+from broker.registration import Place
+from broker.store.address import RedisAddress
+from broker.store.line import READY
 from tests.inprocess import Broker, Client, Clock
 
 
 class Node(Sequence[Broker]):
-    def __init__(self, workers: int, config: Config | None = None) -> None:
+    def __init__(self, workers: int, config: Config | None = None, redis: RedisAddress | None = None) -> None:
         self.clock = Clock()
         self._config = config
+        self._redis = redis
         self._all: list[Broker] = []
+        self._numbers: dict[Broker, int] = {}
         self._incarnations = 0
         self.workers: list[Broker] = []
         for _ in range(workers):
@@ -21,19 +26,25 @@ class Node(Sequence[Broker]):
 
     def start(self, shard: int | None = None) -> Broker:
         """One more worker, which has met the others."""
-        broker = Broker(self._config, clock=self.clock, shard=len(self.workers) if shard is None else shard)
+        shard = len(self.workers) if shard is None else shard
         self._incarnations += 1
+        place = None if self._redis is None else Place("node", shard, self._incarnations, "weir", False)
+        broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
+        self._numbers[broker] = self._incarnations
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):
                 one.setblocking(False)
-            broker.worker.mesh.join(other.worker.shard, 0, data[0], control[0])
+            broker.worker.mesh.join(other.worker.shard, self._numbers[other], data[0], control[0])
             other.worker.mesh.join(broker.worker.shard, self._incarnations, data[1], control[1])
         self._all.append(broker)
         self.workers.append(broker)
         for each in self._all:
             each.node = self.workers
         broker.settle()
+        registration = broker.worker.registration
+        while registration is not None and registration.commands.state != READY:
+            broker.settle()
         return broker
 
     def kill(self, broker: Broker) -> None:

@@ -15,6 +15,9 @@ from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, 
 from broker.mqtt.stream import PacketReader
 from broker.net.layer import TCP, Transport
 from broker.net.listeners import listen
+from broker.registration import Place
+from broker.store.address import RedisAddress
+from broker.store.neighbours import Neighbours
 from broker.worker import Worker
 
 LARGEST = 1 << 28
@@ -67,11 +70,27 @@ class Broker:
     """A worker whose time stands still but for `advance()`."""
 
     def __init__(
-        self, config: Config | None = None, connections: int = 1000, clock: Clock | None = None, shard: int = 0
+        self,
+        config: Config | None = None,
+        connections: int = 1000,
+        redis: RedisAddress | None = None,
+        place: Place | None = None,
+        neighbours: Neighbours | None = None,
+        clock: Clock | None = None,
+        shard: int = 0,
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
-        self.worker = Worker(config or Config(), connections, self.clock, self.threads, shard=shard)
+        self.worker = Worker(
+            config or Config(),
+            connections,
+            self.clock,
+            self.threads,
+            shard=shard,
+            redis=redis,
+            place=place,
+            neighbours=neighbours,
+        )
         self.node: list[Broker] = [self]  # the workers that come to rest together
         self.stopped = False  # it gets no processor
         self._clients: list[Client] = []
@@ -127,7 +146,9 @@ class Broker:
         for _ in range(10_000):
             running = [broker for broker in self.node if not broker.stopped]
             busy = [broker.turn() for broker in running]
-            if not any(busy) and not (len(running) > 1 and any(broker.has_events() for broker in running)):
+            if any(busy) or (len(running) > 1 and any(broker.has_events() for broker in running)):
+                continue
+            if not any(broker.waits_for_redis() for broker in running):
                 return
         raise AssertionError("the broker does not come to rest")
 
@@ -138,6 +159,14 @@ class Broker:
         self.worker.reactor.wake()
         wait = self.worker.reactor.turn()
         return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
+
+    def waits_for_redis(self) -> bool:
+        """Redis has been asked something and has not answered; it has a moment to do so."""
+        registration = self.worker.registration
+        if registration is None or not registration.commands.statistics.waiting:
+            return False
+        select.select([self.worker.reactor], [], [], 0.01)
+        return True
 
     def has_events(self) -> bool:
         """Another worker has sent something since its last slice."""

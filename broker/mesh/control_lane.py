@@ -93,7 +93,7 @@ class ControlLane(Handler):
             self._ends.passed(peer, wire.read_number(body), now)
         elif kind == wire.ALL_TOLD:
             self._ends.all_told(peer)
-        else:
+        elif not self._ends.about_session(peer, kind, body):
             raise MeshError(f"a frame of kind {kind} on the control lane")
 
     def _taken(self, sequence: int) -> None:

@@ -16,6 +16,7 @@ from broker.reasons import CloseReason, DropReason
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
+from broker.session.origin import Origin
 
 TELL_EVERY = 64 * 1024  # bytes processed between two words about it
 
@@ -35,6 +36,10 @@ class Ends:
         """*peer* has told us all that it had retained."""
         raise NotImplementedError
 
+    def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
+        """A frame about a session that goes from one worker to another; false if it is about something else."""
+        raise NotImplementedError
+
     def stamp_seen(self, stamp: int) -> None:
         """A peer wrote something retained under *stamp*."""
         raise NotImplementedError
@@ -46,8 +51,16 @@ class Ends:
 
 class DataLane(Handler):
     def __init__(
-        self, peer: Peer, ends: Ends, routes: Routes, retained: Retained, deliveries: Deliveries, counters: Counters
+        self,
+        peer: Peer,
+        ends: Ends,
+        routes: Routes,
+        retained: Retained,
+        deliveries: Deliveries,
+        counters: Counters,
+        origin: Origin,
     ) -> None:
+        self._origin = origin
         self._peer = peer
         self._ends = ends
         self._routes = routes
@@ -64,6 +77,7 @@ class DataLane(Handler):
         end = len(data)
         spent = 0
         stream.needs = 0
+        self._origin.shard = self._peer.shard
         while spent < quantum and position < end and not stream.held:
             first = data[position]
             if first >= 0x30:
@@ -102,6 +116,7 @@ class DataLane(Handler):
             else:
                 raise MeshError(f"byte {first:#04x} on the data lane")
             position = stop
+        self._origin.shard = self._origin.here
         self._processed += position - begun
         stream.position = position
         stream.left = end - position
@@ -166,4 +181,6 @@ class DataLane(Handler):
         if kind == wire.ALL_RETAINED:
             self._ends.all_retained(self._peer)
             return 1
+        if self._ends.about_session(self._peer, kind, data[start:stop]):
+            return PUBLISH_COST
         raise MeshError(f"a frame of kind {kind} on the data lane")

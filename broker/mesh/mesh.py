@@ -19,6 +19,7 @@ from broker.mesh import wire
 from broker.mesh.control_lane import ControlEnds, ControlLane
 from broker.mesh.data_lane import DataLane
 from broker.mesh.peer import Peer, unbounded
+from broker.mesh.takeovers import Takeovers
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
@@ -28,6 +29,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import RESERVED, Routes
 from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
+from broker.session.origin import Origin
 
 PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
 LOOKED_AT: Final = 64  # shared subscriptions at once
@@ -66,9 +68,13 @@ class Mesh(Neighbours):
         deliveries: Deliveries,
         reactor: Reactor,
         counters: Counters,
+        takeovers: Takeovers,
+        origin: Origin,
         clock: Callable[[], float],
         failed: Callable[[Exception, float], None],
     ) -> None:
+        self.takeovers = takeovers
+        self._origin = origin
         self.peers: list[Peer] = []
         self._ends = _Ends(self)
         self.stamps = HybridClock(shard)
@@ -99,7 +105,7 @@ class Mesh(Neighbours):
         peer = Peer(shard, incarnation, data_stream, control_stream)
         peer.confirmed = self._sequence
         self.peers.append(peer)
-        lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters)
+        lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters, self._origin)
         self._reactor.attach(data_stream, lane)
         self._reactor.attach(control_stream, ControlLane(peer, self._ends, self._routes))
         topics = self._retained.topics() + self._retained.deleted()
@@ -113,8 +119,13 @@ class Mesh(Neighbours):
     def lose(self, peer: Peer, stream: Stream) -> None:
         """A lane of *peer* has ended."""
         self._reactor.destroy(stream)
-        if peer.gone:
-            return
+        if not peer.gone:
+            self._withdraw(peer)
+        if stream is peer.data:
+            self.takeovers.lost(peer)
+
+    def _withdraw(self, peer: Peer) -> None:
+        """*peer* is gone: nobody waits for it, and nothing is sent to it any more."""
         peer.gone = True
         self.peers.remove(peer)
         self._routes.forget_all()
@@ -230,10 +241,11 @@ class Mesh(Neighbours):
 
     def busy(self) -> bool:
         """There is something for `work()`."""
-        return bool(self._telling or self._forgetting)
+        return bool(self._telling or self._forgetting) or self.takeovers.busy()
 
     def work(self, until: float) -> bool:
         """Go on with what is unfinished, a page at least, until the time *until*; true if something is left."""
+        self.takeovers.work(until)
         while self._telling or self._forgetting:
             if self._forgetting:
                 if self._forget(self._forgetting[0]):
@@ -308,6 +320,7 @@ class Mesh(Neighbours):
             return now + NOTHING
         if now >= self._look_at:
             self._look_at = now + LOOK
+            self.takeovers.tick(now)
             self._look_around()
             self._retained.bury(now, BURIED_AT_ONCE)
         return self._look_at
@@ -339,6 +352,9 @@ class _Ends(ControlEnds):
 
     def lane_lost(self, peer: Peer, stream: Stream, now: float) -> None:
         self._mesh.lose(peer, stream)
+
+    def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
+        return self._mesh.takeovers.take(peer, kind, body)
 
     def stamp_seen(self, stamp: int) -> None:
         self._mesh.stamps.seen(stamp)

@@ -36,6 +36,15 @@ DONE: Final = 20  # bytes of the data lane that were processed, since its beginn
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
 
+# Frames about sessions that go from one worker to another: takeovers.py.
+ASK: Final = 32
+ANSWER: Final = 33
+SWITCH: Final = 34
+TAKEN: Final = 35
+ABANDON: Final = 36
+CHUNK: Final = 37  # on the data lane
+MARK: Final = 38  # on the data lane
+
 # What is to be done with a message that crosses in a frame.
 DELIVER: Final = 1
 KEEP: Final = 2  # retain it

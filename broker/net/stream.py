@@ -7,7 +7,7 @@ import fcntl
 import socket
 import sys
 import termios
-from typing import Final
+from typing import Final, Protocol
 
 from broker.delivery.outbox import Outbox
 from broker.net.layer import Layer
@@ -35,20 +35,20 @@ def receive(sock: socket.socket, size: int) -> bytes:
     return bytes(_received[:count])
 
 
-class Handler:
+class Handler(Protocol):
     """Who serves a stream that is no client's: the link to the supervisor, another worker, Redis."""
 
     def serve(self, stream: "Stream", quantum: int, now: float) -> int:
         """Take what *stream* has, for about *quantum* units; the units used."""
-        raise NotImplementedError
+        ...
 
     def drained(self, stream: "Stream", now: float) -> None:
         """*stream* is writable again."""
-        raise NotImplementedError
+        ...
 
     def lost(self, stream: "Stream", reason: CloseReason, now: float) -> None:
         """The peer of *stream* is gone: to be destroyed."""
-        raise NotImplementedError
+        ...
 
 
 class Stream:

@@ -17,6 +17,7 @@ from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message, SharedMessage
+from broker.session.origin import Origin, Sieve
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
 from broker.session.run import GROWTH, Run
@@ -50,7 +51,18 @@ class QueueBudget:
 class SessionLimits:
     """How much one session may hold; counts of messages, and bytes. They share *budget*."""
 
-    def __init__(self, *, inflight: int, pending: int, queue: int, queue_bytes: int, budget: QueueBudget) -> None:
+    def __init__(
+        self,
+        *,
+        inflight: int,
+        pending: int,
+        queue: int,
+        queue_bytes: int,
+        budget: QueueBudget,
+        origin: Origin | None = None,
+    ) -> None:
+        """*origin*: of what is delivered, where there are several workers."""
+        self.origin = origin or Origin(0)
         self.inflight = inflight
         self.pending = pending
         self.queue = queue
@@ -86,6 +98,7 @@ class Session:
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not yet released
         self._carried: PacketIds | None = None  # those of them that came over a former connection; 5.0 counts the rest
         self.will: Will | None = None
+        self.sieve: Sieve | None = None  # while it goes from one worker to another
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
         # Of the connection it has now:
@@ -380,6 +393,9 @@ class Session:
             self._counters.dropped(DropReason.SESSION_ENDED, 1)
             return
         limits = self._limits
+        if self.sieve is not None and not isinstance(message, SharedMessage):  # who is chosen for one has it alone
+            if not self.sieve.takes(limits.origin.shard):
+                return
         if not self.has_room():
             self._counters.dropped(DropReason.PENDING_FULL, 1)
             return

@@ -47,6 +47,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("broker/overload/__init__.py", "from random import random"),
         ("broker/metrics/__init__.py", "import broker.mqtt"),
         ("broker/reasons.py", "import cli.main"),
+        ("broker/store/__init__.py", "import redis"),
         ("supervisor/__init__.py", "import cli.main"),
     ],
 )

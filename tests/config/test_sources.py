@@ -186,6 +186,9 @@ def test_a_source_is_checked_even_where_a_later_one_wins(tmp_path: Path) -> None
         ("delivery.outbound_budget=1MiB", "it must be 0 or at least delivery.high_watermark (1310720 bytes)."),
         ("limits.queue_bytes=1KiB", "it must be 0 or at least limits.packet_bytes (1048576 bytes)."),
         ("listeners.tcp.enabled=false", "it must be true: no other listener is enabled."),
+        ("redis.prefix=", "it must be a word without braces or spaces."),
+        ("redis.prefix={a}", "it must be a word without braces or spaces."),
+        ("redis.prefix=a b", "it must be a word without braces or spaces."),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(assignment: str, sentence: str) -> None:

@@ -67,9 +67,7 @@ def move(here: Broker, there: Broker, client_id: str = "me") -> Session:
 
 
 def session_of(broker: Broker, client_id: str = "me") -> Session | None:
-    found: list[Session | None] = []
-    broker.worker.store.claim(client_id, found.append)
-    return found[0]
+    return broker.worker.store.find(client_id)
 
 
 def come(broker: Broker, *, will: Will | None = None, expiry: int = 60, clean: bool = False, window: int = 9) -> Client:

@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
 from broker.reasons import CloseReason
 from broker.session.message import Message
 from broker.session.session import Session
-from broker.store.sessions import MemorySessions
+from broker.store.sessions import Claimant, MemorySessions
 from tests.hub.talk import closed, goodbye, greeting, payloads, subscribe
 from tests.inprocess import Broker, Client
 
@@ -38,13 +38,16 @@ class BrokenStore:
         self._unlucky = unlucky
         self._good = MemorySessions()
 
-    def claim(self, client_id: str, then: Callable[[Session | None], None]) -> None:
-        if client_id == self._unlucky:
-            raise RuntimeError(f"cannot claim {client_id}")
-        self._good.claim(client_id, then)
+    def claim(self, claimant: Claimant) -> None:
+        if claimant.client_id == self._unlucky:
+            raise RuntimeError(f"cannot claim {claimant.client_id}")
+        self._good.claim(claimant)
 
     def find(self, client_id: str) -> Session | None:
         return self._good.find(client_id)
+
+    def without_will(self, session: Session) -> None:
+        self._good.without_will(session)
 
     def keep(self, session: Session) -> None:
         self._good.keep(session)

@@ -9,7 +9,7 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish
 from broker.net.reactor import SLICE
-from broker.net.stream import OPEN, Handler, Stream
+from broker.net.stream import OPEN, Stream
 from broker.reasons import CloseReason
 from tests.inprocess import Broker
 
@@ -19,7 +19,7 @@ WORD = 4
 ANY = 1 << 30
 
 
-class Words(Handler):
+class Words:
     """Takes words of four bytes, one at a time."""
 
     def __init__(self, broker: Broker) -> None:

@@ -1,5 +1,7 @@
 # What every store of sessions does.
 from broker.metrics.counters import Counters
+from broker.mqtt.packets import Will
+from broker.reasons import CloseReason
 from broker.session.session import QueueBudget, Session, SessionLimits
 from broker.store.sessions import MemorySessions, SessionStore
 
@@ -10,10 +12,28 @@ def session(client_id: str) -> Session:
     )
 
 
-def claimed(store: SessionStore, client_id: str) -> Session | None:
-    answers: list[Session | None] = []
-    store.claim(client_id, answers.append)
-    (answer,) = answers
+class Asking:
+    """A CONNECT that remembers how it was answered."""
+
+    def __init__(self, client_id: str, clean_start: bool = False, expiry: int = 0, will: Will | None = None) -> None:
+        self.client_id = client_id
+        self.clean_start = clean_start
+        self.expiry = expiry
+        self.will = will
+        self.user: str | None = None
+        self.answers: list[Session | CloseReason | None] = []
+
+    def found(self, session: Session | None) -> None:
+        self.answers.append(session)
+
+    def refused(self, reason: CloseReason) -> None:
+        self.answers.append(reason)
+
+
+def claimed(store: SessionStore, client_id: str) -> Session | CloseReason | None:
+    asking = Asking(client_id)
+    store.claim(asking)
+    (answer,) = asking.answers
     return answer
 
 

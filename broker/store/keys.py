@@ -1,0 +1,37 @@
+# Every key that Weir has in Redis is named here, with what lies under it and how long.
+#
+#   PREFIX:{R}:owner:CLIENT     string  "EPOCH INCARNATION SHARD NODE": whose session that client id is
+#   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
+#   PREFIX:generation           string  a random id, made by whoever finds none: another one means that Redis has
+#                                       forgotten everything
+#
+# {R} is one of SLICES hash tags, chosen by the client id: in a Redis Cluster all keys that one script touches are so on
+# one node, and a mourner has SLICES hashes to read for a worker and not one for each client.
+#
+# Nothing stays for ever: owners and wills live for LEASE and are written again when a third of it has passed, while
+# their worker lives; `release` takes them away at once. The generation is kept by being asked for.
+# The epochs of a client id rise even when its key was gone: they are never below Redis' own clock in microseconds.
+import zlib
+from typing import Final
+
+SLICES: Final = 16
+LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
+
+
+class Keys:
+    def __init__(self, prefix: str) -> None:
+        """*prefix* keeps several clusters apart that share one Redis."""
+        self._owners = [f"{prefix}:{{{number}}}:owner:".encode() for number in range(SLICES)]
+        self._wills = [f"{prefix}:{{{number}}}:wills:".encode() for number in range(SLICES)]
+        self.generation = f"{prefix}:generation".encode()
+
+    def slice_of(self, client_id: bytes) -> int:
+        """Which slice *client_id* belongs to: the same for every worker and version."""
+        return zlib.crc32(client_id) % SLICES
+
+    def owner(self, client_id: bytes) -> bytes:
+        return self._owners[zlib.crc32(client_id) % SLICES] + client_id
+
+    def wills(self, number: int, incarnation: bytes) -> bytes:
+        """The wills of a worker's clients whose ids are in slice *number*."""
+        return self._wills[number] + incarnation

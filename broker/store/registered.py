@@ -1,0 +1,239 @@
+# The sessions of a worker that is one of several: in its memory, and owned as the registry says.
+#
+# A claim asks the registry first, or, when Redis is away, the node. Who owned the session until then hands it over
+# (neighbours.py); only then its client is answered. Claims of one client id take their turn, as do those who ask us
+# for a session that we are about to get ourselves. What was claimed and is not kept, as its client has gone meanwhile,
+# is released again.
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from broker.mqtt.properties import WILL_DELAY_INTERVAL
+from broker.reasons import CloseReason
+from broker.session.session import Session
+from broker.store.holdings import Rival
+from broker.store.neighbours import Handover, Neighbours, Then
+from broker.store.owner import Owner
+from broker.store.registry import CLAIMED, LOCAL, REFUSED, Registry, Verdict
+from broker.store.sessions import Claimant, MemorySessions
+from broker.store.will_record import encode
+
+UNDECIDED: Final = -1
+MOST_BEHIND: Final = 20  # connections of one client id that wait at once: each would take over the one before
+
+
+class RegisteredStatistics:
+    def __init__(self) -> None:
+        self.waiting = 0  # claims, those that wait for their turn included
+        self.taken_over = 0  # sessions that came from other workers
+        self.given_up = 0  # sessions that others were told they could have
+        self.turned_away = 0  # clients whose session somebody else claimed later, or too many want
+
+
+class RegisteredSessions:
+    """A `SessionStore`, and what the registry tells of other owners (its `Rival`)."""
+
+    def __init__(
+        self,
+        make_registry: Callable[[Rival], Registry],
+        neighbours: Neighbours,
+        clock: Callable[[], float],
+        evict: Callable[[Session], None],
+    ) -> None:
+        """*evict* ends a session that is here though somebody else has it, with its connection (0x8E)."""
+        self.counts = RegisteredStatistics()
+        self.memory = MemorySessions()
+        self.neighbours = neighbours
+        self.clock = clock
+        self.evict = evict
+        self._claims: dict[str, _Claim] = {}  # under way, by client id
+        self.registry = make_registry(self)
+
+    def claim(self, claimant: Claimant) -> None:
+        self.counts.waiting += 1
+        under_way = self._claims.get(claimant.client_id)
+        if under_way is None:
+            self.begin(_Claim(self, claimant, deque()))
+        elif len(under_way.behind) < MOST_BEHIND:
+            under_way.behind.append(claimant)
+        else:
+            self.counts.waiting -= 1
+            self.counts.turned_away += 1
+            claimant.refused(CloseReason.SERVER_BUSY)
+
+    def begin(self, claim: "_Claim") -> None:
+        claimant = claim.claimant
+        self._claims[claimant.client_id] = claim
+        self.registry.claim(claimant.client_id, claimant.expiry > 0, claim.will, claim.decided, self.clock())
+
+    def over(self, claim: "_Claim") -> None:
+        """*claim* has been answered: who waited for that goes on."""
+        client_id = claim.claimant.client_id
+        del self._claims[client_id]
+        self.counts.waiting -= 1
+        if self.memory.find(client_id) is None:
+            self.registry.release(client_id)
+        for epoch, then in claim.askers:
+            self.give_up(client_id, epoch, then)
+        if claim.behind:
+            self.begin(_Claim(self, claim.behind.popleft(), claim.behind))
+
+    def give_up(self, client_id: str, epoch: int, then: Then) -> None:
+        """Another worker owns *client_id* with *epoch*, so it says: *then* is called once with what is here of it.
+
+        That is its session, as it is: to be closed (0x8E), taken out of the routes and handed over, or ended, and to be
+        forgotten here. Or nothing; or nothing, and *superseded*: it is ours with an epoch that is later.
+        """
+        claim = self._claims.get(client_id)
+        if claim is not None and claim.epoch < epoch:
+            claim.askers.append((epoch, then))
+            return
+        held = self.registry.epoch_of(client_id) if claim is None else claim.epoch
+        if held > epoch:
+            then(Handover(None, held, superseded=True))
+            return
+        self.registry.yield_to(client_id, epoch)
+        session = self.memory.find(client_id)
+        if session is not None:
+            self.counts.given_up += 1
+        then(Handover(session, held))
+
+    def keep_after_all(self, session: Session) -> None:
+        """Whoever had asked for *session* is gone, and so is its claim."""
+        client_id = session.client_id
+        will = session.will
+        user = session.principal.user
+        by = None if user is None else user.decode()
+        left = b"" if will is None else encode(will.fields, min(will.delay, session.expiry), by)
+        self.registry.hold_locally(client_id, self.registry.next_epoch(client_id), left)
+
+    # What the registry finds out by itself.
+
+    def superseded(self, client_id: str, owner: Owner, now: float) -> None:
+        session = self.memory.find(client_id)
+        if session is not None:
+            self.evict(session)
+
+    def superseding(self, client_id: str, former: Owner, now: float) -> None:
+        self.neighbours.take_over(client_id, former, self.registry.epoch_of(client_id), False, _ignore)
+
+    # Sessions.
+
+    def keep(self, session: Session) -> None:
+        self.memory.keep(session)
+
+    def forget(self, session: Session) -> None:
+        client_id = session.client_id
+        if self.memory.find(client_id) is session and client_id not in self._claims:
+            self.registry.release(client_id)  # else it was claimed again, for its successor
+        self.memory.forget(session)
+
+    def without_will(self, session: Session) -> None:
+        self.registry.drop_will(session.client_id, self.clock())
+
+    def find(self, client_id: str) -> Session | None:
+        return self.memory.find(client_id)
+
+    def sessions(self) -> Iterable[Session]:
+        return self.memory.sessions()
+
+    def count(self) -> int:
+        return self.memory.count()
+
+
+class _Claim:
+    """A CONNECT on its way to its session."""
+
+    def __init__(self, store: RegisteredSessions, claimant: Claimant, behind: deque[Claimant]) -> None:
+        self.store = store
+        self.claimant = claimant
+        self.behind = behind  # who want the same session, after this one
+        self.epoch = UNDECIDED
+        self.askers: list[tuple[int, Then]] = []  # workers that want it with greater epochs, when we have it
+        self.will = _record(claimant)
+        self._local = False
+        self._again = False  # within the node, the second time
+        self._done = False
+
+    def decided(self, verdict: Verdict) -> None:
+        """The registry has answered."""
+        store, claimant = self.store, self.claimant
+        if verdict.outcome == REFUSED:
+            self._answer(CloseReason.SERVER_UNAVAILABLE, None)
+            return
+        client_id = claimant.client_id
+        self._local = verdict.outcome == LOCAL
+        self.epoch = store.registry.next_epoch(client_id) if self._local else verdict.epoch
+        self._turn_away_earlier()
+        here = store.memory.find(client_id)
+        if verdict.outcome == CLAIMED and verdict.former is not None:
+            store.neighbours.take_over(
+                client_id, verdict.former, self.epoch, not claimant.clean_start, self.handed_over
+            )
+        elif self._local and here is None:
+            self._ask_the_node()
+        else:
+            self.handed_over(Handover(None))
+
+    def _ask_the_node(self) -> None:
+        claimant = self.claimant
+        self.store.neighbours.claim_within_node(
+            claimant.client_id, self.epoch, not claimant.clean_start, self.handed_over
+        )
+
+    def handed_over(self, handover: Handover) -> None:
+        """Whoever had the session has answered."""
+        if self._done:
+            return
+        store, client_id = self.store, self.claimant.client_id
+        if handover.superseded:
+            if self._local and not self._again:
+                self._again = True
+                self.epoch = max(self.epoch, handover.epoch) + 1
+                self._ask_the_node()
+                return
+            store.counts.turned_away += 1
+            store.registry.yield_to(client_id, handover.epoch)
+            self._answer(CloseReason.SERVER_UNAVAILABLE, None)
+            return
+        if self._local:
+            store.registry.hold_locally(client_id, self.epoch, self.will)
+        here = store.memory.find(client_id)
+        if handover.session is not None:
+            store.counts.taken_over += 1
+            if here is not None and here is not handover.session:  # of a time when the other one could not be asked
+                store.evict(here)
+            store.memory.keep(handover.session)
+        self._answer(None, handover.session or here)
+
+    def _turn_away_earlier(self) -> None:
+        """Who asks for less than we have now must not wait until we have it: we may be waiting for them."""
+        askers, self.askers = self.askers, []
+        for epoch, then in askers:
+            if epoch > self.epoch:
+                self.askers.append((epoch, then))
+            else:
+                then(Handover(None, self.epoch, superseded=True))
+
+    def _answer(self, reason: CloseReason | None, session: Session | None) -> None:
+        self._done = True
+        try:
+            if reason is not None:
+                self.claimant.refused(reason)
+            else:
+                self.claimant.found(session)
+        finally:
+            self.store.over(self)
+
+
+def _record(claimant: Claimant) -> bytes:
+    """The will as Redis has it."""
+    will = claimant.will
+    if will is None:
+        return b""
+    delay = will.properties.get(WILL_DELAY_INTERVAL, 0)
+    return encode(will, min(delay if isinstance(delay, int) else 0, claimant.expiry), claimant.user)
+
+
+def _ignore(handover: Handover) -> None:
+    pass

@@ -1,0 +1,269 @@
+# The registry: which worker owns the session of a client id, in the whole cluster [MQTT-3.1.4-3].
+#
+# It is kept in Redis, and each step is one call of claim.lua, so as far as Redis can tell two workers never own a
+# session at once. A claim gives an epoch that is greater than all before, and names who owned the session until then;
+# what an owner says later with a lower epoch changes nothing (it is fenced).
+# Redis is not needed to go on: what is claimed while it is away, and all that it may have forgotten, it is told of
+# again (holdings.py): when the line is ready again, when the generation key is another one, and before a lease ends.
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Final
+
+from broker.reasons import StoreFailure
+from broker.store.claiming import ASK_AGAIN, PAUSE, REFUSE, WITHIN_NODE, after_failure, before_asking, patience
+from broker.store.holdings import PATIENCE, Holdings, Rival
+from broker.store.keys import LEASE, Keys
+from broker.store.line import READY, packed
+from broker.store.owner import Owner, epoch_and_owner
+from broker.store.resp import Command, Commands, Greeter
+from broker.store.script import Script
+
+CLAIMED: Final = 0  # `epoch` and `former` say what Redis said
+LOCAL: Final = 1  # Redis is away, and the session may be claimed within the node: see `Registry.hold_locally()`
+REFUSED: Final = 2  # Redis is away, and the session may be elsewhere: SERVER_UNAVAILABLE (0x88; 3.x: 3)
+
+LOOK: Final = 1.0  # seconds between two looks at the generation
+RENEW: Final = LEASE / 3  # seconds after which everything is claimed again, so that no lease ends
+
+
+class Verdict:
+    """What a claim came to."""
+
+    def __init__(self, outcome: int, epoch: int, former: Owner | None) -> None:
+        self.outcome = outcome
+        self.epoch = epoch
+        self.former = former  # None also if it was this worker
+
+
+class RegistryStatistics:
+    def __init__(self) -> None:
+        self.claims = 0
+        self.outcomes = [0, 0, 0]  # by CLAIMED, LOCAL, REFUSED
+        self.forgotten = 0  # times that the generation was another one
+
+
+class Registry(Greeter):
+    def __init__(
+        self,
+        commands: Commands,
+        keys: Keys,
+        rival: Rival,
+        *,
+        node: str,
+        shard: int,
+        incarnation: str,
+        wall: Callable[[], float],
+        new_generation: Callable[[], str],
+        alone: bool = False,
+    ) -> None:
+        """*node* and *incarnation* have no spaces in them; *wall*: the time of day (s); *new_generation*: random.
+
+        Who is *alone*, the only worker of all that use this Redis, has nobody to ask: it claims at once, and Redis is
+        told afterwards, of many in one go, for the sake of the wills and of whoever comes after it.
+        """
+        place = f"{shard} {node}"
+        self.statistics = RegistryStatistics()
+        self.script = Script(commands, files("broker.store").joinpath("claim.lua").read_bytes())
+        self.holdings = Holdings(commands, keys, self.script, rival, incarnation, place, alone)
+        self._commands = commands
+        self._keys = keys
+        self._rival = rival
+        self._me = incarnation
+        self._place = place
+        self._alone = alone
+        self._wall = wall
+        self._new_generation = new_generation
+        self._generation: object = None
+        self._look = 0.0
+        self._renew = 0.0
+        self._again: dict[_Claim, float] = {}  # claims that ask again, by when; few, and at most as old as PAUSE
+        commands.greeter = self
+
+    def claim(self, client_id: str, lasting: bool, will: bytes, then: Callable[[Verdict], None], now: float) -> None:
+        """A CONNECT wants the session of *client_id*; *then* is called once, perhaps before this returns.
+
+        *lasting*: it outlives its connection. *will*: as `will_record.encode()` makes it, or b"". What is CLAIMED is
+        held until `release()`.
+        """
+        self.statistics.claims += 1
+        claim = _Claim(self, client_id, lasting, will, then, now)
+        if self._alone or before_asking(lasting, self._commands.away(now)) == WITHIN_NODE:
+            claim.decide(LOCAL, 0, None)
+        else:
+            self._ask(claim, now)
+
+    def next_epoch(self, client_id: str) -> int:
+        """For a claim that Redis is not asked for: by our clock, and later than what we know."""
+        return max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
+
+    def hold_locally(self, client_id: str, epoch: int, will: bytes) -> None:
+        """The session was claimed within the node with *epoch*. Redis is told when it is back."""
+        self.holdings.hold_unknown(client_id, epoch, will)
+
+    def release(self, client_id: str) -> None:
+        """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
+        self.holdings.release(client_id)
+
+    def yield_to(self, client_id: str, epoch: int) -> bool:
+        """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
+        return self.holdings.yield_to(client_id, epoch)
+
+    def drop_will(self, client_id: str, now: float) -> None:
+        """The will of *client_id* was published or taken back: nobody else has to publish it."""
+        self.holdings.drop_will(client_id, now)
+
+    def epoch_of(self, client_id: str) -> int:
+        """The epoch that this worker holds *client_id* with; 0 if it does not."""
+        held = self.holdings.get(client_id)
+        return 0 if held is None else held.epoch
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when the next thing will be."""
+        due = now + LOOK
+        again = self._again
+        if again:
+            for claim in [claim for claim, when in again.items() if when <= now]:
+                del again[claim]
+                self._ask(claim, now)
+            due = min([due, *again.values()])
+        if self._commands.state == READY:
+            if now >= self._look:
+                self._look_at_generation(now)
+            if now >= self._renew:
+                self._claim_all_again(now)
+            self.holdings.go_on(now)
+            due = min(due, self._look)
+        return due
+
+    def redis_ready(self, now: float) -> None:
+        """The line is there (again): the script first, then the generation, then all that we hold."""
+        self.script.load(now)
+        self._commands.ask(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
+        self._look_at_generation(now)
+        self._claim_all_again(now)
+
+    def _ask(self, claim: "_Claim", now: float) -> None:
+        client = claim.client_id.encode()
+        keys = self._keys
+        wills = keys.wills(keys.slice_of(client), self._me.encode())
+        words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.will]
+        command = self.script.call([wills, keys.owner(client)], words)
+        self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim), now)
+
+    def answered(self, claim: "_Claim", reply: object, now: float) -> None:
+        epoch, former = epoch_and_owner(reply)
+        held = self.holdings.get(claim.client_id)
+        if held is None or held.epoch < epoch:
+            self.holdings.hold(claim.client_id, epoch, claim.will)
+        else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
+            epoch = held.epoch
+            self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
+        claim.decide(CLAIMED, epoch, former if former is not None and former.incarnation != self._me else None)
+
+    def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:
+        self.script.failed(failure, now)
+        step = after_failure(failure, claim.lasting, now - claim.since)
+        if step == ASK_AGAIN:
+            self._again[claim] = now + PAUSE
+        else:
+            claim.decide(REFUSED if step == REFUSE else LOCAL, 0, None)
+
+    def came_late(self, claim: "_Claim", reply: object, now: float) -> None:
+        """Redis did what we had given up: what it wrote holds if the session is ours, and else must go."""
+        if not claim.decided:
+            return  # it has asked again, and that answer is the later one
+        epoch, former = epoch_and_owner(reply)
+        held = self.holdings.get(claim.client_id)
+        if held is None:
+            self.holdings.release_epoch(claim.client_id, epoch)
+            return
+        if held.epoch < epoch:
+            held.epoch = epoch
+        if former is not None and former.incarnation != self._me:
+            self._rival.superseding(claim.client_id, former, now)
+
+    def _claim_all_again(self, now: float) -> None:
+        self._renew = now + RENEW
+        self.holdings.all_again()
+
+    def _look_at_generation(self, now: float) -> None:
+        self._look = now + LOOK
+        self._commands.ask(_Look(self, packed("GET", self._keys.generation)), now)
+
+    def generation_is(self, generation: object, now: float) -> None:
+        """What Redis said when it was asked; None: it has lost everything while the line was up."""
+        if generation is None:
+            self._commands.ask(
+                _Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now
+            )
+            self._look_at_generation(now)
+        elif generation != self._generation:
+            if self._generation is not None:
+                self.statistics.forgotten += 1
+                self._claim_all_again(now)
+            self._generation = generation
+
+
+class _Claim:
+    """A CONNECT that waits for its session."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        client_id: str,
+        lasting: bool,
+        will: bytes,
+        then: Callable[[Verdict], None],
+        since: float,
+    ) -> None:
+        self.registry = registry
+        self.client_id = client_id
+        self.lasting = lasting
+        self.will = will
+        self.since = since
+        self.decided = False
+        self._then = then
+
+    def decide(self, outcome: int, epoch: int, former: Owner | None) -> None:
+        self.decided = True
+        self.registry.statistics.outcomes[outcome] += 1
+        self._then(Verdict(outcome, epoch, former))
+
+
+class _ClaimStep(Command):
+    def __init__(self, command: bytes, patience: float, claim: _Claim) -> None:
+        super().__init__(command, patience)
+        self._claim = claim
+
+    def replied(self, reply: object, now: float) -> None:
+        self._claim.registry.answered(self._claim, reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._claim.registry.failed(self._claim, failure, now)
+
+    def late(self, reply: object, now: float) -> None:
+        self._claim.registry.came_late(self._claim, reply, now)
+
+
+class _Begin(Command):
+    """The generation is set, unless somebody was first. A look comes after it, and sees what came of it."""
+
+    def replied(self, reply: object, now: float) -> None:
+        pass
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        pass
+
+
+class _Look(Command):
+    """A look at the generation; if it fails, there will be another."""
+
+    def __init__(self, registry: Registry, command: bytes) -> None:
+        super().__init__(command, PATIENCE)
+        self._registry = registry
+
+    def replied(self, reply: object, now: float) -> None:
+        self._registry.generation_is(reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        pass

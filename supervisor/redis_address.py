@@ -1,0 +1,227 @@
+# From `--redis URL` to an address that a worker can dial, and the question whether what is there can be used.
+#
+# It waits for a network, so it is called where waiting is no harm: before the first worker, and later from a thread,
+# when the workers have lost Redis and it may be somewhere else: a name may have another address by then, and a sentinel
+# may name another master. Workers get numbers, and look nothing up.
+# rediss:// is understood and refused: the workers do not speak TLS to Redis yet.
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import redis
+from redis import exceptions as refusals
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from broker.store.address import RedisAddress
+from supervisor.redis_server import OLDEST, RedisUnusable
+
+PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
+PATIENCE: Final = 5.0  # seconds for each answer
+NOT_LET_IN: Final = "does not accept the user name or the password, or there is none in the URL"
+FORMS: Final = (
+    "redis://[USER:PASSWORD@]HOST[:PORT][/DB], unix://[USER:PASSWORD@]/PATH[?db=DB] or "
+    "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB]"
+)
+
+
+@dataclass(frozen=True)
+class FoundRedis:
+    address: RedisAddress
+    version: tuple[int, ...]
+    remarks: tuple[str, ...]  # what is not as it should be, though it can be used
+
+
+@dataclass(frozen=True)
+class _Url:
+    scheme: str
+    shown: str  # without the password
+    user: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    path: str = ""
+    hosts: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+
+
+def check_url(url: str) -> None:
+    """RedisUnusable: *url* is none that can be used. Nothing is looked up."""
+    _parse(url)
+
+
+def find_redis(url: str) -> FoundRedis:
+    """Dial what *url* names; where it is, and what. RedisUnusable, if it cannot be used."""
+    wanted = _parse(url)
+    with _explained(wanted.shown):
+        if wanted.scheme == "redis+sentinel":
+            host, port = _ask_sentinels(wanted)
+        elif wanted.scheme == "unix":
+            host, port = "", 0
+        else:
+            host, port = wanted.hosts[0]
+        address = RedisAddress(
+            path=wanted.path,
+            host=_number_of(host, port) if host else "",
+            port=port,
+            user=wanted.user,
+            password=wanted.password,
+            db=wanted.db,
+        )
+        return _examine(address, wanted.shown)
+
+
+def _parse(url: str) -> _Url:
+    try:
+        parts = urlsplit(url)
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    except ValueError:
+        raise RedisUnusable(f"The address of Redis is no URL: it must be {FORMS}.") from None
+    shown = _without_password(url, parts)
+    if parts.scheme == "rediss":
+        raise RedisUnusable(
+            f"{shown}: Weir does not speak TLS to Redis yet; use redis:// in a trusted network, or through a tunnel."
+        )
+    try:
+        if parts.scheme == "unix":
+            return _Url("unix", shown, user, password, _db(_query_db(parts.query)), path=_socket_path(parts))
+        segments = [unquote(part) for part in parts.path.split("/")[1:]]
+        if parts.scheme == "redis":
+            db = _db(segments[0] if segments else "")
+            return _Url("redis", shown, user, password, db, hosts=(*_hosts(parts, PORT, most=1),))
+        if parts.scheme == "redis+sentinel" and segments and segments[0]:
+            hosts = (*_hosts(parts, SENTINEL_PORT, most=100),)
+            db = _db(segments[1] if len(segments) > 1 else "")
+            return _Url("redis+sentinel", shown, user, password, db, hosts=hosts, service=segments[0])
+    except ValueError:
+        pass
+    raise RedisUnusable(f"{shown} is no address of Redis: it must be {FORMS}.")
+
+
+def _without_password(url: str, parts: SplitResult) -> str:
+    credentials, at, rest = parts.netloc.rpartition("@")
+    if not at:
+        return url
+    return parts._replace(netloc=f"{credentials.partition(':')[0]}:***@{rest}").geturl()
+
+
+def _db(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError("no number")
+    return int(text or "0")
+
+
+def _query_db(query: str) -> str:
+    if query and not query.startswith("db="):
+        raise ValueError("an option that there is not")
+    return query.removeprefix("db=")
+
+
+def _socket_path(parts: SplitResult) -> str:
+    if not parts.path or parts.netloc.rpartition("@")[2]:
+        raise ValueError("not absolute")
+    return unquote(parts.path)
+
+
+def _hosts(parts: SplitResult, port: int, most: int) -> Iterator[tuple[str, int]]:
+    listed = parts.netloc.rpartition("@")[2].split(",")
+    if len(listed) > most:
+        raise ValueError("one host")
+    for one in listed:
+        host = urlsplit(f"//{one}")
+        if not host.hostname:
+            raise ValueError("no host")
+        yield host.hostname, host.port or port
+
+
+def _number_of(host: str, port: int) -> str:
+    """The numeric address of *host* that answers first. OSError: there is none."""
+    candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if len(candidates) == 1:
+        return str(candidates[0][4][0])
+    with socket.create_connection((host, port), timeout=PATIENCE) as answered:
+        return str(answered.getpeername()[0])
+
+
+def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
+    ask: Any = Sentinel  # says nothing of its types
+    sentinels = ask(list(wanted.hosts), socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    try:
+        host, port = sentinels.discover_master(wanted.service)
+    except MasterNotFoundError:
+        raise RedisUnusable(
+            f"{wanted.shown}: no sentinel that can be reached knows a master of the name {wanted.service!r}."
+        ) from None
+    return str(host), int(port)
+
+
+def _examine(address: RedisAddress, shown: str) -> FoundRedis:
+    server = redis.Redis(
+        host=address.host,
+        port=address.port,
+        unix_socket_path=address.path or None,
+        username=address.user or None,
+        password=address.password or None,
+        db=address.db,
+        socket_timeout=PATIENCE,
+        socket_connect_timeout=PATIENCE,
+        retry=Retry(NoBackoff(), 0),
+    )
+    with server:
+        server.ping()
+        told = server.info()
+        server.eval("return 1", 0)
+    version = tuple(int(part) for part in str(told["redis_version"]).split(".")[:3])
+    name = f"Redis {told['redis_version']}"
+    if version < OLDEST:
+        raise RedisUnusable(f"{shown} is {name}: Weir needs {'.'.join(map(str, OLDEST))} or newer.")
+    if told.get("role") == "slave":
+        raise RedisUnusable(f"{shown} is a replica, which takes no writes: name its master, or a sentinel.")
+    if told.get("redis_mode") == "cluster" or told.get("cluster_enabled"):
+        raise RedisUnusable(f"{shown} is a node of a Redis Cluster, which Weir does not use yet: name a single server.")
+    return FoundRedis(address, version, (*_remarks(told),))
+
+
+def _remarks(told: dict[str, object]) -> Iterator[str]:
+    policy = told.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and told.get("maxmemory"):
+        yield f"its maxmemory-policy is {policy}: it may forget sessions; noeviction would be right"
+    if not told.get("aof_enabled"):
+        yield "its append-only file is off: it forgets sessions when it ends; appendonly yes would be right"
+
+
+@contextmanager
+def _explained(shown: str) -> Iterator[None]:
+    """What redis-py raises, as a sentence."""
+    try:
+        yield
+    except refusals.NoPermissionError as error:
+        raise RedisUnusable(f"{shown} does not let its user do what Weir needs: {_detail(error)}.") from None
+    except (refusals.AuthenticationError, refusals.AuthorizationError):
+        raise RedisUnusable(
+            f"{shown} does not accept the user name or the password, or there is none in the URL."
+        ) from None
+    except refusals.BusyLoadingError:
+        raise RedisUnusable(f"{shown} is still loading its data: start Weir when it has.") from None
+    except (refusals.TimeoutError, TimeoutError):
+        raise RedisUnusable(f"{shown} does not answer within {PATIENCE:g} s.") from None
+    except refusals.ResponseError as error:
+        text = str(error)
+        if text.startswith(("NOAUTH", "WRONGPASS")) or "without any password configured" in text:
+            raise RedisUnusable(f"{shown} {NOT_LET_IN}.") from None
+        raise RedisUnusable(f"{shown} answered with an error: {text}.") from None
+    except socket.gaierror as error:
+        raise RedisUnusable(f"{shown}: nobody knows the name of that host ({error.strerror}).") from None
+    except (refusals.ConnectionError, OSError) as error:
+        raise RedisUnusable(f"{shown} cannot be reached: {_detail(error)}.") from None
+    except refusals.RedisError as error:
+        raise RedisUnusable(f"{shown} cannot be used: {_detail(error)}.") from None
+
+
+def _detail(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text).rstrip(".")

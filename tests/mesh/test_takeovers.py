@@ -1,0 +1,271 @@
+# A client that comes back at another worker: one session in the node, whole, and nothing lost, twice or overtaken.
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconnect, Properties, Publish, Will
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.mesh.talk import payloads, subscribed
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # a real Redis
+
+StartNode = Callable[[int], Node]
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+
+
+@pytest.fixture
+def start_node(nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis]) -> StartNode:
+    return lambda workers: nodes(workers, None, start_redis())
+
+
+def arrive(broker: Broker, client_id: str = "me", clean: bool = False, will: Will | None = None) -> Client:
+    return broker.connect(client_id, V5, clean_start=clean, properties=LASTING, will=will)
+
+
+def goodbye(client: Client) -> int | None:
+    said = client.receive()
+    assert client.closed
+    return said[-1].code if said and isinstance(said[-1], Disconnect) else None
+
+
+def sessions(node: Node, client_id: str = "me") -> list[int]:
+    """The workers that have one."""
+    return [broker.worker.shard for broker in node if broker.worker.store.find(client_id) is not None]
+
+
+def publish(client: Client, topic: bytes, *said: bytes, qos: int = 1) -> None:
+    for n, payload in enumerate(said):
+        client.send(Publish(topic, payload, qos, packet_id=n + 1 if qos else 0))
+    client.broker.settle()
+
+
+def test_the_former_connection_is_told_and_the_session_goes_on(start_node: StartNode) -> None:
+    """Two connections would have one session, or the client none [MQTT-3.1.4-3], [MQTT-3.2.2-3]."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a/#")
+    second = arrive(node[1])
+
+    assert 0x8E == goodbye(first)
+    assert second.connack.session_present
+    assert [1] == sessions(node)
+    publish(arrive(node[2], "publisher"), b"a/b", b"hello")
+    assert [b"hello"] == payloads(second)
+
+
+def test_what_waited_comes_with_the_session(start_node: StartNode) -> None:
+    """QoS 1 and 2 messages that were accepted for a client who was away would be lost [MQTT-4.5.0-1]."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    first.drop()
+    publisher = arrive(node[1], "publisher")
+    publish(publisher, b"a", *[b"%d" % n for n in range(30)])
+    second = arrive(node[1])
+
+    assert [b"%d" % n for n in range(20)] == payloads(second)[:20]
+    assert [1] == sessions(node)
+
+
+def test_what_was_not_acknowledged_is_sent_again_under_its_id(start_node: StartNode) -> None:
+    """A resend under another id would be a new message [MQTT-4.4.0-1]; QoS 2 would come twice."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    publisher = arrive(node[1], "publisher")
+    publish(publisher, b"a", b"one", b"two", qos=2)
+    sent = [packet for packet in first.receive() if isinstance(packet, Publish)]
+    first.send(Ack(PUBREC, sent[0].packet_id))
+    first.receive()
+    second = arrive(node[1])
+    again = [*second.inbox, *second.receive()] if not second.inbox else second.receive()
+
+    assert any(isinstance(packet, Ack) and packet.packet_id == sent[0].packet_id for packet in again)
+    (publish_again,) = [packet for packet in again if isinstance(packet, Publish)]
+    assert (b"two", True, sent[1].packet_id) == (publish_again.payload, publish_again.dup, publish_again.packet_id)
+
+
+def test_a_qos_2_message_is_not_published_twice_by_who_comes_elsewhere(start_node: StartNode) -> None:
+    """The id that was not released would be taken for a new one [MQTT-4.3.3-10]."""
+    node = start_node(2)
+    subscriber = arrive(node[0], "subscriber")
+    subscribed(subscriber, "a")
+    first = arrive(node[0])
+    first.send(Publish(b"a", b"x", 2, packet_id=7))
+    first.receive()
+    second = arrive(node[1])
+    second.send(Publish(b"a", b"x", 2, dup=True, packet_id=7))
+    second.receive()
+
+    assert [b"x"] == payloads(subscriber)
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_a_clean_start_ends_what_was_elsewhere(start_node: StartNode, back: int) -> None:
+    """The old session would go on collecting messages [MQTT-3.1.2-4]."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    second = arrive(node[back], clean=True)
+
+    assert 0x8E == goodbye(first)
+    assert not second.connack.session_present
+    assert [back] == sessions(node)
+    publish(arrive(node[1], "publisher"), b"a", b"x")
+    assert [] == payloads(second)
+
+
+def test_the_will_of_who_is_taken_over_is_published_once(start_node: StartNode) -> None:
+    """The connection ended without a DISCONNECT (3.1.4, the comment on takeovers)."""
+    node = start_node(2)
+    listener = arrive(node[1], "listener")
+    subscribed(listener, "will")
+    arrive(node[0], will=Will(b"will", b"gone", 1))
+    arrive(node[1])
+
+    assert [b"gone"] == payloads(listener)
+
+
+def test_a_delayed_will_is_taken_back_by_who_comes_in_time(start_node: StartNode) -> None:
+    """It would be published at the worker that the client has left [MQTT-3.1.3-9]."""
+    node = start_node(2)
+    listener = arrive(node[1], "listener")
+    subscribed(listener, "will")
+    arrive(node[0], will=Will(b"will", b"gone", 1, properties={WILL_DELAY_INTERVAL: 5})).drop()
+    node.advance(2)
+    arrive(node[1])
+    node.advance(10)
+
+    assert [] == payloads(listener)
+
+
+def test_a_session_that_has_moved_expires_when_it_would_have(start_node: StartNode) -> None:
+    """It would stay for ever, or end with the move."""
+    node = start_node(2)
+    arrive(node[0]).drop()
+    node.advance(50)
+    arrive(node[1]).drop()
+    node.advance(99)
+    assert [1] == sessions(node)
+    node.advance(2)
+    assert [] == sessions(node)
+
+
+def test_nothing_is_lost_or_twice_while_it_moves(start_node: StartNode) -> None:
+    """Messages from every worker, before, while and after both places are subscribed."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, *[f"f/{n}" for n in range(250)], "a")  # in pages: the move takes many slices
+    publishers = [broker.connect(f"p{n}", V311) for n, broker in enumerate(node)]
+    first.drop()
+    mover = node[1].open(V5)
+    mover.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    sent = 0
+    while not mover.inbox or sent < 60:
+        for publisher in publishers:
+            publisher.send(Publish(b"a", b"%d" % sent, 1, packet_id=sent + 1))
+            sent += 1
+        for broker in node:
+            broker.turn()
+        assert sent < 60_000
+    node.settle()
+    received: list[bytes] = []
+    while new := [packet for packet in mover.receive() if isinstance(packet, Publish)]:
+        received += [packet.payload for packet in new]
+        mover.send(*[Ack(PUBACK, packet.packet_id) for packet in new if packet.packet_id])
+
+    expected = [b"%d" % n for n in range(sent)][-1000:]
+    assert sorted(expected, key=int) == sorted(received, key=int)[-len(expected) :]
+    assert len(set(received)) == len(received)
+    for number in range(3):  # each one's in its order
+        mine = [int(payload) for payload in received if int(payload) % 3 == number]
+        assert mine == sorted(mine)
+
+
+def test_the_last_message_is_not_overtaken_by_the_next_connection_s(start_node: StartNode) -> None:
+    """What a client says after it came back would be heard before what it said last."""
+    node = start_node(3)
+    subscriber = arrive(node[2], "subscriber")
+    subscribed(subscriber, "a")
+    first = arrive(node[0])
+    first.send(Publish(b"a", b"last", 1, packet_id=1))
+    node[2].stopped = True
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
+    assert [] == second.receive()  # the subscriber's worker has not taken the last one yet
+    node[2].stopped = False
+    second.receive()
+
+    assert [b"last", b"next"] == payloads(subscriber)
+
+
+def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
+    """The client would wait for ever."""
+    node = start_node(3)
+    arrive(node[0])
+    node[0].stopped = True
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node.kill(node[0])
+
+    (connack,) = second.receive()
+    assert not connack.session_present
+
+
+def test_who_asked_dies_and_the_session_stays(start_node: StartNode) -> None:
+    """A crash of one worker would lose the session of another."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    publish(arrive(node[2], "publisher"), b"a", b"x")
+    node[2].stopped = True  # the move cannot be completed without it
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node.kill(node[1])
+    node.workers[1].stopped = False
+    node.settle()
+    third = arrive(node[0])
+
+    assert third.connack.session_present
+    assert [b"x"] == payloads(third)
+
+
+def test_an_owner_that_does_not_answer_is_not_waited_for(start_node: StartNode) -> None:
+    """A client would wait longer than it has patience."""
+    node = start_node(3)
+    arrive(node[0])
+    node[0].stopped = True
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node[1].advance(2.2)
+
+    assert [False] == [packet.session_present for packet in second.inbox]
+    node[0].stopped = False
+    node.settle()
+    assert [1] == sessions(node)
+
+
+def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
+    """A move that begins before another has ended would lose the session."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    clients = []
+    for n in range(12):
+        client = node[n % 3].open(V5)
+        client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+        clients.append(client)
+        for broker in node:
+            broker.turn()
+    node.settle()
+    alive = [client for client in clients if not client.closed]
+
+    assert 1 == len(alive)
+    assert 1 == len(sessions(node))
+    assert all(0 == broker.worker.counters.internal_errors for broker in node)

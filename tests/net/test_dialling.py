@@ -1,0 +1,139 @@
+# Lines to Redis on the reactor, beside clients.
+import select
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.net.dialling import Dialler
+from broker.reasons import StoreFailure
+from broker.store.address import RedisAddress
+from broker.store.line import AWAY, READY, packed
+from broker.store.resp import Commands, Question
+from tests.inprocess import Broker
+from tests.redis_servers import PATIENCE, RunningRedis, free_port
+from tests.store.loop import Lines
+
+pytestmark = pytest.mark.system  # real servers
+
+Brokers = Callable[..., Broker]
+
+
+@pytest.fixture
+def server(start_redis: Callable[..., RunningRedis]) -> RunningRedis:
+    return start_redis(port=free_port())
+
+
+class Asking:
+    """A line on the reactor of *broker*."""
+
+    def __init__(self, broker: Broker, address: RedisAddress) -> None:
+        self.broker = broker
+        self.log = Lines()
+        self.failures: list[Exception] = []
+        self.replies: list[object] = []
+        self.commands = Commands(Dialler(broker.worker.reactor, self.failures.append), address, "test", self.log)
+        self.commands.start(broker.clock.now)
+
+    def ask(self, *words: str | bytes | int) -> None:
+        question = Question(packed(*words), 5.0, lambda reply, failure: self.replies.append(failure or reply))
+        self.commands.ask(question, self.broker.clock.now)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        reactor = self.broker.worker.reactor
+        while not done():
+            assert time.monotonic() < deadline, self.log.events
+            self.broker.clock.looks = 0
+            self.commands.tick(self.broker.clock.now)
+            if reactor.turn() > 0.0:
+                select.select([reactor], [], [], 0.05)
+                self.broker.clock.now += 0.01
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_commands_are_answered_on_the_reactor(brokers: Brokers, server: RunningRedis, path: bool) -> None:
+    """A worker could not ask Redis anything."""
+    asking = Asking(brokers(), RedisAddress(path=str(server.socket)) if path else server.address)
+    for number in range(100):
+        asking.ask("ECHO", str(number))
+    asking.until(lambda: len(asking.replies) == 100)
+
+    assert [str(number).encode() for number in range(100)] == asking.replies
+    assert [] == asking.failures
+
+
+def test_replies_beyond_the_quantum_come_in_the_next_rounds(brokers: Brokers, server: RunningRedis) -> None:
+    """They would be lost, or come only when Redis says something else."""
+    broker = brokers()
+    asking = Asking(broker, server.address)
+    asking.until(lambda: asking.commands.state == READY)
+    for _ in range(8000):  # 56 000 bytes: one read, and more than a quantum
+        asking.ask("PING")
+    server.pause()
+    broker.settle()
+    server.go_on()
+    asking.until(lambda: len(asking.replies) == 8000)
+
+    assert {b"PONG"} == set(asking.replies)
+
+
+def test_a_mistake_of_ours_costs_one_reply(brokers: Brokers, server: RunningRedis) -> None:
+    """One failed callback would take the line down, or mix up the replies after it."""
+    broker = brokers()
+    asking = Asking(broker, server.address)
+    asking.ask("ECHO", "before")
+
+    def fail(reply: object, failure: StoreFailure | None) -> None:
+        raise ZeroDivisionError
+
+    asking.commands.ask(Question(packed("ECHO", "mistake"), 5.0, fail), broker.clock.now)
+    asking.ask("ECHO", "after")
+    asking.until(lambda: len(asking.replies) == 2)
+
+    assert [b"before", b"after"] == asking.replies
+    assert [ZeroDivisionError] == [type(error) for error in asking.failures]
+
+
+def test_nobody_there_is_tried_again(brokers: Brokers, server: RunningRedis) -> None:
+    """A worker that starts before Redis, or outlives it, would never use it."""
+    server.kill()
+    asking = Asking(brokers(), server.address)
+    asking.until(lambda: asking.commands.state == AWAY)
+    server.start()
+    asking.until(lambda: asking.commands.state == READY)
+    server.kill()
+    asking.ask("ECHO", "x")
+    asking.until(lambda: asking.commands.state == AWAY)
+    server.start()
+    asking.ask("ECHO", "y")
+    asking.until(lambda: len(asking.replies) == 2)
+
+    assert [StoreFailure.LOST, b"y"] == asking.replies
+
+
+def test_a_full_queue_of_a_unix_socket_is_tried_again(brokers: Brokers, tmp_path: Path) -> None:
+    """The worker would take for connected what is not, and wait for ever."""
+    path = tmp_path / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as filling:
+        listener.bind(str(path))
+        listener.listen(0)
+        filling.connect(str(path))
+        asking = Asking(brokers(), RedisAddress(path=str(path)))
+        asking.until(lambda: asking.commands.state == AWAY)
+
+    assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in asking.log.named("redis_away")]
+
+
+def test_the_line_goes_with_the_reactor(brokers: Brokers, server: RunningRedis) -> None:
+    """A worker that stops would leave a connection behind."""
+    broker = brokers()
+    asking = Asking(broker, server.address)
+    asking.until(lambda: asking.commands.state == READY)
+    asking.commands.stop(broker.clock.now)
+    broker.settle()
+
+    assert [] == broker.worker.reactor.streams()
+    assert float("inf") == asking.commands.tick(broker.clock.now + 1000)

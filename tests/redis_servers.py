@@ -1,0 +1,106 @@
+# Real servers of Redis for tests: every version that is installed, killed, stopped and slowed down as tests like.
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from broker.store.address import RedisAddress
+from supervisor.redis_server import RedisServer, candidates, configuration, version_of
+
+PATIENCE: Final = 10.0  # seconds for what should take milliseconds
+HOST: Final = "127.0.0.1"
+PORTS: Final = (10_000, 20_000)
+
+
+def installed() -> list[RedisServer]:
+    """One of each version that is on PATH or comes with a package; the oldest first."""
+    found = {version: RedisServer(path, version) for path in candidates() if (version := version_of(path)) is not None}
+    return [found[version] for version in sorted(found)]
+
+
+SERVERS: Final = installed()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on, nor will: below those that the kernel gives to connections, and one of many.
+
+    A node of a cluster takes the one 10 000 above it, too.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+class RunningRedis:
+    """A server of its own in *folder*, on a unix socket or, with *port*, on TCP; *more* goes into its redis.conf."""
+
+    def __init__(self, server: RedisServer, folder: Path, more: str = "", port: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.socket = folder / "redis.sock"
+        self.address = RedisAddress(host=HOST, port=port) if port else RedisAddress(path=str(self.socket))
+        self._server = server
+        listens = f"port {port}\nbind {HOST}\n" if port else ""
+        (folder / "redis.conf").write_text(configuration(folder, self.socket, 0) + listens + more)
+        self.start()
+
+    def start(self, loaded: bool = True) -> None:
+        """Start it, with the data that it has; returns when it answers, and has *loaded* it, or does."""
+        log = (self.folder / "redis.log").open("ab")
+        with log:
+            self.process = subprocess.Popen(
+                [self._server.path, self.folder / "redis.conf"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + PATIENCE
+        try:
+            while not (answer := self._answer()) or (loaded and answer.startswith(b"-LOADING")):
+                assert self.process.poll() is None, (self.folder / "redis.log").read_text()
+                assert time.monotonic() < deadline, "it does not answer"
+                time.sleep(0.005)  # nobody can tell us when a foreign process listens
+        except BaseException:
+            self.kill()
+            raise
+
+    def client(self, **options: Any) -> "redis.Redis":
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=PATIENCE, retry=once, **options)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def pause(self) -> None:
+        """SIGSTOP: it accepts connections, and answers nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.go_on()
+            self.kill()
+
+    def _answer(self) -> bytes:
+        """To PING; b"": none."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+                probe.send(b"PING\r\n")
+                return probe.recv(100)
+            except OSError:
+                return b""

@@ -1,0 +1,307 @@
+# The embedded Redis as the supervisor runs it: real servers that die, hang, find no room and find old data.
+import os
+import resource
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from supervisor import embedded_redis
+from supervisor.embedded_redis import EmbeddedRedis
+from supervisor.redis_server import RedisServer, RedisUnusable
+from tests.conftest import ROOT
+from tests.redis_servers import SERVERS
+from tests.store.loop import Lines
+
+pytestmark = pytest.mark.system  # real servers
+
+PATIENCE = 10.0  # seconds for what should take milliseconds
+
+
+class Log(Lines):
+    def error(self, event: str, **facts: object) -> None:
+        self.events.append((event, facts))
+
+
+@pytest.fixture(params=SERVERS, ids=lambda server: ".".join(map(str, server.version)))
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    """Each version that is installed, one after another."""
+    found: RedisServer = request.param
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "redis"
+
+
+@pytest.fixture
+def newest() -> RedisServer:
+    if not SERVERS:
+        pytest.skip("there is no redis-server")
+    return SERVERS[-1]
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, server: RedisServer, log: Log | None = None, memory: int = 0
+) -> AsyncIterator[EmbeddedRedis]:
+    """A server that answers; it is stopped at the end, as the node would."""
+    embedded = EmbeddedRedis(folder, server, memory, log or Log())
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(PATIENCE):
+            await nursery.start(embedded.run)
+        yield embedded
+        with trio.fail_after(PATIENCE):
+            await embedded.stop()
+
+
+async def refused(folder: Path, server: RedisServer) -> str:
+    """Start a server that must not start; the sentence."""
+    with pytest.raises(RedisUnusable) as said, trio.fail_after(PATIENCE):
+        await EmbeddedRedis(folder, server, 0, Log()).run()
+    return str(said.value)
+
+
+def ask(embedded: EmbeddedRedis, *words: Any) -> Any:
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(
+        unix_socket_path=str(embedded.socket), socket_timeout=PATIENCE, retry=once, decode_responses=True
+    ) as client:
+        return client.execute_command(*words)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE):
+        while not done():
+            await trio.sleep(0.005)  # a process tells nobody how it feels
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def test_it_serves_on_its_socket_alone_and_keeps_what_it_has(folder: Path, server: RedisServer) -> None:
+    """Others on the machine or the network could come in, or a restart of the node forget everything."""
+    async with running(folder, server) as embedded:
+        assert ask(embedded, "SET", "k", "v")
+        assert {"port": "0"} == ask(embedded, "CONFIG", "GET", "port")
+        assert {"appendfsync": "everysec"} == ask(embedded, "CONFIG", "GET", "appendfsync")
+        assert (0o700, 0o700) == (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(embedded.socket.stat().st_mode))
+        assert str(embedded.socket) == str(embedded.address)
+        pid = embedded.pid
+    assert (True, 0) == (ended(pid), embedded.pid)
+    async with running(folder, server) as embedded:
+        assert "v" == ask(embedded, "GET", "k")
+
+
+async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: Path, server: RedisServer) -> None:
+    """After kill -9 of Redis the node would go on without it for ever, or with an empty one."""
+    log = Log()
+    async with running(folder, server, log) as embedded:
+        ask(embedded, "SET", "k", "v")
+        former = embedded.pid
+        os.kill(former, signal.SIGKILL)
+        await until(lambda: len(log.named("embedded_redis_serves")) == 2)
+
+        assert embedded.pid not in (0, former)
+        assert "v" == ask(embedded, "GET", "k")
+    assert [-signal.SIGKILL] == [facts["code"] for facts in log.named("embedded_redis_died")]
+
+
+async def test_a_start_lasts_until_the_data_is_loaded(folder: Path, server: RedisServer) -> None:
+    """The first clients after a restart of a large node would find a Redis that answers nothing but LOADING."""
+    folder.mkdir()
+    records = (b"*3\r\n$3\r\nSET\r\n$6\r\n%06d\r\n$1\r\nx\r\n" % number for number in range(200_000))
+    (folder / "appendonly.aof").write_bytes(b"".join(records))  # newer servers take it over into their folder
+    async with running(folder, server) as embedded:
+        assert 200_000 == ask(embedded, "DBSIZE")
+
+
+async def test_a_server_that_hangs_is_replaced(
+    folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that is stuck would be waited for for ever."""
+    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
+    monkeypatch.setattr(embedded_redis, "HANG", 3)
+    log = Log()
+    async with running(folder, newest, log) as embedded:
+        os.kill(embedded.pid, signal.SIGSTOP)
+        await until(lambda: len(log.named("embedded_redis_serves")) == 2)
+
+    assert ["does not answer" in str(facts["why"]) for facts in log.named("embedded_redis_died")] == [True]
+
+
+async def test_a_server_that_pauses_is_left_alone(
+    folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk would cost a restart, which is slower still."""
+    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
+    monkeypatch.setattr(embedded_redis, "HANG", 12)
+    async with running(folder, newest) as embedded:
+        for _ in range(3):  # some four looks each
+            os.kill(embedded.pid, signal.SIGSTOP)
+            await trio.sleep(0.4)
+            os.kill(embedded.pid, signal.SIGCONT)
+            await trio.sleep(0.2)
+
+        assert 1 == embedded.starts
+        assert ask(embedded, "PING")
+
+
+async def test_it_is_stopped_when_its_task_is_cancelled(folder: Path, newest: RedisServer) -> None:
+    """A supervisor that ends by an error of its own would leave a server behind."""
+    embedded = EmbeddedRedis(folder, newest, 0, Log())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(embedded.run)
+        pid = embedded.pid
+        nursery.cancel_scope.cancel()
+
+    assert ended(pid)
+
+
+def test_it_dies_with_its_supervisor(folder: Path, newest: RedisServer) -> None:
+    """After kill -9 of the supervisor its Redis would hold the data folder, and no new node could start."""
+    program = f"""
+import trio
+from pathlib import Path
+from supervisor.embedded_redis import EmbeddedRedis
+from supervisor.redis_server import RedisServer
+from tests.supervisor.test_embedded_redis import Log
+
+async def main():
+    embedded = EmbeddedRedis(Path({str(folder)!r}), RedisServer(Path({str(newest.path)!r}), {newest.version}), 0, Log())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(embedded.run)
+        print(embedded.pid, flush=True)
+
+trio.run(main)
+"""
+    command = [sys.executable, "-c", program]
+    supervisor = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert supervisor.stdout is not None
+    with supervisor.stdout:
+        pid = int(supervisor.stdout.readline())
+    pidfd = os.pidfd_open(pid)
+    supervisor.kill()
+    supervisor.wait()
+    watch = select.poll()
+    watch.register(pidfd, select.POLLIN)
+    assert watch.poll(1000), "it is still there a second later"
+    os.close(pidfd)
+
+
+async def test_it_is_limited_in_memory_and_says_no(folder: Path, server: RedisServer) -> None:
+    """It would take the machine's memory, or throw sessions away to make room."""
+    async with running(folder, server, memory=4 << 20) as embedded:
+        with pytest.raises(redis.OutOfMemoryError):
+            for number in range(100):
+                ask(embedded, "SET", f"key{number}", "x" * 100_000)
+        assert "x" * 100_000 == ask(embedded, "GET", "key0")
+
+
+async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: RedisServer) -> None:
+    """After a crash somebody would have to clear up."""
+    async with running(folder, newest) as embedded:
+        os.kill(embedded.pid, signal.SIGKILL)
+        await until(lambda: embedded.starts == 2)
+    embedded.socket.unlink(missing_ok=True)
+    embedded.socket.write_text("not even a socket")
+    async with running(folder, newest) as embedded:
+        assert ask(embedded, "PING")
+
+
+async def test_what_was_cut_off_at_the_end_is_no_damage(folder: Path, server: RedisServer) -> None:
+    """A loss of power would cost the node a repair by hand."""
+    async with running(folder, server) as embedded:
+        for number in range(10):
+            ask(embedded, "SET", f"key{number}", "x" * 100)
+    (log_file,) = [*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")]
+    with log_file.open("rb+") as file:
+        file.truncate(log_file.stat().st_size - 50)
+    async with running(folder, server) as embedded:
+        assert 9 == ask(embedded, "DBSIZE")
+
+
+async def test_a_damaged_file_is_a_sentence_with_the_way_out(folder: Path, server: RedisServer) -> None:
+    """A node that does not start would not say why, or start with half of its data."""
+    async with running(folder, server) as embedded:
+        for number in range(10):
+            ask(embedded, "SET", f"key{number}", "x" * 100)
+    (log_file,) = [*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")]
+    head, between, tail = log_file.read_bytes().rpartition(b"$3\r\nSET")
+    log_file.write_bytes(head + b"$3\r\nSETTER" + tail)
+    assert between
+    sentence = await refused(folder, server)
+
+    assert sentence.startswith("The data of the embedded Redis is damaged: `redis-check-aof --fix ")
+    named = Path(sentence.split("`")[1].removeprefix("redis-check-aof --fix "))
+    assert named.is_file()
+    if server is SERVERS[-1]:  # the binary is that program too, by another name
+        done = subprocess.run(
+            ["redis-check-aof", "--fix", str(named)],
+            executable=server.path,
+            input="y\n",
+            text=True,
+            capture_output=True,
+        )
+        assert 0 == done.returncode, done.stdout
+        async with running(folder, server) as embedded:
+            assert 0 < ask(embedded, "DBSIZE") < 10
+
+
+async def test_data_of_a_newer_server_is_a_sentence(folder: Path) -> None:
+    """Who goes back to an older Redis would see its log, or lose everything without a word."""
+    if len(SERVERS) < 2:
+        pytest.skip("there is one version of redis-server only")
+    older, newer = SERVERS[-2], SERVERS[-1]
+    async with running(folder, newer) as embedded:
+        ask(embedded, "HSET", "k", "f", "v")
+        ask(embedded, "BGREWRITEAOF")
+        await until(lambda: not is_rewriting(embedded))
+    for old in {older, SERVERS[0]}:
+        assert f"was written by a newer server than {old}" in await refused(folder, old)
+
+
+def is_rewriting(embedded: EmbeddedRedis) -> bool:
+    told = ask(embedded, "INFO", "persistence")
+    return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
+
+
+async def test_a_full_disk_is_told_and_gets_better(
+    folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis refuses writes until there is room: nobody would know why sessions are refused.
+
+    A limit on the size of files stands in for the disk: it fails as a full one does, and can be lifted.
+    """
+    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
+    log = Log()
+    async with running(folder, newest, log) as embedded:
+        hard = resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (200_000, hard))
+        ask(embedded, "SET", "large", "x" * 300_000)
+        await until(lambda: bool(log.named("embedded_redis_cannot_write")))
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            ask(embedded, "SET", "more", "x")
+        resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        await until(lambda: bool(log.named("embedded_redis_writes_again")))
+
+        assert ask(embedded, "SET", "more", "x")
+        assert 1 == embedded.starts

@@ -1,0 +1,251 @@
+# What --redis URL may be, and what is said of a Redis that cannot be used.
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.store.address import from_parts
+from supervisor import redis_address
+from supervisor.redis_address import check_url, find_redis
+from supervisor.redis_server import RedisUnusable
+from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis, free_port
+
+StartRedis = Callable[..., RunningRedis]
+
+
+pytestmark = pytest.mark.system  # real servers
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[StartRedis]:
+    """A function that starts a server; it is ended after the test."""
+    started: list[RunningRedis] = []
+
+    def start(more: str = "", port: int = 0) -> RunningRedis:
+        if not SERVERS:
+            pytest.skip("there is no redis-server")
+        started.append(RunningRedis(SERVERS[-1], tmp_path / f"redis{len(started)}", more, port))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(RedisUnusable) as refused:
+        find_redis(url)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "localhost:6379",
+        "http://localhost",
+        "redis://",
+        "redis://:6379",
+        "redis://a,b",
+        "redis://a:port",
+        "redis://a:70000",
+        "redis://a/db",
+        "redis://[::1",
+        "unix://",
+        "unix://relative/path",
+        "unix:///a?color=red",
+        "unix:///a?db=x",
+        "redis+sentinel://a:26379",
+        "redis+sentinel://a:26379/",
+        "redis+sentinel:///service",
+        "redis+sentinel://a:x/service",
+    ],
+)
+def test_what_is_no_address_is_told_how_one_is_written(url: str) -> None:
+    """A typing error would be looked up, or end in a traceback."""
+    with pytest.raises(RedisUnusable) as refused:
+        check_url(url)
+
+    assert "redis+sentinel://[USER:PASSWORD@]HOST" in str(refused.value)
+
+
+def test_tls_is_refused_by_name() -> None:
+    """A rediss:// would be dialled in the clear, password and all."""
+    with pytest.raises(RedisUnusable) as refused:
+        check_url("rediss://user:secret@host")
+
+    assert "does not speak TLS to Redis yet" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["redis://u:p@127.0.0.1/1", "unix://:p%20q@/tmp/x?db=2", "redis+sentinel://a,b:1/s/3"])
+def test_what_is_an_address_is_one(url: str) -> None:
+    """A form that the manual names would be refused."""
+    check_url(url)
+
+
+def test_an_address_survives_its_journey_to_the_worker(start_redis: StartRedis) -> None:
+    """Workers would dial something else than what was checked."""
+    port = free_port()
+    server = start_redis("requirepass a:b@c/d\ndatabases 3\nuser weir on >p%q ~* &* +@all\n", port)
+    urls = {
+        f"redis://:a%3Ab%40c%2Fd@localhost:{port}/2": ["tcp", HOST, port, False, "", "a:b@c/d", 2],
+        f"redis://weir:p%25q@{HOST}:{port}": ["tcp", HOST, port, False, "weir", "p%q", 0],
+        f"unix://weir:p%25q@{server.socket}?db=1": ["unix", str(server.socket), "weir", "p%q", 1],
+    }
+    for url, parts in urls.items():
+        found = find_redis(url)
+
+        assert (parts, SERVERS[-1].version) == (found.address.parts(), found.version)
+        assert parts == from_parts(found.address.parts()).parts()
+        assert "p%q" not in str(found.address)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        ["udp", "a", 1],
+        ["unix"],
+        ["tcp", "a"],
+        ["tcp", "a", "1"],
+        ["unix", 7],
+        ["unix", "/a", "", "", 0, 0],
+        ["tcp", 1, 1],
+    ],
+)
+def test_parts_that_are_no_address_are_refused(parts: list[object]) -> None:
+    """A worker would dial nonsense."""
+    with pytest.raises(ValueError, match="no address"):
+        from_parts(parts)
+
+
+def test_the_short_parts_are_an_address() -> None:
+    """The embedded Redis would need a user and a password."""
+    assert ["unix", "/a", "", "", 0] == from_parts(["unix", "/a"]).parts()
+    assert ["tcp", HOST, 1, False, "", "", 0] == from_parts(["tcp", HOST, 1]).parts()
+
+
+def test_who_is_not_let_in_is_told_without_the_password(start_redis: StartRedis) -> None:
+    """The node would start and be of no use, or its log would hold a password."""
+    port = free_port()
+    start_redis("requirepass secret\nuser weak on >weak ~* &* +ping +info +hello\n", port)
+    for url in (f"redis://{HOST}:{port}", f"redis://:wrong@{HOST}:{port}", f"redis://nobody:wrong@{HOST}:{port}"):
+        assert "does not accept the user name or the password" in refusal(url)
+        assert "wrong" not in refusal(url)
+    weak = refusal(f"redis://weak:weak@{HOST}:{port}")
+    assert "does not let its user do what Weir needs" in weak
+    assert ":weak@" not in weak
+
+
+def test_a_password_that_nobody_asked_for_is_told(start_redis: StartRedis) -> None:
+    """Redis refuses it, and so would each worker."""
+    port = free_port()
+    start_redis("", port)
+
+    assert "does not accept" in refusal(f"redis://somebody:x@{HOST}:{port}")
+
+
+def test_a_database_that_is_not_there_is_told(start_redis: StartRedis) -> None:
+    """Workers would not get in."""
+    port = free_port()
+    start_redis("", port)
+
+    assert "answered with an error" in refusal(f"redis://{HOST}:{port}/99")
+
+
+def test_nobody_there_is_told(tmp_path: Path) -> None:
+    """A traceback of redis-py is no answer."""
+    assert "cannot be reached" in refusal(f"redis://{HOST}:{free_port()}")
+    assert "cannot be reached" in refusal(f"unix://{tmp_path}/nobody.sock")
+    assert "nobody knows the name" in refusal("redis://no-such-host.invalid")
+
+
+def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weir start` would hang."""
+    monkeypatch.setattr(redis_address, "PATIENCE", 0.1)
+    with socket.create_server((HOST, 0)) as silent:
+        assert "does not answer within 0.1 s" in refusal(f"redis://{HOST}:{silent.getsockname()[1]}")
+
+
+def test_what_is_no_redis_is_told() -> None:
+    """The wrong port would end in a traceback."""
+    import threading
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server((HOST, 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        said = refusal(f"redis://{HOST}:{server.getsockname()[1]}")
+        thread.join(PATIENCE)
+
+    assert "cannot be" in said
+
+
+def test_an_old_server_is_told(start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry's script would fail at the first client."""
+    monkeypatch.setattr(redis_address, "OLDEST", (99, 0))
+    server = start_redis()
+
+    assert refusal(f"unix://{server.socket}").endswith("Weir needs 99.0 or newer.")
+
+
+def test_a_replica_is_told(start_redis: StartRedis) -> None:
+    """Each claim would be refused."""
+    port = free_port()
+    start_redis(f"replicaof {HOST} {free_port()}\n", port)
+
+    assert "is a replica, which takes no writes" in refusal(f"redis://{HOST}:{port}")
+
+
+def test_a_cluster_is_told(start_redis: StartRedis) -> None:
+    """Half of all claims would be answered with MOVED."""
+    port = free_port()
+    start_redis("cluster-enabled yes\nappendonly no\n", port)
+
+    assert "is a node of a Redis Cluster" in refusal(f"redis://{HOST}:{port}")
+
+
+def test_what_forgets_is_remarked(start_redis: StartRedis) -> None:
+    """Sessions would be forgotten, and nobody know why."""
+    server = start_redis("appendonly no\nmaxmemory 100mb\nmaxmemory-policy allkeys-lru\n")
+    found = find_redis(f"unix://{server.socket}")
+
+    assert ["maxmemory-policy is allkeys-lru", "append-only file is off"] == [
+        remark.split("its ")[1].split(":")[0] for remark in found.remarks
+    ]
+    assert () == find_redis(f"unix://{start_redis().socket}").remarks
+
+
+def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
+    """Behind a failover the node would use a server that is a replica now."""
+    port, watcher = free_port(), free_port()
+    start_redis("", port)
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {watcher}\nbind {HOST}\ndir {tmp_path}\nsentinel monitor weir {HOST} {port} 1\n")
+    sentinel = subprocess.Popen([SERVERS[-1].path, config, "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                found = find_redis(f"redis+sentinel://{HOST}:{free_port()},{HOST}:{watcher}/weir")
+                break
+            except RedisUnusable:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)  # until it listens
+        unknown = refusal(f"redis+sentinel://{HOST}:{watcher}/other")
+    finally:
+        sentinel.kill()
+        sentinel.wait()
+
+    assert ["tcp", HOST, port, False, "", "", 0] == found.address.parts()
+    assert "knows a master of the name 'other'" in unknown
