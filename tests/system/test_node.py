@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import redis
 
-from broker.mqtt.packets import V5, V311, Connect, Disconnect
+from broker.mqtt.packets import V5, V311, Connect, Disconnect, Publish, SubAck, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.system import node
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, control_socket, free_port, refused_start, weir_command
@@ -167,6 +168,45 @@ def test_a_killed_worker_is_replaced(start_node: StartNode) -> None:
     weir.wait_until(lambda: node.serves(weir.control), "serve again")
     assert [pid] != weir.pids
     assert 1 == node.status(weir.control)["workers"][0]["deaths"]
+
+
+def wills_left(weir: Node) -> list[str]:
+    """The clients whose wills are in the Redis of *weir*."""
+    with redis.Redis(
+        unix_socket_path=str(weir.folder / "node" / "redis" / "redis.sock"), decode_responses=True
+    ) as asked:
+        return [client for key in asked.scan_iter("weir:*wills*") for client in asked.hkeys(key)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_wills_of_those_who_were_killed_are_published(start_node: StartNode, whole: bool, tmp_path: Path) -> None:
+    """Nobody would hear that the clients of a worker, or of a node, are gone [MQTT-3.1.2-8]."""
+    weir = start_node()
+    weir.client("gone", will=Will(b"left", b"gone", retain=True))
+    weir.wait_until(lambda: wills_left(weir) == ["gone"], "note the will")
+    if whole:
+        weir.process.kill()
+        weir.process.wait(PATIENCE)
+        weir = start_node(port=weir.port)
+    else:
+        os.kill(weir.pids[0], signal.SIGKILL)
+        weir.wait_for("worker_died")
+    weir.wait_until(lambda: node.serves(weir.control) and wills_left(weir) == [], "mourn")
+
+    watcher = weir.client("watcher")
+    watcher.send(Subscribe(1, [Wanted(b"left", 0)]))
+    watcher.expect(SubAck)
+    assert b"gone" == watcher.expect(Publish).payload
+
+
+def test_a_redis_that_cannot_be_reached_is_one_sentence(tmp_path: Path) -> None:
+    """A node would begin to serve, half started."""
+    url = f"redis://{HOST}:{free_port()}"
+    settings = {"redis.url": url, "node.folder": tmp_path / "node"}
+    sentence = refused_start(free_port(), tmp_path, settings, packages())
+
+    assert sentence.startswith(f"weir: {url} cannot be reached: ")
+    assert 1 == sentence.count("\n")
 
 
 def test_a_stopped_worker_is_killed_and_who_waited_at_its_door_is_served(start_node: StartNode) -> None:
