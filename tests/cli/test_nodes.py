@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import broker as broker_package
 from broker.mqtt.packets import V5, Disconnect, Will
 from cli.nodes import duration, short
+from supervisor.folder import base_folder
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
 from tests.system.processes import start_weir as start_process
@@ -123,6 +125,8 @@ def test_a_wrong_name_is_told_which_ones_there_are(tmp_path: Path) -> None:
         told = [one for one in json.loads(weir("nodes", "--json", **home).stdout) if one["node"] == name]
     finally:
         stopped = weir("stop", "--name", name, **home)
+        if not home:
+            shutil.rmtree(base_folder() / name)  # root's is the machine's
 
     assert 1 == wrong.returncode
     assert "--name chooses among those that are: " in wrong.stderr and name in wrong.stderr

@@ -1,5 +1,6 @@
 # The folder of a node: who may have it, and what a death leaves in it.
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -132,3 +133,24 @@ def test_where_folders_are_without_configuration(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert Path("/home/me/.local/state/weir") == base_folder()
+
+
+def test_the_socket_of_another_node_in_its_place_stays(folder: NodeFolder) -> None:
+    """Whoever removed the folder of a node and started another would find that one deaf when the first has ended."""
+    shutil.rmtree(folder.path)
+    other = NodeFolder("one", str(folder.path))
+    other.take()
+    other.control.touch()
+
+    folder.give_back()
+    assert other.control.exists()
+
+    other.give_back()
+    assert not other.control.exists()
+    folder.take()
+
+
+def test_a_command_is_told_how_to_name_it(tmp_path: Path) -> None:
+    """The command that an error recommends would not find the node."""
+    assert "--name one" == NodeFolder("one").options
+    assert f"--folder '{tmp_path}/a node'" == NodeFolder("one", str(tmp_path / "a node")).options
