@@ -3,6 +3,7 @@
 # One broker serves the whole run; a test keeps out of the others' way by names of its own (fixture `name`). Who
 # needs other settings starts another one with `start_weir`, and so does who looks for a line in the log: in the one
 # of the whole run a client's port may have been another's before, and the limit of lines a second leaves lines out.
+# With WEIR_SYSTEM_WORKERS=4 each Weir has four workers, and clients land on any of them.
 # With WEIR_SYSTEM_BROKER=mosquitto the same tests run against Mosquitto 2.0: what fails there is a wrong test or is
 # marked `weir_only` with the reason.
 import os

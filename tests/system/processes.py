@@ -16,6 +16,7 @@ from typing import Final
 from tests.system import node
 
 HOST: Final = "127.0.0.1"
+WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
 PATIENCE: Final = 10.0  # seconds for anything that should take milliseconds: a busy machine is no failure
 
 
@@ -109,7 +110,7 @@ class BrokerProcess:
 def weir_command(port: int, settings: Mapping[str, object]) -> list[str]:
     """`weir start`, for a node of its own: its folder is made in the current one."""
     command = [sys.executable, "-m", "cli", "start", "--host", HOST, "--port", str(port)]
-    command += ["--name", f"node-{port}", "--set", f"node.folder=node-{port}"]
+    command += ["--name", f"node-{port}", "--set", f"node.folder=node-{port}", "--set", f"node.workers={WORKERS}"]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     return command
