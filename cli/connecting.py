@@ -1,0 +1,84 @@
+# What `weir bench`, `weir pub` and `weir sub` have in common: options that name a broker, and how a command ends.
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Never
+
+import typer
+
+if TYPE_CHECKING:
+    import ssl
+
+    from cli.endpoint import Endpoint
+
+# Exit codes.
+MISUSE: Final = 2  # what was asked for cannot be done; nothing was sent
+UNREACHABLE: Final = 3  # no broker is there, or it refused
+GONE: Final = 4  # the broker went away meanwhile
+INTERRUPTED: Final = 130  # by Ctrl-C, as shells count it, with nothing to show
+
+LONGEST: Final = 65_535  # bytes of a string of MQTT
+
+User = Annotated[str | None, typer.Option("--user", "--username", "-u", metavar="NAME", help="User name.")]
+Password = Annotated[
+    str | None,
+    typer.Option("--password", "--pw", "-P", metavar="WORD", envvar="WEIR_PASSWORD", help="Password."),
+]
+Version = Annotated[str, typer.Option("--version", "-V", metavar="3.1|3.1.1|5", help="Version of MQTT.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Speak TLS.")]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Speak TLS, and trust the authorities in FILE instead of the system's."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Speak TLS, and trust any certificate.")]
+
+
+def refuse(sentence: str, code: int = MISUSE) -> Never:
+    """End the command with one sentence for the user."""
+    typer.echo(f"weir: {sentence}", err=True)
+    raise typer.Exit(code)
+
+
+def endpoint_of(address: str, port: int | None, tls: bool, cafile: Path | None, insecure: bool) -> "Endpoint":
+    """The broker that the options name, which takes connections; else the command ends.
+
+    *address* is HOST or HOST:PORT; *port* wins over the port in it.
+    """
+    from cli.endpoint import PORT, TLS_PORT, BadAddress, Unreachable, find, split_address
+
+    context = _tls_of(cafile, insecure) if tls or cafile or insecure else None
+    try:
+        host, named = split_address(address, PORT if context is None else TLS_PORT)
+        return find(host, port or named, context)
+    except BadAddress as error:
+        refuse(str(error))
+    except Unreachable as error:
+        refuse(str(error), UNREACHABLE)
+
+
+def sayable(option: str, text: str | None) -> str | None:
+    """*text*, which a CONNECT can hold; else the command ends."""
+    if text is not None:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            refuse(f"{option} cannot be: it is not UTF-8.")
+        if size > LONGEST:
+            refuse(f"{option} cannot be: it has {size} bytes, and MQTT has at most {LONGEST}.")
+    return text
+
+
+def level_of(version: str) -> int:
+    """The protocol level that --version stands for; else the command ends."""
+    level = {"3.1": 3, "31": 3, "3.1.1": 4, "311": 4, "5": 5, "5.0": 5, "50": 5}.get(version.removeprefix("mqttv"))
+    if level is None:
+        refuse(f"--version {version} cannot be: it must be 3.1, 3.1.1 or 5.")
+    return level
+
+
+def _tls_of(cafile: Path | None, insecure: bool) -> "ssl.SSLContext":
+    from cli.endpoint import tls_context
+
+    try:
+        return tls_context(cafile, insecure)
+    except OSError as error:  # ssl.SSLError is one
+        what = "it holds no certificate" if error.strerror is None or error.errno is None else error.strerror
+        refuse(f"cannot read --cafile {cafile}: {what}.")
