@@ -108,7 +108,7 @@ def bench(
     """Load any broker, and measure throughput, latency and losses.
 
     Ctrl-C ends it early, with the results so far. Exit codes: 0 when it was measured, 2 when that cannot be done,
-    3 when no broker is there or it refuses, 4 when it went away meanwhile, 130 after Ctrl-C when there is no result.
+    3 when no broker is there or it refuses, 4 when it went away meanwhile, 130 after Ctrl-C.
     """
     from cli.load.plan import BadPlan, Plan, enough_processes
 
@@ -172,5 +172,7 @@ def _measure(plan: "Plan", endpoint: "Endpoint", as_json: bool) -> None:
         typer.echo(json.dumps({"broker": str(endpoint), **plan.as_json(), **summary.as_json()}))
     else:
         render(plan, endpoint, summary)
+    if summary.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if summary.gone or summary.connections_missing:
         refuse(f"{endpoint} went away before the end; these are the results so far.", GONE)

@@ -48,7 +48,7 @@ class Progress(Watcher):
     def connecting(self, up: int) -> None:
         self._bars.update(self._connecting, completed=up, figures=f"{up} of {self._connections}")
 
-    def running(self, seconds: float, sent: int, received: int) -> None:
+    def running(self, seconds: float, up: int, sent: int, received: int) -> None:
         plan = self._plan
         done = max(
             seconds / plan.seconds if plan.seconds else 0.0,
@@ -61,6 +61,8 @@ class Progress(Watcher):
         rate = (received - received_before) / (seconds - before)
         self._before = (seconds, received)
         figures = f"{seconds:.0f} s  {count(sent)} sent  {count(received)} received  {count(round(rate))}/s"
+        if up < self._connections:
+            figures += f"  {self._connections - up} connections missing"
         self._bars.update(self._running, completed=min(1.0, done), visible=True, figures=figures)
 
 

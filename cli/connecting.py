@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MISUSE: Final = 2  # what was asked for cannot be done; nothing was sent
 UNREACHABLE: Final = 3  # no broker is there, or it refused
 GONE: Final = 4  # the broker went away meanwhile
-INTERRUPTED: Final = 130  # by Ctrl-C, as shells count it, with nothing to show
+INTERRUPTED: Final = 130  # by Ctrl-C, as shells count it
 
 LONGEST: Final = 65_535  # bytes of a string of MQTT
 
@@ -75,10 +75,12 @@ def level_of(version: str) -> int:
 
 
 def _tls_of(cafile: Path | None, insecure: bool) -> "ssl.SSLContext":
+    import ssl
+
     from cli.endpoint import tls_context
 
     try:
         return tls_context(cafile, insecure)
-    except OSError as error:  # ssl.SSLError is one
-        what = "it holds no certificate" if error.strerror is None or error.errno is None else error.strerror
+    except OSError as error:
+        what = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
         refuse(f"cannot read --cafile {cafile}: {what}.")

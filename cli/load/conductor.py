@@ -16,8 +16,8 @@ from cli.load.plan import Plan, allow_descriptors
 from cli.load.process import Progress, Result, run_process
 
 AHEAD: Final = 200_000  # us until the start: the broker may settle, and everybody has heard of it
-QUIET: Final = 1_000_000  # us without a message after which no more is expected
-AWAY: Final = 3_000_000  # us without any connection after which the broker is given up
+QUIET: Final = 3_000_000  # us without a message after which no more is expected: an overloaded broker may pause
+AWAY: Final = 10_000_000  # us without any connection after which the broker is given up: it may restart
 GRACE: Final = 5.0  # seconds for a process to end
 
 
@@ -36,8 +36,8 @@ class Watcher:
     def connecting(self, up: int) -> None:
         """So many connections are there."""
 
-    def running(self, seconds: float, sent: int, received: int) -> None:
-        """What all processes have sent and received *seconds* after the start."""
+    def running(self, seconds: float, up: int, sent: int, received: int) -> None:
+        """What all processes have sent and received *seconds* after the start, and how many connections they have."""
 
 
 class Conductor:
@@ -129,8 +129,12 @@ class Conductor:
         progress = [one for one in self._progress if one is not None]
         if len(progress) < len(self._pipes):
             return []
-        seconds = max(0, now_us() - self._started) / 1_000_000
-        self._watcher.running(seconds, sum(one.sent for one in progress), sum(one.received for one in progress))
+        self._watcher.running(
+            max(0, now_us() - self._started) / 1_000_000,
+            sum(one.up for one in progress),
+            sum(one.sent for one in progress),
+            sum(one.received for one in progress),
+        )
         return progress
 
     def _hear(self) -> None:

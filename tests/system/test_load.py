@@ -3,6 +3,7 @@ import json
 import os
 import resource
 import signal
+import select
 import socket
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def bench(port: int, *options: str, code: int = 0) -> Any:
 @contextmanager
 def running(port: int, *options: str) -> "Iterator[subprocess.Popen[str]]":
     """A load that has begun to publish."""
-    with _watching(port) as wait_for_a_message:
+    with dial_in(port, "running/0") as watcher:
         process = subprocess.Popen(
             command(port, "--json", "--topic", "running/%i", *options),
             stdout=subprocess.PIPE,
@@ -57,7 +58,7 @@ def running(port: int, *options: str) -> "Iterator[subprocess.Popen[str]]":
             text=True,
         )
         try:
-            wait_for_a_message()
+            watcher.take()
             yield process
         finally:
             process.kill()
@@ -65,12 +66,13 @@ def running(port: int, *options: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 @contextmanager
-def _watching(port: int) -> Iterator[Callable[[], object]]:
-    watcher = RawClient(port)
-    watcher.connect("")
-    watcher.subscribe("running/0")
-    yield watcher.take
-    watcher.close()
+def dial_in(port: int, topic: str) -> Iterator[RawClient]:
+    """A client that is subscribed."""
+    client = RawClient(port)
+    client.connect("")
+    client.subscribe(topic)
+    yield client
+    client.close()
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -89,10 +91,11 @@ def test_every_message_is_sent_and_counted(broker_port: int, pattern: str, copie
 @pytest.mark.parametrize("version", ["3.1", "3.1.1", "5"])
 def test_an_open_loop_keeps_its_rate(broker_port: int, version: str) -> None:
     """What was asked for would not be what was measured."""
-    told = bench(broker_port, "--version", version, "--rate", "200", "--seconds", "1", "--publishers", "3")
+    # Ten messages a publisher: less than any broker's receive maximum, which would hold back what a busy one is late with.
+    told = bench(broker_port, "--version", version, "--rate", "200", "--seconds", "1", "--publishers", "20")
 
     assert (200, 200, 0) == (told["sent"], told["received"], told["lost"])
-    assert 0.9 < told["seconds"] < 5.0
+    assert 1.0 <= told["seconds"]
 
 
 def test_another_client_sees_exactly_what_the_load_says_it_sent(broker_port: int) -> None:
@@ -145,7 +148,7 @@ def test_ctrl_c_ends_it_with_the_results_so_far(port: int) -> None:
         out, err = process.communicate(timeout=PATIENCE)
 
     told = json.loads(out)
-    assert (0, True, 0) == (process.returncode, told["interrupted"], told["lost"]), err
+    assert (130, True, 0) == (process.returncode, told["interrupted"], told["lost"]), err
     assert 0 < told["sent"] == told["received"]
 
 
@@ -154,7 +157,7 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
     weir = start_weir({})
     with running(weir.port, *LONG) as process:
         weir.terminate()
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=3 * PATIENCE)  # the broker might come back
 
     told = json.loads(out)
     assert (4, True, 20) == (process.returncode, told["broker_gone"], told["connections"]["missing_at_end"])
@@ -166,33 +169,30 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
 def test_clients_come_back_when_the_broker_does(start_weir: StartWeir, tmp_path: Path) -> None:
     """A restart of the broker could not be measured."""
     weir = start_weir({})
-    with running(weir.port, "--seconds", "4", "--rate", "1000") as process:
+    with running(weir.port, *LONG) as process:
         weir.terminate()
-        start_weir({}, port=weir.port)
-        out, err = process.communicate(timeout=2 * PATIENCE)
+        start_weir({"sys.interval": "0.1s"}, port=weir.port)
+        with dial_in(weir.port, "$SYS/broker/clients/connected") as counting:
+            while counting.take().payload != b"21":  # with our own
+                pass
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
 
-    told = json.loads(out)
-    assert (0, 20, 20) == (process.returncode, told["connections"]["lost"], told["connections"]["reconnects"]), err
+    connections = json.loads(out)["connections"]
+    assert (20, 20, 0) == (connections["lost"], connections["reconnects"], connections["missing_at_end"]), err
 
 
 def test_no_process_outlives_a_killed_command(port: int) -> None:
     """A load would go on that nobody can end."""
     with running(port, *LONG, "--processes", "2") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert 2 == len(children)
+        watched = [os.pidfd_open(int(child)) for child in children]
         process.kill()
-        process.wait(PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while any(_runs(int(child)) for child in children):
-            assert time.monotonic() < deadline, "they go on"
-            time.sleep(0.02)  # nobody tells us when another's child has ended
+        ended = [select.select([one], [], [], PATIENCE)[0] for one in watched]
 
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+    assert [[one] for one in watched] == ended and 2 == len(watched)
+    for one in watched:
+        os.close(one)
 
 
 def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:

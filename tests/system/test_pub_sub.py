@@ -174,8 +174,8 @@ def test_tls(addresses: dict[Transport, Address], name: str) -> None:
     pub(address.port, name, "x", "-q", "1", "--cafile", str(address.authority))
     pub(address.port, name, "x", "-q", "1", "--insecure")
 
-    assert "does not speak MQTT" in pub(address.port, name, "x", code=3)
-    assert "--insecure" in pub(address.port, name, "x", "--tls", code=3)
+    assert "does it want TLS (--tls)?" in pub(address.port, name, "x", code=3)
+    assert "--cafile" in pub(address.port, name, "x", "--tls", code=3)
 
 
 @pytest.mark.parametrize(
