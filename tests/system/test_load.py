@@ -2,8 +2,8 @@
 import json
 import os
 import resource
-import signal
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -91,7 +91,7 @@ def test_every_message_is_sent_and_counted(broker_port: int, pattern: str, copie
 @pytest.mark.parametrize("version", ["3.1", "3.1.1", "5"])
 def test_an_open_loop_keeps_its_rate(broker_port: int, version: str) -> None:
     """What was asked for would not be what was measured."""
-    # Ten messages a publisher: less than any broker's receive maximum, which would hold back what a busy one is late with.
+    # Ten messages of each: less than any broker's receive maximum, so that a busy one cannot hold them back.
     told = bench(broker_port, "--version", version, "--rate", "200", "--seconds", "1", "--publishers", "20")
 
     assert (200, 200, 0) == (told["sent"], told["received"], told["lost"])
