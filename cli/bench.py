@@ -38,7 +38,10 @@ class Pattern(enum.StrEnum):
     FAN_IN = "fan-in"
 
 
-Address = Annotated[str, typer.Argument(metavar="[HOST[:PORT]]", help="The broker; with TLS the port is 8883.")]
+Address = Annotated[
+    str,
+    typer.Argument(metavar="[HOST[:PORT]]", help="The broker, or a URL: mqtt(s)://HOST:PORT, ws(s)://HOST:PORT/PATH."),
+]
 Patterns = Annotated[
     Pattern,
     typer.Option(

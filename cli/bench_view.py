@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
 
 from cli.load.conductor import Watcher
@@ -68,14 +67,15 @@ class Progress(Watcher):
 
 def render(plan: Plan, endpoint: "Endpoint", summary: Summary) -> None:
     """Print it all."""
-    console = Console(highlight=False)
-    console.print(f"[bold]{describe(plan)}[/bold], against {endpoint}", soft_wrap=True)
+    console = Console(highlight=False, markup=False)
+    console.print(Text.assemble((describe(plan), "bold"), f", against {endpoint}"), soft_wrap=True)
     console.print()
     for label, phrases in _figures(plan, summary):
         console.print(Text.assemble((f"{label:<14}", "cyan"), "  ".join(phrases)), soft_wrap=True)
     if summary.latencies.count:
         console.print()
-        console.print(_histogram(summary.latencies, console.encoding.lower().startswith("utf")))
+        for line in _histogram(summary.latencies, console.encoding.lower().startswith("utf")):
+            console.print(line, soft_wrap=True)
     for note in summary.notes:
         console.print()
         console.print(note, style="yellow", soft_wrap=True)
@@ -87,10 +87,10 @@ def render(plan: Plan, endpoint: "Endpoint", summary: Summary) -> None:
 def describe(plan: Plan) -> str:
     """A load in half a sentence."""
     if plan.pattern == "pairs" and plan.publishers == plan.subscribers:
-        who = f"{plan.publishers} pairs"
+        who = f"{plan.publishers} pair{'s' if plan.publishers > 1 else ''}"
     else:
         who = f"{plan.pattern}, {plan.publishers} to {plan.subscribers}"
-    pace = f"{plan.rate:g} messages/s" if plan.rate else f"window {plan.window}"
+    pace = f"{count(plan.rate)} messages/s" if plan.rate else f"window {plan.window}"
     version = {3: "3.1", 4: "3.1.1", 5: "5"}[plan.version]
     return f"{who}, QoS {plan.qos}, {plan.payload} bytes, {pace}, MQTT {version}"
 
@@ -145,17 +145,15 @@ def _times(histogram: Histogram, names: tuple[str, ...]) -> list[str]:
     return [f"{name.replace('_', '.')} {time(found[name])}" for name in names]
 
 
-def _histogram(latencies: Histogram, blocks: bool) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
+def _histogram(latencies: Histogram, blocks: bool) -> list[Text]:
     rows = coarse(latencies)
     most = max(times for _, times in rows)
-    for upper, times in rows:
-        share = times / latencies.count
-        table.add_row(f"up to {time(upper)}", f"{share:.2%}", Text(bar(times / most, blocks), style="green"))
-    return table
+    return [
+        Text.assemble(
+            f"{f'up to {time(upper)}':>12}  {times / latencies.count:>7.2%}  ", (bar(times / most, blocks), "green")
+        )
+        for upper, times in rows
+    ]
 
 
 def coarse(latencies: Histogram) -> list[tuple[int, int]]:
@@ -178,9 +176,9 @@ def bar(share: float, blocks: bool) -> str:
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def count(number: int) -> str:
+def count(number: float) -> str:
     """1 234 567."""
-    return f"{number:,}".replace(",", " ")
+    return f"{number:,.12g}".replace(",", " ")
 
 
 def time(us: float) -> str:

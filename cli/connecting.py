@@ -38,16 +38,15 @@ def refuse(sentence: str, code: int = MISUSE) -> Never:
 
 
 def endpoint_of(address: str, port: int | None, tls: bool, cafile: Path | None, insecure: bool) -> "Endpoint":
-    """The broker that the options name, which takes connections; else the command ends.
+    """The broker that the options name; the command ends if there is none.
 
-    *address* is HOST or HOST:PORT; *port* wins over the port in it.
+    *address* is HOST, HOST:PORT or a URL; *port* wins over the port in it.
     """
-    from cli.endpoint import PORT, TLS_PORT, BadAddress, Unreachable, find, split_address
+    from cli.endpoint import BadAddress, Unreachable, find, read_address
 
-    context = _tls_of(cafile, insecure) if tls or cafile or insecure else None
     try:
-        host, named = split_address(address, PORT if context is None else TLS_PORT)
-        return find(host, port or named, context)
+        named = read_address(address, port, tls or cafile is not None or insecure)
+        return find(named, _tls_of(cafile, insecure) if named.tls else None)
     except BadAddress as error:
         refuse(str(error))
     except Unreachable as error:

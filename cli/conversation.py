@@ -1,9 +1,9 @@
 # One client, one thread, blocking: what `weir pub` and `weir sub` need of MQTT, on the broker's own codec.
 #
 # It answers what has to be answered (QoS, pings) inside `receive()`; so who waits for packets is a good client.
+import os
 import select
 import socket
-import ssl
 import time
 from collections import deque
 from typing import Final
@@ -29,7 +29,7 @@ from broker.mqtt.properties import SERVER_KEEP_ALIVE
 from broker.mqtt.stream import PacketReader
 from broker.reasons import ProtocolError
 from cli.endpoint import PATIENCE, Endpoint
-from cli.load.channel import Hangup
+from cli.load.channel import Channel, Hangup
 from cli.load.client import Refused
 
 KEEP_ALIVE: Final = 60  # seconds
@@ -52,7 +52,7 @@ class Conversation:
         self._sent = time.monotonic()
         self._packet_id = 0
         self._unreleased: set[int] = set()  # QoS 2 messages that came and may come again
-        self.socket = _connected(endpoint)
+        self._channel = _connected(endpoint)
         try:
             self.send(connect)
             answer = self._expect()
@@ -61,14 +61,23 @@ class Conversation:
             if answer.code:
                 raise Refused("CONNACK", answer.code)
         except BaseException:
-            self.socket.close()
+            self._channel.sock.close()
             raise
         keep_alive = answer.properties.get(SERVER_KEEP_ALIVE)  # [MQTT-3.1.2-21]
         if isinstance(keep_alive, int):
             self._keep_alive = keep_alive
 
     def send(self, packet: Packet) -> None:
-        self.socket.sendall(encode(packet, self.version))
+        data = encode(packet, self.version)
+        channel = self._channel
+        while data or channel.unsent:
+            try:
+                data = data[channel.send(data) :] if data else data
+                channel.flush()
+            except BlockingIOError:
+                pass
+            if data or channel.unsent:
+                _await(channel, time.monotonic() + PATIENCE, sending=True)
         self._sent = time.monotonic()
 
     def receive(self, other: int = -1) -> Publish | None:
@@ -118,7 +127,7 @@ class Conversation:
             self.send(Disconnect())
         except OSError:
             pass  # the broker is gone, and so are we
-        self.socket.close()
+        self._channel.sock.close()
 
     def _is_new(self, message: Publish) -> bool:
         return message.qos < 2 or message.packet_id not in self._unreleased  # [MQTT-4.3.3-10]
@@ -155,32 +164,51 @@ class Conversation:
 
     def _fill(self, other: int) -> bool:
         """Wait for packets, a second at most; False if the descriptor *other* is readable and nothing came."""
-        pending = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()
-        watched: list[int] = [self.socket.fileno(), other] if other >= 0 else [self.socket.fileno()]
-        readable = watched[:1] if pending else select.select(watched, [], [], 1.0)[0]
-        if self.socket.fileno() in readable:
-            data = self.socket.recv(READ)
-            if not data:
-                raise Hangup
-            self._packets.extend(self._reader.feed(data))
+        ours = self._channel.sock.fileno()
+        readable = select.select([ours, other] if other >= 0 else [ours], [], [], 1.0)[0]
+        if ours in readable:
+            self._take()
         elif other in readable:
             return False
         if self._keep_alive and time.monotonic() - self._sent > self._keep_alive / 2:
             self.send(PingReq())
         return True
 
+    def _take(self) -> None:
+        """Take what came."""
+        try:
+            data = self._channel.receive(READ)
+        except BlockingIOError:
+            return
+        if not data:
+            raise Hangup
+        self._packets.extend(self._reader.feed(data))
+
     def _next_id(self) -> int:
         self._packet_id = self._packet_id % PACKET_IDS + 1
         return self._packet_id
 
 
-def _connected(endpoint: Endpoint) -> socket.socket:
-    sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+def _connected(endpoint: Endpoint) -> Channel:
+    """A connection on which MQTT can be spoken."""
+    deadline = time.monotonic() + PATIENCE
+    channel = endpoint.dial()
     try:
-        sock.settimeout(PATIENCE)
-        sock.connect(endpoint.address)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock if endpoint.tls is None else endpoint.tls.wrap_socket(sock, server_hostname=endpoint.host)
+        _await(channel, deadline, sending=True)
+        trouble = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if trouble:
+            raise OSError(trouble, os.strerror(trouble))
+        while not channel.shake():
+            _await(channel, deadline, sending=channel.unsent)
+        return channel
     except BaseException:
-        sock.close()
+        channel.sock.close()
         raise
+
+
+def _await(channel: Channel, deadline: float, *, sending: bool) -> None:
+    """Wait until something has come or, if *sending*, until the kernel takes more. TimeoutError at *deadline*."""
+    left = max(0.0, deadline - time.monotonic())
+    ours = [channel.sock.fileno()]
+    if not any(select.select([] if sending else ours, ours if sending else [], [], left)):
+        raise TimeoutError

@@ -12,8 +12,8 @@ from cli.load.channel import Channel, Hangup, TlsChannel
 from cli.load.client import Refused
 from cli.reason_words import in_words
 
-PORT: Final = 1883
-TLS_PORT: Final = 8883
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 8083, "wss": 8084}  # by scheme; Weir's own listeners
+PATH: Final = "/mqtt"  # of WebSocket
 PATIENCE: Final = 10.0  # seconds for a host that does not answer
 
 
@@ -22,21 +22,33 @@ class Unreachable(Exception):
 
 
 class BadAddress(ValueError):
-    """Not HOST[:PORT]; its text says so."""
+    """Not [SCHEME://]HOST[:PORT][/PATH]; its text says so."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """As users name a broker."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str | None  # of WebSocket; None: plain MQTT
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass
 class Endpoint:
-    """A broker's address, resolved; *tls*: how to speak TLS with it."""
+    """Where a broker is, resolved; *tls*: how to speak TLS with it."""
 
-    host: str
-    port: int
+    named: Address
     tls: ssl.SSLContext | None
     family: int
     address: tuple[object, ...]  # as getaddrinfo() gives it
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(self.named)
 
     def dial(self) -> Channel:
         """Begin a connection that does not block. OSError: this machine cannot."""
@@ -48,7 +60,12 @@ class Endpoint:
                 sock.connect(self.address)
             except BlockingIOError:
                 pass
-            return Channel(sock) if self.tls is None else TlsChannel(sock, self.tls, self.host)
+            channel = Channel(sock) if self.tls is None else TlsChannel(sock, self.tls, self.named.host)
+            if self.named.path is None:
+                return channel
+            from cli.load.websocket import WebSocketChannel  # few need it, and it takes its time
+
+            return WebSocketChannel(channel, str(self), self.named.path)
         except BaseException:
             sock.close()
             raise
@@ -68,6 +85,8 @@ class Endpoint:
             )
         if isinstance(error, ssl.SSLError):
             return f"{self} does not speak TLS as we do ({_plain(error)}): is that its TLS port?"
+        if isinstance(error, Hangup) and str(error):
+            return f"{self} does not speak WebSocket at {self.named.path} ({error}): are port and path right?"
         if isinstance(error, (Hangup, ConnectionResetError, BrokenPipeError)):
             return f"{self} closed the connection{self._doubt(talking)}"
         if isinstance(error, TimeoutError):
@@ -101,27 +120,46 @@ def _plain(error: ssl.SSLError) -> str:
     return str(error.reason or error).lower().replace("_", " ")
 
 
-def split_address(text: str, default: int) -> tuple[str, int]:
-    """Host and port of HOST, HOST:PORT, [IPV6] or [IPV6]:PORT; BadAddress."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]") or (host.count(":") and not host.startswith("[")):
-        host, port = text, str(default)
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not host.strip("[]"):
-        raise BadAddress(f"{text} is no address: it must be HOST or HOST:PORT, with a port from 1 to 65535.")
-    return host.strip("[]"), int(port)
+def read_address(text: str, port: int | None, tls: bool) -> Address:
+    """[SCHEME://]HOST[:PORT][/PATH], where HOST may be [IPV6]; *port* and *tls* win over what it says. BadAddress."""
+    scheme, given, rest = text.rpartition("://")
+    scheme = scheme.lower() if given else "mqtt"
+    if tls and scheme in ("mqtt", "ws"):
+        scheme += "s"
+    rest, slash, path = rest.partition("/")
+    host, colon, digits = rest.rpartition(":")
+    if not colon or rest.endswith("]") or (host.count(":") and not host.startswith("[")):
+        host, digits = rest, str(PORTS.get(scheme, 0))
+    websocket = scheme.startswith("ws")
+    if path and not websocket:
+        raise BadAddress(f"{text} is no address: only WebSocket has a path (ws://HOST:PORT/{path}).")
+    fine = digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536
+    if not fine or scheme not in PORTS or not host.strip("[]"):
+        raise BadAddress(
+            f"{text} is no address: it must be HOST or HOST:PORT, with a port from 1 to 65535, "
+            f"or a URL that begins with {', '.join(PORTS)}."
+        )
+    return Address(
+        host=host.strip("[]"),
+        port=port or int(digits),
+        tls=scheme in ("mqtts", "wss"),
+        path=(slash + path if path else PATH) if websocket else None,
+    )
 
 
-def find(host: str, port: int, tls: ssl.SSLContext | None) -> Endpoint:
-    """The first address of *host* that takes a TCP connection. Unreachable if none does."""
+def find(named: Address, tls: ssl.SSLContext | None) -> Endpoint:
+    """The first of its IP addresses that takes a TCP connection, or the only one. Unreachable if none does."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(named.host, named.port, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise Unreachable(f"there is no host {host}: that is no host name.") from None
+        raise Unreachable(f"there is no host {named.host}: that is no host name.") from None
     except OSError as error:
-        raise Unreachable(f"there is no host {host}: {error.strerror or error}.") from None
+        raise Unreachable(f"there is no host {named.host}: {error.strerror or error}.") from None
     refusal: str = ""
     for family, _, _, _, address in found:
-        endpoint = Endpoint(host, port, tls, family, address)
+        endpoint = Endpoint(named, tls, family, address)
+        if len(found) == 1:
+            return endpoint
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.settimeout(PATIENCE)

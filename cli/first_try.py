@@ -35,9 +35,12 @@ READ: Final = 64 * 1024
 LARGEST: Final = (1 << 28) - 1 - LONGEST - 5  # bytes of a message: what is left of a packet in any case
 NO: Final = 0x80  # SUBACK codes from here on are refusals
 
-Host = Annotated[str, typer.Option("--host", "-h", metavar="HOST[:PORT]", help="The broker.")]
+Host = Annotated[str, typer.Option("--host", "-h", metavar="HOST[:PORT]", help="The broker, or a URL: ws://HOST/PATH.")]
 Port = Annotated[
-    int | None, typer.Option("--port", "-p", min=1, max=65535, metavar="PORT", help="[default: 1883; TLS: 8883]")
+    int | None,
+    typer.Option(
+        "--port", "-p", min=1, max=65535, metavar="PORT", help="[default: 1883; TLS: 8883; ws: 8083; wss: 8084]"
+    ),
 ]
 Qos = Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Quality of service.")]
 ClientId = Annotated[str | None, typer.Option("--id", "-i", metavar="ID", help="Client id. [default: a random one]")]

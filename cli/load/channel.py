@@ -32,6 +32,9 @@ class Channel:
         """Take bytes of *data*, how many; BlockingIOError: none now. OSError: reset."""
         return self.sock.send(data)
 
+    def flush(self) -> None:
+        """Hand the kernel what it did not have room for. OSError: reset."""
+
 
 class TlsChannel(Channel):
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str) -> None:
@@ -40,15 +43,16 @@ class TlsChannel(Channel):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._ciphertext = b""
+        self._closed = False  # the other end said that it is done
 
     def shake(self) -> bool:
         while True:
             try:
                 self._ssl.do_handshake()
             except ssl.SSLWantReadError:
-                self._push()
+                self.flush()
             else:
-                self._push()
+                self.flush()
                 return True
             try:
                 data = self.sock.recv(RECORD)
@@ -68,17 +72,26 @@ class TlsChannel(Channel):
             return b""
         self._incoming.write(data)
         plain = self._decrypt()
-        if not plain:
+        if not plain and not self._closed:
             raise BlockingIOError
         return plain
 
     def send(self, data: bytes) -> int:
-        self._push()
+        self.flush()
         if self.unsent:
             raise BlockingIOError
         taken = self._ssl.write(data[:AT_ONCE])
-        self._push()
+        self.flush()
         return taken
+
+    def flush(self) -> None:
+        self._ciphertext += self._outgoing.read()
+        if self._ciphertext:
+            try:
+                self._ciphertext = self._ciphertext[self.sock.send(self._ciphertext) :]
+            except BlockingIOError:
+                pass
+        self.unsent = len(self._ciphertext) > 0
 
     def _decrypt(self) -> bytes:
         parts: list[bytes] = []
@@ -87,14 +100,7 @@ class TlsChannel(Channel):
                 parts.append(part)
         except ssl.SSLWantReadError:
             pass
-        self._push()  # what reading gave rise to, such as a key update
+        except ssl.SSLZeroReturnError:
+            self._closed = True
+        self.flush()  # what reading gave rise to, such as a key update
         return b"".join(parts)
-
-    def _push(self) -> None:
-        self._ciphertext += self._outgoing.read()
-        if self._ciphertext:
-            try:
-                self._ciphertext = self._ciphertext[self.sock.send(self._ciphertext) :]
-            except BlockingIOError:
-                pass
-        self.unsent = len(self._ciphertext) > 0

@@ -221,6 +221,8 @@ class Network:
         count = 0
         size = len(data)
         try:
+            if channel.unsent:
+                channel.flush()
             while count < size:
                 count += channel.send(data[count:] if count else data)
         except BlockingIOError:

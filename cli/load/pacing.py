@@ -122,7 +122,9 @@ class OpenPace(Pace):
         return sum([publisher.due - publisher.sent for publisher in self.publishers])
 
     def pump(self, now: int) -> None:
-        if not self.stopped and now >= self._began:
+        if self.stopped:
+            return
+        if now >= self._began:
             due = int((now - self._began) / self._every) + 1
             publishers = self.publishers
             count = len(publishers)
@@ -130,9 +132,7 @@ class OpenPace(Pace):
                 publisher = publishers[number % count]
                 if publisher.quota < 0 or publisher.due < publisher.quota:
                     publisher.due += 1
-                    if not publisher.queued:
-                        publisher.queued = True
-                        self._ready.append(publisher)
+                    self.wake(publisher)
             if due > self._issued:
                 self._issued = due
         ready = self._ready

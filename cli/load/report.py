@@ -134,7 +134,7 @@ def _of_the_generator(plan: Plan, summary: Summary) -> list[str]:
     elif summary.waiting >= WAITING:
         notes.append(
             f"This machine is too busy to measure on: a process of the load generator waited {summary.waiting:.0%} "
-            "of the time for a core."
+            "of the time for a core. End what else runs on it, or use another one."
         )
     elif late > LATE:
         notes.append(
@@ -150,8 +150,8 @@ def _of_the_broker(plan: Plan, summary: Summary, results: list[Result]) -> list[
     overdue, held = sum(one.overdue for one in results), sum(one.held_back for one in results)
     if overdue or held > summary.sent / 100:
         notes.append(
-            f"The broker did not keep up with --rate {plan.rate:g}: {held} messages left late because it was not ready "
-            f"for them, and {overdue} did not leave at all."
+            f"The broker did not keep up with --rate {plan.rate:.12g}: {held} messages left late because it was not "
+            f"ready for them, and {overdue} did not leave at all."
         )
     stalls = sum(one.stalls for one in results)
     if stalls:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.bench_view import bar, coarse, count, time
-from cli.endpoint import BadAddress, split_address
+from cli.endpoint import Address, BadAddress, read_address
 from cli.load.histogram import Histogram
 from cli.reason_words import in_words
 from tests.cli.running import weir
@@ -40,24 +40,37 @@ def test_a_host_that_does_not_exist_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("host", ("host", 1883)),
-        ("host:1", ("host", 1)),
-        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
-        ("::1", ("::1", 1883)),
-        ("[::1]", ("::1", 1883)),
-        ("[::1]:2", ("::1", 2)),
+        ("host", Address("host", 1883, False, None)),
+        ("host:1", Address("host", 1, False, None)),
+        ("10.0.0.1:65535", Address("10.0.0.1", 65535, False, None)),
+        ("::1", Address("::1", 1883, False, None)),
+        ("[::1]", Address("::1", 1883, False, None)),
+        ("[::1]:2", Address("::1", 2, False, None)),
+        ("mqtt://host/", Address("host", 1883, False, None)),
+        ("mqtts://host", Address("host", 8883, True, None)),
+        ("WS://host", Address("host", 8083, False, "/mqtt")),
+        ("wss://[::1]:443/a/b?c", Address("::1", 443, True, "/a/b?c")),
     ],
 )
-def test_addresses_are_read(text: str, expected: tuple[str, int]) -> None:
+def test_addresses_are_read(text: str, expected: Address) -> None:
     """Some brokers could not be named."""
-    assert expected == split_address(text, 1883)
+    assert expected == read_address(text, None, tls=False)
 
 
-@pytest.mark.parametrize("text", ["", ":1883", "host:", "host:0", "host:65536", "host:-1", "host:1x", "[]:1", "[::1]x"])
+def test_options_win_over_the_address() -> None:
+    """`-p 1884 --tls` would be ignored where the address says something."""
+    assert Address("host", 2, True, None) == read_address("host:1", 2, tls=True)
+    assert Address("host", 8084, True, "/mqtt") == read_address("ws://host", None, tls=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":1883", "host:", "host:0", "host:65536", "host:-1", "host:1x", "[]:1", "[::1]x", "http://host:80", "host/a"],
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     """Another port would be loaded than was meant."""
     with pytest.raises(BadAddress):
-        split_address(text, 1883)
+        read_address(text, None, tls=False)
 
 
 @given(st.lists(st.integers(0, 10_000_000), min_size=1))

@@ -185,15 +185,15 @@ def test_what_the_broker_holds_back_is_not_our_lateness(load: Callable[..., Load
 
 def test_a_stopped_pace_sends_nothing_more(load: Callable[..., Load]) -> None:
     """A load would go on while its end is awaited."""
-    one = load(1)
+    one = load(1, config=Config(limits=Limits(receive_maximum=2)))
     one.connect()
     pace = OpenPace(one.network, one.publishers, rate=1000)
     pace.start(BEGAN)
-    pace.pump(BEGAN)
+    pace.pump(BEGAN + 4000)  # five are due, and two may be under way
     pace.stop()
-    pace.pump(BEGAN + 1_000_000)
+    one.settle(pace, BEGAN + 1_000_000)
 
-    assert (1, -1) == (pace.sent, pace.next_due())
+    assert (2, 3, -1) == (pace.sent, pace.overdue(), pace.next_due())
 
 
 def test_a_refusal_while_connecting_is_the_failure_of_the_load(load: Callable[..., Load]) -> None:

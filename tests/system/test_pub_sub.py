@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import weir
-from tests.system.addresses import Address, Transport
+from tests.system.addresses import TRANSPORTS, Address, Transport
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
 from tests.system.raw import RawClient
 
@@ -20,8 +20,8 @@ Dial = Callable[..., RawClient]
 
 
 def pub(port: int, *arguments: str, typed: str = "", code: int = 0) -> str:
-    """What it says, which is nothing if all is well."""
-    done = weir("pub", "-h", HOST, "-p", str(port), *arguments, typed=typed)
+    """What it says, which is nothing if all is well; *arguments* may name another broker."""
+    done = weir("pub", "-h", f"{HOST}:{port}", *arguments, typed=typed)
     assert code == done.returncode, done.stderr
     assert "" == done.stdout
     return done.stderr
@@ -29,7 +29,10 @@ def pub(port: int, *arguments: str, typed: str = "", code: int = 0) -> str:
 
 @contextmanager
 def sub(port: int, *arguments: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """A `weir sub` that is subscribed: it has printed the retained message that was there for it."""
+    """A `weir sub` that is subscribed: it has printed the retained message that was there for it.
+
+    *arguments* may name another listener of the same broker.
+    """
     first = RawClient(port)
     first.connect("")
     topic = f"subscribed/{os.urandom(4).hex()}"
@@ -168,10 +171,25 @@ def test_a_broker_that_goes_away_is_told(start_weir: StartWeir, name: str) -> No
     assert said == err.decode()
 
 
-def test_tls(addresses: dict[Transport, Address], name: str) -> None:
-    """What is published where TLS is demanded could not be."""
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_transport_is_spoken(
+    port: int, addresses: dict[Transport, Address], transport: Transport, name: str
+) -> None:
+    """A first try would have to be on plain TCP."""
+    address = addresses[transport]
+    broker = [f"ws://{HOST}:{address.port}"] if address.websocket else [f"{HOST}:{address.port}"]
+    if address.encrypted:
+        broker += ["--cafile", str(address.authority)]
+    text = "long " * 10_000
+    with sub(port, name, "-c", "2", "-h", *broker) as printing:
+        pub(port, name, text, "-q", "1", "-h", *broker)
+        assert (f"{text}\n".encode(), b"") == printing.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.usefixtures("broker")
+def test_certificates_are_checked_unless_it_is_said_otherwise(addresses: dict[Transport, Address], name: str) -> None:
+    """A password could be told to anybody."""
     address = addresses["tls"]
-    pub(address.port, name, "x", "-q", "1", "--cafile", str(address.authority))
     pub(address.port, name, "x", "-q", "1", "--insecure")
 
     assert "does it want TLS (--tls)?" in pub(address.port, name, "x", code=3)
