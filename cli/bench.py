@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 100  # messages in flight of one publisher, where neither --rate nor --window says otherwise
 SECONDS: Final = 10.0  # of publishing, where nothing says how long
+NOTHING_MEASURED: Final = "ended by Ctrl-C before there was a result."
 MANY: Final = 10  # publishers or subscribers, where a pattern has many of them
 
 
@@ -168,8 +169,10 @@ def _measure(plan: "Plan", endpoint: "Endpoint", as_json: bool) -> None:
         refuse(str(error))
     except Unreachable as error:
         refuse(str(error), UNREACHABLE)
+    except KeyboardInterrupt:
+        refuse(NOTHING_MEASURED, INTERRUPTED)
     if not observed.processes:
-        refuse("ended by Ctrl-C before all clients were connected: nothing was measured.", INTERRUPTED)
+        refuse(NOTHING_MEASURED, INTERRUPTED)
     summary = summarise(plan, observed)
     if as_json:
         typer.echo(json.dumps({"broker": str(endpoint), **plan.as_json(), **summary.as_json()}))

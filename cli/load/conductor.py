@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from types import FrameType
 from typing import Final, cast
 
@@ -44,20 +45,13 @@ class Conductor:
     def __init__(self, plan: Plan, endpoint: Endpoint, watcher: Watcher) -> None:
         """BadPlan if this machine does not allow so many connections."""
         self._plan = plan
+        self._endpoint = endpoint
         self._watcher = watcher
-        context = multiprocessing.get_context("fork")
-        self._pipes: list[Pipe] = []
-        self._children = []
-        parts = plan.parts()
-        allow_descriptors(max(part.connections() for part in parts))
-        for part in parts:
-            ours, theirs = context.Pipe()
-            self._pipes.append(ours)
-            child = context.Process(target=run_process, args=(part, endpoint, theirs, self._pipes), daemon=True)
-            child.start()
-            theirs.close()
-            self._children.append(child)
-        self._talking = list(self._pipes)  # those from whom more is to come
+        self._parts = plan.parts()
+        allow_descriptors(max(part.connections() for part in self._parts))
+        self._children: list[ForkProcess] = []
+        self._pipes: list[Pipe] = []  # to each of them
+        self._talking: list[Pipe] = []  # to those from whom more is to come
         self._up = [0] * plan.processes
         self._progress: list[Progress | None] = [None] * plan.processes
         self._results: list[Result] = []
@@ -69,6 +63,7 @@ class Conductor:
         """The whole load. Unreachable: not all clients could connect. Ctrl-C ends it early, a second one at once."""
         before = signal.signal(signal.SIGINT, self._interrupt)
         try:
+            self._fork()
             self._connect()
             if not self._interrupted:
                 self._started = now_us() + AHEAD
@@ -88,6 +83,18 @@ class Conductor:
         """Ctrl-C. An exception here would cut what a process is telling us in two."""
         self._interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _fork(self) -> None:
+        context = multiprocessing.get_context("fork")
+        for part in self._parts:
+            ours, theirs = context.Pipe()
+            self._pipes.append(ours)
+            arguments = (part, self._endpoint, theirs, self._pipes)
+            child = context.Process(target=run_process, args=arguments, daemon=True)
+            child.start()
+            theirs.close()
+            self._children.append(child)
+        self._talking = list(self._pipes)
 
     def _connect(self) -> None:
         while not self._interrupted and sum(self._up) < self._plan.publishers + self._plan.subscribers:

@@ -125,8 +125,6 @@ class Process:
             if now - told >= TICK:
                 told = now
                 self._pipe.send(("connected", network.up))
-                if self._pipe.poll():  # whatever it is: nothing was begun yet
-                    return False
         self._pipe.send(("connected", network.up))
         return True
 

@@ -166,6 +166,22 @@ def test_ctrl_c_ends_it_with_the_results_so_far(port: int) -> None:
     assert 0 < told["sent"] == told["received"]
 
 
+def test_ctrl_c_while_connecting_ends_it_without_results() -> None:
+    """Who named the wrong broker would have to wait for it."""
+    with socket.create_server((HOST, 0)) as silent:
+        process = subprocess.Popen(
+            command(silent.getsockname()[1]), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        peers = [silent.accept()[0] for _ in range(20)]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+        for peer in peers:
+            peer.close()
+
+    assert (130, "") == (process.returncode, out)
+    assert "weir: ended by Ctrl-C before there was a result.\n" == err
+
+
 def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: StartWeir) -> None:
     """The load would hang, or all that was measured be lost."""
     weir = start_weir({})
