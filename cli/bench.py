@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 100  # messages in flight of one publisher, where neither --rate nor --window says otherwise
 SECONDS: Final = 10.0  # of publishing, where nothing says how long
+FASTEST: Final = 10_000_000  # a second: nothing here gets there
 NOTHING_MEASURED: Final = "ended by Ctrl-C before there was a result."
 MANY: Final = 10  # publishers or subscribers, where a pattern has many of them
 
@@ -41,7 +42,7 @@ class Pattern(enum.StrEnum):
 
 Address = Annotated[
     str,
-    typer.Argument(metavar="[HOST[:PORT]]", help="The broker, or a URL: mqtt(s)://HOST:PORT, ws(s)://HOST:PORT/PATH."),
+    typer.Argument(metavar="HOST[:PORT]", help="The broker, or a URL: mqtt(s)://HOST:PORT, ws(s)://HOST:PORT/PATH."),
 ]
 Patterns = Annotated[
     Pattern,
@@ -64,6 +65,7 @@ Rate = Annotated[
     float,
     typer.Option(
         min=0,
+        max=FASTEST,
         metavar="N",
         help="Messages a second, of all publishers together. Latency counts from the time at which a message was to "
         "be sent, so a broker that stalls cannot hide it.",
@@ -79,7 +81,8 @@ Seconds = Annotated[
 ]
 Messages = Annotated[int, typer.Option(min=0, metavar="N", help="How many messages to publish, in all.")]
 ConnectRate = Annotated[
-    float, typer.Option(min=0, metavar="N", help="Connections a second. [default: as fast as they are answered]")
+    float,
+    typer.Option(min=0, max=FASTEST, metavar="N", help="Connections a second. [default: as fast as they are answered]"),
 ]
 Processes = Annotated[
     int, typer.Option(min=0, metavar="N", help="Of the load generator. [default: as many as it needs]")

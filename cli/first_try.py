@@ -53,7 +53,7 @@ class _Unread(Exception):
 def pub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     message: Annotated[
-        str | None, typer.Argument(metavar="[MESSAGE]", help="- publishes every line of the input.", show_default=False)
+        str | None, typer.Argument(metavar="MESSAGE", help="- publishes every line of the input.", show_default=False)
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Publish what is in FILE, as one message.")

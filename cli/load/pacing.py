@@ -100,7 +100,7 @@ class ClosedPace(Pace):
 
 
 class OpenPace(Pace):
-    """*rate*: messages a second of all *publishers* together, who take turns in their order."""
+    """*rate*: messages a second of all *publishers* together, who take turns in their order; each has a quota."""
 
     def __init__(self, network: Network, publishers: list[Publisher], rate: float) -> None:
         super().__init__(network, publishers)
@@ -109,13 +109,17 @@ class OpenPace(Pace):
         self._every = 1_000_000 / rate  # us
         self._began = 0
         self._issued = 0
+        self._total = 0  # messages to issue
 
     def start(self, now: int) -> None:
         super().start(now)
         self._began = now
+        self._total = sum([publisher.quota for publisher in self.publishers])
 
     def next_due(self) -> int:
-        return -1 if self.stopped else self._began + int(self._issued * self._every)
+        if self.stopped or self._issued >= self._total:
+            return -1
+        return self._began + int(self._issued * self._every)
 
     def overdue(self) -> int:
         """Messages whose time has come and that were not sent."""
@@ -125,14 +129,13 @@ class OpenPace(Pace):
         if self.stopped:
             return
         if now >= self._began:
-            due = int((now - self._began) / self._every) + 1
+            due = min(int((now - self._began) / self._every) + 1, self._total)
             publishers = self.publishers
             count = len(publishers)
             for number in range(self._issued, due):
                 publisher = publishers[number % count]
-                if publisher.quota < 0 or publisher.due < publisher.quota:
-                    publisher.due += 1
-                    self.wake(publisher)
+                publisher.due += 1
+                self.wake(publisher)
             if due > self._issued:
                 self._issued = due
         ready = self._ready

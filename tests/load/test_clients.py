@@ -236,7 +236,7 @@ def test_a_lost_connection_owes_nothing() -> None:
     one.publish(2, NOW)
     one.take(b"\x40\x02", NOW)
     one.lost()
-    assert (NEW, 0, []) == (one.state, one.room(), one.out)
+    assert (NEW, 0, 0, []) == (one.state, one.room(), one.unacknowledged, one.out)
     one.open()
     hear(one, [ConnAck(False)])
     assert 2 == one.room()
