@@ -51,13 +51,13 @@ Patterns = Annotated[
         "subscribers get it. fan-in: each publishes to a topic of its own, and all subscribers get them all."
     ),
 ]
-Publishers = Annotated[int | None, typer.Option(min=0, metavar="N", help="[default: 10; fan-out: 1]")]
+Publishers = Annotated[int | None, typer.Option(min=0, metavar="N", show_default="10; fan-out: 1")]
 Subscribers = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="[default: one a publisher; fan-out: 10; fan-in: 1]")
+    int | None, typer.Option(min=0, metavar="N", show_default="one a publisher; fan-out: 10; fan-in: 1")
 ]
 Topic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="%i in it is the publisher's number. [default: one nobody else uses]"),
+    typer.Option(metavar="TOPIC", help="%i in it is the publisher's number.", show_default="one nobody else uses"),
 ]
 Qos = Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Of publishing and of subscribing.")]
 Payload = Annotated[int, typer.Option(metavar="BYTES", help="Of each message, at least 16.")]
@@ -67,25 +67,32 @@ Rate = Annotated[
         min=0,
         max=FASTEST,
         metavar="N",
+        show_default="none",
         help="Messages a second, of all publishers together. Latency counts from the time at which a message was to "
         "be sent, so a broker that stalls cannot hide it.",
     ),
 ]
 Window = Annotated[
     int,
-    typer.Option(min=0, metavar="N", help="Instead of a rate: messages under way, of each publisher. [default: 100]"),
+    typer.Option(
+        min=0, metavar="N", help="Instead of a rate: messages under way, of each publisher.", show_default="100"
+    ),
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="How long to publish. [default: 10, unless --messages is given]"),
+    typer.Option(min=0, metavar="S", help="How long to publish.", show_default="10, unless --messages is given"),
 ]
-Messages = Annotated[int, typer.Option(min=0, metavar="N", help="How many messages to publish, in all.")]
+Messages = Annotated[
+    int, typer.Option(min=0, metavar="N", help="How many messages to publish, in all.", show_default="no end")
+]
 ConnectRate = Annotated[
     float,
-    typer.Option(min=0, max=FASTEST, metavar="N", help="Connections a second. [default: as fast as they are answered]"),
+    typer.Option(
+        min=0, max=FASTEST, metavar="N", help="Connections a second.", show_default="as fast as they are answered"
+    ),
 ]
 Processes = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Of the load generator. [default: as many as it needs]")
+    int, typer.Option(min=0, metavar="N", help="Of the load generator.", show_default="as many as it needs")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -114,8 +121,11 @@ def bench(
 ) -> None:
     """Load any broker, and measure throughput, latency and losses.
 
-    Ctrl-C ends it early, with the results so far. Exit codes: 0 when it was measured, 2 when that cannot be done,
-    3 when no broker is there or it refuses, 4 when it went away meanwhile, 130 after Ctrl-C.
+    Ctrl-C ends it early, with the results so far.
+
+    Exit codes: 0 when it was measured, 2 when that cannot be done,
+    3 when no broker is there or it refuses, 4 when it went away meanwhile,
+    130 after Ctrl-C.
     """
     from cli.load.plan import BadPlan, Plan, enough_processes
 

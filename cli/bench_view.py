@@ -117,7 +117,10 @@ def _figures(plan: Plan, summary: Summary) -> list[tuple[str, list[str]]]:
             ],
         ),
         ("latency", _times(summary.latencies, ("p50", "p90", "p99", "p99_9", "max"))),
-        ("connecting", _times(summary.connect_times, ("p50", "p99", "max"))),
+        (
+            "connecting",
+            [*_times(summary.connect_times, ("p50", "p99", "max")), f"all {time(summary.connecting * 1e6)}"],
+        ),
         (
             "connections",
             [

@@ -38,12 +38,12 @@ NO: Final = 0x80  # SUBACK codes from here on are refusals
 Host = Annotated[str, typer.Option("--host", "-h", metavar="HOST[:PORT]", help="The broker, or a URL: ws://HOST/PATH.")]
 Port = Annotated[
     int | None,
-    typer.Option(
-        "--port", "-p", min=1, max=65535, metavar="PORT", help="[default: 1883; TLS: 8883; ws: 8083; wss: 8084]"
-    ),
+    typer.Option("--port", "-p", min=1, max=65535, metavar="PORT", show_default="1883; TLS: 8883; ws: 8083; wss: 8084"),
 ]
 Qos = Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Quality of service.")]
-ClientId = Annotated[str | None, typer.Option("--id", "-i", metavar="ID", help="Client id. [default: a random one]")]
+ClientId = Annotated[
+    str | None, typer.Option("--id", "-i", metavar="ID", help="Client id.", show_default="a random one")
+]
 
 
 class _Unread(Exception):
@@ -72,8 +72,9 @@ def pub(
 ) -> None:
     """Publish a message to TOPIC.
 
-    Exit codes: 0 when the broker has it (with QoS 0: when it is sent), 2 when that cannot be done, 3 when no broker is
-    there or it refuses, 4 when it went away meanwhile.
+    Exit codes: 0 when the broker has it (with QoS 0: when it is sent),
+    2 when that cannot be done, 3 when no broker is there or it refuses,
+    4 when it went away meanwhile.
     """
     from broker.mqtt.packets import Publish
     from broker.mqtt.topics import check_topic
@@ -115,7 +116,9 @@ def sub(
     qos: Qos = 0,
     count: Annotated[
         int,
-        typer.Option("--count", "-c", "-C", min=0, metavar="N", help="End after so many messages. [default: never]"),
+        typer.Option(
+            "--count", "-c", "-C", min=0, metavar="N", help="End after so many messages.", show_default="never"
+        ),
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the topic in front of each message.")] = False,
     as_json: Annotated[
@@ -133,8 +136,8 @@ def sub(
 ) -> None:
     """Print the messages that match a FILTER as they come, until Ctrl-C.
 
-    Exit codes: 0 after Ctrl-C or --count, 2 when that cannot be done, 3 when no broker is there or it refuses, 4 when
-    it went away meanwhile.
+    Exit codes: 0 after Ctrl-C or --count, 2 when that cannot be done,
+    3 when no broker is there or it refuses, 4 when it went away meanwhile.
     """
     from broker.mqtt.topics import check_filter
     from cli.conversation import TROUBLE

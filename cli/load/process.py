@@ -42,6 +42,7 @@ class Progress:
 class Result:
     """What one process saw; times in us from the start unless the name says otherwise."""
 
+    connecting: float = 0.0  # seconds until all clients were up
     seconds: float = 0.0  # it published
     sent: int = 0
     overdue: int = 0  # messages whose time came and that were not sent
@@ -125,6 +126,7 @@ class Process:
             if now - told >= TICK:
                 told = now
                 self._pipe.send(("connected", network.up))
+        self._result.connecting = (now_us() - began) / 1_000_000
         self._pipe.send(("connected", network.up))
         return True
 

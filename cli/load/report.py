@@ -29,6 +29,7 @@ class Summary:
     sent_per_s: float
     received_per_s: float
     connected: int
+    connecting: float  # seconds until all were there
     connections_lost: int
     connections_missing: int  # at the end
     reconnects: int
@@ -56,6 +57,7 @@ class Summary:
             "latency_us": quantiles(self.latencies),
             "connections": {
                 "connected": self.connected,
+                "seconds": round(self.connecting, 3),
                 "lost": self.connections_lost,
                 "missing_at_end": self.connections_missing,
                 "reconnects": self.reconnects,
@@ -106,6 +108,7 @@ def summarise(plan: Plan, observed: Observed) -> Summary:
         sent_per_s=sent / seconds if seconds else 0.0,
         received_per_s=received / latest if latest else 0.0,
         connected=sum(one.connected for one in results),
+        connecting=max((one.connecting for one in results), default=0.0),
         connections_lost=sum(one.lost for one in results),
         connections_missing=sum(one.missing for one in results),
         reconnects=sum(one.reconnects for one in results),
