@@ -98,47 +98,32 @@ def describe(plan: Plan) -> str:
 def _figures(plan: Plan, summary: Summary) -> list[tuple[str, list[str]]]:
     """Lines of a label and phrases."""
     megabytes = summary.received_per_s * plan.payload / 1_000_000
-    lines = [
-        (
-            "messages",
-            [
-                f"{count(summary.sent)} sent",
-                f"{count(summary.received)} received",
-                f"{count(summary.lost)} lost",
-                f"{count(summary.duplicates)} twice",
-            ],
-        ),
-        (
-            "a second",
-            [
-                f"{count(round(summary.sent_per_s))} sent",
-                f"{count(round(summary.received_per_s))} received",
-                f"{megabytes:.3g} MB of payload",
-            ],
-        ),
-        ("latency", _times(summary.latencies, ("p50", "p90", "p99", "p99_9", "max"))),
-        (
-            "connecting",
-            [*_times(summary.connect_times, ("p50", "p99", "max")), f"all {time(summary.connecting * 1e6)}"],
-        ),
-        (
-            "connections",
-            [
-                f"{count(summary.connected)} made",
-                f"{count(summary.connections_lost)} lost",
-                f"{count(summary.reconnects)} came back",
-            ],
-        ),
-        (
-            "this program",
-            [
-                f"{summary.cpu_us_per_message:.2f} us of CPU a message",
-                f"{summary.busiest:.0%} of a core",
-                f"{plan.processes} process{'es' if plan.processes > 1 else ''}",
-            ],
-        ),
-    ]
-    return [(label, phrases) for label, phrases in lines if phrases]
+    lines = {
+        "messages": [
+            f"{count(summary.sent)} sent",
+            f"{count(summary.received)} received",
+            f"{count(summary.lost)} lost",
+            f"{count(summary.duplicates)} twice",
+        ],
+        "a second": [
+            f"{count(round(summary.sent_per_s))} sent",
+            f"{count(round(summary.received_per_s))} received",
+            f"{megabytes:.3g} MB of payload",
+        ],
+        "latency": _times(summary.latencies, ("p50", "p90", "p99", "p99_9", "max")),
+        "connecting": [*_times(summary.connect_times, ("p50", "p99", "max")), f"all {time(summary.connecting * 1e6)}"],
+        "connections": [
+            f"{count(summary.connected)} made",
+            f"{count(summary.connections_lost)} lost",
+            f"{count(summary.reconnects)} came back",
+        ],
+        "this program": [
+            f"{summary.cpu_us_per_message:.2f} us of CPU a message",
+            f"{summary.busiest:.0%} of a core",
+            f"{plan.processes} process{'es' if plan.processes > 1 else ''}",
+        ],
+    }
+    return [(label, phrases) for label, phrases in lines.items() if phrases]
 
 
 def _times(histogram: Histogram, names: tuple[str, ...]) -> list[str]:

@@ -22,6 +22,7 @@ from tests.system.raw import RawClient
 
 StartWeir = Callable[..., BrokerProcess]
 SCHEMES: dict[Transport, str] = {"tcp": "mqtt", "tls": "mqtts", "ws": "ws", "wss": "wss"}
+WAIT = 9 * PATIENCE  # for a program to begin or to end: it has to be loaded first, and a load waits for what is missing
 LONG = ["--seconds", "60", "--rate", "1000"]  # until something happens
 
 
@@ -42,7 +43,7 @@ def command(broker: int | str, *options: str) -> list[str]:
 
 def bench(broker: int | str, *options: str, code: int = 0) -> Any:
     """Run it; what it prints as JSON, or the sentence it says if it prints nothing."""
-    done = subprocess.run(command(broker, "--json", *options), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command(broker, "--json", *options), capture_output=True, text=True, timeout=WAIT)
     assert code == done.returncode, done.stderr
     assert "Traceback" not in done.stderr
     return json.loads(done.stdout) if done.stdout else done.stderr
@@ -70,6 +71,7 @@ def running(port: int, *options: str) -> "Iterator[subprocess.Popen[str]]":
 def dial_in(port: int, topic: str) -> Iterator[RawClient]:
     """A client that is subscribed."""
     client = RawClient(port)
+    client.socket.settimeout(WAIT)
     client.connect("")
     client.subscribe(topic)
     yield client
@@ -157,7 +159,7 @@ def test_ctrl_c_ends_it_with_the_results_so_far(port: int) -> None:
     """Who has seen enough would get nothing."""
     with running(port, *LONG) as process:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=WAIT)
 
     told = json.loads(out)
     assert (130, True, 0) == (process.returncode, told["interrupted"], told["lost"]), err
@@ -172,7 +174,7 @@ def test_ctrl_c_while_connecting_ends_it_without_results() -> None:
         )
         peers = [silent.accept()[0] for _ in range(20)]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=WAIT)
         for peer in peers:
             peer.close()
 
@@ -185,7 +187,7 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
     weir = start_weir({})
     with running(weir.port, *LONG) as process:
         weir.terminate()
-        out, err = process.communicate(timeout=3 * PATIENCE)  # the broker might come back
+        out, err = process.communicate(timeout=WAIT)
 
     told = json.loads(out)
     assert (4, True, 20) == (process.returncode, told["broker_gone"], told["connections"]["missing_at_end"])
@@ -194,29 +196,13 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
     assert ["20 connections were lost"] == [note[:24] for note in told["notes"] if "lost" in note]
 
 
-def test_clients_come_back_when_the_broker_does(start_weir: StartWeir, tmp_path: Path) -> None:
-    """A restart of the broker could not be measured."""
-    weir = start_weir({})
-    with running(weir.port, *LONG) as process:
-        weir.terminate()
-        start_weir({"sys.interval": "0.1s"}, port=weir.port)
-        with dial_in(weir.port, "$SYS/broker/clients/connected") as counting:
-            while counting.take().payload != b"21":  # with our own
-                pass
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
-
-    connections = json.loads(out)["connections"]
-    assert (20, 20, 0) == (connections["lost"], connections["reconnects"], connections["missing_at_end"]), err
-
-
 def test_no_process_outlives_a_killed_command(port: int) -> None:
     """A load would go on that nobody can end."""
     with running(port, *LONG, "--processes", "2") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         watched = [os.pidfd_open(int(child)) for child in children]
         process.kill()
-        ended = [select.select([one], [], [], PATIENCE)[0] for one in watched]
+        ended = [select.select([one], [], [], WAIT)[0] for one in watched]
 
     assert [[one] for one in watched] == ended and 2 == len(watched)
     for one in watched:
@@ -239,12 +225,12 @@ def test_too_few_descriptors_are_told_before_anything_begins(port: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 120))
 
     options = ["--publishers", "100", "--messages", "100"]
-    done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=WAIT, preexec_fn=limit)
     assert (2, "") == (done.returncode, done.stdout)
     assert "need 232 descriptors, and 120 are allowed: use --processes 3 or more" in done.stderr
 
     options += ["--processes", "3"]
-    done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=WAIT, preexec_fn=limit)
     assert (0, "") == (done.returncode, done.stderr)
 
 
@@ -298,7 +284,7 @@ def test_the_page_for_people_has_figures_and_a_histogram(port: int) -> None:
     """Only programs could read a result."""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        command(port, "--messages", "500"), capture_output=True, text=True, timeout=60, env=environment
+        command(port, "--messages", "500"), capture_output=True, text=True, timeout=WAIT, env=environment
     )
 
     assert (0, "") == (done.returncode, done.stderr)

@@ -1,6 +1,7 @@
 # `weir pub` and `weir sub` as users run them.
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.system.addresses import TRANSPORTS, Address, Transport
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
 from tests.system.raw import RawClient
 
+WAIT = 9 * PATIENCE  # for a program to begin or to end: it has to be loaded first
 StartWeir = Callable[..., BrokerProcess]
 Dial = Callable[..., RawClient]
 
@@ -39,15 +41,21 @@ def sub(port: int, *arguments: str) -> "Iterator[subprocess.Popen[bytes]]":
     first.publish(topic, b"subscribed", 1, retain=True)
     first.close()
     command = [sys.executable, "-m", "cli", "sub", "-h", f"{HOST}:{port}", *arguments, topic]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     try:
-        assert process.stdout is not None and process.stderr is not None
-        line = process.stdout.readline()
-        assert b"subscribed" in line, process.stderr.read()
+        assert b"subscribed" in line_of(process)
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def line_of(process: "subprocess.Popen[bytes]") -> bytes:
+    """The next line that it prints, and prints now."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], WAIT)[0], "it prints nothing"
+    return process.stdout.readline()
 
 
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
@@ -57,7 +65,7 @@ def test_what_is_published_is_printed(port: int, name: str, qos: str, version: s
     with sub(port, f"{name}/#", "-q", qos, "-V", version, "-c", "3") as printing:
         pub(port, f"{name}/a", "hello", "-q", qos, "-V", version)
         pub(port, f"{name}/b", "", "-q", qos)
-        out, err = printing.communicate(timeout=PATIENCE)
+        out, err = printing.communicate(timeout=WAIT)
 
     assert (b"hello\n\n", b"", 0) == (out, err, printing.returncode)
 
@@ -66,7 +74,7 @@ def test_topics_are_printed_when_they_are_asked_for(port: int, name: str) -> Non
     """Who subscribes with a wildcard could not tell what came from where."""
     with sub(port, f"{name}/+", "-v", "-c", "2") as printing:
         pub(port, f"{name}/Grüße", "schön")
-        assert f"{name}/Grüße schön\n".encode() == printing.communicate(timeout=PATIENCE)[0]
+        assert f"{name}/Grüße schön\n".encode() == printing.communicate(timeout=WAIT)[0]
 
 
 def test_json_keeps_what_is_no_text(port: int, name: str, dial: Dial) -> None:
@@ -76,7 +84,7 @@ def test_json_keeps_what_is_no_text(port: int, name: str, dial: Dial) -> None:
         client.connect("")
         client.publish(name, b"\xff\n", 1)
         client.publish(name, "ü\n".encode())
-        lines = [json.loads(line) for line in printing.communicate(timeout=PATIENCE)[0].splitlines()]
+        lines = [json.loads(line) for line in printing.communicate(timeout=WAIT)[0].splitlines()]
 
     assert [
         {"topic": name, "qos": 1, "retain": False, "payload_base64": "/wo="},
@@ -87,17 +95,16 @@ def test_json_keeps_what_is_no_text(port: int, name: str, dial: Dial) -> None:
 def test_each_message_is_printed_when_it_comes(port: int, name: str) -> None:
     """Who reads a pipe would see nothing before a buffer is full."""
     with sub(port, name) as printing:
-        assert printing.stdout is not None
         for text in ("one", "two"):
             pub(port, name, text)
-            assert f"{text}\n".encode() == printing.stdout.readline()
+            assert f"{text}\n".encode() == line_of(printing)
 
 
 def test_ctrl_c_ends_it_with_0(port: int, name: str) -> None:
     """Scripts would take the usual end for a failure."""
     with sub(port, name) as printing:
         printing.send_signal(signal.SIGINT)
-        assert (b"", b"") == printing.communicate(timeout=PATIENCE)
+        assert (b"", b"") == printing.communicate(timeout=WAIT)
         assert 0 == printing.returncode
 
 
@@ -107,7 +114,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(port: int, name: str) -> None
         assert printing.stdout is not None and printing.stderr is not None
         printing.stdout.close()
         pub(port, name, "for nobody")
-        assert 0 == printing.wait(PATIENCE)
+        assert 0 == printing.wait(WAIT)
         assert b"" == printing.stderr.read()
 
 
@@ -164,7 +171,7 @@ def test_a_broker_that_goes_away_is_told(start_weir: StartWeir, name: str) -> No
     weir_process = start_weir({})
     with sub(weir_process.port, name) as printing:
         weir_process.terminate()
-        out, err = printing.communicate(timeout=PATIENCE)
+        out, err = printing.communicate(timeout=WAIT)
 
     assert (4, b"") == (printing.returncode, out)
     said = f"weir: {HOST}:{weir_process.port} ended the connection: 0x8b, the server is shutting down.\n"
@@ -180,10 +187,10 @@ def test_every_transport_is_spoken(
     broker = [f"ws://{HOST}:{address.port}"] if address.websocket else [f"{HOST}:{address.port}"]
     if address.encrypted:
         broker += ["--cafile", str(address.authority)]
-    text = "long " * 10_000
+    text = "long " * 20_000  # more than TLS takes at once
     with sub(port, name, "-c", "2", "-h", *broker) as printing:
         pub(port, name, text, "-q", "1", "-h", *broker)
-        assert (f"{text}\n".encode(), b"") == printing.communicate(timeout=PATIENCE)
+        assert (f"{text}\n".encode(), b"") == printing.communicate(timeout=WAIT)
 
 
 @pytest.mark.usefixtures("broker")
