@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.connecting import (
-    GONE,
-    INTERRUPTED,
-    UNREACHABLE,
     CaFile,
     Insecure,
     Password,
@@ -19,9 +16,9 @@ from cli.connecting import (
     Version,
     endpoint_of,
     level_of,
-    refuse,
     sayable,
 )
+from cli.options import GONE, INTERRUPTED, UNREACHABLE, refuse
 
 if TYPE_CHECKING:
     from cli.endpoint import Endpoint
@@ -124,7 +121,7 @@ def bench(
     Ctrl-C ends it early, with the results so far.
 
     Exit codes: 0 when it was measured, 2 when that cannot be done,
-    3 when no broker is there or it refuses, 4 when it went away meanwhile,
+    4 when no broker is there or it refuses, 5 when it went away meanwhile,
     130 after Ctrl-C.
     """
     from cli.load.plan import BadPlan, Plan, enough_processes

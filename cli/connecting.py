@@ -1,19 +1,15 @@
-# What `weir bench`, `weir pub` and `weir sub` have in common: options that name a broker, and how a command ends.
+# What `weir bench`, `weir pub` and `weir sub` have in common: options that name a broker, and what becomes of it.
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Never
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from cli.options import UNREACHABLE, refuse
 
 if TYPE_CHECKING:
     import ssl
 
     from cli.endpoint import Endpoint
-
-# Exit codes.
-MISUSE: Final = 2  # what was asked for cannot be done; nothing was sent
-UNREACHABLE: Final = 3  # no broker is there, or it refused
-GONE: Final = 4  # the broker went away meanwhile
-INTERRUPTED: Final = 130  # by Ctrl-C, as shells count it
 
 LONGEST: Final = 65_535  # bytes of a string of MQTT
 
@@ -29,12 +25,6 @@ CaFile = Annotated[
     typer.Option(metavar="FILE", help="Speak TLS, and trust the authorities in FILE instead of the system's."),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Speak TLS, and trust any certificate.")]
-
-
-def refuse(sentence: str, code: int = MISUSE) -> Never:
-    """End the command with one sentence for the user."""
-    typer.echo(f"weir: {sentence}", err=True)
-    raise typer.Exit(code)
 
 
 def endpoint_of(address: str, port: int | None, tls: bool, cafile: Path | None, insecure: bool) -> "Endpoint":

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli.connecting import (
-    GONE,
     LONGEST,
-    UNREACHABLE,
     CaFile,
     Insecure,
     Password,
@@ -21,9 +19,9 @@ from cli.connecting import (
     Version,
     endpoint_of,
     level_of,
-    refuse,
     sayable,
 )
+from cli.options import GONE, UNREACHABLE, refuse
 
 if TYPE_CHECKING:
     from broker.mqtt.packets import Publish
@@ -73,8 +71,8 @@ def pub(
     """Publish a message to TOPIC.
 
     Exit codes: 0 when the broker has it (with QoS 0: when it is sent),
-    2 when that cannot be done, 3 when no broker is there or it refuses,
-    4 when it went away meanwhile.
+    2 when that cannot be done, 4 when no broker is there or it refuses,
+    5 when it went away meanwhile.
     """
     from broker.mqtt.packets import Publish
     from broker.mqtt.topics import check_topic
@@ -137,7 +135,7 @@ def sub(
     """Print the messages that match a FILTER as they come, until Ctrl-C.
 
     Exit codes: 0 after Ctrl-C or --count, 2 when that cannot be done,
-    3 when no broker is there or it refuses, 4 when it went away meanwhile.
+    4 when no broker is there or it refuses, 5 when it went away meanwhile.
     """
     from broker.mqtt.topics import check_filter
     from cli.conversation import TROUBLE

@@ -33,7 +33,7 @@ def test_a_host_that_does_not_exist_is_told() -> None:
     """A typing error would end in a traceback."""
     done = weir("bench", "no-such-host.invalid")
 
-    assert 3 == done.returncode
+    assert 4 == done.returncode
     assert done.stderr.startswith("weir: there is no host no-such-host.invalid: ")
 
 

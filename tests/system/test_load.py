@@ -142,7 +142,7 @@ def test_certificates_are_checked_unless_it_is_said_otherwise(addresses: dict[Tr
     """A load could be sent to somebody else, password and all."""
     port = addresses["tls"].port
 
-    said = bench(port, "--tls", "--messages", "10", code=3)
+    said = bench(port, "--tls", "--messages", "10", code=4)
     assert "a certificate that we do not trust" in said and "--cafile" in said
     assert 10 == bench(port, "--insecure", "--messages", "10")["received"]
 
@@ -190,7 +190,7 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
         out, err = process.communicate(timeout=WAIT)
 
     told = json.loads(out)
-    assert (4, True, 20) == (process.returncode, told["broker_gone"], told["connections"]["missing_at_end"])
+    assert (5, True, 20) == (process.returncode, told["broker_gone"], told["connections"]["missing_at_end"])
     assert 0 < told["received"]
     assert f"weir: {HOST}:{weir.port} went away before the end; these are the results so far.\n" == err
     assert ["20 connections were lost"] == [note[:24] for note in told["notes"] if "lost" in note]
@@ -214,7 +214,7 @@ def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     port = free_port()
     assert (
         f"weir: nobody listens on {HOST}:{port}: is the broker running (`weir start`), and is that its port?\n"
-        == bench(port, code=3)
+        == bench(port, code=4)
     )
 
 
@@ -240,7 +240,7 @@ def test_a_refusal_is_told_in_words(start_weir: StartWeir, tmp_path: Path) -> No
     file.write_text("")
     weir = start_weir({"access.password_file": file})
 
-    said = {version: bench(weir.port, "--version", version, code=3) for version in ("3.1.1", "5")}
+    said = {version: bench(weir.port, "--version", version, code=4) for version in ("3.1.1", "5")}
 
     assert "refused: CONNACK 5, not authorized" in said["3.1.1"] or "refused: CONNACK 4, bad user" in said["3.1.1"]
     assert "refused: CONNACK 0x8" in said["5"] and "--user" in said["5"]
@@ -252,7 +252,7 @@ def test_a_refusal_is_told_in_words(start_weir: StartWeir, tmp_path: Path) -> No
 def test_what_is_no_broker_is_told(answer: bytes, scheme: str) -> None:
     """A wrong port would look like a slow broker."""
     with _server(answer) as port:
-        said = bench(f"{scheme}://{HOST}:{port}", code=3)
+        said = bench(f"{scheme}://{HOST}:{port}", code=4)
 
     assert 1 == len(said.splitlines()), said
     assert "port" in said

@@ -148,7 +148,7 @@ def test_the_user_is_who_was_named(start_weir: StartWeir, tmp_path: Path) -> Non
     weir_process = start_weir({"access.password_file": file})
 
     pub(weir_process.port, "t", "x", "-u", "ann", "-P", "s3cret", "-q", "1")
-    refused = pub(weir_process.port, "t", "x", "-u", "ann", "-P", "wrong", code=3)
+    refused = pub(weir_process.port, "t", "x", "-u", "ann", "-P", "wrong", code=4)
     assert refused.startswith(f"weir: {HOST}:{weir_process.port} refused: CONNACK 0x86, bad user name or password")
 
 
@@ -159,10 +159,10 @@ def test_what_may_not_be_done_is_said_with_its_code(start_weir: StartWeir, tmp_p
     weir_process = start_weir({"access.acl_file": acl})
     port = weir_process.port
 
-    said = pub(port, "open", "x", "-q", "1", code=3)
+    said = pub(port, "open", "x", "-q", "1", code=4)
     assert f"weir: {HOST}:{port} refused: PUBACK 0x87, not authorized" in said
     done = weir("sub", "-h", HOST, "-p", str(port), "closed")
-    assert (3, "") == (done.returncode, done.stdout)
+    assert (4, "") == (done.returncode, done.stdout)
     assert f"weir: {HOST}:{port} refused 'closed': 0x87, not authorized" in done.stderr
 
 
@@ -173,7 +173,7 @@ def test_a_broker_that_goes_away_is_told(start_weir: StartWeir, name: str) -> No
         weir_process.terminate()
         out, err = printing.communicate(timeout=WAIT)
 
-    assert (4, b"") == (printing.returncode, out)
+    assert (5, b"") == (printing.returncode, out)
     said = f"weir: {HOST}:{weir_process.port} ended the connection: 0x8b, the server is shutting down.\n"
     assert said == err.decode()
 
@@ -199,8 +199,8 @@ def test_certificates_are_checked_unless_it_is_said_otherwise(addresses: dict[Tr
     address = addresses["tls"]
     pub(address.port, name, "x", "-q", "1", "--insecure")
 
-    assert "does it want TLS (--tls)?" in pub(address.port, name, "x", code=3)
-    assert "--cafile" in pub(address.port, name, "x", "--tls", code=3)
+    assert "does it want TLS (--tls)?" in pub(address.port, name, "x", code=4)
+    assert "--cafile" in pub(address.port, name, "x", "--tls", code=4)
 
 
 @pytest.mark.parametrize(
