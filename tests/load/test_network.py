@@ -161,13 +161,13 @@ def test_latency_counts_from_when_a_message_was_to_be_sent(load: Callable[..., L
     one.connect()
     pace = OpenPace(one.network, one.publishers, rate=1000)
     began = now_us() - 10_000_000
-    pace.start(began)
     one.publishers[0].quota = 1
+    pace.start(began)
 
     one.settle(pace, began + 9_000_000)  # we were asleep: it should have left at once
 
     assert 10_000_000 <= one.latencies.greatest < 40_000_000
-    assert (9_000_000, 1, -1) == (pace.lateness.greatest, pace.sent, pace.next_due())
+    assert (9_000_000, 1, 0, -1) == (pace.lateness.greatest, pace.sent, pace.overdue(), pace.next_due())
 
 
 def test_what_the_broker_holds_back_is_not_our_lateness(load: Callable[..., Load]) -> None:
