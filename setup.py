@@ -13,7 +13,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Everything in broker/ is compiled, except what is not hot and better stays ordinary Python.
+# Everything in broker/ is compiled, and of the load generator in cli/load/ what works per message, except what is not
+# hot and better stays ordinary Python.
 # reasons.py: a compiled Enum refuses its members while they are made if they have an __init__ of their own.
 COLD = {
     "broker/__main__.py",
@@ -28,13 +29,18 @@ COLD = {
     "broker/reasons.py",
     "broker/version.py",
     "broker/worker.py",
+    "cli/load/conductor.py",
+    "cli/load/plan.py",
+    "cli/load/process.py",
+    "cli/load/report.py",
 }
 GROUP = "weir"  # the shared library of the group is weir__mypyc
 WANTED = os.environ.get("WEIR_COMPILE", "")
 
 
 def hot_modules() -> list[str]:
-    sources = (path.as_posix() for path in Path("broker").rglob("*.py") if path.name != "__init__.py")
+    folders = (Path("broker"), Path("cli/load"))
+    sources = (path.as_posix() for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py")
     return sorted(source for source in sources if source not in COLD)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from cli import clients, nodes
+from cli.bench import bench
+from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 
 TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
@@ -162,3 +164,7 @@ def show(
     width = max(len(f"{one.key} = {one.text}") for one in settings)
     for one in settings:
         typer.echo(f"{f'{one.key} = {one.text}':<{width}}  # {one.source}")
+
+
+for _command in (pub, sub, bench):
+    app.command()(_command)

@@ -1,7 +1,8 @@
 # What commands have in common: options, the configuration they lead to, and how a command refuses.
 #
 # Exit codes are the same everywhere: 0 done; 1 it is not so, as that node does not run or has no such client; 2 what
-# was asked for cannot be done, and nothing was changed; 3 the node gave up, as its workers do not stay alive.
+# was asked for cannot be done, and nothing was changed; 3 the node gave up, as its workers do not stay alive; 4 no
+# broker is there, or it refused; 5 it went away meanwhile; 130 Ctrl-C.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Never
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 NOT_SO: Final = 1
 MISUSE: Final = 2
 GAVE_UP: Final = 3
+UNREACHABLE: Final = 4
+GONE: Final = 5
+INTERRUPTED: Final = 130
 
 ConfigFile = Annotated[
     Path | None,

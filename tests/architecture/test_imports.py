@@ -49,6 +49,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("broker/reasons.py", "import cli.main"),
         ("broker/store/__init__.py", "import redis"),
         ("supervisor/__init__.py", "import cli.main"),
+        ("cli/load/publisher.py", "import time"),
+        ("cli/load/pacing.py", "import cli.load.process"),
     ],
 )
 def test_an_import_that_the_design_forbids_is_found(copy: Path, module: str, line: str) -> None:

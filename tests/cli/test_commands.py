@@ -35,7 +35,10 @@ def test_version_needs_neither_trio_nor_structlog() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["start", "passwd", "config", "--version"]),
+        (["--help"], ["start", "passwd", "config", "--version", "pub", "sub", "bench"]),
+        (["bench", "--help"], ["HOST", "--pattern", "--rate", "--window", "--processes", "--json", "fan-out"]),
+        (["pub", "--help"], ["TOPIC", "MESSAGE", "--file", "--retain", "--qos", "-h", "-p", "--cafile"]),
+        (["sub", "--help"], ["FILTER", "--count", "--json", "--verbose", "-v"]),
         (["start", "--help"], ["--config", "--host", "--port", "--set", "SIGTERM"]),
         (["config", "--help"], ["check", "show"]),
         (["passwd", "--help"], ["FILE", "USER", "--create", "--delete", "--iterations", "SIGHUP"]),

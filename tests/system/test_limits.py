@@ -180,7 +180,7 @@ def test_a_topic_alias_above_the_maximum_is_refused(dial: Dial, name: str) -> No
 @pytest.mark.weir_only("its limits are configured otherwise")
 def test_a_connection_over_the_limit_is_told(start_weir: StartWeir, dial: Dial, name: str) -> None:
     """A full broker would hang instead of saying so, or never recover when others have left."""
-    weir = start_weir({"limits.connections": 1})
+    weir = start_weir({"limits.connections": 1, "node.workers": 1})  # it is dealt to the workers: each may have one
     first = dial(V5, port=weir.port)
     first.connect(name)
 

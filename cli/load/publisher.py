@@ -1,0 +1,150 @@
+# A publisher: writes stamped messages as fast as its window, its quota and the broker's receive maximum let it.
+from typing import Final, cast
+
+from broker.mqtt.encode import encode
+from broker.mqtt.fields import encode_binary, encode_length
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, ConnAck, Connect, Packet
+from broker.mqtt.properties import RECEIVE_MAXIMUM
+from cli.load.client import STAMP, UP, WRAP, Client
+
+PACKET_IDS: Final = 65_535
+UNACKNOWLEDGED: Final = 32_767  # at most, so that the id of a message is free long before it is used again
+TWO: Final = [number.to_bytes(2, "big") for number in range(1 << 16)]  # looked up, as making them costs more
+
+
+class Publisher(Client):
+    """Publishes stamped messages to one topic.
+
+    *filler* is the payload behind its stamp. *readers* get each message; *copies* is how many of these deliveries its
+    window waits for, 0 has it wait for acknowledgements.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        index: int,
+        topic: bytes,
+        qos: int,
+        filler: bytes,
+        run: bytes,
+        window: int,
+        readers: int,
+        copies: int,
+    ) -> None:
+        super().__init__(connect)
+        self.publishes = True
+        self.index = index
+        self.qos = qos
+        self.readers = readers
+        self.copies = copies
+        self.limit = window * max(1, copies)
+        self.sent = 0
+        self.quota = -1  # messages to send in all, -1: no end
+        self.outstanding = 0  # deliveries, or acknowledgements, that the window waits for
+        self.unacknowledged = 0
+        self.refused = 0  # acknowledgements that said no
+        self.refusal = 0  # the last code of them
+        self.progressed = 0  # when the window last moved (us)
+        self.due = 0  # messages whose time has come (open loop)
+        self.turn = 0  # its place among the publishers of its process
+        self.held = False  # a message whose time has come waits for the broker
+        self.queued = False  # will be asked soon what it has to send
+        self.most_unacknowledged = UNACKNOWLEDGED
+        head = encode_binary(topic)
+        section = b"\0" if self.version == V5 else b""
+        length = len(head) + (2 if qos else 0) + len(section) + STAMP + len(filler)
+        self._head = bytes((0x30 | qos << 1,)) + encode_length(length) + head
+        self._middle = section + run + index.to_bytes(4, "big")
+        self._filler = filler
+        self.packet_bytes = len(self._head) - len(head) + length
+
+    def established(self, answer: ConnAck) -> None:
+        maximum = answer.properties.get(RECEIVE_MAXIMUM, UNACKNOWLEDGED)
+        self.most_unacknowledged = min(UNACKNOWLEDGED, cast(int, maximum))  # [MQTT-3.3.4-7]
+        self.state = UP
+
+    def lost(self) -> None:
+        super().lost()
+        self.outstanding = 0  # what was under way may be lost
+        self.unacknowledged = 0
+
+    def room(self) -> int:
+        """How many messages may be sent now, as far as quota, window and the broker's receive maximum are concerned."""
+        if self.state != UP:
+            return 0
+        room = 1 << 30 if self.quota < 0 else self.quota - self.sent
+        if self.qos:
+            room = min(room, self.most_unacknowledged - self.unacknowledged)
+        if self.limit:
+            room = min(room, (self.limit - self.outstanding) // max(1, self.copies))
+        return room
+
+    def publish(self, count: int, intended: int) -> None:
+        """Publish *count* messages that were to be sent at *intended* (us)."""
+        time = (intended & WRAP).to_bytes(4, "big")
+        out = self.out
+        head = self._head
+        middle = self._middle
+        filler = self._filler
+        if self.qos:
+            for sequence in range(self.sent, self.sent + count):
+                out.append(
+                    b"%b%b%b%b%b%b%b"
+                    % (
+                        head,
+                        TWO[sequence % PACKET_IDS + 1],
+                        middle,
+                        TWO[sequence >> 16 & 0xFFFF],
+                        TWO[sequence & 0xFFFF],
+                        time,
+                        filler,
+                    )
+                )
+            self.unacknowledged += count
+        else:
+            for sequence in range(self.sent, self.sent + count):
+                out.append(
+                    b"%b%b%b%b%b%b" % (head, middle, TWO[sequence >> 16 & 0xFFFF], TWO[sequence & 0xFFFF], time, filler)
+                )
+        self.sent += count
+        self.outstanding += count * max(1, self.copies)
+
+    def delivered(self, count: int, now: int) -> None:
+        """Deliveries of its messages were seen."""
+        self.outstanding = max(0, self.outstanding - count)  # those that were written off may come after all
+        self.progressed = now
+
+    def write_off(self) -> None:
+        """What is under way will not come."""
+        self.outstanding = 0
+
+    def take_run(self, data: bytes, position: int, end: int, now: int) -> int:
+        done = 0
+        while position + 4 <= end and data[position + 1] == 2:
+            first = data[position]
+            if first == 0x40 or first == 0x70:
+                done += 1
+            elif first == 0x50:
+                self.out.append(b"\x62\x02" + data[position + 2 : position + 4])
+            else:
+                break
+            position += 4
+        if done:
+            self._finished(done, now)
+        return position
+
+    def take_other(self, packet: Packet, now: int) -> None:
+        if not isinstance(packet, Ack):
+            return
+        if packet.code >= 0x80:
+            self.refused += 1
+            self.refusal = packet.code
+        if packet.kind == PUBREC and packet.code < 0x80:
+            self.out.append(encode(Ack(PUBREL, packet.packet_id), self.version))
+        elif packet.kind in (PUBACK, PUBREC, PUBCOMP):
+            self._finished(1, now)
+
+    def _finished(self, count: int, now: int) -> None:
+        self.unacknowledged = max(0, self.unacknowledged - count)
+        if not self.copies:
+            self.delivered(count, now)

@@ -1,0 +1,182 @@
+# A subscriber: acknowledges what comes, measures how long it took, and notices what is missing or came twice.
+from typing import Final, Protocol
+
+from broker.mqtt.encode import encode
+from broker.mqtt.fields import read_length
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    Ack,
+    ConnAck,
+    Connect,
+    Packet,
+    Publish,
+    SubAck,
+    Subscribe,
+    Wanted,
+)
+from cli.load.client import STAMP, SUBSCRIBING, UP, WRAP, Client, Refused
+from cli.load.histogram import Histogram
+
+SUBSCRIPTION: Final = 1  # the packet id of our only SUBSCRIBE
+MISSING: Final = 100_000  # numbers that were jumped over and are remembered; what comes later still counts as twice
+
+
+class Deliveries(Protocol):
+    """Told what subscribers see."""
+
+    def delivered(self, publisher: int, count: int, now: int) -> None:
+        """*count* messages of *publisher* (its number in the whole load) arrived at *now* (us)."""
+
+    def duplicated(self) -> None:
+        """One of them had come before."""
+
+
+class Subscriber(Client):
+    """Subscribes to one filter, acknowledges, and measures what comes."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        filter: bytes,
+        qos: int,
+        run: bytes,
+        latencies: Histogram,
+        deliveries: Deliveries,
+    ) -> None:
+        super().__init__(connect)
+        self.filter = filter
+        self.qos = qos
+        self.disordered = 0
+        self.foreign = 0  # messages of others, or of another run
+        self.latest = 0  # when the last message came (us)
+        self._run = run
+        self._latencies = latencies
+        self._deliveries = deliveries
+        self._next: dict[int, int] = {}  # by publisher: the sequence number that should come
+        self._missing: set[tuple[int, int]] = set()  # (publisher, sequence) that were jumped over
+
+    def established(self, answer: ConnAck) -> None:
+        self.state = SUBSCRIBING
+        self.out.append(encode(Subscribe(SUBSCRIPTION, [Wanted(self.filter, self.qos)]), self.version))
+
+    def take_run(self, data: bytes, position: int, end: int, now: int) -> int:
+        """PUBLISH without properties, and PUBREL."""
+        five = self.version == V5
+        run = self._run
+        acknowledged: list[bytes] = []
+        publisher = -1
+        expected = 0
+        time = -1
+        count = 0  # messages of *publisher* with *time*
+        level = 0
+        while position + 4 <= end:
+            first = data[position]
+            length = data[position + 1]
+            body = position + 2
+            if first == 0x62 and length == 2:
+                self.out.append(b"\x70\x02" + data[body : body + 2])
+                position += 4
+                continue
+            if first >> 4 != 3:
+                break
+            if length > 127:
+                length, body = read_length(data, position + 1, end, self.version)
+                if length < 0:
+                    break
+            stop = body + length
+            if stop > end or length < 2:
+                break
+            at = body + 2 + (data[body] << 8 | data[body + 1])
+            qos = first >> 1 & 3
+            identifier = at
+            if qos:
+                at += 2
+            if five:
+                if at >= stop or data[at]:
+                    break
+                at += 1
+            if at + STAMP > stop or data[at : at + 4] != run:
+                break
+            position = stop
+            if qos:
+                acknowledged.append(data[identifier : identifier + 2])
+                level = qos
+            who = data[at + 4] << 24 | data[at + 5] << 16 | data[at + 6] << 8 | data[at + 7]
+            sequence = data[at + 8] << 24 | data[at + 9] << 16 | data[at + 10] << 8 | data[at + 11]
+            when = data[at + 12] << 24 | data[at + 13] << 16 | data[at + 14] << 8 | data[at + 15]
+            if when != time or who != publisher:
+                if count:
+                    self._measured(publisher, count, time, now)
+                    count = 0
+                if who != publisher:
+                    if publisher >= 0:
+                        self._next[publisher] = expected
+                    publisher = who
+                    expected = self._next.get(who, 0)
+                time = when
+            count += 1
+            if sequence == expected:
+                expected = sequence + 1 & WRAP
+            else:
+                expected = self._irregular(who, sequence, expected)
+        if count:
+            self._measured(publisher, count, time, now)
+            self._next[publisher] = expected
+        if acknowledged:
+            start = b"\x40\x02" if level == 1 else b"\x50\x02"
+            self.out.append(start + start.join(acknowledged))
+        return position
+
+    def take_other(self, packet: Packet, now: int) -> None:
+        if isinstance(packet, SubAck):
+            if packet.codes[0] >= 0x80:
+                raise Refused("SUBACK", packet.codes[0])
+            self.state = UP
+        elif isinstance(packet, Publish):
+            self._take_publish(packet, now)
+        elif isinstance(packet, Ack) and packet.kind == PUBREL:
+            self.out.append(encode(Ack(PUBCOMP, packet.packet_id), self.version))
+
+    def _take_publish(self, packet: Publish, now: int) -> None:
+        """A message with properties, or one that is not ours."""
+        if packet.qos:
+            self.out.append(encode(Ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id), self.version))
+        payload = packet.payload
+        if len(payload) < STAMP or payload[:4] != self._run:
+            self.foreign += 1
+            return
+        publisher = int.from_bytes(payload[4:8], "big")
+        sequence = int.from_bytes(payload[8:12], "big")
+        expected = self._next.get(publisher, 0)
+        if sequence == expected:
+            self._next[publisher] = sequence + 1 & WRAP
+        else:
+            self._next[publisher] = self._irregular(publisher, sequence, expected)
+        self._measured(publisher, 1, int.from_bytes(payload[12:16], "big"), now)
+
+    def _measured(self, publisher: int, count: int, time: int, now: int) -> None:
+        """*count* messages that were to be sent at *time* (us modulo 2**32) arrived."""
+        latency = now - time & WRAP
+        if latency > WRAP >> 1:
+            latency = 0  # intended for a moment that is still to come: we are early
+        self._latencies.add(latency, count)
+        self.latest = now
+        self._deliveries.delivered(publisher, count, now)
+
+    def _irregular(self, publisher: int, sequence: int, expected: int) -> int:
+        """A message out of its turn: what should come next."""
+        ahead = sequence - expected & WRAP
+        if ahead <= WRAP >> 1:
+            for missing in range(expected, expected + min(ahead, MISSING - len(self._missing))):
+                self._missing.add((publisher, missing & WRAP))
+            return sequence + 1 & WRAP
+        if (publisher, sequence) in self._missing:
+            self._missing.remove((publisher, sequence))
+            self.disordered += 1
+        else:
+            self._deliveries.duplicated()
+        return expected
