@@ -106,9 +106,9 @@ class Process:
             nursery.cancel_scope.cancel()
         worker.client_log.flush()
         worker.log_statistics()
-        lost = worker.store.count()
+        lost = worker.sessions_here()
         if lost:
-            worker.log.warning("sessions_lost", sessions=lost, why="sessions are in memory for now, and end with it")
+            worker.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
         self._link.send_last("ended", {"sessions_lost": lost}, PATIENCE)
         worker.close()
 
@@ -116,6 +116,7 @@ class Process:
         """Do what the supervisor says."""
         kind = found["kind"]
         if kind == "drain":
+            self.worker.hands_over = found["hand_over"]
             self._stopping.set()
         elif kind == "reload":
             self._reload()

@@ -53,6 +53,8 @@ from broker.version import VERSION
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
+OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
+OFFER_PAUSE: Final = 0.005  # seconds between two looks at how many have gone
 HOUSEKEEPING: Final = 1.0  # seconds
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
 FORGOTTEN_AT_ONCE: Final = 1_000  # addresses looked at, whether there is still something to know about them
@@ -218,6 +220,7 @@ class Worker:
             self.takeovers.sessions = self.registration.store
             self.hub.registration = self.registration
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
+        self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
         self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
 
@@ -237,9 +240,27 @@ class Worker:
             self.reception.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
+                if self.hands_over:
+                    await self._hand_over()
                 while self.reactor.streams() or not (self.registration is None or self.registration.settled()):
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
+
+    async def _hand_over(self) -> None:
+        """Let the other workers have our sessions."""
+        sessions = list(self.store.sessions())
+        for number, session in enumerate(sessions):
+            while self.mesh.peers and number - (len(sessions) - self.sessions_here()) >= OFFERED_AT_ONCE:
+                await trio.sleep(OFFER_PAUSE)
+            self.takeovers.offer(session)
+            self.reactor.wake()
+        while self.mesh.peers and self.sessions_here():
+            await trio.sleep(OFFER_PAUSE)
+        self.log.info("sessions_handed_over", sessions=len(sessions) - self.sessions_here())
+
+    def sessions_here(self) -> int:
+        """Sessions that no other worker has whole yet."""
+        return self.store.count() + self.takeovers.departing()
 
     def close(self) -> None:
         """End whatever is still open, after `serve()`."""

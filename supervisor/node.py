@@ -167,7 +167,7 @@ class Node:
         former = shard.process
         if former is not None and former.state in ("starting", "serving"):
             shard.leaving = True
-            former.drain()
+            former.drain(hand_over=len(self.shards) > 1)
             self._soon(self._kill_late, [former])
         patience = self.config.drain.timeout + LATE + UNTIL_READY
         with trio.move_on_after(patience):

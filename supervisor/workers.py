@@ -130,12 +130,12 @@ class WorkerProcess:
             for one in sockets:
                 one.close()
 
-    def drain(self) -> None:
-        """Have it tell its clients to go, and end."""
+    def drain(self, hand_over: bool = False) -> None:
+        """Have it tell its clients to go, and end; *hand_over*: with its sessions given to the other workers."""
         if self.state in ("starting", "serving"):
             self.state = "draining"
             self.told_to_go = True
-            self.send("drain", {})
+            self.send("drain", {"hand_over": hand_over})
 
     def kill(self, why: str) -> None:
         """End it at once, if it has not ended."""

@@ -12,6 +12,7 @@
 #
 # So every message comes once, and in the order of its publisher. A worker that dies counts as one that has marked: all
 # it sent has come. If N dies, O keeps the session; if N cannot wait for it, it ends; if O dies, there is none.
+# A worker that is to be replaced offers its sessions: who is offered one claims it as a client that comes back would.
 # While Redis is away nobody knows who has a session, and all are asked: the claim with the greater epoch wins.
 import struct
 from collections import deque
@@ -22,11 +23,14 @@ from typing import Final, Protocol
 from broker.mesh import wire
 from broker.mesh.peer import Peer
 from broker.moving import Moving
+from broker.mqtt.packets import Will
+from broker.reasons import CloseReason
 from broker.session.handover import Frozen, HandoverError, Thaw
 from broker.session.origin import Sieve
 from broker.session.session import Session
 from broker.store.neighbours import HANDOVER_PATIENCE, Handover, Then
 from broker.store.owner import Owner
+from broker.store.sessions import Claimant
 
 NOTHING: Final = 0  # what an answer says: there is no session here, or there is none any more
 COMES: Final = 1
@@ -43,6 +47,8 @@ DATA_HEAD: Final = b"\x00"
 class Registered(Protocol):
     """Who knows what is claimed here: registered.py."""
 
+    def claim(self, claimant: Claimant) -> None: ...
+
     def give_up(self, client_id: str, epoch: int, then: Then) -> None: ...
 
     def keep_after_all(self, session: Session) -> None:
@@ -56,6 +62,23 @@ class Others(Protocol):
     peers: list[Peer]
 
     def when_passed(self, then: Callable[[float], None], now: float) -> None: ...
+
+
+class Adoption:
+    """A claim of a session whose worker ends, for the client that will come back for it: a `Claimant`."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.clean_start = False
+        self.expiry = 1  # it lasts: for how long, it says itself when it comes
+        self.will: Will | None = None
+        self.user: str | None = None
+
+    def found(self, session: Session | None) -> None:
+        pass  # it is in the store, without a connection; or it had ended
+
+    def refused(self, reason: CloseReason) -> None:
+        pass  # its worker counts it as lost
 
 
 class Arrival:
@@ -100,6 +123,7 @@ class Takeovers:
         self._clock = clock
         self._failed = failed
         self._numbers = 0
+        self._offers = 0
         self._arrivals: dict[int, Arrival] = {}
         self._departures: dict[tuple[int, int], Departure] = {}  # by shard of who asked, and its number
         self._moving: deque[Departure] = deque()  # with chunks to be sent
@@ -285,6 +309,17 @@ class Takeovers:
         assert self.moving is not None
         self.moving.end_elsewhere(session, self._clock())
 
+    def departing(self) -> int:
+        """Sessions that are on their way, and are not taken yet."""
+        return len(self._departures)
+
+    def offer(self, session: Session) -> None:
+        """This worker ends: let one of the others have *session*."""
+        peers = self._peers()
+        if peers:
+            self._offers += 1
+            peers[self._offers % len(peers)].tell(wire.frame(wire.OFFER, session.client_id.encode()))
+
     # At every worker.
 
     def _switch(self, peer: Peer, number: int, owner: int) -> None:
@@ -338,6 +373,9 @@ class Takeovers:
             self._marked(peer, asker, number)
         elif kind == wire.TAKEN:
             self._taken(peer, NUMBER.unpack(body)[0])
+        elif kind == wire.OFFER:
+            if self.sessions is not None:
+                self.sessions.claim(Adoption(body.decode()))
         elif kind == wire.ABANDON:
             departure = self._departures.get((peer.shard, NUMBER.unpack(body)[0]))
             if departure is not None:

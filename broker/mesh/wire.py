@@ -44,6 +44,7 @@ TAKEN: Final = 35
 ABANDON: Final = 36
 CHUNK: Final = 37  # on the data lane
 MARK: Final = 38  # on the data lane
+OFFER: Final = 39  # the client id of a session that is to be had
 
 # What is to be done with a message that crosses in a frame.
 DELIVER: Final = 1
