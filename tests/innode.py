@@ -30,6 +30,7 @@ class Node(Sequence[Broker]):
         self._incarnations += 1
         place = None if self._redis is None else Place("node", shard, self._incarnations, "weir", False)
         broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
+        broker.answered = True
         self._numbers[broker] = self._incarnations
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()

@@ -93,6 +93,7 @@ class Broker:
         )
         self.node: list[Broker] = [self]  # the workers that come to rest together
         self.stopped = False  # it gets no processor
+        self.answered = False  # it comes to rest only when Redis has answered all it was asked
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":
@@ -163,7 +164,7 @@ class Broker:
     def waits_for_redis(self) -> bool:
         """Redis has been asked something and has not answered; it has a moment to do so."""
         registration = self.worker.registration
-        if registration is None or not registration.commands.statistics.waiting:
+        if not self.answered or registration is None or not registration.commands.statistics.waiting:
             return False
         select.select([self.worker.reactor], [], [], 0.01)
         return True

@@ -11,10 +11,6 @@ from broker.routing.routes import Routes
 class ControlEnds(Ends):
     """Who is told what concerns more than one peer."""
 
-    def confirmed(self, peer: Peer) -> None:
-        """*peer* has taken changes that we told."""
-        raise NotImplementedError
-
     def opened(self, peer: Peer) -> None:
         """The gate of *peer* is open again."""
         raise NotImplementedError
@@ -58,7 +54,7 @@ class ControlLane(Handler):
             stream.position = 0
         if self._sequence != self._confirmed:
             self._confirmed = self._sequence
-            self._peer.tell(wire.number(wire.CONFIRMED, self._sequence))
+            self._peer.tell(wire.confirmed(self._sequence, self._peer.written()))
         return spent
 
     def drained(self, stream: Stream, now: float) -> None:
@@ -84,8 +80,10 @@ class ControlLane(Handler):
             self._routes.learn_shared(share, filter, peer, members, quick)
             self._taken(sequence)
         elif kind == wire.CONFIRMED:
-            peer.confirmed = wire.read_number(body)
+            peer.promise(*wire.read_confirmed(body))
             self._ends.confirmed(peer)
+        elif kind == wire.SYNC:
+            self._taken(wire.read_number(body))
         elif kind == wire.DONE:
             if peer.processed(wire.read_number(body)):
                 self._ends.opened(peer)

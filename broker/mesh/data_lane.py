@@ -32,6 +32,10 @@ class Ends:
         """A lane has ended: the other worker is gone."""
         raise NotImplementedError
 
+    def confirmed(self, peer: Peer) -> None:
+        """*peer* has taken changes that we told, or we what it sent before that."""
+        raise NotImplementedError
+
     def all_retained(self, peer: Peer) -> None:
         """*peer* has told us all that it had retained."""
         raise NotImplementedError
@@ -118,11 +122,14 @@ class DataLane(Handler):
             position = stop
         self._origin.shard = self._origin.here
         self._processed += position - begun
+        self._peer.taken = self._processed
         stream.position = position
         stream.left = end - position
         if position == end:
             stream.input = b""
             stream.position = 0
+        if self._peer.promised():
+            self._ends.confirmed(self._peer)
         if self._processed - self._told >= TELL_EVERY:
             self._told = self._processed
             self._peer.tell(wire.number(wire.DONE, self._processed))

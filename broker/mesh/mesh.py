@@ -1,7 +1,8 @@
 # The mesh: what a worker knows of the others, and what it tells them.
 #
 # - A filter that gains its first subscriber here, or loses its last, is told to every peer under a sequence number,
-#   and each confirms what it has taken. A SUBACK waits for that, so it means: subscribed in the whole node.
+#   and each confirms what it has taken. A SUBACK waits for that, so it means: subscribed in the whole node; and for
+#   what a peer had sent before it confirmed, so whatever was retained before is found, wherever it was published.
 # - A newcomer is told all that is subscribed to and retained, in pages, and serves nobody before it knows. It comes to
 #   its peers by the supervisor, which hands both of them the ends of two pairs of sockets: who is at the other end is
 #   known without a word, and there is nothing to dial, to refuse or to clean up.
@@ -161,10 +162,16 @@ class Mesh(Neighbours):
                 peer.tell(told)
 
     def when_settled(self, stream: Stream, then: Callable[[], None]) -> None:
-        """Call *then* once every peer knows all that has changed so far; until then *stream* is held."""
-        if self._settled(self._sequence):
+        """Call *then* once every peer knows all that has changed so far; until then *stream* is held.
+
+        And what every peer had sent before it knew has come: whatever was retained anywhere before is there then.
+        """
+        if not self.peers:
             then()
             return
+        self._sequence += 1
+        for peer in self.peers:
+            peer.tell(wire.number(wire.SYNC, self._sequence))
         self._reactor.hold(stream)
         self._unsettled.append((self._sequence, stream, then))
 
@@ -371,6 +378,7 @@ class _Ends(ControlEnds):
         self._mesh.fail(error, now)
 
     def confirmed(self, peer: Peer) -> None:
+        peer.confirm()
         self._mesh.settle()
 
     def opened(self, peer: Peer) -> None:

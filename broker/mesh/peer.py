@@ -25,7 +25,9 @@ class Peer(Neighbour):
         self.incarnation = incarnation
         self.data = data
         self.control = control
-        self.confirmed = 0  # the last change of interest that it has taken
+        self.confirmed = 0  # the last change of interest that it has taken, and we all that it sent before that
+        self.taken = 0  # bytes of its data lane that we have processed
+        self._promised: deque[tuple[int, int]] = deque()  # (change that it has taken, what it had written until then)
         self.told_all = False  # we know all that its clients have subscribed to
         self.retained_all = False  # and all that it had retained
         self.waiting: dict[Stream, None] = {}  # held until its gate opens
@@ -71,6 +73,23 @@ class Peer(Neighbour):
             return False
         self.open = True
         return True
+
+    def promise(self, sequence: int, written: int) -> None:
+        """It has taken our changes up to *sequence*, and had written *written* bytes to its data lane until then."""
+        self._promised.append((sequence, written))
+
+    def promised(self) -> bool:
+        return bool(self._promised)
+
+    def confirm(self) -> None:
+        """What it had written before it took a change is here by now, or is not."""
+        promised = self._promised
+        while promised and promised[0][1] <= self.taken:
+            self.confirmed = promised.popleft()[0]
+
+    def written(self) -> int:
+        """Bytes, on the data lane to it."""
+        return self._written
 
     def backlog(self) -> int:
         """Bytes on their way to it, as far as we know."""

@@ -31,7 +31,8 @@ ALL_RETAINED: Final = 5  # the newcomer has been told all that is retained
 GAINED: Final = 16  # sequence, filter
 LOST: Final = 17
 MEMBERS: Final = 18  # sequence, members, quick ones, length of the share name, share name, filter
-CONFIRMED: Final = 19  # the sequence of the last change that was taken
+CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane until then
+SYNC: Final = 23  # a sequence without a change: to be confirmed
 DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
@@ -80,6 +81,16 @@ def change(kind: int, sequence: int, filter: bytes) -> bytes:
 def read_change(body: bytes) -> tuple[int, bytes]:
     """(sequence, filter)"""
     return read_number(body), body[8:]
+
+
+def confirmed(sequence: int, written: int) -> bytes:
+    """CONFIRMED."""
+    return _HEAD.pack(17, CONFIRMED) + _NUMBER.pack(sequence) + _NUMBER.pack(written)
+
+
+def read_confirmed(body: bytes) -> tuple[int, int]:
+    """(sequence, written)"""
+    return read_number(body), read_number(body[8:])
 
 
 def members(sequence: int, share: bytes, filter: bytes, count: int, quick: int) -> bytes:

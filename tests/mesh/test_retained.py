@@ -165,3 +165,17 @@ def test_what_is_older_changes_nothing(payload: bytes) -> None:
 
     assert not retained.merge(Message(b"a", payload, 0, True, b"", NEVER), 1.0, "", old)
     assert b"new" == kept(retained, b"a")
+
+
+def test_what_was_acknowledged_before_is_found_as_retained(nodes: Nodes) -> None:
+    """It would come a moment later, as a live message: who asks for retained ones only would miss it."""
+    one, two = nodes(2)
+    other, subscriber, publisher = one.connect("other"), one.connect("subscriber", V5), two.connect("publisher")
+    subscribed(other, "a")  # so that nobody has to be told that the filter is subscribed to
+    one.stopped = True
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    assert 1 == len(publisher.receive())
+    one.stopped = False
+    subscribed(subscriber, "a")
+
+    assert [True] == [packet.retain for packet in subscriber.receive() if isinstance(packet, Publish)]
