@@ -1,5 +1,5 @@
 # make run    set up everything and start a broker in the foreground: make run ARGS="--port 1884"
-# make test   the whole suite, on the sources as they are and on an installed, compiled copy
+# make test   the whole suite, on the sources as they are and on an installed, compiled copy, with 1, 2 and 4 workers
 # make check  format, lint, types, import contracts and the fast tests: under a minute
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick
 # make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
@@ -28,6 +28,9 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
+# What clients of one broker can see: also tried with several workers.
+CLIENT_TESTS := $(filter-out %/test_node.py %/test_load.py %/test_bench.py,$(wildcard tests/system/test_*.py))
+
 .PHONY: run test check bench fuzz clean FORCE
 FORCE:
 
@@ -38,9 +41,13 @@ test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 	@echo "== the sources, interpreted =="
 	@WEIR_FORM=interpreted $(TREE) -m pytest -q --cov=broker.mqtt --cov=broker.session --cov=broker.routing \
 		--cov-branch --cov-report=term:skip-covered --cov-fail-under=97 tests
-	@form=$$($(INSTALLED) -c 'from broker.version import form; print(form())'); \
+	@set -e; form=$$($(INSTALLED) -c 'from broker.version import form; print(form())'); \
 	echo "== the installed copy, $$form =="; \
-	WEIR_FORM=$$form WEIR_INSTALLED=1 $(INSTALLED) -m pytest -q tests
+	WEIR_FORM=$$form WEIR_INSTALLED=1 $(INSTALLED) -m pytest -q tests; \
+	for workers in 2 4; do \
+		echo "== the installed copy, $$form, $$workers workers =="; \
+		WEIR_FORM=$$form WEIR_INSTALLED=1 WEIR_SYSTEM_WORKERS=$$workers $(INSTALLED) -m pytest -q $(CLIENT_TESTS); \
+	done
 
 check: $(VENV)/dev
 	@$(BIN)/ruff format --quiet --check .  || { echo 'Run "$(BIN)/ruff format ." to put this right.'; exit 1; }

@@ -71,7 +71,7 @@ class Node:
 
     name: str = name("weir")  # several nodes on one machine are told apart by it
     folder: str = path()  # "" = /var/lib/weir/NAME for root, else weir/NAME in $XDG_STATE_HOME or ~/.local/state
-    workers: int = number(1, least=1, most=256)  # processes that share the clients
+    workers: int = number(0, most=256)  # processes that share the clients; 0 = one for each core we may use
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 # How a node starts: everything that can be wrong is found, and everything that can be in use is opened, before the
 # first worker begins.
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -106,7 +107,7 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
 
 def _open_doors(config: Config) -> list[list[Door]]:
     """For each shard its listening sockets. ListenError: none is open."""
-    shards = config.node.workers
+    shards = config.node.workers or len(os.sched_getaffinity(0))
     doors: list[list[Door]] = [[] for _ in range(shards)]
     try:
         for one in fields(config.listeners):

@@ -27,21 +27,6 @@ pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
 LONGEST_SILENCE: Final = 1.0  # seconds; then a worker is dead
 
-# As `weir start`, with more workers than the configuration allows while they do not know of each other's clients.
-SEVERAL: Final = """
-import sys
-from dataclasses import replace
-import typer
-from broker.config_sources import from_assignments, load
-from cli.starting import start_here
-
-config = load(None, options=from_assignments(sys.argv[2:])).config
-try:
-    start_here(replace(config, node=replace(config.node, workers=int(sys.argv[1]))), None)
-except typer.Exit as end:
-    sys.exit(end.exit_code)
-"""
-
 
 class Node:
     """A node in a process group of its own, as a shell would start it."""
@@ -53,8 +38,11 @@ class Node:
         self.log = folder / "node.log"
         self._clients: list[RawClient] = []
         given = {"log.format": "json", "listeners.tcp.host": HOST, "listeners.tcp.port": self.port}
-        given |= {"node.folder": folder / "node", **{key.replace("__", "."): value for key, value in settings.items()}}
-        command = [sys.executable, "-c", SEVERAL, str(workers), *(f"{key}={value}" for key, value in given.items())]
+        given |= {"node.folder": folder / "node", "node.workers": workers}
+        given |= {key.replace("__", "."): value for key, value in settings.items()}
+        command = [sys.executable, "-m", "cli", "start"]
+        for key, value in given.items():
+            command += ["--set", f"{key}={value}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
