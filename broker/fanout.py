@@ -52,7 +52,9 @@ class FanOut(Unfinished):
         publisher: Session | None,
         answer: bytes,
         counters: Counters,
+        crossed: bool = False,
     ) -> None:
+        """*crossed*: it was published at another worker, which has chosen a member of each shared subscription."""
         super().__init__(answer)
         self.message = message
         self.run = run
@@ -62,7 +64,7 @@ class FanOut(Unfinished):
         self._ends = [len(group.sessions) for group in self._groups]
         self._group = 0
         self._receiver = 0
-        self._shared: list[SharedGroup] = list(route.shared)
+        self._shared: list[SharedGroup] = [] if crossed else list(route.shared)
         self._messages: list[Message] = []  # for shared groups: each message has a receiver of its own
         if self._shared:
             self._messages = run.messages(b"") if run is not None else [message] if message is not None else []
@@ -162,17 +164,25 @@ class Deliveries:
             self._counters.answers_sent += 1
             stream.outbox.write(answer)
 
+    def deliver_crossed(self, route: Route, message: Message, stream: Stream, now: float) -> None:
+        """Deliver *message*, which came from another worker by *stream*, to those who are here.
+
+        Not to members of shared subscriptions: that worker has chosen one in the whole node, and sends it by itself.
+        """
+        if route.receivers > PAGE:
+            self._begin(FanOut(route, message, None, None, b"", self._counters, True), stream)
+            return
+        for group in route.groups:
+            group.deliver(message, 0, len(group.sessions), None, now)
+
     def deliver_run(self, route: Route, run: Run, connection: Connection, now: float) -> None:
         """Deliver a run of QoS 0 packets in the whole node."""
         if route.crossing:
             for neighbour in route.neighbours:
                 neighbour.offer_run(run)
-        self.deliver_run_here(route, run, connection.session, connection, now)
-
-    def deliver_run_here(self, route: Route, run: Run, publisher: Session | None, stream: Stream, now: float) -> None:
-        """Deliver a run to those who are at this worker."""
+        publisher = connection.session
         if route.receivers > PAGE:
-            self._begin(FanOut(route, None, run, publisher, b"", self._counters), stream)
+            self._begin(FanOut(route, None, run, publisher, b"", self._counters), connection)
             return
         if route.shared:
             for message in run.messages(b""):
@@ -180,6 +190,14 @@ class Deliveries:
                     share(shared, message, self._counters, now)
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
+
+    def deliver_crossed_run(self, route: Route, run: Run, stream: Stream, now: float) -> None:
+        """The same as `deliver_crossed()` for a run."""
+        if route.receivers > PAGE:
+            self._begin(FanOut(route, None, run, None, b"", self._counters, True), stream)
+            return
+        for group in route.groups:
+            group.deliver_run(run, 0, len(group.sessions), None, now)
 
     def hand_over(self, messages: list[SharedMessage], budget: QueueBudget) -> None:
         """Give *messages*, which still count in *budget*, to other members of their groups, soon."""

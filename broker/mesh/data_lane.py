@@ -161,7 +161,7 @@ class DataLane(Handler):
 
     def _deliver(self, stream: Stream, message: Message, now: float) -> int:
         route = self._routes.find(message.topic)
-        self._deliveries.deliver_here(route, message, None, stream, b"", now)
+        self._deliveries.deliver_crossed(route, message, stream, now)
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
 
     def _take_frame(self, stream: Stream, data: bytes, kind: int, start: int, stop: int, now: float) -> int:
@@ -169,7 +169,7 @@ class DataLane(Handler):
         if kind == wire.RUN:
             run = wire.read_run(data, start, stop)
             route = self._routes.find(run.topic)
-            self._deliveries.deliver_run_here(route, run, None, stream, now)
+            self._deliveries.deliver_crossed_run(route, run, stream, now)
             return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT)
         if kind == wire.MESSAGE:
             message, flags, owner, stamp = wire.read_message(data, start, stop)

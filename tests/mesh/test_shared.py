@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.config import Config, Limits
-from broker.mqtt.packets import V5, Publish
+from broker.mqtt.packets import V5, Connect, Publish, Subscribe, Wanted
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.reasons import DropReason
 from tests.innode import Node
@@ -132,3 +132,34 @@ def test_a_stopped_worker_is_passed_over(nodes: Nodes) -> None:
         node[1].settle()
 
     assert 10 == len(payloads(member))
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_who_has_subscribed_for_itself_makes_no_second_copy_for_the_group(nodes: Nodes, qos: int, retain: bool) -> None:
+    """The message crosses for the one and for the other, and the group would get it for both."""
+    node = nodes(2)
+    one, two = node
+    member, itself, publisher = one.connect("member"), one.connect("itself"), two.connect("publisher")
+    subscribed(member, FILTER)
+    subscribed(itself, "a")
+    publisher.send(*[Publish(b"a", b"%d" % n, qos, retain, packet_id=n if qos else 0) for n in (1, 2)])
+    publisher.receive()
+
+    assert [b"1", b"2"] == payloads(itself)
+    assert [b"1", b"2"] == payloads(member)
+
+
+def test_nor_do_a_thousand_who_have(nodes: Nodes) -> None:
+    """The same where the message is delivered in pages."""
+    node = nodes(2)
+    one, two = node
+    member, publisher = one.connect("member"), two.connect("publisher")
+    subscribed(member, FILTER)
+    for n in range(600):
+        one.open(V5).send(Connect(V5, f"s{n}"), Subscribe(1, [Wanted(b"a", 0)]))
+    one.settle()
+    publisher.send(Publish(b"a", b"0"), Publish(b"a", b"1", 1, packet_id=1))
+    publisher.receive()
+
+    assert [b"0", b"1"] == payloads(member)
