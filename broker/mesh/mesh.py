@@ -105,6 +105,7 @@ class Mesh(Neighbours):
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
         peer = Peer(shard, incarnation, data_stream, control_stream)
         peer.confirmed = self._sequence
+        peer.since = self.stamps.stamp(self._clock())
         self.peers.append(peer)
         lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters, self._origin)
         self._reactor.attach(data_stream, lane)
@@ -317,9 +318,9 @@ class Mesh(Neighbours):
             peer.write(wire.message(kept, wire.KEEP, kept.client_id, kept.stamp))
 
     def _ours(self, stamp: int) -> bool:
-        """It was written here, or where nobody is any more."""
+        """It was written here, or by somebody who is no more: who has that one's number now may be told itself."""
         shard = stamp & (1 << SHARD_BITS) - 1
-        return all(peer.shard != shard for peer in self.peers)
+        return all(peer.shard != shard or stamp < peer.since for peer in self.peers)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""

@@ -28,6 +28,7 @@ class Peer(Neighbour):
         self.confirmed = 0  # the last change of interest that it has taken, and we all that it sent before that
         self.taken = 0  # bytes of its data lane that we have processed
         self._promised: deque[tuple[int, int]] = deque()  # (change that it has taken, what it had written until then)
+        self.since = 0  # a stamp of ours, greater than any of who had its number before
         self.told_all = False  # we know all that its clients have subscribed to
         self.retained_all = False  # and all that it had retained
         self.waiting: dict[Stream, None] = {}  # held until its gate opens

@@ -65,6 +65,23 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
     assert 600 == one.worker.retained.statistics().count
 
 
+def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Nodes) -> None:
+    """Who is told by whoever wrote it would not be told, as it has the number of the dead itself."""
+    node = nodes(3)
+    one, two, three = node
+    publishers = [broker.connect(f"p{n}") for n, broker in enumerate(node)]
+    for n, publisher in enumerate(publishers):
+        publisher.send(Publish(b"r/%d" % n, b"%d" % n, 0, True), Publish(b"r/none/%d" % n, b"x", 0, True))
+        publisher.send(Publish(b"r/none/%d" % n, b"", 0, True))
+    node.settle()
+    node.kill(two)
+    node.kill(three)
+    successors = [node.start(1), node.start(2)]
+
+    assert [3, 3] == [broker.worker.retained.statistics().count for broker in successors]
+    assert all(broker.worker.retained.tombstone(b"r/none/%d" % n) for broker in successors for n in range(3))
+
+
 def test_a_newcomer_does_not_bring_back_what_was_deleted(nodes: Nodes) -> None:
     """It may hear of a write after its deletion, from somebody slower."""
     node = nodes(1)
