@@ -68,7 +68,7 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
 def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Nodes) -> None:
     """Who is told by whoever wrote it would not be told, as it has the number of the dead itself."""
     node = nodes(3)
-    one, two, three = node
+    _one, two, three = node
     publishers = [broker.connect(f"p{n}") for n, broker in enumerate(node)]
     for n, publisher in enumerate(publishers):
         publisher.send(Publish(b"r/%d" % n, b"%d" % n, 0, True), Publish(b"r/none/%d" % n, b"x", 0, True))
