@@ -134,6 +134,15 @@ class Holdings:
         else:
             self.outdated([client_id])
 
+    def drop_will_of(self, former: Owner, client_id: str, now: float) -> None:
+        """*client_id* is ours now: what it left to be published when *former* dies, or has died, is taken back.
+
+        Whoever mourns would find nobody who has the session, once it has ended here [MQTT-3.1.3-9].
+        """
+        client = client_id.encode()
+        wills = self._keys.wills(self._keys.slice_of(client), former.incarnation.encode())
+        self._commands.ask(_TakenBack(self._script.call([wills], ["unwill", client, former.epoch]), PATIENCE), now)
+
     def go_on(self, now: float) -> None:
         """Tell Redis the next page of what it has to be told, once the last one is answered."""
         if self._pages == 0 and self._commands.state == READY and now >= self._rest_until:
@@ -278,3 +287,13 @@ class _Unwill(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._holdings.outdated([self._client_id])
+
+
+class _TakenBack(Command):
+    """If this fails the will is published should its time come after the session has ended here."""
+
+    def replied(self, reply: object, now: float) -> None:
+        pass
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        pass

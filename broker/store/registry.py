@@ -158,7 +158,11 @@ class Registry(Greeter):
         else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
             epoch = held.epoch
             self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
-        claim.decide(CLAIMED, epoch, former if former is not None and former.incarnation != self._me else None)
+        if former is not None and former.incarnation == self._me:
+            former = None
+        if former is not None:
+            self.holdings.drop_will_of(former, claim.client_id, now)
+        claim.decide(CLAIMED, epoch, former)
 
     def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:
         self.script.failed(failure, now)

@@ -80,7 +80,6 @@ def test_who_is_back_is_spared(start_redis: StartRedis, loop: Loop) -> None:
     mourner.mourning.mourn(dead.incarnation, loop.now())
 
     assert [("gone", b"gone")] == mourned(mourner)
-    assert 2 == mourner.mourning.statistics.spared
 
 
 def test_a_delayed_will_waits_and_is_taken_back(start_redis: StartRedis, loop: Loop) -> None:

@@ -1,0 +1,55 @@
+# A worker dies: the wills of its clients are published by another one, each once, and not of those who came back.
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import V5, Disconnect, Properties, Will
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.mesh.talk import payloads, subscribed
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # a real Redis
+
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+
+
+@pytest.fixture
+def node(nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis]) -> Node:
+    return nodes(3, None, start_redis())
+
+
+def leave_a_will(broker: Broker, delay: int) -> Client:
+    will = Will(b"will", b"gone", 1, properties={WILL_DELAY_INTERVAL: delay})
+    return broker.connect("me", V5, properties=LASTING, will=will)
+
+
+def die(node: Node, broker: Broker) -> None:
+    node.kill(broker)
+    node.mourn(broker, node[0])
+
+
+def test_the_will_is_published_once_its_delay_has_passed(node: Node) -> None:
+    """Nobody would hear that a device is gone [MQTT-3.1.2-8]."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], 5)
+    die(node, node[2])
+    node.advance(4.9)
+    assert [] == payloads(listener)
+    node.advance(0.3)
+    assert [b"gone"] == payloads(listener)
+
+
+def test_who_came_back_and_left_has_no_former_will(node: Node) -> None:
+    """A will that was taken back [MQTT-3.1.3-9] would be published when nobody has the session any more."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], 5)
+    die(node, node[2])
+    back = node[1].connect("me", V5)
+    back.send(Disconnect(0))
+    node.advance(10)
+
+    assert [] == payloads(listener)
