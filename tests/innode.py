@@ -25,8 +25,10 @@ class Node(Sequence[Broker]):
             self.start()
 
     def start(self, shard: int | None = None) -> Broker:
-        """One more worker, which has met the others."""
-        shard = len(self.workers) if shard is None else shard
+        """One more worker, which has met the others; its number is the lowest that is free, if not *shard*."""
+        if shard is None:
+            taken = {broker.worker.shard for broker in self.workers}
+            shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
         place = None if self._redis is None else Place("node", shard, self._incarnations, "weir", False)
         broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
@@ -54,6 +56,22 @@ class Node(Sequence[Broker]):
         broker.close()
         if self.workers:
             self.workers[0].settle()
+
+    def mourn(self, broker: Broker, mourner: Broker) -> None:
+        """Have *mourner* publish the wills of the clients of *broker*, which was killed: those that are due now."""
+        registration = mourner.worker.registration
+        assert registration is not None
+        mourning = registration.mourning
+        registration.mourn(self._numbers[broker], self.clock.now)
+        mourner.settle()
+        while mourning._unread or mourning._asked or (mourning._due and mourning._due[0][0] <= self.clock.now):
+            mourner.settle()
+
+    def look_around(self) -> None:
+        """Each worker tells who is quick in its shared subscriptions, as it does ten times a second of passing time."""
+        for broker in self.workers:
+            broker.worker.mesh._look_at = 0.0
+        self.settle()
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]  # as Sequence's
         return self.workers[number]
