@@ -1,5 +1,5 @@
-# python -m tests.bench [speed|transports|connects|storm|fanout|hostile]: Weir beside Mosquitto, as Markdown tables;
-# `hostile` is Weir alone, beside clients that mean harm.
+# python -m tests.bench [speed|transports|connects|storm|fanout|hostile|node]: Weir beside Mosquitto, as tables;
+# `hostile` is Weir alone, beside clients that mean harm, and `node` two workers beside one.
 import argparse
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import hostile, scale, speed, transports
+from tests.bench import hostile, node, scale, speed, transports
 from tests.bench.attackers import ATTACKS
 from tests.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.bench.loads import LOADS, Load
@@ -19,7 +19,7 @@ QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
-    benches = ["speed", "transports", "connects", "storm", "fanout", "hostile"]
+    benches = ["speed", "transports", "connects", "storm", "fanout", "hostile", "node"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -84,6 +84,8 @@ def main() -> None:
                 table, results = scale.connects(bench, arguments.runs, connects, clients)
             elif arguments.what == "hostile":
                 table, results = hostile.measure(bench, arguments.transport or "tcp", attackers, arguments.seconds)
+            elif arguments.what == "node":
+                table, results = node.measure(bench, arguments.runs, arguments.v5, least_cpu)
             elif arguments.what == "storm":
                 table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)
             else:

@@ -63,9 +63,9 @@ class Bench:
         return said.stdout.strip()
 
     @contextmanager
-    def weir(self, transport: str = "tcp") -> Iterator[BrokerProcess]:
+    def weir(self, transport: str = "tcp", workers: int = 1) -> Iterator[BrokerProcess]:
         """A Weir that listens for *transport* alone."""
-        settings, port = dict(WEIR_SETTINGS), free_port()
+        settings, port = {**WEIR_SETTINGS, "node.workers": workers}, free_port()
         if transport != "tcp":
             settings |= {"listeners.tcp.enabled": "false", f"listeners.{transport}.enabled": "true"}
             settings[f"listeners.{transport}.port"] = port

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import broker as broker_package
-from tests.bench import hostile, scale
+from tests.bench import hostile, node, scale
 from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.system.processes import BrokerProcess
 
@@ -83,3 +83,12 @@ def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> 
     assert (hostile.RATE, 0) == (beside_it["received"], beside_it["lost"])
     assert 0 < beside_it["reasons"]["closed/malformed_packet"]
     assert "| garbage" in table
+
+
+def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
+    """`python -m tests.bench node` would compare a node with itself, or end with an error."""
+    table, results = node.measure(bench, runs=1, v5=False, least_cpu=0.05, names=["p2p-10-qos1"])
+
+    (measured,) = results.values()
+    assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
+    assert "us a message that crosses" in table
