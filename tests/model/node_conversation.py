@@ -1,0 +1,133 @@
+# The same conversations with a node of several workers, each CONNECT coming to any of them, held against the same
+# reference but for what node_reference.py lists. And what happens to nodes: a worker gets no processor for a while,
+# comes, or dies; somebody comes to another worker while the others go on talking.
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from tests.innode import Node
+from tests.inprocess import Broker
+from tests.model.conversation import CONFIG, Conversation, _anybody, _where
+from tests.model.node_reference import NodeModel
+from tests.model.sessions import Session
+from tests.model.vocabulary import TOPICS, WINDOW, Asked, Said, askings, places, qualities
+from tests.redis_servers import RunningRedis
+
+MOST_WORKERS = 4
+
+talk = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOPICS), qualities), min_size=1, max_size=6)
+turns = st.lists(st.integers(0, 5), max_size=60)  # of the worker of that number; if there is none, somebody speaks
+
+
+def _is_connected(session: Session) -> bool:
+    return session.connected
+
+
+def _lasts(session: Session) -> bool:
+    return session.expiry > 0
+
+
+class NodeConversation(Conversation):
+    def __init__(self, redis: RunningRedis, workers: int) -> None:
+        redis.client().flushall()
+        self.node = Node(workers, CONFIG, redis.address)
+        self.reference = NodeModel(WINDOW)
+        self.mourned = -1  # the second of the last death
+        super().__init__(self.reference, self.node)
+
+    def home(self, name: str) -> Broker:
+        """The worker that has its session."""
+        (found,) = [broker for broker in self.node if broker.worker.store.find(name) is not None]
+        return found
+
+    # What happens to workers.
+
+    @precondition(_anybody(_is_connected))
+    @rule(at=places, said=talk)
+    def stop_a_worker(self, at: int, said: list[tuple[int, bytes, int]]) -> None:
+        """It gets no processor: the others talk, and hear each other; then it goes on."""
+        stopped = self.node[at % len(self.node)]
+        there = {session.name for session in self.sessions_of(stopped)}
+        well = [name for name in self.names(_is_connected) if name not in there]
+        assume(well)
+        stopped.stopped = True
+        for who, topic, qos in said:
+            self._publish(well[who % len(well)], [Said(topic, qos)])
+        self._receive(well)
+        self.reference.check_reached(well)
+        stopped.stopped = False
+
+    @precondition(lambda self: len(self.node) < MOST_WORKERS)
+    @rule()
+    def start_a_worker(self) -> None:
+        self.node.start()
+
+    @precondition(lambda self: len(self.node) > 1 and self.mourned != self.model.now)
+    @rule(at=places, mourner=places)
+    def kill_a_worker(self, at: int, mourner: int) -> None:
+        dead = self.node[at % len(self.node)]
+        names = [session.name for session in self.sessions_of(dead)]
+        for name in names:
+            self.lines.pop(name, None)
+        self.node.kill(dead)
+        self.node.mourn(dead, self.node[mourner % len(self.node)])
+        self.reference.die(names)
+        self.mourned = self.model.now
+
+    @precondition(lambda self: _anybody(_lasts)(self) and _anybody(_is_connected)(self))
+    @rule(name=_where(_lasts), at=places, asked=st.none() | askings, said=talk, order=turns)
+    def come_while_others_talk(
+        self, name: str, at: int, asked: Asked | None, said: list[tuple[int, bytes, int]], order: list[int]
+    ) -> None:
+        """Nothing is lost, comes twice or in another order while a session moves."""
+        others = [other for other in self.names(_is_connected) if other != name]
+        assume(others)
+        session = self.model.sessions[name]
+        session.coming = True
+        waiting = list(said)
+
+        def meanwhile() -> None:
+            for number in order:
+                if number < len(self.node):
+                    self.node[number].turn()
+                elif waiting:
+                    self._say(others, waiting.pop(0))
+            while waiting:
+                self._say(others, waiting.pop(0))
+
+        self._connect(name, False, asked or self.asked[name], at, meanwhile)
+        session.coming = False
+
+    def _say(self, speakers: list[str], said: tuple[int, bytes, int]) -> None:
+        who, topic, qos = said
+        self._publish(speakers[who % len(speakers)], [Said(topic, qos)])
+
+    # After each step.
+
+    def _connect(self, name, clean, asked, at, meanwhile=None) -> None:  # type: ignore[no-untyped-def]  # as super's
+        if name in self.model.sessions and self.home(name) is not self.node[at % len(self.node)]:
+            self.reference.move(name)
+        super()._connect(name, clean, asked, at, meanwhile)
+
+    def _compare_counts(self) -> None:
+        super()._compare_counts()
+        assert len(self.model.sessions) == sum(broker.worker.store.count() for broker in self.node)
+        for broker in self.node:
+            self._compare_knowledge(broker)
+        self.node.look_around()
+
+    def _compare_knowledge(self, broker: Broker) -> None:
+        """Each worker knows what the clients of the others want, and nothing waits to be told."""
+        mesh = broker.worker.mesh
+        assert not mesh._barriers and not mesh._unsettled and not mesh._telling and not mesh._forgetting
+        assert not mesh.takeovers._arrivals and not mesh.takeovers._departures
+        assert len(self.node) - 1 == len(mesh.peers)
+        groups = list(broker.worker.routes.shared_groups())
+        for peer in mesh.peers:
+            (there,) = [other for other in self.node if other.worker.shard == peer.shard]
+            wanted = [one for session in self.sessions_of(there) for one in session.subscriptions.values()]
+            assert {one.filter for one in wanted if not one.share} == set(peer.filters)
+            known = [group for group in groups if peer in group.elsewhere]
+            members = {(group.share, group.filter): group.elsewhere[peer].members for group in known}
+            shared = [(one.share, one.filter) for one in wanted if one.share]
+            assert {group: shared.count(group) for group in shared} == members
