@@ -122,8 +122,15 @@ class Moving:
         self._subscribing.enrol(thaw.session, thaw.subscriptions, then)
 
     def take_in(self, thaw: Thaw) -> Session:
-        """It is complete: from now on it lives here, without a connection until somebody claims it."""
+        """It is complete: from now on it lives here, without a connection until somebody claims it.
+
+        One that is here already is of a time when it could not be asked for, so its client was given the other: it
+        ends, with its connection [MQTT-3.1.4-3].
+        """
         session = thaw.finish(self._routes.shared_group)
+        former = self._store.find(session.client_id)
+        if former is not None:
+            self._reception.evict(former)
         self._keep(session, thaw.expires, thaw.will_due, thaw.owed)
         return session
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import Config, Retained
-from broker.mqtt.packets import V5, V311, Ack, Publish
+from broker.mqtt.packets import V5, V311, Ack, Publish, Subscribe, Wanted
 from broker.reasons import DropReason
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import TOMBSTONE
@@ -63,6 +63,22 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
     assert late.worker.mesh.complete()
     assert 600 == late.worker.retained.statistics().count
     assert 600 == one.worker.retained.statistics().count
+
+
+def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> None:
+    """What crosses behind other messages would be missing among what is retained [MQTT-3.3.1-9]."""
+    one, two = nodes(2)
+    (peer,) = two.worker.mesh.peers
+    publisher, subscriber = one.connect("publisher"), two.connect("subscriber")
+    two.worker.reactor.hold(peer.data)  # as while a message with thousands of receivers is delivered
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    assert 1 == len(publisher.receive())
+    subscriber.send(Subscribe(1, [Wanted(b"a", 1)]))
+    assert [] == subscriber.receive()
+
+    two.worker.reactor.release(peer.data)
+    _suback, message = subscriber.receive()
+    assert isinstance(message, Publish) and message.retain and b"1" == message.payload
 
 
 def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Nodes) -> None:

@@ -202,6 +202,27 @@ def test_the_last_message_is_not_overtaken_by_the_next_connection_s(start_node: 
     assert [b"last", b"next"] == payloads(subscriber)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("clean", [False, True])
+def test_nor_is_that_of_a_session_that_ended(start_node: StartNode, clean: bool, dies: bool) -> None:
+    """Nothing moves then, and nobody else would wait for those who have not heard the last one yet."""
+    node = start_node(4)
+    subscriber = arrive(node[2], "subscriber")
+    subscribed(subscriber, "a")
+    first = node[0].connect("me", V5, properties=LASTING if clean else {})
+    first.send(Publish(b"a", b"last", 1, packet_id=1))
+    node[2].stopped = True
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", clean, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
+    assert [] == second.receive()
+    if dies:
+        node.kill(node[2])
+        assert 2 == len(second.receive())
+    else:
+        node[2].stopped = False
+        assert [b"last", b"next"] == payloads(subscriber)
+
+
 def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
     """The client would wait for ever."""
     node = start_node(3)
@@ -249,6 +270,31 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(start_node: StartNode) 
     node[0].stopped = False
     node.settle()
     assert [1] == sessions(node)
+
+
+def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: StartNode) -> None:
+    """Its connection would live on, with a session that nobody finds [MQTT-3.1.4-3]."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    (asker,) = node[0].worker.mesh.peers
+    node[0].worker.reactor.hold(asker.control)  # what it asks is not heard
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node[1].advance(2.2)
+    (connack,) = second.receive()
+    assert not connack.session_present
+    third = node[0].open(V5)
+    third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    third.receive()
+    node[0].worker.reactor.release(asker.control)
+    node.settle()
+
+    assert 0x8E == goodbye(first) == goodbye(second)
+    assert [0] == sessions(node)
+    assert [1, 0] == [broker.worker.reception.connected for broker in node]
+    assert [0, 0] == [broker.worker.routes.statistics()[1] for broker in node]
 
 
 def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
