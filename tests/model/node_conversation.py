@@ -33,6 +33,7 @@ class NodeConversation(Conversation):
         self.node = Node(workers, CONFIG, redis.address)
         self.reference = NodeModel(WINDOW)
         self.mourned = -1  # the second of the last death
+        self.mourning: dict[Broker, list[Broker]] = {}  # whom each has been told of
         super().__init__(self.reference, self.node)
 
     def home(self, name: str) -> Broker:
@@ -70,8 +71,12 @@ class NodeConversation(Conversation):
         for name in names:
             self.lines.pop(name, None)
         self.node.kill(dead)
-        self.node.mourn(dead, self.node[mourner % len(self.node)])
-        self.reference.die(names)
+        unmourned = [dead, *self.mourning.pop(dead, [])]
+        new = self.node[mourner % len(self.node)]
+        self.mourning.setdefault(new, []).extend(unmourned)
+        for one in unmourned:
+            self.node.mourn(one, new)
+        self.reference.die(names, dead, unmourned)
         self.mourned = self.model.now
 
     @precondition(lambda self: _anybody(_lasts)(self) and _anybody(_is_connected)(self))

@@ -9,9 +9,12 @@
 #   from the beginning (session/handover.py). Nothing says that they come only once.
 # - Drops and other counters are those of each worker; their sums are what one worker would have counted.
 # - A worker that dies takes its sessions with it. Their wills are published by another worker, not before the delay
-#   that their clients asked for at CONNECT has passed since the death, and only if they are not back (mourning.py).
+#   that their clients asked for at CONNECT has passed since the death, and only if they are not back (mourning.py);
+#   if the one that mourns dies as well, the delay begins anew.
 # - For a client that comes to another worker while others publish there is no instant at which it is connected: what
 #   would not have waited for it (QoS 0) it may have received or not.
+from collections.abc import Sequence
+
 from tests.model.reference import Model
 from tests.model.sessions import Copy, Message, Offer, Session, Share
 
@@ -26,11 +29,20 @@ class NodeOffer(Offer):
         return session.has_room() or (session.connected and copy.qos == 0 and copy.message.qos > 0)
 
 
+class Left:
+    """A will that is to be published for a dead worker."""
+
+    def __init__(self, will: Message, worker: object, due: int) -> None:
+        self.will = will
+        self.worker = worker
+        self.due = due  # second
+
+
 class NodeModel(Model):
     def __init__(self, window: int) -> None:
         super().__init__(window)
         self._delays: dict[str, int] = {}  # of wills, as they were asked for
-        self._left: dict[str, tuple[int, Message]] = {}  # by those whose worker died, with the second it is due
+        self._left: dict[str, Left] = {}  # by those whose worker died
         self._first = True  # no message was offered in this step yet
 
     def connect(
@@ -52,14 +64,17 @@ class NodeModel(Model):
         for replay in self.sessions[name].replays:
             replay.seen.clear()
 
-    def die(self, names: list[str]) -> None:
-        """The worker with the sessions *names* is dead."""
+    def die(self, names: list[str], worker: object, mourned: Sequence[object]) -> None:
+        """*worker* is dead, with the sessions *names*; whom it mourned for is mourned again, and so are their delays."""
         for name in names:
             session = self.sessions.pop(name)
             session.ended = True
             session.connected = False
             if session.will is not None:
-                self._left[name] = (self.now + self._delays[name], session.will)
+                self._left[name] = Left(session.will, worker, 0)
+        for name, left in self._left.items():
+            if left.worker in mourned:
+                left.due = self.now + self._delays[name]
         self._publish_left()
 
     def pass_second(self) -> None:
@@ -67,10 +82,10 @@ class NodeModel(Model):
         self._publish_left()
 
     def _publish_left(self) -> None:
-        for name, (due, will) in list(self._left.items()):
-            if due <= self.now:
+        for name, left in list(self._left.items()):
+            if left.due <= self.now:
                 del self._left[name]
-                self.publish(will)
+                self.publish(left.will)
 
     def check_settled(self) -> None:
         super().check_settled()
