@@ -193,6 +193,8 @@ class _Claim:
                 self._ask_the_node()
                 return
             store.counts.turned_away += 1
+            self.epoch = max(self.epoch, handover.epoch)
+            self._turn_away_earlier()  # the session is there, and they would begin a second one
             store.registry.yield_to(client_id, handover.epoch)
             self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
