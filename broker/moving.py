@@ -135,10 +135,11 @@ class Moving:
         return session
 
     def turn_away(self, thaw: Thaw) -> None:
-        """It will not be complete: nothing of it remains here."""
-        thaw.abandon()
+        """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
         if thaw.session is not None:
             self._subscribing.withdraw(thaw.session)
+            self._reception.share_again(thaw.session)
+        thaw.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
         """*session*, which has no connection, is one of this worker's."""

@@ -237,6 +237,23 @@ def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
     assert not connack.session_present
 
 
+def test_what_a_group_had_for_a_session_that_does_not_come_goes_to_others(start_node: StartNode) -> None:
+    """It was chosen where it was to come, and nobody else has the message (4.8.2)."""
+    node = start_node(3)
+    for client_id, broker in (("me", node[0]), ("other", node[1])):
+        member = arrive(broker, client_id)
+        subscribed(member, "$share/group/a")
+        member.drop()
+    node[2].stopped = True  # so that the move cannot be completed
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    publish(arrive(node[1], "publisher"), b"a", *[b"%d" % n for n in range(6)])
+    node.kill(node[0])
+
+    assert [b"%d" % n for n in range(6)] == sorted(payloads(arrive(node[0], "other")))
+
+
 def test_who_asked_dies_and_the_session_stays(start_node: StartNode) -> None:
     """A crash of one worker would lose the session of another."""
     node = start_node(3)
