@@ -65,6 +65,19 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
     assert 600 == one.worker.retained.statistics().count
 
 
+def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
+    """Workers whose clocks tell the same time, or differ, would not agree on what was last."""
+    node = nodes(3)
+    first, second = node[0].connect("first"), node[1].connect("second")
+    first.send(*[Publish(b"a", b"%d" % n, 0, True) for n in range(10)])
+    first.receive()
+    second.send(Publish(b"a", b"last", 0, True))
+    second.receive()
+
+    kept = [broker.worker.retained.kept(b"a") for broker in node]
+    assert [b"last"] * 3 == [message.payload for message in kept if message is not None]
+
+
 def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> None:
     """What crosses behind other messages would be missing among what is retained [MQTT-3.3.1-9]."""
     one, two = nodes(2)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconnect, Properties, Publish, Will
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.net.stream import Stream
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.mesh.talk import payloads, subscribed
@@ -29,6 +30,12 @@ def goodbye(client: Client) -> int | None:
     said = client.receive()
     assert client.closed
     return said[-1].code if said and isinstance(said[-1], Disconnect) else None
+
+
+def lane(broker: Broker, other: Broker) -> Stream:
+    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
+    (peer,) = [peer for peer in broker.worker.mesh.peers if peer.shard == other.worker.shard]
+    return peer.data
 
 
 def sessions(node: Node, client_id: str = "me") -> list[int]:
@@ -200,6 +207,104 @@ def test_the_last_message_is_not_overtaken_by_the_next_connection_s(start_node: 
     second.receive()
 
     assert [b"last", b"next"] == payloads(subscriber)
+
+
+def test_nor_by_one_who_has_heard_of_the_move_already(start_node: StartNode) -> None:
+    """What is said about sessions does not wait behind messages."""
+    node = start_node(3)
+    subscriber = arrive(node[2], "subscriber")
+    subscribed(subscriber, "a")
+    first = arrive(node[0])
+    former = lane(node[2], node[0])
+    node[2].worker.reactor.hold(former)
+    first.send(Publish(b"a", b"last", 1, packet_id=1))
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
+    assert [] == second.receive()
+    node[2].worker.reactor.release(former)
+
+    assert [b"last", b"next"] == payloads(subscriber)
+
+
+def test_who_has_come_knows_where_all_messages_go(start_node: StartNode) -> None:
+    """What another worker sent to both places would be taken twice."""
+    node = start_node(3)
+    arrive(node[0])
+    late = lane(node[1], node[2])
+    node[1].worker.reactor.hold(late)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node[1].worker.reactor.release(late)
+
+    assert 1 == len(second.receive())
+
+
+def test_what_is_published_where_it_comes_to_is_not_lost(start_node: StartNode) -> None:
+    """Neither place would take it for its own."""
+    node = start_node(3)
+    subscribed(arrive(node[0]), "a")
+    node[2].stopped = True  # so that the move cannot be completed
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    publish(arrive(node[1], "here"), b"a", b"1")
+    publish(arrive(node[0], "there"), b"a", b"2")
+    node[2].stopped = False
+
+    assert [b"1", b"2"] == sorted(payloads(second))
+
+
+def test_who_has_moved_hears_workers_that_come_later(start_node: StartNode) -> None:
+    """The session would go on telling messages for its place from those for its former one."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    second = arrive(node[1])
+    second.drop()
+    publish(arrive(node.start(), "publisher"), b"a", b"1")
+
+    assert [b"1"] == payloads(arrive(node[1]))
+
+
+def test_who_goes_before_the_session_has_come(start_node: StartNode) -> None:
+    """It would stay for ever, without its will."""
+    node = start_node(2)
+    listener = arrive(node[1], "listener")
+    subscribed(listener, "will")
+    arrive(node[0], will=Will(b"will", b"gone", 1, properties={WILL_DELAY_INTERVAL: 80})).drop()
+    node.advance(50)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    second.drop()
+    assert [1] == sessions(node)
+
+    node.advance(29)
+    assert [] == payloads(listener)
+    node.advance(2)
+    assert [b"gone"] == payloads(listener)
+    node.advance(18)
+    assert [1] == sessions(node)
+    node.advance(2)
+    assert [] == sessions(node)
+
+
+def test_retained_messages_that_are_owed_come_at_the_other_place(start_node: StartNode) -> None:
+    """Who moved while they were sent would not know what is retained [MQTT-3.3.1-9]."""
+    node = start_node(2)
+    publish(node[0].connect("publisher", V5), b"nothing", b"")
+    for n in range(40):
+        node[0].connect("publisher", V5).send(Publish(b"r/%d" % n, b"%d" % n, 1, True, packet_id=1))
+    first = node[0].connect("me", V5, properties=LASTING | {RECEIVE_MAXIMUM: 5})
+    subscribed(first, "r/+")
+    first.drop()
+    second = arrive(node[1])
+    received: set[bytes] = set()
+    while new := [packet for packet in second.receive() if isinstance(packet, Publish)]:
+        received |= {packet.payload for packet in new}
+        second.send(*[Ack(PUBACK, packet.packet_id) for packet in new])
+
+    assert {b"%d" % n for n in range(40)} == received
 
 
 @pytest.mark.parametrize("dies", [False, True])
