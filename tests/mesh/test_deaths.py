@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.mqtt.packets import V5, Disconnect, Properties, Will
+from broker.mqtt.packets import V5, Connect, Disconnect, Properties, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -53,3 +53,26 @@ def test_who_came_back_and_left_has_no_former_will(node: Node) -> None:
     node.advance(10)
 
     assert [] == payloads(listener)
+
+
+@pytest.mark.parametrize("offered", [False, True])
+def test_a_will_that_moved_with_its_session_is_known_where_it_is(node: Node, offered: bool) -> None:
+    """It would be lost with the worker that took the session over, for a client that has not come back."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], 20).drop()
+    if offered:  # as by a worker that is replaced
+        session = node[2].worker.store.find("me")
+        assert session is not None
+        while node[1].worker.store.find("me") is None:
+            node[2].worker.takeovers.offer(session)
+            node.settle()
+    else:
+        gone = node[1].open(V5)
+        gone.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+        gone.drop()
+    assert node[1].worker.store.find("me") is not None
+    die(node, node[1])
+    node.advance(21)
+
+    assert [b"gone"] == payloads(listener)

@@ -319,8 +319,8 @@ class Conversation(RuleBasedStateMachine):
         expiry = asked.expiry if five else 0 if clean else LONGEST_EXPIRY
         window = asked.window if five else WINDOW
         present = self.model.connect(name, asked.version, clean, expiry, window, message, delay)
-        # 3.1 does not tell whether there was a session.
-        assert connack == ConnAck(present and asked.version != V31, properties=connack.properties), connack
+        assert isinstance(connack, ConnAck) and connack.code == 0, connack
+        assert connack.session_present == (present and asked.version != V31)  # which 3.1 does not tell
         self.lines[name] = Line(client, asked.prompt)
         self.asked[name] = asked
 

@@ -65,7 +65,7 @@ class NodeModel(Model):
             replay.seen.clear()
 
     def die(self, names: list[str], worker: object, mourned: Sequence[object]) -> None:
-        """*worker* is dead, with the sessions *names*; whom it mourned for is mourned again, and so are their delays."""
+        """*worker* is dead, with the sessions *names*; whom it mourned for is mourned anew, delays as well."""
         for name in names:
             session = self.sessions.pop(name)
             session.ended = True
