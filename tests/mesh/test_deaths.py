@@ -42,6 +42,20 @@ def test_the_will_is_published_once_its_delay_has_passed(node: Node) -> None:
     assert [b"gone"] == payloads(listener)
 
 
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_will_that_was_published_is_not_published_again(node: Node, delay: int) -> None:
+    """Who is away would be said to be gone once more when the worker that has the session dies."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], delay).drop()
+    node.advance(6)
+    assert [b"gone"] == payloads(listener)
+    die(node, node[2])
+    node.advance(6)
+
+    assert [] == payloads(listener)
+
+
 def test_who_came_back_and_left_has_no_former_will(node: Node) -> None:
     """A will that was taken back [MQTT-3.1.3-9] would be published when nobody has the session any more."""
     listener = node[0].connect("listener", V5)

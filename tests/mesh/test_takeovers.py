@@ -75,6 +75,7 @@ def test_what_waited_comes_with_the_session(start_node: StartNode) -> None:
 
     assert [b"%d" % n for n in range(20)] == payloads(second)[:20]
     assert [1] == sessions(node)
+    assert 0 == node[0].worker.queue_budget.used
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_its_id(start_node: StartNode) -> None:

@@ -29,7 +29,8 @@ def _lasts(session: Session) -> bool:
 
 class NodeConversation(Conversation):
     def __init__(self, redis: RunningRedis, workers: int) -> None:
-        redis.client().flushall()
+        self.redis = redis.client()
+        self.redis.flushall()
         self.node = Node(workers, CONFIG, redis.address)
         self.reference = NodeModel(WINDOW)
         self.mourned = -1  # the second of the last death
@@ -94,7 +95,7 @@ class NodeConversation(Conversation):
         def meanwhile() -> None:
             for number in order:
                 if number < len(self.node):
-                    self.node[number].turn()
+                    self._turn(self.node[number])
                 elif waiting:
                     self._say(others, waiting.pop(0))
             while waiting:
@@ -103,9 +104,21 @@ class NodeConversation(Conversation):
         self._connect(name, False, asked or self.asked[name], at, meanwhile)
         session.coming = False
 
+    def _turn(self, broker: Broker) -> None:
+        """A slice; what it asks Redis is answered before anything else happens."""
+        broker.turn()
+        registration = broker.worker.registration
+        if registration is not None and registration.commands.statistics.waiting:
+            self.redis.ping()  # which is answered behind it,
+            self.redis.ping()  # and when that was sent
+
     def _say(self, speakers: list[str], said: tuple[int, bytes, int]) -> None:
         who, topic, qos = said
         self._publish(speakers[who % len(speakers)], [Said(topic, qos)])
+
+    def teardown(self) -> None:
+        self.redis.close()
+        super().teardown()
 
     # After each step.
 
