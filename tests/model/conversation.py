@@ -324,13 +324,13 @@ class Conversation(RuleBasedStateMachine):
         self.lines[name] = Line(client, asked.prompt)
         self.asked[name] = asked
 
-    def _part(self, name: str, former: Line) -> None:
-        """*former* was taken over; what it was sent until then it has received."""
+    def _part(self, name: str, former: Line, code: int = TAKEN_OVER) -> None:
+        """The broker has closed *former* with *code*; what it was sent until then it has received."""
         said = former.client.receive()
         for packet in [packet for packet in said if isinstance(packet, Publish)]:
             self.model.receive(name, former.unaliased(packet))
         former.client.inbox = [packet for packet in said if not isinstance(packet, Publish)]
-        former.part(Disconnect(TAKEN_OVER))
+        former.part(Disconnect(code))
 
     def _will(self, name: str, parting: Parting, five: bool) -> tuple[Message, int, Will]:
         message = Message(name, b"will/" + name.encode(), b"will %d" % next(self.payloads), parting.qos, parting.retain)

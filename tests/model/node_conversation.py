@@ -1,10 +1,13 @@
 # The same conversations with a node of several workers, each CONNECT coming to any of them, held against the same
 # reference but for what node_reference.py lists. And what happens to nodes: a worker gets no processor for a while,
 # comes, or dies; somebody comes to another worker while the others go on talking.
+from typing import cast
+
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from broker.connection import Connection
 from tests.innode import Node
 from tests.inprocess import Broker
 from tests.model.conversation import CONFIG, Conversation, _anybody, _where
@@ -14,6 +17,7 @@ from tests.model.vocabulary import TOPICS, WINDOW, Asked, Said, askings, places,
 from tests.redis_servers import RunningRedis
 
 MOST_WORKERS = 4
+SHUTTING_DOWN = 0x8B
 
 talk = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOPICS), qualities), min_size=1, max_size=6)
 turns = st.lists(st.integers(0, 5), max_size=60)  # of the worker of that number; if there is none, somebody speaks
@@ -79,6 +83,37 @@ class NodeConversation(Conversation):
             self.node.mourn(one, new)
         self.reference.die(names, dead, unmourned)
         self.mourned = self.model.now
+
+    @precondition(lambda self: len(self.node) > 1)
+    @rule(at=places)
+    def replace_a_worker(self, at: int) -> None:
+        """Its clients are told to go, the others get its sessions, and somebody takes its place."""
+        leaving = self.node[at % len(self.node)]
+        worker = leaving.worker
+        there = self.sessions_of(leaving)
+        streams = [cast(Connection, stream).session for stream in worker.reactor.streams()]
+        for session in there:
+            session.coming = True  # what the wills of the others bring it may get or not
+        worker.reception.stop(self.clock.now)
+        self.node.settle()
+        for name in [session.client_id for session in streams if session is not None]:
+            self._part(name, self.lines.pop(name), SHUTTING_DOWN)
+            self.model.lose(name)
+        for session in there:
+            session.coming = False
+            if not session.ended:
+                self.reference.move(session.name)
+        for session in list(worker.store.sessions()):
+            worker.takeovers.offer(session)
+        self.node.settle()
+        assert 0 == worker.sessions_here()
+        self.node.kill(leaving)
+        unmourned = [leaving, *self.mourning.pop(leaving, [])]
+        new = self.node.start(worker.shard)
+        self.mourning[new] = unmourned
+        for one in unmourned:
+            self.node.mourn(one, new)
+        self.reference.die([], leaving, unmourned)
 
     @precondition(lambda self: _anybody(_lasts)(self) and _anybody(_is_connected)(self))
     @rule(name=_where(_lasts), at=places, asked=st.none() | askings, said=talk, order=turns)
