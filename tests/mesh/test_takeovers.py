@@ -6,6 +6,7 @@ import pytest
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconnect, Properties, Publish, Will
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.stream import Stream
+from broker.session.origin import Sieve
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.mesh.talk import payloads, subscribed
@@ -418,6 +419,31 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     assert [0] == sessions(node)
     assert [1, 0] == [broker.worker.reception.connected for broker in node]
     assert [0, 0] == [broker.worker.routes.statistics()[1] for broker in node]
+
+
+def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
+    """What follows from another worker's word would be taken for that one's message by sessions that move."""
+    node = start_node(2)
+    mover = arrive(node[0], "mover")
+    subscribed(mover, "will")
+    mover.drop()
+    session = node[0].worker.store.find("mover")
+    assert session is not None
+    session.sieve = Sieve(True)
+    session.sieve.mark(0)  # it takes what is published at its own worker
+    node[0].connect("me", V5, will=Will(b"will", b"gone", 1))
+    (asker,) = node[0].worker.mesh.peers
+    node[0].worker.reactor.hold(asker.control)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    second.receive()
+    node[1].advance(2.2)
+    third = node[0].open(V5)
+    third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    third.receive()  # its session comes, and ends the one that is here, whose will is published
+    session.sieve = None
+
+    assert [b"gone"] == payloads(arrive(node[0], "mover"))
 
 
 def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
