@@ -122,16 +122,24 @@ class Moving:
         self._subscribing.enrol(thaw.session, thaw.subscriptions, then)
 
     def take_in(self, thaw: Thaw) -> Session:
-        """It is complete: from now on it lives here, without a connection until somebody claims it."""
+        """It is complete: from now on it lives here, without a connection until somebody claims it.
+
+        One that is here already is of a time when it could not be asked for, so its client was given the other: it
+        ends, with its connection [MQTT-3.1.4-3].
+        """
         session = thaw.finish(self._routes.shared_group)
+        former = self._store.find(session.client_id)
+        if former is not None:
+            self._reception.evict(former)
         self._keep(session, thaw.expires, thaw.will_due, thaw.owed)
         return session
 
     def turn_away(self, thaw: Thaw) -> None:
-        """It will not be complete: nothing of it remains here."""
-        thaw.abandon()
+        """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
         if thaw.session is not None:
             self._subscribing.withdraw(thaw.session)
+            self._reception.share_again(thaw.session)
+        thaw.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
         """*session*, which has no connection, is one of this worker's."""

@@ -239,7 +239,7 @@ class Reception:
             self._subscribing.judge_again(session)
         elif principal.judged == former.judged:
             return
-        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+        self.share_again(session)
         session.withhold(partial(authoriser.may_receive, principal))
 
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
@@ -400,10 +400,14 @@ class Reception:
         self._timers.cancel(session.will_timer, session)
         self.unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
-        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+        self.share_again(session)
         session.end()
         self._store.forget(session)
         self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along
+
+    def share_again(self, session: Session) -> None:
+        """What waits in *session* for shared subscriptions goes to other members, soon."""
+        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
 
     def _publish_will(self, session: Session, now: float) -> None:
         will = session.will

@@ -134,6 +134,7 @@ class Worker:
             self._mesh_failed,
         )
         self.routes.neighbours = self.mesh
+        self.routes.shard = shard
         subscribing = Subscribing(
             self.routes, self.retained, self.counters, config.limits, clock, self.mesh.when_settled, self.acl
         )

@@ -188,6 +188,10 @@ class DataLane(Handler):
         if kind == wire.ALL_RETAINED:
             self._ends.all_retained(self._peer)
             return 1
-        if self._ends.about_session(self._peer, kind, data[start:stop]):
-            return PUBLISH_COST
+        self._origin.shard = self._origin.here  # what follows from it, a will perhaps, is published here
+        try:
+            if self._ends.about_session(self._peer, kind, data[start:stop]):
+                return PUBLISH_COST
+        finally:
+            self._origin.shard = self._peer.shard
         raise MeshError(f"a frame of kind {kind} on the data lane")

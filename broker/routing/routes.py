@@ -269,6 +269,7 @@ class Routes:
     ) -> None:
         self.index = FilterIndex()  # of subscriptions here
         self.neighbours: Neighbours | None = None  # to be told what is subscribed to here
+        self.shard = 0  # the number of this worker
         self._groups = FilterIndex()
         self._elsewhere = FilterIndex()  # of neighbours
         self._authoriser = authoriser
@@ -434,7 +435,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = SharedGroup(share, filter, self._authoriser)
+        group = self._shared[key] = SharedGroup(share, filter, self._authoriser, self.shard)
         self._groups.add(filter, group)
         route = self._current(filter)
         if route is None:

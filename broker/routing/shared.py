@@ -16,7 +16,8 @@
 #
 # Members may be at other workers. Each says how many it has and how many of them are quick; a message goes to a worker
 # by turns in which each has as many as it has quick members, and that one chooses the member. What it said may be a
-# moment old: where nobody is quick after all, the message is passed on, once.
+# moment old: where nobody is quick after all, the message is passed on, once. Where then nobody lets it wait either, as
+# members at QoS 0 and sessions that end with their connection do not, it goes round the workers until somebody does.
 from typing import Final, cast
 
 from broker.routing.authority import Authoriser
@@ -26,7 +27,8 @@ from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
 
 LOOKS: Final = 64  # members of a ring that are looked at for one message at most
-HOPS: Final = 2  # workers that a message may come to, beside the one of its publisher
+HOPS: Final = 2  # workers that a message may come to, beside the one of its publisher, for a quick member
+MOST_HOPS: Final = 255  # a byte
 PROBES: Final = 4  # the same where there is a quick member: what that costs is not felt
 
 
@@ -79,7 +81,9 @@ class Elsewhere:
 
 
 class SharedGroup(Subscriber):
-    def __init__(self, share: bytes, filter: bytes, authoriser: Authoriser | None = None) -> None:
+    def __init__(self, share: bytes, filter: bytes, authoriser: Authoriser | None = None, shard: int = 0) -> None:
+        """*shard*: the number of this worker."""
+        self._shard = shard
         self.share = share
         self.filter = filter
         self._authoriser = authoriser
@@ -147,7 +151,11 @@ class SharedGroup(Subscriber):
     def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
         """Offer *message* to one member; false if nobody may have it. *hop*: how many workers have passed it on."""
         if not self.elsewhere or hop >= HOPS:
-            return self._offer_quick(message, now) or self._offer_patient(message, now)
+            return (
+                self._offer_quick(message, now)
+                or self._offer_patient(message, now)
+                or (hop > 0 and message.qos > 0 and self._pass_round(message, hop))
+            )
         neighbour = self._whose_turn() if hop == 0 else None
         if neighbour is None:
             if self._offer_quick(message, now):
@@ -161,6 +169,23 @@ class SharedGroup(Subscriber):
         if neighbour is None:
             return False
         neighbour.offer_shared(self.share, self.filter, message, hop + 1)
+        return True
+
+    def _pass_round(self, message: Message, hop: int) -> bool:
+        """Have the next worker look whether *message* may wait there; false once all have."""
+        if hop - HOPS >= len(self.elsewhere) or hop == MOST_HOPS:
+            return False
+        following: Neighbour | None = None
+        lowest: Neighbour | None = None
+        for neighbour in self.elsewhere:
+            if lowest is None or neighbour.shard < lowest.shard:
+                lowest = neighbour
+            if neighbour.shard > self._shard and (following is None or neighbour.shard < following.shard):
+                following = neighbour
+        following = following or lowest
+        if following is None:
+            return False
+        following.offer_shared(self.share, self.filter, message, hop + 1)
         return True
 
     def _offer_quick(self, message: Message, now: float) -> bool:

@@ -101,11 +101,7 @@ class RegisteredSessions:
     def keep_after_all(self, session: Session) -> None:
         """Whoever had asked for *session* is gone, and so is its claim."""
         client_id = session.client_id
-        will = session.will
-        user = session.principal.user
-        by = None if user is None else user.decode()
-        left = b"" if will is None else encode(will.fields, min(will.delay, session.expiry), by)
-        self.registry.hold_locally(client_id, self.registry.next_epoch(client_id), left)
+        self.registry.hold_locally(client_id, self.registry.next_epoch(client_id), _left_by(session))
 
     # What the registry finds out by itself.
 
@@ -193,6 +189,8 @@ class _Claim:
                 self._ask_the_node()
                 return
             store.counts.turned_away += 1
+            self.epoch = max(self.epoch, handover.epoch)
+            self._turn_away_earlier()  # the session is there, and they would begin a second one
             store.registry.yield_to(client_id, handover.epoch)
             self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
@@ -222,6 +220,8 @@ class _Claim:
                 self.claimant.refused(reason)
             else:
                 self.claimant.found(session)
+                if session is not None and session.outbox is None and not session.ended:
+                    self.store.registry.leaves(session.client_id, _left_by(session))  # its client is not there
         finally:
             self.store.over(self)
 
@@ -233,6 +233,15 @@ def _record(claimant: Claimant) -> bytes:
         return b""
     delay = will.properties.get(WILL_DELAY_INTERVAL, 0)
     return encode(will, min(delay if isinstance(delay, int) else 0, claimant.expiry), claimant.user)
+
+
+def _left_by(session: Session) -> bytes:
+    """The same of a session that has no connection."""
+    will = session.will
+    if will is None:
+        return b""
+    user = session.principal.user
+    return encode(will.fields, min(will.delay, session.expiry), None if user is None else user.decode())
 
 
 def _ignore(handover: Handover) -> None:

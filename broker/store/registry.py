@@ -108,6 +108,12 @@ class Registry(Greeter):
         """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
         return self.holdings.yield_to(client_id, epoch)
 
+    def leaves(self, client_id: str, will: bytes) -> None:
+        """*client_id*, which is held, leaves *will*, and not what was claimed with it."""
+        held = self.holdings.get(client_id)
+        if held is not None and held.will != will:
+            self.holdings.hold_unknown(client_id, held.epoch, will)
+
     def drop_will(self, client_id: str, now: float) -> None:
         """The will of *client_id* was published or taken back: nobody else has to publish it."""
         self.holdings.drop_will(client_id, now)

@@ -6,8 +6,14 @@ import pytest
 from broker.config import Config, Limits
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, Connect, Properties, Publish, Subscribe, Unsubscribe, Wanted
-from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY
+from broker.mqtt.properties import (
+    MESSAGE_EXPIRY_INTERVAL,
+    SESSION_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    USER_PROPERTY,
+)
 from broker.reasons import DropReason
+from broker.session.origin import Sieve
 from tests.innode import Node
 from tests.mesh.talk import payloads, subscribed
 
@@ -176,3 +182,44 @@ def test_three_workers_hear_each_other(nodes: Nodes) -> None:
         node.settle()
 
     assert all([b"0", b"1", b"2"] == sorted(payloads(client)) for client in clients)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_fan_out_in_pages_knows_where_it_comes_from(nodes: Nodes, marked: bool) -> None:
+    """A session that moves would take what is not for it here, or not what is."""
+    one, two = nodes(2)
+    for n in range(600):
+        one.open().send(Connect(V311, f"s{n}"), Subscribe(1, [Wanted(b"a", 0)]))
+    mover = one.connect("mover", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+    subscribed(mover, "a")
+    mover.drop()
+    session = one.worker.store.find("mover")
+    assert session is not None
+    session.sieve = Sieve(marked)
+    session.sieve.mark(two.worker.shard)
+    for broker in (one, two):
+        publisher = broker.connect("publisher", V5)
+        publisher.send(Publish(b"a", b"from %d" % broker.worker.shard, 1, packet_id=1))
+        publisher.receive()
+    session.sieve = None
+    back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+
+    assert [b"from 1" if marked else b"from 0"] == payloads(back)
+
+
+def test_an_expiry_goes_on_where_it_crosses_to(nodes: Nodes) -> None:
+    """A message would be as young as ever for who comes back [MQTT-3.3.2-5], [MQTT-3.3.2-6]."""
+    node = nodes(2)
+    one, two = node
+    for client_id in ("early", "late"):
+        client = one.connect(client_id, V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+        subscribed(client, "a")
+        client.drop()
+    publisher = two.connect("publisher", V5)
+    publisher.send(Publish(b"a", b"x", 1, packet_id=1, properties={MESSAGE_EXPIRY_INTERVAL: 20}))
+    node.advance(15.1)
+    early = one.connect("early", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    (message,) = early.receive()
+    assert isinstance(message, Publish) and {MESSAGE_EXPIRY_INTERVAL: 5} == message.properties
+    node.advance(6)
+    assert [] == payloads(one.connect("late", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100}))

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.mqtt.packets import V5, Disconnect, Properties, Will
+from broker.mqtt.packets import V5, Connect, Disconnect, Properties, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -42,6 +42,20 @@ def test_the_will_is_published_once_its_delay_has_passed(node: Node) -> None:
     assert [b"gone"] == payloads(listener)
 
 
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_will_that_was_published_is_not_published_again(node: Node, delay: int) -> None:
+    """Who is away would be said to be gone once more when the worker that has the session dies."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], delay).drop()
+    node.advance(6)
+    assert [b"gone"] == payloads(listener)
+    die(node, node[2])
+    node.advance(6)
+
+    assert [] == payloads(listener)
+
+
 def test_who_came_back_and_left_has_no_former_will(node: Node) -> None:
     """A will that was taken back [MQTT-3.1.3-9] would be published when nobody has the session any more."""
     listener = node[0].connect("listener", V5)
@@ -53,3 +67,26 @@ def test_who_came_back_and_left_has_no_former_will(node: Node) -> None:
     node.advance(10)
 
     assert [] == payloads(listener)
+
+
+@pytest.mark.parametrize("offered", [False, True])
+def test_a_will_that_moved_with_its_session_is_known_where_it_is(node: Node, offered: bool) -> None:
+    """It would be lost with the worker that took the session over, for a client that has not come back."""
+    listener = node[0].connect("listener", V5)
+    subscribed(listener, "will")
+    leave_a_will(node[2], 20).drop()
+    if offered:  # as by a worker that is replaced
+        session = node[2].worker.store.find("me")
+        assert session is not None
+        while node[1].worker.store.find("me") is None:
+            node[2].worker.takeovers.offer(session)
+            node.settle()
+    else:
+        gone = node[1].open(V5)
+        gone.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+        gone.drop()
+    assert node[1].worker.store.find("me") is not None
+    die(node, node[1])
+    node.advance(21)
+
+    assert [b"gone"] == payloads(listener)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config import Config, Retained
-from broker.mqtt.packets import V5, V311, Ack, Publish
+from broker.mqtt.packets import V5, V311, Ack, Publish, Subscribe, Wanted
 from broker.reasons import DropReason
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import TOMBSTONE
@@ -63,6 +63,36 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
     assert late.worker.mesh.complete()
     assert 600 == late.worker.retained.statistics().count
     assert 600 == one.worker.retained.statistics().count
+
+
+def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
+    """Workers whose clocks tell the same time, or differ, would not agree on what was last."""
+    node = nodes(3)
+    first, second = node[0].connect("first"), node[1].connect("second")
+    first.send(*[Publish(b"a", b"%d" % n, 0, True) for n in range(10)])
+    first.receive()
+    second.send(Publish(b"a", b"last", 0, True))
+    second.receive()
+
+    kept = [broker.worker.retained.kept(b"a") for broker in node]
+    assert [b"last"] * 3 == [message.payload for message in kept if message is not None]
+
+
+def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> None:
+    """What crosses behind other messages would be missing among what is retained [MQTT-3.3.1-9]."""
+    one, two = nodes(2)
+    (peer,) = two.worker.mesh.peers
+    publisher, subscriber = one.connect("publisher"), two.connect("subscriber")
+    two.worker.reactor.hold(peer.data)  # as while a message with thousands of receivers is delivered
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    assert 1 == len(publisher.receive())
+    subscriber.send(Subscribe(1, [Wanted(b"a", 1)]))
+    assert [] == subscriber.receive()
+
+    two.worker.reactor.release(peer.data)
+    said = subscriber.receive()
+    # It may come as a publish, too: nobody can say which of the two was first.
+    assert [b"1"] == [packet.payload for packet in said if isinstance(packet, Publish) and packet.retain]
 
 
 def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Nodes) -> None:

@@ -87,6 +87,31 @@ def test_what_all_are_too_slow_for_waits_at_one(nodes: Nodes) -> None:
     assert [b"1"] == payloads(back)
 
 
+@pytest.mark.parametrize("keeper", [0, 1, 2, 3])
+@pytest.mark.parametrize("just_left", [False, True])
+def test_it_waits_wherever_somebody_lets_it(nodes: Nodes, keeper: int, just_left: bool) -> None:
+    """It would be dropped where it came to last, though a member elsewhere would have kept it."""
+    node = nodes(4)
+    for n, broker in enumerate(node):
+        qos = 1 if n == keeper else 0
+        for m in range(1 if n == keeper else 1 + n):
+            member = broker.connect(f"m{n}{m}", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+            subscribed(member, Wanted(FILTER.encode(), qos))
+            if not just_left:
+                member.drop()
+    node.advance(0.3)
+    if just_left:  # the others still think that they are there
+        for broker in node:
+            for client in broker._clients:
+                client.drop()
+    publisher = node[3].connect("publisher", V5)
+    publisher.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(6)])
+    publisher.receive()
+
+    back = node[keeper].connect(f"m{keeper}0", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    assert [b"%d" % n for n in range(6)] == sorted(payloads(back))
+
+
 def test_members_elsewhere_go_with_their_worker(nodes: Nodes) -> None:
     """Its share of the messages would be lost."""
     node = nodes(2)

@@ -4,7 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconnect, Properties, Publish, Will
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.net.stream import Stream
+from broker.session.origin import Sieve
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.mesh.talk import payloads, subscribed
@@ -29,6 +31,12 @@ def goodbye(client: Client) -> int | None:
     said = client.receive()
     assert client.closed
     return said[-1].code if said and isinstance(said[-1], Disconnect) else None
+
+
+def lane(broker: Broker, other: Broker) -> Stream:
+    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
+    (peer,) = [peer for peer in broker.worker.mesh.peers if peer.shard == other.worker.shard]
+    return peer.data
 
 
 def sessions(node: Node, client_id: str = "me") -> list[int]:
@@ -68,6 +76,7 @@ def test_what_waited_comes_with_the_session(start_node: StartNode) -> None:
 
     assert [b"%d" % n for n in range(20)] == payloads(second)[:20]
     assert [1] == sessions(node)
+    assert 0 == node[0].worker.queue_budget.used
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_its_id(start_node: StartNode) -> None:
@@ -202,6 +211,125 @@ def test_the_last_message_is_not_overtaken_by_the_next_connection_s(start_node: 
     assert [b"last", b"next"] == payloads(subscriber)
 
 
+def test_nor_by_one_who_has_heard_of_the_move_already(start_node: StartNode) -> None:
+    """What is said about sessions does not wait behind messages."""
+    node = start_node(3)
+    subscriber = arrive(node[2], "subscriber")
+    subscribed(subscriber, "a")
+    first = arrive(node[0])
+    former = lane(node[2], node[0])
+    node[2].worker.reactor.hold(former)
+    first.send(Publish(b"a", b"last", 1, packet_id=1))
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
+    assert [] == second.receive()
+    node[2].worker.reactor.release(former)
+
+    assert [b"last", b"next"] == payloads(subscriber)
+
+
+def test_who_has_come_knows_where_all_messages_go(start_node: StartNode) -> None:
+    """What another worker sent to both places would be taken twice."""
+    node = start_node(3)
+    arrive(node[0])
+    late = lane(node[1], node[2])
+    node[1].worker.reactor.hold(late)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node[1].worker.reactor.release(late)
+
+    assert 1 == len(second.receive())
+
+
+def test_what_is_published_where_it_comes_to_is_not_lost(start_node: StartNode) -> None:
+    """Neither place would take it for its own."""
+    node = start_node(3)
+    subscribed(arrive(node[0]), "a")
+    node[2].stopped = True  # so that the move cannot be completed
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    publish(arrive(node[1], "here"), b"a", b"1")
+    publish(arrive(node[0], "there"), b"a", b"2")
+    node[2].stopped = False
+
+    assert [b"1", b"2"] == sorted(payloads(second))
+
+
+def test_who_has_moved_hears_workers_that_come_later(start_node: StartNode) -> None:
+    """The session would go on telling messages for its place from those for its former one."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    second = arrive(node[1])
+    second.drop()
+    publish(arrive(node.start(), "publisher"), b"a", b"1")
+
+    assert [b"1"] == payloads(arrive(node[1]))
+
+
+def test_who_goes_before_the_session_has_come(start_node: StartNode) -> None:
+    """It would stay for ever, without its will."""
+    node = start_node(2)
+    listener = arrive(node[1], "listener")
+    subscribed(listener, "will")
+    arrive(node[0], will=Will(b"will", b"gone", 1, properties={WILL_DELAY_INTERVAL: 80})).drop()
+    node.advance(50)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    second.drop()
+    assert [1] == sessions(node)
+
+    node.advance(29)
+    assert [] == payloads(listener)
+    node.advance(2)
+    assert [b"gone"] == payloads(listener)
+    node.advance(18)
+    assert [1] == sessions(node)
+    node.advance(2)
+    assert [] == sessions(node)
+
+
+def test_retained_messages_that_are_owed_come_at_the_other_place(start_node: StartNode) -> None:
+    """Who moved while they were sent would not know what is retained [MQTT-3.3.1-9]."""
+    node = start_node(2)
+    publish(node[0].connect("publisher", V5), b"nothing", b"")
+    for n in range(40):
+        node[0].connect("publisher", V5).send(Publish(b"r/%d" % n, b"%d" % n, 1, True, packet_id=1))
+    first = node[0].connect("me", V5, properties=LASTING | {RECEIVE_MAXIMUM: 5})
+    subscribed(first, "r/+")
+    first.drop()
+    second = arrive(node[1])
+    received: set[bytes] = set()
+    while new := [packet for packet in second.receive() if isinstance(packet, Publish)]:
+        received |= {packet.payload for packet in new}
+        second.send(*[Ack(PUBACK, packet.packet_id) for packet in new])
+
+    assert {b"%d" % n for n in range(40)} == received
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("clean", [False, True])
+def test_nor_is_that_of_a_session_that_ended(start_node: StartNode, clean: bool, dies: bool) -> None:
+    """Nothing moves then, and nobody else would wait for those who have not heard the last one yet."""
+    node = start_node(4)
+    subscriber = arrive(node[2], "subscriber")
+    subscribed(subscriber, "a")
+    first = node[0].connect("me", V5, properties=LASTING if clean else {})
+    first.send(Publish(b"a", b"last", 1, packet_id=1))
+    node[2].stopped = True
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", clean, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
+    assert [] == second.receive()
+    if dies:
+        node.kill(node[2])
+        assert 2 == len(second.receive())
+    else:
+        node[2].stopped = False
+        assert [b"last", b"next"] == payloads(subscriber)
+
+
 def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
     """The client would wait for ever."""
     node = start_node(3)
@@ -214,6 +342,23 @@ def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
 
     (connack,) = second.receive()
     assert not connack.session_present
+
+
+def test_what_a_group_had_for_a_session_that_does_not_come_goes_to_others(start_node: StartNode) -> None:
+    """It was chosen where it was to come, and nobody else has the message (4.8.2)."""
+    node = start_node(3)
+    for client_id, broker in (("me", node[0]), ("other", node[1])):
+        member = arrive(broker, client_id)
+        subscribed(member, "$share/group/a")
+        member.drop()
+    node[2].stopped = True  # so that the move cannot be completed
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    publish(arrive(node[1], "publisher"), b"a", *[b"%d" % n for n in range(6)])
+    node.kill(node[0])
+
+    assert [b"%d" % n for n in range(6)] == sorted(payloads(arrive(node[0], "other")))
 
 
 def test_who_asked_dies_and_the_session_stays(start_node: StartNode) -> None:
@@ -249,6 +394,56 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(start_node: StartNode) 
     node[0].stopped = False
     node.settle()
     assert [1] == sessions(node)
+
+
+def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: StartNode) -> None:
+    """Its connection would live on, with a session that nobody finds [MQTT-3.1.4-3]."""
+    node = start_node(2)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    (asker,) = node[0].worker.mesh.peers
+    node[0].worker.reactor.hold(asker.control)  # what it asks is not heard
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node[1].advance(2.2)
+    (connack,) = second.receive()
+    assert not connack.session_present
+    third = node[0].open(V5)
+    third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    third.receive()
+    node[0].worker.reactor.release(asker.control)
+    node.settle()
+
+    assert 0x8E == goodbye(first) == goodbye(second)
+    assert [0] == sessions(node)
+    assert [1, 0] == [broker.worker.reception.connected for broker in node]
+    assert [0, 0] == [broker.worker.routes.statistics()[1] for broker in node]
+
+
+def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
+    """What follows from another worker's word would be taken for that one's message by sessions that move."""
+    node = start_node(2)
+    mover = arrive(node[0], "mover")
+    subscribed(mover, "will")
+    mover.drop()
+    session = node[0].worker.store.find("mover")
+    assert session is not None
+    session.sieve = Sieve(True)
+    session.sieve.mark(0)  # it takes what is published at its own worker
+    node[0].connect("me", V5, will=Will(b"will", b"gone", 1))
+    (asker,) = node[0].worker.mesh.peers
+    node[0].worker.reactor.hold(asker.control)
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    second.receive()
+    node[1].advance(2.2)
+    third = node[0].open(V5)
+    third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    third.receive()  # its session comes, and ends the one that is here, whose will is published
+    session.sieve = None
+
+    assert [b"gone"] == payloads(arrive(node[0], "mover"))
 
 
 def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:

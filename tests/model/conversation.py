@@ -6,7 +6,7 @@
 #
 # Time comes in weeks of seven seconds and every interval is a multiple of ten below seventy, alone or two of them
 # together: nothing is ever due at the very instant in which something else is done.
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from hypothesis import strategies as st
@@ -21,6 +21,8 @@ from broker.mqtt.packets import (
     V5,
     V31,
     Ack,
+    ConnAck,
+    Connect,
     Disconnect,
     Properties,
     Publish,
@@ -57,11 +59,13 @@ from tests.model.vocabulary import (
     Said,
     arrivals,
     askings,
+    places,
     publishes,
     qualities,
     wanted,
 )
 
+CONFIG = Config(limits=Limits(inflight=WINDOW))
 WEEK = 7  # seconds
 LONGEST_EXPIRY = 7 * 86400  # of a session: what 3.x gets for clean session 0
 
@@ -101,10 +105,12 @@ def _has_published_halfway(session: Session) -> bool:
 
 
 class Conversation(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, model: Model | None = None, workers: Sequence[Broker] | None = None) -> None:
+        """With one worker, if not with *workers* that are one node."""
         super().__init__()
-        self.broker = Broker(Config(limits=Limits(inflight=WINDOW)))
-        self.model = Model(WINDOW)
+        self.workers: Sequence[Broker] = [Broker(CONFIG)] if workers is None else workers
+        self.clock = self.workers[0].clock
+        self.model = model or Model(WINDOW)
         self.lines: dict[str, Line] = {}
         self.asked: dict[str, Asked] = {}  # by each client in its last CONNECT
         self.sound = True  # nothing was found wrong yet
@@ -117,22 +123,22 @@ class Conversation(RuleBasedStateMachine):
     # Who comes and who goes.
 
     @initialize(arriving=arrivals)
-    def begin(self, arriving: list[tuple[Asked, list[Wanted]]]) -> None:
-        for name, (asked, filters) in zip(NAMES, arriving, strict=False):
-            self._connect(name, True, asked)
+    def begin(self, arriving: list[tuple[Asked, list[Wanted], int]]) -> None:
+        for name, (asked, filters, at) in zip(NAMES, arriving, strict=False):
+            self._connect(name, True, asked, at)
             if filters:
                 self.subscribe(name, filters, 0)
             self.everybody_has_what_it_is_owed()
 
-    @rule(name=st.sampled_from(NAMES), clean=st.booleans(), asked=askings)
-    def connect(self, name: str, clean: bool, asked: Asked) -> None:
-        self._connect(name, clean, asked)
+    @rule(name=st.sampled_from(NAMES), clean=st.booleans(), asked=askings, at=places)
+    def connect(self, name: str, clean: bool, asked: Asked, at: int = 0) -> None:
+        self._connect(name, clean, asked, at)
 
     @precondition(_anybody(_is_away))
-    @rule(name=_where(_is_away), asked=st.none() | askings)
-    def come_back(self, name: str, asked: Asked | None) -> None:
+    @rule(name=_where(_is_away), asked=st.none() | askings, at=places)
+    def come_back(self, name: str, asked: Asked | None, at: int = 0) -> None:
         """Most clients ask for the same each time: None."""
-        self._connect(name, False, asked or self.asked[name])
+        self._connect(name, False, asked or self.asked[name], at)
 
     @precondition(_anybody(_is_connected))
     @rule(name=_where(_is_connected), with_will=st.booleans(), expiry=st.sampled_from([None, 0, 10, 20]))
@@ -156,10 +162,10 @@ class Conversation(RuleBasedStateMachine):
     @rule(weeks=st.sampled_from([1, 2, 6]))
     def wait(self, weeks: int) -> None:
         for _ in range(weeks):
-            began = self.broker.clock.now
+            began = self.clock.now
             for second in range(1, WEEK + 1):
                 # A timer is at most a tenth late. The last second is one that nothing is due at.
-                self.broker.clock.now = began + second + (0.0 if second == WEEK else 0.2)
+                self.clock.now = began + second + (0.0 if second == WEEK else 0.2)
                 self.model.pass_second()
                 self.everybody_has_what_it_is_owed()
 
@@ -245,37 +251,53 @@ class Conversation(RuleBasedStateMachine):
             if self.sound:
                 self._end_all()
         finally:
-            self.broker.close()
+            for broker in self.workers:
+                broker.close()
 
     def _end_all(self) -> None:
         """Everybody comes, takes all it is owed, and leaves for good."""
-        for name in list(self.model.sessions):
-            self._connect(name, False, Asked())
+        for at, name in enumerate(list(self.model.sessions)):
+            self._connect(name, False, Asked(), at)
             self.everybody_has_what_it_is_owed()
         for name, session in self.model.sessions.items():
             assert not session.owed and not session.sent, f"{name} did not receive everything"
         for name in list(self.lines):
             self.disconnect(name, False, None)
             self.everybody_has_what_it_is_owed()
-        assert 0 == self.broker.worker.budget.used
+        for broker in self.workers:
+            assert 0 == broker.worker.budget.used
+            assert 0 == broker.worker.queue_budget.used
 
     def _compare_counts(self) -> None:
         """The broker holds what it should and no more."""
-        worker = self.broker.worker
-        subscriptions = [subscription for _, subscription in self.model.subscriptions()]
+        for broker in self.workers:
+            self._compare_counts_of(broker)
+
+    def sessions_of(self, broker: Broker) -> list[Session]:
+        """Those that are to be found there, whatever it says how many."""
+        return [session for session in self.model.sessions.values() if broker.worker.store.find(session.name)]
+
+    def _compare_counts_of(self, broker: Broker) -> None:
+        worker = broker.worker
+        sessions = self.sessions_of(broker)
+        subscriptions = [subscription for session in sessions for subscription in session.subscriptions.values()]
         groups = {(one.share, one.filter) for one in subscriptions if one.share}
         alone = sum(1 for one in subscriptions if not one.share)
         assert (alone + len(groups), len(groups)) == worker.routes.statistics()[1:]
-        assert len(self.model.sessions) == worker.store.count()
-        assert len(self.lines) == worker.reception.connected
-        worker.retained.expire(self.broker.clock.now, len(TOPICS) + len(NAMES))
+        assert len(sessions) == worker.store.count()
+        assert sum(1 for session in sessions if session.connected) == worker.reception.connected
+        worker.retained.expire(self.clock.now, len(TOPICS) + len(NAMES))
         assert len(self.model.retained()) == worker.retained.statistics().count
         dropped = {reason for reason, times in worker.counters.dropped_by_reason.items() if times}
         assert dropped <= LAWFUL_DROPS
+        assert 0 == worker.counters.internal_errors
 
     # How it is said.
 
-    def _connect(self, name: str, clean: bool, asked: Asked) -> None:
+    def _connect(
+        self, name: str, clean: bool, asked: Asked, at: int, meanwhile: Callable[[], None] | None = None
+    ) -> None:
+        """CONNECT to the worker number *at*; *meanwhile*: what else happens before the answer is read."""
         five = asked.version == V5
         properties: Properties = {}
         if five:
@@ -285,16 +307,30 @@ class Conversation(RuleBasedStateMachine):
         message, delay, will = None, 0, None
         if asked.parting is not None:
             message, delay, will = self._will(name, asked.parting, five)
-        client = self.broker.connect(name, asked.version, clean_start=clean, will=will, properties=properties)
+        client = self.workers[at % len(self.workers)].open(asked.version)
+        client.send(Connect(asked.version, name, clean, 0, None, None, will, properties))
+        if meanwhile is not None:
+            meanwhile()
+        connack, *rest = client.receive()
+        client.inbox.extend(rest)
         former = self.lines.pop(name, None)
+        if former is not None:
+            self._part(name, former)
         expiry = asked.expiry if five else 0 if clean else LONGEST_EXPIRY
         window = asked.window if five else WINDOW
         present = self.model.connect(name, asked.version, clean, expiry, window, message, delay)
-        assert client.connack.session_present == (present and asked.version != V31)  # which 3.1 does not tell
+        assert isinstance(connack, ConnAck) and connack.code == 0, connack
+        assert connack.session_present == (present and asked.version != V31)  # which 3.1 does not tell
         self.lines[name] = Line(client, asked.prompt)
         self.asked[name] = asked
-        if former is not None:
-            former.part(Disconnect(TAKEN_OVER))
+
+    def _part(self, name: str, former: Line, code: int = TAKEN_OVER) -> None:
+        """The broker has closed *former* with *code*; what it was sent until then it has received."""
+        said = former.client.receive()
+        for packet in [packet for packet in said if isinstance(packet, Publish)]:
+            self.model.receive(name, former.unaliased(packet))
+        former.client.inbox = [packet for packet in said if not isinstance(packet, Publish)]
+        former.part(Disconnect(code))
 
     def _will(self, name: str, parting: Parting, five: bool) -> tuple[Message, int, Will]:
         message = Message(name, b"will/" + name.encode(), b"will %d" % next(self.payloads), parting.qos, parting.retain)
@@ -359,10 +395,11 @@ class Conversation(RuleBasedStateMachine):
                     self._release(name, packet_id)
         return something
 
-    def _receive(self) -> None:
-        """Everybody reads what there is."""
-        self.broker.settle()
-        for name, line in self.lines.items():
+    def _receive(self, names: Iterable[str] | None = None) -> None:
+        """Everybody, or those of *names*, reads what there is."""
+        self.workers[0].settle()
+        for name in list(self.lines) if names is None else names:
+            line = self.lines[name]
             for packet in line.client.receive():
                 if isinstance(packet, Publish):
                     self.model.receive(name, line.unaliased(packet))

@@ -176,8 +176,12 @@ class Model:
                 own.setdefault(session, []).append(subscription)
         for session, subscriptions in own.items():
             self._owe(session, subscriptions, message)
-        self.offers.append(Offer([share for share in shares.values() if share.copies], message, expires, set(own)))
+        offered = [share for share in shares.values() if share.copies]
+        self.offers.append(self._offer(offered, message, expires, set(own)))
         return bool(own or shares)
+
+    def _offer(self, shares: list[Share], message: Message, expires: int, owed: set[Session]) -> Offer:
+        return Offer(shares, message, expires, owed)
 
     def _owe(self, session: Session, subscriptions: list[Subscription], message: Message) -> None:
         """One copy for overlapping subscriptions, at the highest QoS, with all identifiers [MQTT-3.3.4-2]."""
@@ -188,8 +192,10 @@ class Model:
         qos = min(message.qos, max(one.wanted.qos for one in subscriptions))
         retain = message.retain and any(one.wanted.retain_as_published for one in subscriptions)
         identifiers = [identifier for one in subscriptions for identifier in one.identifiers()]
-        if session.connected or qos:  # QoS 0 does not wait for a session that is away
-            session.owed.append(Copy(message, qos, retain, identifiers, self.now + message.lifetime))
+        if session.connected or qos or session.coming:  # QoS 0 does not wait for a session that is away
+            copy = Copy(message, qos, retain, identifiers, self.now + message.lifetime)
+            copy.optional = session.coming and qos == 0
+            session.owed.append(copy)
 
     # What a client received, and what it answers.
 
@@ -241,7 +247,10 @@ class Model:
         for at, copy in enumerate(session.owed):
             if copy.lives(self.now) and copy.is_like(packet, session.version, self.now):
                 overtaken = [
-                    other for other in session.owed[:at] if other.shares_stream(copy) and other.lives(self.now)
+                    other
+                    for other in session.owed[:at]
+                    if other.shares_stream(copy) and other.lives(self.now)
+                    if not other.optional
                 ]
                 if not overtaken:
                     return session.owed.pop(at)
@@ -278,7 +287,7 @@ class Model:
         self.check_offers()
         retained = self.retained()
         for session in self.sessions.values():
-            session.owed = [copy for copy in session.owed if copy.lives(self.now)]
+            session.owed = [copy for copy in session.owed if copy.lives(self.now) and not copy.optional]
             if not session.connected:
                 continue
             at_once = [copy for copy in session.owed if copy.qos == 0 or session.has_room()]

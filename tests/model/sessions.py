@@ -33,6 +33,7 @@ class Copy:
     identifiers: list[int] | None  # None = any
     expires: int
     released: bool = False  # the client has sent PUBREC
+    optional: bool = False
 
     def is_like(self, packet: Publish, version: int, now: int) -> bool:
         """*packet* is this copy, whatever its packet id and DUP."""
@@ -94,6 +95,7 @@ class Session:
     def __init__(self, name: str) -> None:
         self.name = name
         self.connected = False
+        self.coming = False  # to another worker, at no certain time
         self.ended = False
         self.version = 0
         self.window = 0
@@ -133,7 +135,7 @@ class Share:
         """*message*, published by now, may go to *session*, if it may wait for it or need not."""
         retain = message.retain and subscription.wanted.retain_as_published
         copy = Copy(message, min(message.qos, subscription.wanted.qos), retain, subscription.identifiers(), expires)
-        if session.connected or copy.qos:
+        if session.connected or copy.qos or session.coming:
             self.copies.setdefault(session, []).append(copy)
 
     def fitting(self, session: Session, packet: Publish, now: int) -> Copy | None:
@@ -185,11 +187,10 @@ class Offer:
             return True  # we may have taken the one copy that it received for its own, and its own waits
         # A member that has room goes before those that would let it wait.
         return not any(
-            session in self.present and _takes_now(session, copy)
+            session in self.present and self._takes_now(session, copy)
             for session, copies in share.copies.items()
             for copy in copies
         )
 
-
-def _takes_now(session: Session, copy: Copy) -> bool:
-    return session.has_room() or (session.connected and copy.qos == 0)
+    def _takes_now(self, session: Session, copy: Copy) -> bool:
+        return session.has_room() or (session.connected and copy.qos == 0)

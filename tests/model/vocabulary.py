@@ -15,6 +15,7 @@ SHARED = [b"$share/g/a/b", b"$share/h/a/b", b"$share/g/a/+", b"$share/g/will/#"]
 FILTERS = [*TOPICS, b"+", b"#", b"a/+", b"+/b", b"a/#", b"$a/#", b"will/+", *SHARED]
 UNSHARED = [b"b", b"$a/b"]  # nobody shares these: an empty payload cannot be told from another one
 
+places = st.integers(0, 5)  # which of the workers a CONNECT comes to, modulo their number
 qualities = st.sampled_from([0, 1, 1, 2, 2])  # more of those that may wait
 lifetimes = st.sampled_from([FOREVER, 10, 20])
 properties = st.sampled_from(
@@ -91,4 +92,4 @@ askings = st.builds(
     st.booleans(),
 )
 
-arrivals = st.lists(st.tuples(askings, st.lists(wanted, max_size=3)), max_size=len(NAMES))
+arrivals = st.lists(st.tuples(askings, st.lists(wanted, max_size=3), places), max_size=len(NAMES))

@@ -278,6 +278,30 @@ def test_two_who_ask_each_other_do_not_wait_for_ever(server: RunningRedis, loop:
     assert owned_by(server, one, "me")
 
 
+def test_who_waits_for_one_that_is_turned_away_is_turned_away_as_well(server: RunningRedis, loop: Loop) -> None:
+    """It would be told that there is no session, begin a second one, and the first would end with all it holds."""
+    loop.stop_clock()
+    node = Node()
+    one, two, three = (Worker(loop, server, number, node) for number in (1, 2, 3))
+    one.connect("me")
+    there = one.store.find("me")
+    loop.ready(two.shard.commands, three.shard.commands)
+    node.waiting = []
+    second = two.ask("me")
+    loop.until(lambda: len(node.asked) == 1)
+    third = three.ask("me")
+    loop.until(lambda: len(node.asked) == 2)
+    back = one.ask("me")
+    loop.until(lambda: len(node.asked) == 3)
+    # The third asks the second, which waits; the second asks the first, which asks the third.
+    node.waiting = [node.waiting[1], node.waiting[0], node.waiting[2]]
+    node.go_on()
+
+    refused = [CloseReason.SERVER_UNAVAILABLE]
+    assert (refused, refused, [there]) == (second.answers, third.answers, back.answers)
+    assert [there, None, None] == [worker.store.find("me") for worker in (one, two, three)]
+
+
 def test_a_session_of_a_time_when_nobody_could_be_asked_goes(server: RunningRedis, loop: Loop) -> None:
     """Two workers would serve one client id after an outage [MQTT-3.1.4-3]."""
     loop.stop_clock()

@@ -1,0 +1,34 @@
+# A node of several workers against the reference; see node_conversation.py.
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.node_conversation import NodeConversation
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # a real Redis
+
+StartRedis = Callable[[], RunningRedis]
+
+
+def talk(redis: RunningRedis, workers: int, examples: int, steps: int) -> None:
+    class OfSoMany(NodeConversation):
+        def __init__(self) -> None:
+            super().__init__(redis, workers)
+
+    run_state_machine_as_test(OfSoMany, settings=settings(max_examples=examples, stateful_step_count=steps))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis, workers: int) -> None:
+    """Some client would receive what it should not, or not receive what it should, after some history."""
+    talk(start_redis(), workers, 100, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_nor_after_many_long_conversations(start_redis: StartRedis, workers: int) -> None:
+    """The same for what takes longer to come about."""
+    talk(start_redis(), workers, 1000, 60)
