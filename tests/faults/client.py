@@ -14,6 +14,7 @@ from broker.mqtt.packets import (
     Connect,
     Disconnect,
     Packet,
+    Properties,
     Publish,
     SubAck,
     Subscribe,
@@ -26,7 +27,7 @@ from tests.fuzz.loop import Loop
 from tests.system.processes import HOST
 
 AGAIN: Final = 0.03  # seconds until it connects again
-PATIENCE: Final = 1.0  # seconds for a CONNACK; a worker that is being replaced is not waited for
+PATIENCE: Final = 5.0  # seconds for a CONNACK
 LIMIT: Final = 1 << 20  # bytes of a packet
 READ: Final = 65536
 REFUSED: Final = 0x80
@@ -53,6 +54,7 @@ class Client:
         self.address = ""
         self.present = False  # the session was
         self.left = False  # the connection that ends was ended by us
+        self.on_greeted: Callable[[], None] = _nothing  # CONNACK: `present` is known
         self.on_up: Callable[[], None] = _nothing
         self.on_down: Callable[[bool], None] = _ignore  # whether it was up
         self.on_message: Callable[[Publish], None] = _ignore
@@ -84,7 +86,7 @@ class Client:
             self._loop.later(AGAIN, self._again)
             return
         self._loop.watch(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT, self._ready)
-        properties = {SESSION_EXPIRY_INTERVAL: self._expiry} if self._expiry else {}
+        properties: Properties = {SESSION_EXPIRY_INTERVAL: self._expiry} if self._expiry else {}
         self.say(Connect(V5, self.client_id, not self._expiry, will=self._will, properties=properties))
         attempt = self._attempt
         self._loop.later(PATIENCE, lambda: self._impatient(attempt))
@@ -99,6 +101,9 @@ class Client:
         self._packet_id = self._packet_id % 60000 + 1
         self.say(Publish(topic.encode(), payload, qos, retain, packet_id=self._packet_id if qos else 0))
         return self._packet_id
+
+    def subscribe(self) -> None:
+        self.say(Subscribe(1, [Wanted(self._filter.encode(), self._qos)]))
 
     def leave(self, politely: bool) -> None:
         """End the connection, to connect again; not *politely*: without a DISCONNECT."""
@@ -147,7 +152,8 @@ class Client:
                 self.present = packet.session_present
                 self._greeted()
             elif isinstance(packet, SubAck):
-                self._settled()
+                if not self.up:
+                    self._settled()
             elif isinstance(packet, ConnAck | Disconnect):
                 self._lost()
             if self._sock is None:
@@ -157,8 +163,9 @@ class Client:
         assert self._sock is not None
         address, number = self._sock.getsockname()
         self.address = f"{address}:{number}"
+        self.on_greeted()
         if self._filter and not self.present:
-            self.say(Subscribe(1, [Wanted(self._filter.encode(), self._qos)]))
+            self.subscribe()
         else:
             self._settled()
 

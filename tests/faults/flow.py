@@ -1,14 +1,14 @@
 # A flow: what one client publishes and others are owed, told apart from what a fault may cost.
 #
-# A message is owed when its publisher is connected and its subscriber has its SUBACK. It is owed no more when one of the
-# two has lost its connection, except where the session lives on. So whatever else is missing is lost by the broker.
+# A message is owed when its publisher is connected and its subscriber has its SUBACK. It is owed no more when one of
+# the two has lost its connection, except where the session lives on. So whatever else is missing, the broker lost.
+from broker.mqtt.packets import Publish
 from tests.faults.client import Client
 from tests.faults.troubles import Troubles
 from tests.fuzz.loop import Loop
 
-from broker.mqtt.packets import Publish
-
 Number = tuple[int, int]  # life of the publisher (its connections), number of the message in it
+REPLACED = 3.0  # seconds that a worker's successor takes to come, and who is at its door waits for it
 UNSEEN = 0.3  # seconds in which the others may not have heard yet that a worker is gone
 
 
@@ -124,6 +124,8 @@ class RoamingFlow(Flow):
         self._holder = 0  # the process that has the session
         self._left = 0.0
         self._subscribed = False
+        self._uncertain = False  # an attempt failed: its worker may have had the session
+        subscriber.on_greeted = self._greeted
         subscriber.on_up = self._back
 
     def send(self) -> None:
@@ -146,9 +148,16 @@ class RoamingFlow(Flow):
         if sent > subscriber.since:
             super().judge(subscriber, sent, now)
 
+    def _greeted(self) -> None:
+        if not self.subscriber.present:
+            self.owed.clear()
+
     def _back(self) -> None:
         client, now = self.subscriber, self._loop.now
-        if client.present:
+        if client.present and self._uncertain:
+            self.owed.clear()  # it may be one that an attempt began whose answer never came
+            client.subscribe()
+        elif client.present:
             self.resumed += 1
         elif self._subscribed:
             self.lost += 1
@@ -157,12 +166,10 @@ class RoamingFlow(Flow):
             if not self._troubles.in_trouble(self._holder, self._left, now) and not self._uncertain:
                 self._fail(f"its session was not there any more, and process {self._holder}, which had it, is well")
         if self._left and not self._uncertain:
-            self._troubles.took(f"{self.name}: coming back", {self._holder, -1}, self._left, now)
+            self._troubles.took(f"{self.name}: coming back", {0}, self._left, now, REPLACED)  # any worker
         self._left = 0.0
         self._uncertain = False
         self._subscribed = True
-
-    _uncertain = False  # an attempt failed: its worker may have had the session
 
     def _down(self, client: Client, was_up: bool) -> None:
         if client is self.publisher:

@@ -1,13 +1,14 @@
 # How late the machine itself is: a ring of plain processes that a message passes beside those of the broker.
 #
-# A message between two clients waits for us, for the publisher's worker, for the subscriber's, and for us again. So does
-# one in this ring, whose processes do nothing but pass it on. What it was late is the processor's fault and not the
-# broker's, and is subtracted from what a client had to wait in the same time.
+# A message between two clients waits for us, for the publisher's worker, for the subscriber's, and for us again. So
+# does one in this ring, whose processes do nothing but pass it on. What it was late is the processor's fault and not
+# the broker's, and is subtracted from what a client had to wait in the same time.
 import os
 import select
 import subprocess
 import sys
 from collections import deque
+from itertools import pairwise
 from typing import Final
 
 from tests.fuzz.loop import Loop
@@ -28,7 +29,7 @@ class Ring:
         self._loop = loop
         self._processes: list[subprocess.Popen[bytes]] = []
         pipes = [os.pipe() for _ in range(RELAYS + 1)]
-        for (take, _), (_, give) in zip(pipes, pipes[1:], strict=False):
+        for (take, _), (_, give) in pairwise(pipes):
             command = [sys.executable, "-S", "-E", "-c", RELAY, str(take), str(give)]
             self._processes.append(subprocess.Popen(command, pass_fds=(take, give)))
             os.close(take)

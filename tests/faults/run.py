@@ -281,9 +281,9 @@ class Run:
         """Everybody leaves, and nothing is left of them."""
         self._pause = True
         self._turn(0.5)
-        for client in self._all_clients():
+        for client in self._clients:
             client.close()
-        self._wills.mortals.clear()
+        self._wills.close()
         for flow in self._roamers:
             client = Client(self._loop, self._node.port, flow.subscriber.client_id)  # a clean start
             self._until(lambda client=client: client.up, "a session is begun anew", 4.0)  # type: ignore[misc]

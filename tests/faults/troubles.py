@@ -26,7 +26,7 @@ class Troubles:
         self.worst_raw = 0.0
         self.worst_late = 0.0  # of the machine
         self.worst_needing = 0.0  # seconds after the end of a trouble
-        self.worst_outage = 0.0  # seconds from the death of a process until a pair that needed it was served again
+        self.worst_outage = 0.0  # seconds from the last trouble until a pair that had lost a process was served again
         self.messages = 0
         self.began = loop.now
         self._loop = loop
@@ -46,13 +46,13 @@ class Troubles:
             if trouble.pid == pid:
                 self.over(trouble)
 
-    def end_of(self, pids: set[int], since: float, until: float) -> float:
+    def end_of(self, pids: set[int], since: float, until: float, after: float = AFTER) -> float:
         """When the last trouble of any of *pids* between *since* and *until* was over; 0 if there was none."""
         return max(
             (
                 min(one.end, until)
                 for one in self._all
-                if (one.pid in pids or 0 in pids) and one.begin <= until and one.end + AFTER >= since
+                if (one.pid in pids or 0 in pids) and one.begin <= until and one.end + after >= since
             ),
             default=0.0,
         )
@@ -60,13 +60,13 @@ class Troubles:
     def in_trouble(self, pid: int, since: float, until: float) -> bool:
         return self.end_of({pid}, since, until) > 0.0
 
-    def took(self, what: str, pids: set[int], since: float, until: float) -> None:
+    def took(self, what: str, pids: set[int], since: float, until: float, after: float = AFTER) -> None:
         """A message, or a step, that needs the processes *pids* took from *since* to *until*."""
         self.messages += 1
         seconds = until - since
         late = self._ring.late(since, until) if seconds > GAP / 4 else 0.0
         self.worst_late = max(self.worst_late, late)
-        over = self.end_of(pids, since, until)
+        over = self.end_of(pids, since, until, after)
         if over:
             needing = until - max(over, since) - late
             self.worst_needing = max(self.worst_needing, needing)
@@ -76,11 +76,12 @@ class Troubles:
         self.worst_raw = max(self.worst_raw, seconds)
         self.worst = max(self.worst, seconds - late)
         if seconds - late > GAP:
-            self.fail(f"{what} took {seconds * 1e3:.0f} ms, of which the machine {late * 1e3:.0f} ms")
+            self.fail(f"{what} through {pids} took {seconds * 1e3:.0f} ms, of which the machine {late * 1e3:.0f} ms")
 
     def served_again(self, what: str, broken: float, now: float) -> None:
-        """*what* had lost a process at *broken*."""
-        outage = now - broken - self._ring.late(broken, now)
+        """*what* had lost a process at *broken*. It may have to wait for any worker, so the last trouble counts."""
+        since = max(broken, self.end_of({0}, broken, now))
+        outage = now - since - self._ring.late(since, now)
         self.worst_outage = max(self.worst_outage, outage)
         if outage > OUTAGE:
             self.fail(f"{what} was out for {outage:.2f} s")

@@ -36,6 +36,12 @@ class Wills:
     def clients(self) -> list[Client]:
         return [*self.watchers, *self.mortals]
 
+    def close(self) -> None:
+        """They all leave, and nobody comes after them."""
+        leaving, self.mortals = self.mortals, []
+        for client in [*leaving, *self.watchers]:
+            client.close()
+
     def missing(self) -> list[tuple[str, str]]:
         """(watcher, client id) of wills that were not heard."""
         return [
