@@ -109,14 +109,17 @@ class RegisteredSessions:
         else:
             then(self.memory.find(client_id) is not None)
 
-    def keep_after_all(self, session: Session, above: int = 0) -> None:
-        """Whoever had asked for *session* is gone, and so is its claim, with the epoch *above*."""
-        client_id = session.client_id
+    def keep_after_all(self, session: Session) -> None:
+        """Whoever had asked for *session* is gone, and so is its claim."""
+        self._hold(session, self.registry.next_epoch(session.client_id))
+
+    def _hold(self, session: Session, epoch: int) -> None:
+        """*session*, which is here, is ours again."""
         will = session.will
         user = session.principal.user
         by = None if user is None else user.decode()
         left = b"" if will is None else encode(will.fields, min(will.delay, session.expiry), by)
-        self.registry.hold_locally(client_id, max(above + 1, self.registry.next_epoch(client_id)), left)
+        self.registry.hold_locally(session.client_id, epoch, left)
 
     # What the registry finds out by itself.
 
@@ -141,7 +144,7 @@ class RegisteredSessions:
         if has:
             self.evict(session)
         else:
-            self.keep_after_all(session, owner.epoch)
+            self._hold(session, owner.epoch + 1)  # later than that claim, and not than those that may come meanwhile
 
     def superseding(self, client_id: str, former: Owner, now: float) -> None:
         self.neighbours.take_over(client_id, former, self.registry.epoch_of(client_id), False, _ignore)

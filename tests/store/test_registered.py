@@ -179,9 +179,7 @@ def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server:
     server.pause()
     assert CloseReason.SERVER_UNAVAILABLE is two.connect("me", lasting=True)
     server.go_on()
-    for worker in (one, two):
-        worker.shard.settle()
-    assert owned_by(server, one, "me")
+    loop.until(lambda: owned_by(server, one, "me"))
 
     server.pause()
     refused = [worker.ask("me", lasting=True) for worker in (two, three, two)]
