@@ -40,6 +40,7 @@ ASK: Final = struct.Struct(">QQB")  # number, epoch, whether the session is want
 ANSWER: Final = struct.Struct(">QBQ")  # number, what, epoch
 SWITCH: Final = struct.Struct(">QH")  # number, shard of the owner
 MARK: Final = struct.Struct(">QH")  # number, shard of the worker that asked
+HAS: Final = struct.Struct(">QB")  # number, whether it has the session
 NUMBER: Final = struct.Struct(">Q")
 DATA_HEAD: Final = b"\x00"
 
@@ -50,6 +51,10 @@ class Registered(Protocol):
     def claim(self, claimant: Claimant) -> None: ...
 
     def give_up(self, client_id: str, epoch: int, then: Then) -> None: ...
+
+    def tell_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
+        """Call *then*, once no claim is under way, with whether there is a session here."""
+        ...
 
     def keep_after_all(self, session: Session) -> None:
         """Who was to have *session* is gone: it is ours again."""
@@ -127,6 +132,7 @@ class Takeovers:
         self._arrivals: dict[int, Arrival] = {}
         self._departures: dict[tuple[int, int], Departure] = {}  # by shard of who asked, and its number
         self._moving: deque[Departure] = deque()  # with chunks to be sent
+        self._questions: dict[int, tuple[Peer, Callable[[bool], None]]] = {}  # whether they have a session
 
     # Where its client is.
 
@@ -136,6 +142,19 @@ class Takeovers:
 
     def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
         self._ask(client_id, self._peers(), epoch, wanted, then)
+
+    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
+        for peer in self._peers():
+            if f"{peer.incarnation:016x}" == owner.incarnation:
+                self._numbers += 1
+                self._questions[self._numbers] = (peer, then)
+                peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._numbers) + client_id.encode()))
+                return
+        then(False)
+
+    def _tell_whether(self, peer: Peer, number: int, has: bool) -> None:
+        if not peer.gone:
+            peer.tell(wire.frame(wire.HAS, HAS.pack(number, has)))
 
     def _peers(self) -> list[Peer]:
         return [] if self.mesh is None else list(self.mesh.peers)
@@ -204,7 +223,7 @@ class Takeovers:
         if self._arrivals.get(arrival.number) is not arrival or arrival.asked:
             return
         if thaw is None or arrival.source is None:
-            self._conclude(arrival, Handover(None, arrival.epoch))
+            self._conclude(arrival, Handover(None, arrival.epoch, nowhere=arrival.epoch == 0))
         elif thaw.complete and arrival.switched and not arrival.unmarked:
             assert self.moving is not None
             session = self.moving.take_in(thaw)
@@ -380,12 +399,24 @@ class Takeovers:
             departure = self._departures.get((peer.shard, NUMBER.unpack(body)[0]))
             if departure is not None:
                 self._drop(departure)
+        elif kind == wire.WHETHER:
+            assert self.sessions is not None
+            (number,) = NUMBER.unpack_from(body)
+            client_id = body[NUMBER.size :].decode()
+            self.sessions.tell_whether(client_id, partial(self._tell_whether, peer, number))
+        elif kind == wire.HAS:
+            number, has = HAS.unpack(body)
+            self._questions.pop(number)[1](bool(has))
         else:
             return False
         return True
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent was taken."""
+        for number, (asked, then) in list(self._questions.items()):
+            if asked is peer:
+                del self._questions[number]
+                then(False)
         for arrival in list(self._arrivals.values()):
             arrival.asked.discard(peer)
             arrival.unmarked.discard(peer)

@@ -46,6 +46,8 @@ ABANDON: Final = 36
 CHUNK: Final = 37  # on the data lane
 MARK: Final = 38  # on the data lane
 OFFER: Final = 39  # the client id of a session that is to be had
+WHETHER: Final = 40  # number, client id
+HAS: Final = 41
 
 # What is to be done with a message that crosses in a frame.
 DELIVER: Final = 1

@@ -11,7 +11,7 @@
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, will or ""
 --            -> for each {epoch or 0 if another's claim is later, the other owner that was there or false}
 --   release  KEYS wills of the claimant, owner...
---            ARGV op, incarnation, then for each: client id, epoch
+--            ARGV op, incarnation, then for each: client id, epoch, the owner that it goes back to or ""
 --            -> how many were ours
 --   unwill   KEYS wills of the claimant
 --            ARGV op, then for each: client id, epoch
@@ -93,11 +93,15 @@ if op == 'release' then
   local incarnation = ARGV[2]
   local released = 0
   for i = 2, #KEYS do
-    local at = 3 + (i - 2) * 2
-    local client, epoch = ARGV[at], tonumber(ARGV[at + 1])
+    local at = 3 + (i - 2) * 3
+    local client, epoch, former = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     local stored, holder = owner_of(KEYS[i])
     if holder == incarnation and stored <= epoch then -- a later one is a claim that was not heard of yet
-      redis.call('DEL', KEYS[i])
+      if former == '' then
+        redis.call('DEL', KEYS[i])
+      else
+        redis.call('SET', KEYS[i], former, 'KEEPTTL')
+      end
       released = released + 1
     end
     drop_will(client, epoch)

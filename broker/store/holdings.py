@@ -65,7 +65,7 @@ class Holdings:
         self._alone = alone
         self._current: dict[str, Held] = {}
         self._stale: dict[str, Held] = {}
-        self._ended: dict[str, int] = {}  # by their epochs
+        self._ended: dict[str, tuple[int, str]] = {}  # their epochs, and who is the owner again, or ""
         self._pages = 0  # parts of a page that are under way
         self._rest_until = 0.0
 
@@ -102,9 +102,13 @@ class Holdings:
         if held is not None and held.told:
             self.release_epoch(client_id, held.epoch)
 
-    def release_epoch(self, client_id: str, epoch: int) -> None:
-        """The same, of a claim with *epoch* that is not held."""
-        self._ended[client_id] = epoch
+    def ended(self, client_id: str) -> bool:
+        """It was released, and Redis may not know."""
+        return client_id in self._ended
+
+    def release_epoch(self, client_id: str, epoch: int, former: str = "") -> None:
+        """The same, of a claim with *epoch* that is not held; *former*: who is the owner again, as Redis has it."""
+        self._ended[client_id] = (epoch, former)
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem()
             self._counts.unreleased += 1
@@ -219,35 +223,35 @@ class Holdings:
     # Releasing.
 
     def _release_page(self, now: float) -> None:
-        by_slice: list[dict[str, int]] = [{} for _ in range(SLICES)]
+        by_slice: list[dict[str, tuple[int, str]]] = [{} for _ in range(SLICES)]
         for _ in range(min(PAGE, len(self._ended))):
-            client_id, epoch = self._ended.popitem()
-            by_slice[self._keys.slice_of(client_id.encode())][client_id] = epoch
+            client_id, end = self._ended.popitem()
+            by_slice[self._keys.slice_of(client_id.encode())][client_id] = end
         for number, ended in enumerate(by_slice):
             if ended:
                 self._release_in(number, ended, now)
 
-    def _release_in(self, number: int, ended: dict[str, int], now: float) -> None:
+    def _release_in(self, number: int, ended: dict[str, tuple[int, str]], now: float) -> None:
         """Release sessions of slice *number*."""
         keys = [self._keys.wills(number, self._me.encode())]
         words: list[str | bytes | int] = ["release", self._me]
-        for client_id, epoch in ended.items():
+        for client_id, (epoch, former) in ended.items():
             client = client_id.encode()
             keys.append(self._keys.owner(client))
-            words += [client, epoch]
+            words += [client, epoch, former]
         self._pages += 1
         self._commands.ask(_Release(self._script.call(keys, words), self, ended), now)
 
     def released(self) -> None:
         self._pages -= 1
 
-    def not_released(self, ended: dict[str, int], failure: StoreFailure, now: float) -> None:
+    def not_released(self, ended: dict[str, tuple[int, str]], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
         self._rest_until = now + REST
         self._pages -= 1
-        for client_id, epoch in ended.items():
+        for client_id, (epoch, former) in ended.items():
             if client_id not in self._ended:
-                self.release_epoch(client_id, epoch)
+                self.release_epoch(client_id, epoch, former)
 
 
 class _Reclaim(Command):
@@ -264,7 +268,7 @@ class _Reclaim(Command):
 
 
 class _Release(Command):
-    def __init__(self, command: bytes, holdings: Holdings, ended: dict[str, int]) -> None:
+    def __init__(self, command: bytes, holdings: Holdings, ended: dict[str, tuple[int, str]]) -> None:
         super().__init__(command, PATIENCE)
         self._holdings = holdings
         self._ended = ended

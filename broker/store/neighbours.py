@@ -29,11 +29,19 @@ HANDOVER_PATIENCE: Final = 2.0  # seconds; the client that waits gives up, or co
 class Handover:
     """What became of a session that another worker was asked for."""
 
-    def __init__(self, session: Session | None, epoch: int = 0, superseded: bool = False) -> None:
-        """*epoch*: what its former owner held it with, 0 if nobody did; *superseded*: and that is the later one."""
+    def __init__(
+        self, session: Session | None, epoch: int = 0, superseded: bool = False, nowhere: bool = False
+    ) -> None:
+        """*epoch*: what its former owner held it with, 0 if nobody did; *superseded*: and that is the later one;
+        *nowhere*: who was asked lives, and does not hold it.
+
+        The last one means that Redis named somebody whose claim was carried out when he had given it up: who had the
+        session before him may have it still.
+        """
         self.session = session
         self.epoch = epoch
         self.superseded = superseded
+        self.nowhere = nowhere
 
 
 Then = Callable[[Handover], None]
@@ -58,5 +66,11 @@ class Neighbours(Protocol):
 
         *epoch* is by our clock; who owns it by Redis' clock may have a greater one: if it answers superseded, we try
         once more with one that is greater.
+        """
+        ...
+
+    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
+        """Whether *owner*, of this node, has the session of *client_id*, once its claims of it are over; if it is dead
+        it has not. *then* is called once, perhaps before this returns.
         """
         ...

@@ -8,6 +8,10 @@ class Owner:
         self.shard = shard
         self.node = node
 
+    def text(self) -> str:
+        """As Redis has it."""
+        return f"{self.epoch} {self.incarnation} {self.shard} {self.node}"
+
 
 class Held:
     def __init__(self, epoch: int, will: bytes, told: bool) -> None:

@@ -6,6 +6,7 @@
 # is released again.
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
@@ -75,6 +76,8 @@ class RegisteredSessions:
             self.registry.release(client_id)
         for epoch, then in claim.askers:
             self.give_up(client_id, epoch, then)
+        for tell in claim.curious:
+            self.tell_whether(client_id, tell)
         if claim.behind:
             self.begin(_Claim(self, claim.behind.popleft(), claim.behind))
 
@@ -98,17 +101,46 @@ class RegisteredSessions:
             self.counts.given_up += 1
         then(Handover(session, held))
 
+    def tell_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
+        """Call *then*, once no claim is under way, with whether there is a session here."""
+        claim = self._claims.get(client_id)
+        if claim is not None:
+            claim.curious.append(then)
+        else:
+            then(self.memory.find(client_id) is not None)
+
     def keep_after_all(self, session: Session) -> None:
         """Whoever had asked for *session* is gone, and so is its claim."""
-        client_id = session.client_id
-        self.registry.hold_locally(client_id, self.registry.next_epoch(client_id), _left_by(session))
+        self._hold(session, self.registry.next_epoch(session.client_id))
+
+    def _hold(self, session: Session, epoch: int) -> None:
+        """*session*, which is here, is ours again."""
+        self.registry.hold_locally(session.client_id, epoch, _left_by(session))
 
     # What the registry finds out by itself.
 
     def superseded(self, client_id: str, owner: Owner, now: float) -> None:
+        """Its claim may be one that was carried out too late for its client: then the session is only here."""
         session = self.memory.find(client_id)
-        if session is not None:
+        if session is None:
+            return
+        if owner.node == self.registry.node:
+            self.neighbours.whether(client_id, owner, partial(self._superseded, session, owner))
+        else:
             self.evict(session)
+
+    def _superseded(self, session: Session, owner: Owner, has: bool) -> None:
+        client_id = session.client_id
+        if (
+            self.memory.find(client_id) is not session
+            or self.registry.epoch_of(client_id)
+            or self._claims.get(client_id)
+        ):
+            return  # it has been handed over, or claimed here again
+        if has:
+            self.evict(session)
+        else:
+            self._hold(session, owner.epoch + 1)  # later than that claim, and not than those that may come meanwhile
 
     def superseding(self, client_id: str, former: Owner, now: float) -> None:
         self.neighbours.take_over(client_id, former, self.registry.epoch_of(client_id), False, _ignore)
@@ -146,9 +178,11 @@ class _Claim:
         self.behind = behind  # who want the same session, after this one
         self.epoch = UNDECIDED
         self.askers: list[tuple[int, Then]] = []  # workers that want it with greater epochs, when we have it
+        self.curious: list[Callable[[bool], None]] = []  # who want to know whether we have it then
         self.will = _record(claimant)
         self._local = False
         self._again = False  # within the node, the second time
+        self._asked_all = False
         self._done = False
 
     def decided(self, verdict: Verdict) -> None:
@@ -166,12 +200,13 @@ class _Claim:
             store.neighbours.take_over(
                 client_id, verdict.former, self.epoch, not claimant.clean_start, self.handed_over
             )
-        elif self._local and here is None:
+        elif here is None and (self._local or verdict.doubtful):
             self._ask_the_node()
         else:
             self.handed_over(Handover(None))
 
     def _ask_the_node(self) -> None:
+        self._asked_all = True
         claimant = self.claimant
         self.store.neighbours.claim_within_node(
             claimant.client_id, self.epoch, not claimant.clean_start, self.handed_over
@@ -194,9 +229,12 @@ class _Claim:
             store.registry.yield_to(client_id, handover.epoch)
             self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
+        here = store.memory.find(client_id)
+        if handover.nowhere and here is None and not self._asked_all:
+            self._ask_the_node()
+            return
         if self._local:
             store.registry.hold_locally(client_id, self.epoch, self.will)
-        here = store.memory.find(client_id)
         if handover.session is not None:
             store.counts.taken_over += 1
             if here is not None and here is not handover.session:  # of a time when the other one could not be asked

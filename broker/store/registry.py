@@ -29,10 +29,11 @@ RENEW: Final = LEASE / 3  # seconds after which everything is claimed again, so 
 class Verdict:
     """What a claim came to."""
 
-    def __init__(self, outcome: int, epoch: int, former: Owner | None) -> None:
+    def __init__(self, outcome: int, epoch: int, former: Owner | None, doubtful: bool = False) -> None:
         self.outcome = outcome
         self.epoch = epoch
         self.former = former  # None also if it was this worker
+        self.doubtful = doubtful  # it was this worker by a claim that nobody heard of: anybody may have the session
 
 
 class RegistryStatistics:
@@ -62,6 +63,7 @@ class Registry(Greeter):
         told afterwards, of many in one go, for the sake of the wills and of whoever comes after it.
         """
         place = f"{shard} {node}"
+        self.node = node
         self.statistics = RegistryStatistics()
         self.script = Script(commands, files("broker.store").joinpath("claim.lua").read_bytes())
         self.holdings = Holdings(commands, keys, self.script, rival, incarnation, place, alone)
@@ -157,18 +159,21 @@ class Registry(Greeter):
         self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim), now)
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
-        epoch, former = epoch_and_owner(reply)
+        epoch, named = epoch_and_owner(reply)
+        former = claim.comes_after(named)
+        ours = former is not None and former.incarnation == self._me
         held = self.holdings.get(claim.client_id)
+        doubtful = ours and held is None and not self.holdings.ended(claim.client_id)
         if held is None or held.epoch < epoch:
             self.holdings.hold(claim.client_id, epoch, claim.will)
         else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
             epoch = held.epoch
             self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
-        if former is not None and former.incarnation == self._me:
+        if ours:
             former = None
         if former is not None:
             self.holdings.drop_will_of(former, claim.client_id, now)
-        claim.decide(CLAIMED, epoch, former)
+        claim.decide(CLAIMED, epoch, former, doubtful)
 
     def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:
         self.script.failed(failure, now)
@@ -179,17 +184,20 @@ class Registry(Greeter):
             claim.decide(REFUSED if step == REFUSE else LOCAL, 0, None)
 
     def came_late(self, claim: "_Claim", reply: object, now: float) -> None:
-        """Redis did what we had given up: what it wrote holds if the session is ours, and else must go."""
+        """Redis did what we had given up: what it wrote holds if the session is ours, and is else taken back."""
+        epoch, named = epoch_and_owner(reply)
+        former = claim.comes_after(named)
         if not claim.decided:
             return  # it has asked again, and that answer is the later one
-        epoch, former = epoch_and_owner(reply)
         held = self.holdings.get(claim.client_id)
+        ours = former is not None and former.incarnation == self._me
         if held is None:
-            self.holdings.release_epoch(claim.client_id, epoch)
-            return
+            if former is None or not ours:
+                self.holdings.release_epoch(claim.client_id, epoch, "" if former is None else former.text())
+            return  # ours by a claim nobody heard of: it stays, and who claims next will ask all, as we have nothing
         if held.epoch < epoch:
             held.epoch = epoch
-        if former is not None and former.incarnation != self._me:
+        if former is not None and not ours:
             self._rival.superseding(claim.client_id, former, now)
 
     def _claim_all_again(self, now: float) -> None:
@@ -233,11 +241,20 @@ class _Claim:
         self.since = since
         self.decided = False
         self._then = then
+        self._heard = False
+        self._former: Owner | None = None
 
-    def decide(self, outcome: int, epoch: int, former: Owner | None) -> None:
+    def comes_after(self, former: Owner | None) -> Owner | None:
+        """Who had the session before all tries of this claim; *former*: before the one that Redis speaks of."""
+        if not self._heard:
+            self._heard = True
+            self._former = former
+        return self._former
+
+    def decide(self, outcome: int, epoch: int, former: Owner | None, doubtful: bool = False) -> None:
         self.decided = True
         self.registry.statistics.outcomes[outcome] += 1
-        self._then(Verdict(outcome, epoch, former))
+        self._then(Verdict(outcome, epoch, former, doubtful))
 
 
 class _ClaimStep(Command):

@@ -38,6 +38,10 @@ class Node:
         holders = [worker for worker in self.workers.values() if worker.store.find(client_id) is not None]
         self._do(lambda: holders[0].hand_over(client_id, epoch, wanted, then) if holders else then(Handover(None)))
 
+    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
+        worker = self.workers.get(owner.incarnation)
+        self._do(lambda: worker.store.tell_whether(client_id, then) if worker else then(False))
+
     def go_on(self) -> None:
         waiting, self.waiting = self.waiting, None
         for do in waiting or []:
@@ -76,7 +80,8 @@ class Worker:
         def give(handover: Handover) -> None:
             if handover.session is not None:
                 self.store.forget(handover.session)
-            then(handover if wanted or handover.superseded else Handover(None, handover.epoch))
+            kept = handover.session if wanted else None
+            then(Handover(kept, handover.epoch, handover.superseded, nowhere=handover.epoch == 0))
 
         self.store.give_up(client_id, epoch, give)
 
@@ -131,6 +136,59 @@ def test_a_session_is_where_its_client_was_last(server: RunningRedis, loop: Loop
     assert (None, there) == (one.store.find("me"), two.store.find("me"))
     assert (0, 1) == (one.store.count(), two.store.count())
     assert [there] == list(two.store.sessions())
+
+
+def test_a_claim_that_is_answered_at_the_second_try_finds_the_session(server: RunningRedis, loop: Loop) -> None:
+    """The first one was carried out, too late: Redis names the one who asks as the former owner."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    loop.ready(two.shard.commands)
+    server.pause()
+    coming = two.ask("me", lasting=True)
+    loop.for_seconds(0.6)
+    server.go_on()
+    loop.until(lambda: bool(coming.answers))
+
+    assert there is not None
+    assert [there] == coming.answers
+
+
+def test_a_claim_whose_answer_was_lost_finds_the_session(server: RunningRedis, loop: Loop) -> None:
+    """Redis was killed between the two, or the connection broke: nobody heard who had the session."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    two.shard.claim("me")
+    two.registry.holdings._current.clear()  # as if that had never been answered
+
+    assert there is not None
+    assert there is two.connect("me", lasting=True)
+
+
+def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server: RunningRedis, loop: Loop) -> None:
+    """Their claims are carried out when it goes on: the session would be nobody's, or of somebody without it."""
+    node = Node()
+    one, two, three, four = (Worker(loop, server, number, node) for number in range(1, 5))
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    assert there is not None
+    loop.ready(*(worker.shard.commands for worker in (two, three, four)))
+    server.pause()
+    assert CloseReason.SERVER_UNAVAILABLE is two.connect("me", lasting=True)
+    server.go_on()
+    loop.until(lambda: owned_by(server, one, "me"))
+
+    server.pause()
+    refused = [worker.ask("me", lasting=True) for worker in (two, three, two)]
+    loop.until(lambda: all(coming.answers for coming in refused))
+    server.go_on()
+    for worker in (two, three):
+        worker.shard.settle()
+    assert there is four.connect("me", lasting=True)
+    assert one.store.find("me") is None
 
 
 def test_a_clean_start_ends_what_is_elsewhere(server: RunningRedis, loop: Loop) -> None:
