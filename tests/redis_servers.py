@@ -54,7 +54,9 @@ class RunningRedis:
         self.address = RedisAddress(host=HOST, port=port) if port else RedisAddress(path=str(self.socket))
         self._server = server
         listens = f"port {port}\nbind {HOST}\n" if port else ""
-        (folder / "redis.conf").write_text(configuration(folder, self.socket, 0) + listens + more)
+        # As it is set for nodes, what was answered may stay in memory for two seconds while an fsync is under way.
+        kept = "appendfsync always\n"
+        (folder / "redis.conf").write_text(configuration(folder, self.socket, 0) + kept + listens + more)
         self.start()
 
     def start(self, loaded: bool = True) -> None:

@@ -245,8 +245,10 @@ def test_what_loads_is_not_ready(start_redis: StartRedis, loop: Loop) -> None:
     """Claims would fail for as long as Redis reads its file, instead of waiting for it."""
     server = start_redis(more="key-load-delay 200\n")  # microseconds
     with server.client() as filled:  # while it loads it looks at its connections after each 1024 commands
+        pipeline = filled.pipeline(transaction=False)
         for number in range(5000):
-            filled.set(f"key{number}", "x")
+            pipeline.set(f"key{number}", "x")
+        pipeline.execute()
     server.kill()
     server.start(loaded=False)
     commands = connect(loop, server.address)
