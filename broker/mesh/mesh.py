@@ -110,6 +110,7 @@ class Mesh(Neighbours):
         lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters, self._origin)
         self._reactor.attach(data_stream, lane)
         self._reactor.attach(control_stream, ControlLane(peer, self._ends, self._routes))
+        self.takeovers.joined(peer)
         topics = self._retained.topics() + self._retained.deleted()
         self._telling.append(Telling(peer, self._routes.index.names(), list(self._routes.shared_groups()), topics))
         self._reactor.wake()

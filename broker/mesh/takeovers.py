@@ -11,7 +11,8 @@
 #   N  all marks, and the end: the session is the client's. TAKEN, and O forgets it
 #
 # So every message comes once, and in the order of its publisher. A worker that dies counts as one that has marked: all
-# it sent has come. If N dies, O keeps the session; if N cannot wait for it, it ends; if O dies, there is none.
+# it sent has come. One that joins is told to mark. If N dies, O keeps the session; if N cannot wait for it, it ends; if
+# O dies, there is none.
 # A worker that is to be replaced offers its sessions: who is offered one claims it as a client that comes back would.
 # While Redis is away nobody knows who has a session, and all are asked: the claim with the greater epoch wins.
 import struct
@@ -410,6 +411,16 @@ class Takeovers:
         else:
             return False
         return True
+
+    def joined(self, peer: Peer) -> None:
+        """*peer* is new, and knows all the others: what it will send is for one place or the other, too."""
+        for departure in self._departures.values():
+            if not departure.leaving:
+                departure.unmarked.add(peer)
+        for arrival in self._arrivals.values():
+            if arrival.switched and arrival.source is not None:
+                arrival.unmarked.add(peer)
+                peer.tell(wire.frame(wire.SWITCH, SWITCH.pack(arrival.number, arrival.source.shard)))
 
     def lost(self, peer: Peer) -> None:
         """*peer* is gone, and all that it sent was taken."""

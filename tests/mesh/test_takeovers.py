@@ -269,6 +269,27 @@ def test_who_has_moved_hears_workers_that_come_later(start_node: StartNode) -> N
     assert [b"1"] == payloads(arrive(node[1]))
 
 
+def test_a_worker_that_comes_while_a_session_moves_marks_its_messages_too(start_node: StartNode) -> None:
+    """Both places would take them, or neither."""
+    node = start_node(3)
+    subscribed(arrive(node[0]), "a")
+    node[2].stopped = True  # so that the move cannot be completed
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    new = node.start()
+    late = lane(node[1], new)
+    node[1].worker.reactor.hold(late)
+    publisher = arrive(new, "publisher")
+    publish(publisher, b"a", b"1")
+    node[2].stopped = False
+    node.settle()
+    publish(publisher, b"a", b"2")
+    node[1].worker.reactor.release(late)
+
+    assert [b"1", b"2"] == payloads(second)
+
+
 def test_who_goes_before_the_session_has_come(start_node: StartNode) -> None:
     """It would stay for ever, without its will."""
     node = start_node(2)
