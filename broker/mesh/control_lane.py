@@ -19,6 +19,10 @@ class ControlEnds(Ends):
         """*peer* has processed all that was written before *barrier*."""
         raise NotImplementedError
 
+    def retell(self, peer: Peer) -> None:
+        """*peer* has to be told once more what is retained."""
+        raise NotImplementedError
+
     def all_told(self, peer: Peer) -> None:
         """We know all that the clients of *peer* have subscribed to."""
         raise NotImplementedError
@@ -89,6 +93,8 @@ class ControlLane(Handler):
                 self._ends.opened(peer)
         elif kind == wire.PASSED:
             self._ends.passed(peer, wire.read_number(body), now)
+        elif kind == wire.RETELL:
+            self._ends.retell(peer)
         elif kind == wire.ALL_TOLD:
             self._ends.all_told(peer)
         elif not self._ends.about_session(peer, kind, body):

@@ -94,6 +94,7 @@ class Mesh(Neighbours):
         self._forgetting: deque[Peer] = deque()
         self._look_at = 0.0
         self._looking: list[SharedGroup] = []
+        self.whole = False  # we have been told all there was when we came
         self.on_joined: Callable[[], None] = _nothing  # whenever a peer has told all it had to tell, or is gone
 
     # Coming and going.
@@ -111,9 +112,17 @@ class Mesh(Neighbours):
         self._reactor.attach(data_stream, lane)
         self._reactor.attach(control_stream, ControlLane(peer, self._ends, self._routes))
         self.takeovers.joined(peer)
-        topics = self._retained.topics() + self._retained.deleted()
-        self._telling.append(Telling(peer, self._routes.index.names(), list(self._routes.shared_groups()), topics))
+        names, groups = self._routes.index.names(), list(self._routes.shared_groups())
+        self._telling.append(Telling(peer, names, groups, self._topics()))
         self._reactor.wake()
+
+    def retell(self, peer: Peer) -> None:
+        """*peer* joined, and one who was to tell it what he had retained died before he had."""
+        self._telling.append(Telling(peer, [], [], self._topics()))
+        self._reactor.wake()
+
+    def _topics(self) -> list[bytes]:
+        return self._retained.topics() + self._retained.deleted()
 
     def complete(self) -> bool:
         """All peers have told us all they had to tell."""
@@ -136,6 +145,10 @@ class Mesh(Neighbours):
         for group in list(self._routes.shared_groups()):
             if peer in group.elsewhere:
                 self._routes.learn_shared(group.share, group.filter, peer, 0, 0)
+        if not peer.retained_all and not self.whole:
+            for other in self.peers:
+                other.retained_all = False
+                other.tell(wire.frame(wire.RETELL))
         self.open(peer)
         for number in list(self._barriers):
             self.pass_barrier(peer, number)
@@ -370,7 +383,11 @@ class _Ends(ControlEnds):
 
     def all_retained(self, peer: Peer) -> None:
         peer.retained_all = True
+        self._mesh.whole = self._mesh.whole or self._mesh.complete()
         self._mesh.on_joined()
+
+    def retell(self, peer: Peer) -> None:
+        self._mesh.retell(peer)
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True

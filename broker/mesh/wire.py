@@ -32,6 +32,7 @@ GAINED: Final = 16  # sequence, filter
 LOST: Final = 17
 MEMBERS: Final = 18  # sequence, members, quick ones, length of the share name, share name, filter
 CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane until then
+RETELL: Final = 24  # all that is retained once more, please: who was to tell it has died
 SYNC: Final = 23  # a sequence without a change: to be confirmed
 DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
 PASSED: Final = 21  # the number of a barrier

@@ -112,6 +112,22 @@ def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Node
     assert all(broker.worker.retained.tombstone(b"r/none/%d" % n) for broker in successors for n in range(3))
 
 
+def test_who_was_to_tell_a_newcomer_dies(nodes: Nodes) -> None:
+    """The others would leave it to him, and the newcomer would never know what he had retained."""
+    node = nodes(3)
+    publisher = node[0].connect("publisher")
+    publisher.send(Publish(b"a", b"1", 0, True), Publish(b"b", b"1", 0, True), Publish(b"b", b"", 0, True))
+    publisher.receive()
+    node[0].stopped = True
+    late = node.start()
+    assert not late.worker.mesh.complete()
+    node.kill(node[0])
+
+    assert late.worker.mesh.complete()
+    assert 1 == late.worker.retained.statistics().count
+    assert late.worker.retained.tombstone(b"b")
+
+
 def test_a_newcomer_does_not_bring_back_what_was_deleted(nodes: Nodes) -> None:
     """It may hear of a write after its deletion, from somebody slower."""
     node = nodes(1)
