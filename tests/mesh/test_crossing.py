@@ -207,6 +207,27 @@ def test_a_fan_out_in_pages_knows_where_it_comes_from(nodes: Nodes, marked: bool
     assert [b"from 1" if marked else b"from 0"] == payloads(back)
 
 
+def test_what_is_published_here_comes_from_here(nodes: Nodes) -> None:
+    """After another worker's message it would be taken for one of that worker's by sessions that move."""
+    one, two = nodes(2)
+    mover = one.connect("mover", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+    subscribed(mover, "a")
+    mover.drop()
+    session = one.worker.store.find("mover")
+    assert session is not None
+    session.sieve = Sieve(True)
+    session.sieve.mark(one.worker.shard)
+    here, there = one.connect("here", V5), two.connect("there", V5)
+    there.send(Publish(b"a", b"there", 1, packet_id=1))
+    there.receive()
+    here.send(Publish(b"a", b"here", 1, packet_id=1))
+    here.receive()
+    session.sieve = None
+    back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+
+    assert [b"here"] == payloads(back)
+
+
 def test_an_expiry_goes_on_where_it_crosses_to(nodes: Nodes) -> None:
     """A message would be as young as ever for who comes back [MQTT-3.3.2-5], [MQTT-3.3.2-6]."""
     node = nodes(2)

@@ -395,10 +395,12 @@ def test_who_asked_dies_and_the_session_stays(start_node: StartNode) -> None:
     node.kill(node[1])
     node.workers[1].stopped = False
     node.settle()
+    for n, broker in enumerate(node):
+        publish(arrive(broker, f"later{n}"), b"a", b"%d" % n)
     third = arrive(node[0])
 
     assert third.connack.session_present
-    assert [b"x"] == payloads(third)
+    assert [b"x", b"0", b"1"] == payloads(third)
 
 
 def test_an_owner_that_does_not_answer_is_not_waited_for(start_node: StartNode) -> None:
