@@ -3,6 +3,7 @@
 # make check  format, lint, types, import contracts and the fast tests: under a minute
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick
 # make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
+# make faults workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
 # make clean  remove all that the others made
 #
 # Compiled files are never in the source tree. .venv holds an installed copy, made again whenever the text of
@@ -31,7 +32,7 @@ TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 # What clients of one broker can see: also tried with several workers.
 CLIENT_TESTS := $(filter-out %/test_node.py %/test_load.py %/test_bench.py,$(wildcard tests/system/test_*.py))
 
-.PHONY: run test check bench fuzz clean FORCE
+.PHONY: run test check bench fuzz faults clean FORCE
 FORCE:
 
 run: $(VENV)/installed
@@ -62,6 +63,9 @@ bench: $(VENV)/installed $(VENV)/dev
 
 fuzz: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.fuzz $(ARGS)
+
+faults: $(VENV)/installed $(VENV)/dev
+	@$(INSTALLED) -m tests.faults $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -23,6 +23,7 @@ READY: Final = 2
 FIRST_PAUSE: Final = 0.05  # seconds
 LONGEST_PAUSE: Final = 1.0
 GREETING_TIME: Final = 1.0  # seconds for a greeting to be answered
+NAP: Final = 0.25  # seconds between two looks over which it is we who were away: what has come is to be read first
 SILENCE: Final = 3.0  # seconds without a byte, while we wait for one, after which the connection is taken for dead
 REPLY: Final = 10  # units of the reactor's quantum: what follows from a reply is about as much as a small publish
 
@@ -97,9 +98,12 @@ class Line:
         self._heard = 0.0  # when the server last said something, or began to owe us an answer
         self._told: StoreFailure | None = None  # what the log knows of this outage
         self._stopped = False
+        self.awake = True  # false after a stop of this process, or a long turn: nothing is late before another look
+        self._looked = 0.0
 
     def start(self, now: float) -> None:
         """Connect, and stay connected."""
+        self._looked = now
         self.away_since = now
         self._dial(now)
 
@@ -120,10 +124,14 @@ class Line:
 
     def tick(self, now: float) -> float:
         """Do what is due; when the next thing will be."""
+        self.awake = now - self._looked <= NAP
+        self._looked = now
         if self.state == READY:
             if not self._owed():
                 return float("inf")
             if now - self._heard >= SILENCE:
+                if not self.awake:
+                    return now
                 self._break(StoreFailure.LATE, f"silent for {SILENCE:g} s", now)
                 return self._next
             return self._heard + SILENCE

@@ -113,6 +113,8 @@ class Commands(Line):
 
     def tick(self, now: float) -> float:
         due = super().tick(now)
+        if not self.awake:
+            return min(due, now)
         for waiting in [*self._by_patience.values()]:  # who fails may ask again, with another patience
             while waiting and (waiting[0].done or waiting[0].deadline <= now):
                 command = waiting.popleft()

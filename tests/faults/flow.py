@@ -5,6 +5,7 @@
 from broker.mqtt.packets import Publish
 from tests.faults.client import Client
 from tests.faults.troubles import Troubles
+from tests.faults.victim import state
 from tests.fuzz.loop import Loop
 
 Number = tuple[int, int]  # life of the publisher (its connections), number of the message in it
@@ -163,8 +164,8 @@ class RoamingFlow(Flow):
             self.lost += 1
             self.owed.clear()
             self._amnesty = now
-            if not self._troubles.in_trouble(self._holder, self._left, now) and not self._uncertain:
-                self._fail(f"its session was not there any more, and process {self._holder}, which had it, is well")
+            if self._holder and state(self._holder) and not self._uncertain:
+                self._fail(f"its session was not there any more, and process {self._holder}, which had it, lives")
         if self._left and not self._uncertain:
             self._troubles.took(f"{self.name}: coming back", {0}, self._left, now, REPLACED)  # any worker
         self._left = 0.0

@@ -35,7 +35,8 @@ class Ring:
             os.close(take)
             os.close(give)
         self._give, self._take = pipes[0][1], pipes[-1][0]
-        self._sent: deque[float] = deque()
+        self._sent: deque[float] = deque()  # when each should have been sent: that we are late ourselves counts
+        self._due = loop.now
         self._samples: deque[tuple[float, float]] = deque(maxlen=KEPT)  # (sent, came back)
         loop.watch(self._take, select.EPOLLIN, self._back)
         self._send()
@@ -58,9 +59,11 @@ class Ring:
             process.wait()
 
     def _send(self) -> None:
-        self._sent.append(self._loop.now)
+        now = self._loop.now
+        self._sent.append(min(self._due, now))
         os.write(self._give, b".")
-        self._loop.later(EVERY, self._send)
+        self._due = max(self._due, now - EVERY) + EVERY
+        self._loop.later(self._due - now, self._send)
 
     def _back(self, mask: int) -> None:
         for _ in os.read(self._take, 4096):

@@ -1,4 +1,5 @@
 # When which process was in trouble, and what that excuses.
+from collections.abc import Callable
 from typing import Final
 
 from tests.faults.relay import Ring
@@ -19,7 +20,8 @@ class Trouble:
 
 
 class Troubles:
-    def __init__(self, loop: Loop, ring: Ring) -> None:
+    def __init__(self, loop: Loop, ring: Ring, waited: Callable[[float], float]) -> None:
+        """*waited*: how long those who replaced others since then had to wait for a processor."""
         self.failures: list[str] = []
         self.notes: list[str] = []
         self.worst = 0.0  # seconds, of what may take GAP, without what the machine was late
@@ -29,6 +31,7 @@ class Troubles:
         self.worst_outage = 0.0  # seconds from the last trouble until a pair that had lost a process was served again
         self.messages = 0
         self.began = loop.now
+        self._waited = waited
         self._loop = loop
         self._ring = ring
         self._all: list[Trouble] = []
@@ -69,6 +72,8 @@ class Troubles:
         over = self.end_of(pids, since, until, after)
         if over:
             needing = until - max(over, since) - late
+            if needing > OUTAGE:
+                needing -= self._waited(since)
             self.worst_needing = max(self.worst_needing, needing)
             if needing > OUTAGE:
                 self.fail(f"{what} took {needing:.2f} s after what it needed had gone on, or was gone")
@@ -81,7 +86,7 @@ class Troubles:
     def served_again(self, what: str, broken: float, now: float) -> None:
         """*what* had lost a process at *broken*. It may have to wait for any worker, so the last trouble counts."""
         since = max(broken, self.end_of({0}, broken, now))
-        outage = now - since - self._ring.late(since, now)
+        outage = now - since - max(self._ring.late(since, now), self._waited(since))
         self.worst_outage = max(self.worst_outage, outage)
         if outage > OUTAGE:
             self.fail(f"{what} was out for {outage:.2f} s")

@@ -1,4 +1,5 @@
 # The node that suffers: started as a user would, in a process group of its own.
+import json
 import os
 import signal
 import subprocess
@@ -50,12 +51,30 @@ class Victim:
             raise
         self.start_took = time.monotonic() - began
         self.pids = self.workers()  # by shard, as of the last look
+        self.seen = dict.fromkeys(self.pids, began)  # when each was first seen to serve
+        self._log_read = self.log.stat().st_size
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def status(self) -> dict[str, Any]:
         return node.status(self.control)
+
+    def look(self) -> None:
+        """Who serves now, by the log: the supervisor may have other things to do than to answer us."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_read)
+            whole = log.read().rpartition(b"\n")[0]
+        self._log_read += len(whole)
+        for line in whole.splitlines():
+            if b'"worker_ready"' in line:
+                facts = json.loads(line)
+                self.pids[facts["worker"]] = facts["pid"]
+                self.seen[facts["pid"]] = time.monotonic()
+
+    def waited(self, since: float) -> float:
+        """How long (s) those of its workers that began to serve after *since* had waited for a processor, at most."""
+        return max((run_delay(pid) for pid, when in self.seen.items() if when >= since), default=0.0)
 
     def workers(self) -> list[int]:
         """Process ids by shard; 0 for one that is dead."""
@@ -117,6 +136,14 @@ def state(pid: int) -> str:
     except OSError:
         return ""
     return "" if letter == "Z" else letter
+
+
+def run_delay(pid: int) -> float:
+    """Seconds that the process was ready to run and had no processor."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def parent_of(pid: int) -> int:

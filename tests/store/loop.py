@@ -23,9 +23,9 @@ class Loop:
         self.log = Lines()
         self._stopped_at: float | None = None
 
-    def stop_clock(self) -> None:
-        """No time passes from now on: nothing is late, however busy the machine is."""
-        self._stopped_at = self.now()
+    def stop_clock(self, later: float = 0.0) -> None:
+        """No time passes from now on, or some seconds *later*: nothing is late, however busy the machine is."""
+        self._stopped_at = self.now() + later
 
     def start_clock(self) -> None:
         """Time passes again."""

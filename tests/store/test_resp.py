@@ -1,4 +1,5 @@
 # Commands to a real Redis: in order, in time, and whatever becomes of the server.
+import select
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,24 @@ def test_a_stopped_server_is_noticed_and_found_again(start_redis: StartRedis, lo
     loop.ready(commands)
     assert b"1" == answer(loop, commands, "GET", "k")  # it was asked, and did it, whoever was still waiting
     assert 0.0 == commands.away(loop.now())
+
+
+def test_who_was_asleep_hears_what_was_said_meanwhile(start_redis: StartRedis, loop: Loop) -> None:
+    """After Ctrl-Z and fg a worker would take Redis for dead, and turn clients away."""
+    server = start_redis()
+    commands = connect(loop, server.address)
+    loop.ready(commands)
+    loop.stop_clock()
+    answers = ask(loop, commands, "ECHO", "hello", patience=0.1)
+    (wire,) = loop.wires
+    wire.flush(loop.now())
+    assert wire.sock is not None
+    assert select.select([wire.sock], [], [], PATIENCE)[0]
+    loop.stop_clock(later=10.0)
+    loop.until(lambda: bool(answers))
+
+    assert [(b"hello", None)] == answers
+    assert 1 == commands.connected
 
 
 def test_a_late_reply_is_nobody_elses(start_redis: StartRedis, loop: Loop) -> None:
@@ -357,6 +376,7 @@ def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
     commands.ask(Question(packed("PING"), 0.05, again), 0.0)
     for now in (1.0, 11.0, 21.0, 31.0, 41.0):
         commands.tick(now)
+        commands.tick(now)  # after so long a pause nothing is late at the first look
 
     assert [(None, StoreFailure.LATE)] * 4 == told
 
