@@ -16,6 +16,7 @@ from tests.fuzz.loop import Loop
 
 @pytest.mark.slow
 @pytest.mark.system
+@pytest.mark.faults
 def test_whoever_dies_the_others_serve_on_and_nothing_is_lost(tmp_path: Path) -> None:
     """One process that is killed, or hangs, would cost the clients of others their messages."""
     outcome = Run(tmp_path, seed=4, workers=3, faults=4).go()
