@@ -7,6 +7,8 @@ from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconne
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.stream import Stream
 from broker.session.origin import Sieve
+from broker.session.session import Session
+from broker.store.registry import Verdict
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.mesh.talk import payloads, subscribed
@@ -487,3 +489,63 @@ def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
     assert 1 == len(alive)
     assert 1 == len(sessions(node))
     assert all(0 == broker.worker.counters.internal_errors for broker in node)
+
+
+def leave_a_claim(broker: Broker, client_id: str) -> None:
+    """One that Redis carried out, and that nobody heard of."""
+    registration = broker.worker.registration
+    assert registration is not None
+    verdicts: list[Verdict] = []
+    registration.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
+    while not verdicts:
+        broker.settle()
+    registration.registry.holdings._current.pop(client_id)
+
+
+def test_a_session_is_found_behind_a_claim_that_nobody_heard_of(start_node: StartNode) -> None:
+    """Redis was killed, or hung, and names a worker that has nothing: the client would begin anew."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    leave_a_claim(node[1], "me")
+    second = arrive(node[2])
+
+    assert second.connack.session_present
+    assert 0x8E == goodbye(first)
+    assert [2] == sessions(node)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode, alive: bool) -> None:
+    """Each worker claims its sessions again when Redis is back: it would end one for a claim that came to nothing."""
+    node = start_node(2)
+    first = arrive(node[0])
+    leave_a_claim(node[1], "me")
+    if not alive:
+        node.kill(node[1])
+    registration = node[0].worker.registration
+    assert registration is not None
+    registration.registry.holdings.all_again()
+    while registration.registry.holdings.statistics().stale or not registration.registry.epoch_of("me"):
+        node.settle()
+
+    assert not first.closed
+    assert arrive(node[0]).connack.session_present
+
+
+def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> None:
+    """Claimed within the node while the two did not hear each other, it would have two clients for ever."""
+    node = start_node(2)
+    first = arrive(node[0])
+    for broker in node:
+        broker.settle()
+    leave_a_claim(node[1], "me")
+    elsewhere = node[1].worker
+    elsewhere.store.keep(Session("me", elsewhere.reception.session_limits, elsewhere.counters))
+    registration = node[0].worker.registration
+    assert registration is not None
+    registration.registry.holdings.all_again()
+    while not first.closed:
+        node.settle()
+
+    assert [1] == sessions(node)
