@@ -491,14 +491,22 @@ def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
     assert all(0 == broker.worker.counters.internal_errors for broker in node)
 
 
+def until(broker: Broker, done: Callable[[], bool]) -> None:
+    """Redis has answered, and what follows from it is done."""
+    for _ in range(1000):
+        if done():
+            return
+        broker.settle()
+    raise AssertionError("it does not come")
+
+
 def leave_a_claim(broker: Broker, client_id: str) -> None:
     """One that Redis carried out, and that nobody heard of."""
     registration = broker.worker.registration
     assert registration is not None
     verdicts: list[Verdict] = []
     registration.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
-    while not verdicts:
-        broker.settle()
+    until(broker, lambda: bool(verdicts))
     registration.registry.holdings._current.pop(client_id)
 
 
@@ -525,9 +533,9 @@ def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode
         node.kill(node[1])
     registration = node[0].worker.registration
     assert registration is not None
-    registration.registry.holdings.all_again()
-    while registration.registry.holdings.statistics().stale or not registration.registry.epoch_of("me"):
-        node.settle()
+    holdings = registration.registry.holdings
+    holdings.all_again()
+    until(node[0], lambda: not holdings.statistics().stale and holdings.get("me") is not None)
 
     assert not first.closed
     assert arrive(node[0]).connack.session_present
@@ -545,7 +553,6 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     registration = node[0].worker.registration
     assert registration is not None
     registration.registry.holdings.all_again()
-    while not first.closed:
-        node.settle()
+    until(node[0], lambda: first.closed)
 
     assert [1] == sessions(node)
