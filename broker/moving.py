@@ -85,14 +85,21 @@ class Moving:
         """The other worker has it all."""
         frozen.release()
 
-    def take_back(self, frozen: Frozen, then: Callable[[], None]) -> None:
-        """The other worker is no more: the session stays, without a connection; *then* it may be claimed again."""
+    def take_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
+        """The other worker is no more: the session stays, without a connection; *then* it may be claimed again.
+
+        If its client has begun another one here meanwhile, it ends instead, and nothing follows.
+        """
         frozen.undo()
         session = frozen.session
         missing = [each for each in frozen.subscriptions if each.key() not in session.subscriptions]
-        self._subscribing.enrol(session, missing, partial(self._taken_back, frozen, then))
+        self._subscribing.enrol(session, missing, partial(self._taken_back, frozen, now, then))
 
-    def _taken_back(self, frozen: Frozen, then: Callable[[], None]) -> None:
+    def _taken_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
+        session = frozen.session
+        if self._store.find(session.client_id) is not None:
+            self._reception.end(session, now)
+            return
         self._keep(frozen.session, frozen.expires, frozen.will_due, frozen.owed)
         then()
 

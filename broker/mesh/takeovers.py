@@ -315,7 +315,7 @@ class Takeovers:
         assert self.moving is not None and self.sessions is not None
         session = departure.frozen.session
         session.sieve = None
-        self.moving.take_back(departure.frozen, partial(self.sessions.keep_after_all, session))
+        self.moving.take_back(departure.frozen, self._clock(), partial(self.sessions.keep_after_all, session))
 
     def _drop(self, departure: Departure) -> None:
         """Who asked for it went on without it: it ends."""
@@ -323,7 +323,7 @@ class Takeovers:
         assert self.moving is not None
         session = departure.frozen.session
         session.sieve = None
-        self.moving.take_back(departure.frozen, partial(self._end, session))
+        self.moving.take_back(departure.frozen, self._clock(), partial(self._end, session))
 
     def _end(self, session: Session) -> None:
         assert self.moving is not None

@@ -52,7 +52,7 @@ class Steps:
         return self.there.worker.moving.take_in(self.thaw)
 
     def take_back(self) -> None:
-        self.here.worker.moving.take_back(self.frozen, lambda: self.done.append("back"))
+        self.here.worker.moving.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
         self.here.settle()
 
 
@@ -416,6 +416,25 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     back.receive()
     here.advance(60.2)
     assert session_of(here) is None
+
+
+@pytest.mark.parametrize("count", [2, MANY])
+def test_a_session_that_is_not_taken_makes_way_for_a_newer_one(brokers: Brokers, count: int) -> None:
+    """Its client's new session would be nobody's: subscribed, and found by no one."""
+    here, there = brokers(), brokers()
+    client = come(here)
+    client.send(Subscribe(1, [Wanted(b"t/%d" % number, 1) for number in range(count)]))
+    client.receive()
+    steps = Steps(here, there)
+    newer = come(here)
+    subscribe(newer, "new", qos=1)
+    steps.take_back()
+
+    assert [] == steps.done
+    assert session_of(here) is not steps.session
+    assert 1 == here.worker.routes.statistics()[1]
+    publish(here, b"new", b"x")
+    assert [b"x"] == payloads(newer.receive())
 
 
 @pytest.mark.parametrize("count", [2, MANY])

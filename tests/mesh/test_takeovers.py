@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Connect, Disconnect, Properties, Publish, Will
+from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, ConnAck, Connect, Disconnect, Properties, Publish, Will
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.stream import Stream
 from broker.session.origin import Sieve
@@ -556,3 +556,27 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     until(node[0], lambda: first.closed)
 
     assert [1] == sessions(node)
+
+
+@pytest.mark.parametrize("filters", [1, 250])
+def test_a_client_comes_back_while_who_asked_for_its_session_dies(start_node: StartNode, filters: int) -> None:
+    """It would get a new session, and the old one be left behind: subscribed, and nobody's."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a", *[f"f/{n}" for n in range(filters)])
+    node[2].stopped = True  # the move to worker 1 cannot be completed without it
+    elsewhere, again = node[1].open(V5), node[0].open(V5)
+    for client in (elsewhere, again):
+        client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+        assert [] == client.receive()
+    node.kill(node[1])
+    node.workers[1].stopped = False
+    node.settle()
+    (connack, *_) = again.inbox
+
+    assert isinstance(connack, ConnAck)
+    assert [0] == sessions(node)
+    assert filters + 1 == node[0].worker.routes.statistics()[1] if connack.session_present else 0
+    again.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
+    node.settle()
+    assert 0 == node[0].worker.routes.statistics()[1]
