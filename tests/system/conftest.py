@@ -8,6 +8,7 @@
 # marked `weir_only` with the reason.
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,8 @@ RUNNING: Final[list[BrokerProcess]] = []
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "system: starts real processes")
     config.addinivalue_line("markers", "weir_only(reason): Mosquitto 2.0 does not do this")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so shells start what runs in their background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # and so would all that we start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
