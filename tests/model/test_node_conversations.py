@@ -31,4 +31,4 @@ def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis,
 @pytest.mark.parametrize("workers", [2, 3])
 def test_nor_after_many_long_conversations(start_redis: StartRedis, workers: int) -> None:
     """The same for what takes longer to come about."""
-    talk(start_redis(), workers, 1000, 60)
+    talk(start_redis(), workers, 200, 60)
