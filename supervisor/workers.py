@@ -172,7 +172,9 @@ class WorkerProcess:
             return ""
         text = os.pread(self._words, WORDS, max(0, size - WORDS)).decode(errors="replace")
         os.ftruncate(self._words, 0)  # it appends, so the next words begin the file again
-        return text.strip()[-TAIL:]
+        text = text.strip()
+        # What the interpreter says of a crash begins with what it was, and ends with a list of all modules.
+        return text if len(text) <= TAIL else f"{text[: TAIL // 2]}\n...\n{text[-TAIL // 2 :]}"
 
     def close(self) -> None:
         """Forget what is left of it."""

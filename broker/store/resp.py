@@ -113,7 +113,7 @@ class Commands(Line):
 
     def tick(self, now: float) -> float:
         due = super().tick(now)
-        if not self.awake:
+        if not self.awake and self.statistics.waiting:
             return min(due, now)
         for waiting in [*self._by_patience.values()]:  # who fails may ask again, with another patience
             while waiting and (waiting[0].done or waiting[0].deadline <= now):
