@@ -18,7 +18,9 @@ def talk(redis: RunningRedis, workers: int, examples: int, steps: int) -> None:
         def __init__(self) -> None:
             super().__init__(redis, workers)
 
-    run_state_machine_as_test(OfSoMany, settings=settings(max_examples=examples, stateful_step_count=steps))
+    # The same ones each time: what new ones find is for who looks for it, not for who changes something else.
+    chosen = settings(max_examples=examples, stateful_step_count=steps, derandomize=True)
+    run_state_machine_as_test(OfSoMany, settings=chosen)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -31,4 +33,4 @@ def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis,
 @pytest.mark.parametrize("workers", [2, 3])
 def test_nor_after_many_long_conversations(start_redis: StartRedis, workers: int) -> None:
     """The same for what takes longer to come about."""
-    talk(start_redis(), workers, 200, 60)
+    talk(start_redis(), workers, 150, 60)
