@@ -23,10 +23,6 @@ class FolderError(Exception):
     """The folder cannot be used. Its text is one sentence for the user."""
 
 
-class NotRunning(Exception):
-    """No node runs in that folder."""
-
-
 def base_folder() -> Path:
     """Where the folders of nodes are unless `node.folder` says otherwise."""
     if os.geteuid() == 0:
