@@ -137,13 +137,19 @@ def _ask_password() -> bytes:
 @config_app.command()
 def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
     """Say whether a broker would start with these settings. Exit code 0 if so, else 2."""
-    from broker.access_files import AccessFileError, AccessFiles
+    from supervisor.redis_address import check_url
+    from supervisor.redis_server import RedisUnusable
+    from supervisor.start import check_files
 
-    loaded = load_settings(config, assignments)
+    settings = load_settings(config, assignments).config
+    wrong = check_files(settings)
     try:
-        AccessFiles(loaded.config.access)
-    except AccessFileError as error:
-        refuse(str(error))
+        if settings.redis.url:
+            check_url(settings.redis.url)
+    except RedisUnusable as error:
+        wrong = wrong or str(error)
+    if wrong:
+        refuse(wrong)
     typer.echo("The configuration is fine.")
 
 

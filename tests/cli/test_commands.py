@@ -78,6 +78,25 @@ def test_a_bad_line_of_an_access_file_is_one_sentence_and_exit_code_2(
     assert [(2, "", 1)] * 2 == [(one.returncode, one.stdout, len(one.stderr.splitlines())) for one in (missing, bad)]
 
 
+@pytest.mark.parametrize("command", [["start"], ["config", "check"]])
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["listeners.tls.enabled=true", "tls.certificate=/no/such", "tls.key=/no/such"], "/no/such"),
+        (["redis.url=http://elsewhere"], "redis+sentinel://[USER:PASSWORD@]HOST"),
+    ],
+)
+def test_what_no_node_starts_with_is_found_before_it_is_tried(
+    tmp_path: Path, command: list[str], settings: list[str], named: str
+) -> None:
+    """`weir config check` would find fine what `weir start` refuses."""
+    options = [word for setting in (f"node.folder={tmp_path / 'node'}", *settings) for word in ("--set", setting)]
+    done = weir(*command, *options)
+
+    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert named in done.stderr
+
+
 @pytest.mark.parametrize("command", [["start"], ["config", "check"], ["config", "show"]])
 def test_bad_configuration_is_one_sentence_and_exit_code_2(command: list[str]) -> None:
     """A mistake in the configuration would end in a traceback, or start something."""
