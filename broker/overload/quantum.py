@@ -7,6 +7,7 @@
 from typing import Final
 
 ROUND: Final = 0.020  # seconds
+LONGEST: Final = 0.002  # seconds for one connection, also if it is alone: who comes meanwhile waits for its end
 LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
 SMALLEST: Final = 16  # one small publish: a connection always gets on
 TELLING: Final = 256  # units of a round that tells what one costs; less is mostly the price of waking up
@@ -28,7 +29,7 @@ class Quantum:
 
     def of_round(self, ready: int) -> int:
         """Units for each of *ready* connections."""
-        fair = int(ROUND / self._unit_seconds) // max(1, ready)
+        fair = int(min(ROUND / max(1, ready), LONGEST) / self._unit_seconds)
         return min(LARGEST, max(SMALLEST, fair))
 
     def measured(self, units: int, seconds: float) -> None:

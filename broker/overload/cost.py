@@ -1,0 +1,41 @@
+# What a PUBLISH costs its client, in credits: roughly what it costs us, so that credits run out where work is made.
+#
+# The units of quantum.py measure the reactor's work alone, and are no setting. These say also what a message means for
+# others (a store, other workers), and are an operator's to weigh.
+from broker.config import Cost
+
+
+class Prices:
+    def __init__(self, cost: Cost) -> None:
+        self._publish = cost.publish
+        self._bytes_per_credit = cost.bytes_per_credit
+        self._delivery = cost.delivery
+        self._persistent = cost.persistent_delivery
+        self._retained = cost.retained
+        self._qos = cost.qos
+
+    def of_run(self, count: int, size: int, deliveries: int) -> int:
+        """Credits for *count* PUBLISHes of QoS 0, of *size* bytes together, each with so many *deliveries*."""
+        return count * (self._publish + deliveries * self._delivery) + size // self._bytes_per_credit
+
+    def of(self, size: int, deliveries: int, persistent: int, retained: bool, qos: int) -> int:
+        """Credits for a PUBLISH of *size* bytes with so many *deliveries*, *persistent* ones among them."""
+        return (
+            self._publish
+            + size // self._bytes_per_credit
+            + deliveries * self._delivery
+            + persistent * self._persistent
+            + (self._retained if retained else 0)
+            + qos * self._qos
+        )
+
+    def parts(self, size: int, deliveries: int, retained: bool, qos: int) -> tuple[int, int, int, int, int]:
+        """What such a PUBLISH costs (for any, for its bytes, for its deliveries, for being retained, for its QoS)."""
+        for_retaining = self._retained if retained else 0
+        return (
+            self._publish,
+            size // self._bytes_per_credit,
+            deliveries * self._delivery,
+            for_retaining,
+            qos * self._qos,
+        )

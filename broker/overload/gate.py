@@ -1,0 +1,272 @@
+# A gate: how much may be under way to one resource that can fall behind, such as a store or another worker.
+#
+# What is under way is at most what the resource does in its own time L0 and 100 ms more: then it always has something
+# to do, and nobody waits in it for longer than that. Both numbers are measured and not known: R, its completions a
+# second, and L0, the least that an answer took since we are connected.
+#
+# R is counted over a second in which something was under way, from an answer to an answer: so neither answers that
+# come in batches nor pauses without work change it. It grows by itself from next to nothing, as each answer lets more
+# in, and falls as answers fail to come.
+#
+# The signal is how much longer answers took than L0 on average, in the last 100 to 200 ms. (The quickest of them, by
+# which one would tell a queue from a batch that fills, says too little when they come in batches: the level stays low
+# and the modest lose.) While no answer comes it is the age of what has waited longest.
+from collections import deque
+from typing import Any, Final
+
+from broker.config import Overload
+
+WINDOW: Final = 0.5  # seconds over which completions are counted
+LONGEST: Final = 2.0  # if no answer came for longer than that, so much counts of it
+GRAIN: Final = 0.01  # seconds: answers that come closer together are one point of the window
+SAME: Final = 0.001  # seconds: what is taken within them is one batch
+TELLING: Final = 0.1  # seconds over which latencies are averaged, and as many before them
+GAP_SMOOTHING: Final = 0.125
+NONE: Final = -1.0
+
+
+class Rate:
+    """Completions a second, while something is under way."""
+
+    def __init__(self, now: float) -> None:
+        self.value = 0.0
+        self._completed = 0
+        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when, what had been completed by then)
+        self._idle_until = now  # less the seconds in which something was under way
+        self._idle_since = now
+
+    def begin(self, now: float) -> None:
+        """Something is under way, and nothing was."""
+        self._idle_until += now - self._idle_since
+
+    def end(self, now: float) -> None:
+        """Nothing is under way any more."""
+        self._idle_since = now
+
+    def completed(self, n: int, now: float) -> None:
+        self._completed += n
+        at = now - self._idle_until
+        points = self._points
+        while len(points) > 1 and points[1][0] <= at - WINDOW:
+            points.popleft()
+        seconds = min(LONGEST, at - points[0][0])
+        if seconds >= GRAIN:
+            self.value = (self._completed - points[0][1]) / seconds
+        if at - points[-1][0] >= GRAIN:
+            points.append((at, self._completed))
+
+    def state(self) -> list[object]:
+        return [self.value, self._completed, list(self._points), self._idle_until, self._idle_since]
+
+    def restore(self, state: list[Any]) -> None:
+        self.value, self._completed, points, self._idle_until, self._idle_since = state
+        self._points = deque([(float(at), int(count)) for at, count in points])
+
+
+class Latency:
+    """How long answers take."""
+
+    def __init__(self, now: float) -> None:
+        self.least = NONE  # L0
+        self.gap = 0.0  # seconds between answers, or batches of them
+        self._last = now
+        self._sum = 0.0  # of the answers since `_since`
+        self._count = 0
+        self._sum_before = 0.0  # of those in the time before that
+        self._count_before = 0
+        self._since = now
+
+    def answered(self, n: int, latency: float, now: float) -> None:
+        self._turn(now)
+        if self.least == NONE or latency < self.least:
+            self.least = latency
+        if now > self._last:
+            self.gap += GAP_SMOOTHING * (min(TELLING, now - self._last) - self.gap)
+            self._last = now
+        self._sum += n * latency
+        self._count += n
+
+    def recent(self, now: float) -> float:
+        """The mean of the last 100 to 200 ms; NONE if no answer came."""
+        self._turn(now)
+        count = self._count + self._count_before
+        return (self._sum + self._sum_before) / count if count else NONE
+
+    def _turn(self, now: float) -> None:
+        elapsed = now - self._since
+        if elapsed >= TELLING:
+            recent = elapsed < 2 * TELLING
+            self._sum_before = self._sum if recent else 0.0
+            self._count_before = self._count if recent else 0
+            self._sum = 0.0
+            self._count = 0
+            self._since = now
+
+    def state(self) -> list[object]:
+        sums = [self._sum, self._count, self._sum_before, self._count_before]
+        return [self.least, self.gap, self._last, self._since, *sums]
+
+    def restore(self, state: list[Any]) -> None:
+        self.least, self.gap, self._last, self._since = state[:4]
+        self._sum, self._count, self._sum_before, self._count_before = state[4:]
+
+
+class Batch:
+    """Publishes that went at the same time and are under way."""
+
+    def __init__(self, count: int, size: int, at: float) -> None:
+        self.count = count
+        self.size = size
+        self.at = at
+
+
+class Gate:
+    def __init__(self, settings: Overload, bit: int, now: float) -> None:
+        """*bit*: of its resource."""
+        self._floor = settings.gate_floor
+        self._room = settings.gate_room
+        self._idle = settings.gate_idle
+        self._most_bytes = settings.gate_bytes
+        self.bit = bit
+        self.open = True  # fits(1, 0)
+        self.calm = True  # there is idle room: nobody has to be held back
+        self.shut = False  # something that is no publish fills its resource: who has the gate lets nobody through
+        self.taken = 0  # publishes, in all
+        self.taken_bytes = 0
+        self.count = 0  # publishes under way
+        self.bytes = 0
+        self._under_way: deque[Batch] = deque()
+        self._processed = 0  # bytes, as told by processed()
+        self._rate = Rate(now)
+        self._latency = Latency(now)
+        self._limit = self._floor
+        self._idle_limit = self._floor
+
+    def reset(self, now: float) -> None:
+        """It is connected anew: nothing is under way, and it may be quicker or slower than before."""
+        self.open = True
+        self.calm = True
+        self.count = 0
+        self.bytes = 0
+        self._under_way = deque()
+        self._processed = 0
+        self._rate = Rate(now)
+        self._latency = Latency(now)
+        self._limit = self._floor
+        self._idle_limit = self._floor
+
+    def fits(self, n: int, size: int) -> bool:
+        """Whether *n* more publishes of *size* bytes together may go; one always may when nothing is under way."""
+        if self.count == 0 and n == 1:
+            return True
+        return self.count + n <= self._limit and self.bytes + size <= self._most_bytes
+
+    def room(self) -> int:
+        """Publishes that fit in, as far as their number goes."""
+        return max(0, self._limit - self.count)
+
+    def idle_room(self) -> int:
+        """Publishes until there is work for `overload.gate_idle`: so many may go to it whatever the credits say."""
+        return max(0, self._idle_limit - self.count)
+
+    def latest(self) -> float:
+        """When the last of those under way was taken, of which there is one."""
+        return self._under_way[-1].at
+
+    def take(self, n: int, size: int, now: float) -> None:
+        """*n* publishes of *size* bytes together are under way."""
+        if self.count == 0:
+            self._rate.begin(now)
+        self.taken += n
+        self.taken_bytes += size
+        self.count += n
+        self.bytes += size
+        under_way = self._under_way
+        if under_way and now - under_way[-1].at < SAME:
+            last = under_way[-1]
+            last.count += n
+            last.size += size
+        else:
+            under_way.append(Batch(n, size, now))
+        self._look()
+
+    def done(self, n: int, size: int, latency: float, now: float) -> None:
+        """*n* of them, of *size* bytes, were answered; the last of those had taken *latency* seconds."""
+        left = n
+        under_way = self._under_way
+        while left > 0 and under_way:
+            first = under_way[0]
+            if first.count > left:
+                first.count -= left
+                break
+            left -= first.count
+            under_way.popleft()
+        self._complete(n, size, latency, now)
+
+    def processed(self, total: int, now: float) -> None:
+        """The same, told as the bytes that were processed since the beginning, in the order in which they went."""
+        size = left = total - self._processed
+        self._processed = total
+        n = 0
+        latency = NONE
+        under_way = self._under_way
+        while left > 0 and under_way:
+            first = under_way[0]
+            if first.size > left:
+                part = first.count * left // first.size
+                first.count -= part
+                first.size -= left
+                n += part
+                break
+            n += first.count
+            left -= first.size
+            latency = now - first.at
+            under_way.popleft()
+        self._complete(n, size, latency, now)
+
+    def delay(self, now: float) -> float:
+        """Seconds that it takes to answer beyond L0: the signal."""
+        recent = self._latency.recent(now)
+        if recent == NONE:
+            recent = now - self._under_way[0].at if self._under_way else 0.0
+        return max(0.0, recent - max(0.0, self._latency.least) - self._batching())
+
+    def _batching(self) -> float:
+        """Seconds that answers are late for no other reason than that they come in batches, and rare ones."""
+        return self._latency.gap / 2
+
+    def state(self) -> list[object]:
+        """All that was measured, for `restore()`: numbers in lists."""
+        under_way = [[batch.count, batch.size, batch.at] for batch in self._under_way]
+        measured = [self._rate.state(), self._latency.state()]
+        return [self.bit, self.count, self.bytes, self._processed, under_way, *measured]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go on from a `state()`."""
+        self.bit, self.count, self.bytes, self._processed, under_way, rate, latency = state
+        self._under_way = deque([Batch(count, size, at) for count, size, at in under_way])
+        self._rate.restore(rate)
+        self._latency.restore(latency)
+        self._limits()
+
+    def _complete(self, n: int, size: int, latency: float, now: float) -> None:
+        self.count = max(0, self.count - n)
+        self.bytes = max(0, self.bytes - size)
+        if latency != NONE:
+            self._latency.answered(n, latency, now)
+        self._rate.completed(n, now)
+        if self.count == 0:
+            self._rate.end(now)
+        self._limits()
+
+    def _limits(self) -> None:
+        """What fits, from what was measured."""
+        own = max(0.0, self._latency.least)
+        self._limit = max(self._floor, int(self._rate.value * (own + self._room)))
+        self._idle_limit = max(self._floor, int(self._rate.value * (own + self._idle + self._batching())))
+        self._look()
+
+    def _look(self) -> None:
+        small = self.bytes < self._most_bytes
+        self.open = small and self.count < self._limit
+        self.calm = small and self.count < self._idle_limit

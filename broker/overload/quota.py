@@ -1,0 +1,255 @@
+# Quotas: how much a client may publish, be sent and subscribe to, alone, with its tenant, and with everybody.
+#
+# A session holds one `Quota`, or None if nothing is configured that concerns it. All limits are tested first, and then
+# all are charged or none: a publish that the tenant's quota stops has cost the session nothing.
+#
+# What becomes of a publish over quota is the table OVER_QUOTA: QoS 0 is dropped, as it promises nothing; MQTT 3 has no
+# word for no, so its QoS 1 and 2 wait in the client's socket; 5.0 is told, and may come again. QoS 1 and 2 are alike:
+# a QoS 2 message is no worthier. What goes to clients is charged after it went, a batch at a time, so an outgoing quota
+# can be owed one batch; then it holds until that is paid. QoS 0 cannot wait there for what Redis will answer: while
+# more of a quota is being asked for, a slice of it may be owed beside that, or each first message would be dropped.
+import math
+from typing import Final
+
+from broker.mqtt.packets import V5
+from broker.overload.admit import DROP, PAUSE, REFUSE, Publish, Reason, Verdict
+from broker.overload.overrides import Limit
+from broker.overload.rate import Meter, Windows, parse
+from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
+
+# By QoS and whether the client speaks 5.0.
+OVER_QUOTA: Final = {
+    (0, False): DROP,
+    (0, True): DROP,
+    (1, False): PAUSE,
+    (1, True): REFUSE,
+    (2, False): PAUSE,
+    (2, True): REFUSE,
+}
+
+ONE: Final = 1.0  # message or byte: with room for it a batch may go
+SESSION_MESSAGES: Final = "QUOTA_SESSION_MESSAGES"
+
+
+class Over(Verdict):
+    """Something may not pass now, and what is to become of it."""
+
+    def __init__(self, kind: int, reason: Reason, until: float, allowance: "Allowance") -> None:
+        """*until*: when there should be room."""
+        super().__init__(kind, reason, until)
+        self.limit = allowance.text  # the rate, as it is configured: "100:1,5000:60"
+        self._name = allowance.name
+
+    def retry_after(self, now: float) -> int:
+        """Milliseconds until it is worth trying again, for the user property `retry-after-ms`; at least 1."""
+        return max(1, math.ceil((self.until - now) * 1000))
+
+    def words(self) -> str:
+        """For the reason string of a PUBACK, PUBREC or SUBACK: "too many messages from this client (100:1)"."""
+        found = PublishRefusal.__members__.get(self._name)
+        words = PauseReason[self._name].words if found is None else found.words
+        return f"{words} ({self.limit})"
+
+    def drop_reason(self) -> DropReason:
+        """Of an outgoing QoS 0 message that is not to wait."""
+        return DropReason[self._name]
+
+    def filter_refusal(self) -> FilterRefusal:
+        """For the SUBACK of 5.0."""
+        return FilterRefusal[self._name]
+
+
+class Allowance:
+    """One limit: what it counts, and who has how much left of it."""
+
+    def __init__(self, name: str, text: str, by_bytes: bool, meter: Meter) -> None:
+        """*name*: of the members of the enums of reasons that stand for it. *text*: its rate, as it is written."""
+        self.name = name
+        self.text = text
+        self.by_bytes = by_bytes
+        self.meter = meter
+
+    def over(self, kind: int, amount: float, firm: bool, now: float) -> Over:
+        """There is no room for *amount*: what was meant to become of it, *kind*, or a wait for what others know."""
+        meter = self.meter
+        until = meter.when(amount, firm, now)
+        if meter.may_have_more(firm):
+            return Over(PAUSE, PauseReason.QUOTA_ASKED, until, self)
+        if kind == DROP:
+            return Over(kind, DropReason[self.name], until, self)
+        if kind == REFUSE:
+            return Over(kind, PublishRefusal[self.name], until, self)
+        return Over(kind, PauseReason[self.name], until, self)
+
+
+class Scope:
+    """The limits of those who share them: of one session, a tenant, or the cluster."""
+
+    def __init__(self) -> None:
+        self.incoming: list[Allowance] = []
+        self.outgoing: list[Allowance] = []
+        self.filters: list[Allowance] = []
+
+    def add(self, key: str, allowance: Allowance) -> None:
+        """One more limit, which is configured under *key*."""
+        if key.startswith("incoming"):
+            self.incoming.append(allowance)
+        elif key.startswith("outgoing"):
+            self.outgoing.append(allowance)
+        else:
+            self.filters.append(allowance)
+
+
+class Own(Scope):
+    """The limits of one session, of which an administrator may have changed how much it may publish."""
+
+    def __init__(self, reserve: float) -> None:
+        super().__init__()
+        self.until = float("inf")  # when what was changed ends; inf: nothing is
+        self._reserve = reserve
+        self._usual = ""
+
+    def allow_messages(self, text: str, now: float) -> None:
+        """What the configuration says: a rate."""
+        self._usual = text
+        self._replace(text, now)
+
+    def override(self, limit: Limit, now: float) -> None:
+        """*limit*, which has a rate, holds until it ends."""
+        self.until = limit.until
+        self._replace(limit.rate, now)
+
+    def restore(self, now: float) -> None:
+        """What the configuration says holds again, since *now* or since the limit has ended."""
+        now = min(now, self.until)
+        self.until = float("inf")
+        if self._usual:
+            self._replace(self._usual, now)
+        else:
+            self.incoming = [allowance for allowance in self.incoming if allowance.name != SESSION_MESSAGES]
+
+    def _replace(self, text: str, now: float) -> None:
+        """The new meter has as much left as the former one, at most: changing rates is no way to have more."""
+        former = None
+        rest = []
+        for allowance in self.incoming:
+            if allowance.name == SESSION_MESSAGES:
+                former = allowance.meter
+            else:
+                rest.append(allowance)
+        meter = Windows(parse(text), self._reserve, 1.0, now, former)
+        self.incoming = [Allowance(SESSION_MESSAGES, text, False, meter), *rest]
+
+
+class Quota:
+    """What holds for one session. Counts are messages; bytes are those of the packets."""
+
+    def __init__(self, own: Own, shared: list[Scope]) -> None:
+        self._own = own
+        self._shared = shared
+        self._incoming: list[Allowance] = []
+        self._outgoing = list(own.outgoing)
+        self._filters = list(own.filters)
+        for scope in shared:
+            self._outgoing += scope.outgoing
+            self._filters += scope.filters
+        self._combine()
+
+    def test(self, publish: Publish, now: float) -> Verdict | None:
+        """None if *publish* is within all limits; it is not charged yet. (`admit.Quotas`.)"""
+        return self.over(publish.qos, publish.version, 1, publish.size, now)
+
+    def charge(self, publish: Publish, now: float) -> None:
+        """*publish*, which was tested, is taken. (`admit.Quotas`.)"""
+        self.take(publish.qos, 1, publish.size, now)
+
+    def over(self, qos: int, version: int, count: int, size: int, now: float) -> Over | None:
+        """None if *count* messages of *size* bytes in all may pass together; more than a burst never may."""
+        if now >= self._own.until:
+            self._end_override(now)
+        firm = qos > 0
+        for allowance in self._incoming:
+            amount = float(size if allowance.by_bytes else count)
+            if allowance.meter.room(firm, now) < amount:
+                over = allowance.over(OVER_QUOTA[(qos, version == V5)], amount, firm, now)
+                if allowance.name == SESSION_MESSAGES and self._own.until < over.until:
+                    over.until = self._own.until  # what an administrator has set ends before there is room
+                return over
+        return None
+
+    def fitting(self, count: int, longest: int, now: float) -> int:
+        """How many of *count* QoS 0 messages, each of at most *longest* bytes, may pass: of a run so many are taken.
+
+        What becomes of the next one is to be asked of `over()`.
+        """
+        if now >= self._own.until:
+            self._end_override(now)
+        for allowance in self._incoming:
+            each = float(longest) if allowance.by_bytes else 1.0
+            room = allowance.meter.room(False, now)
+            if room < each * count:
+                count = max(0, int(room / each))
+        return count
+
+    def take(self, qos: int, count: int, size: int, now: float) -> None:
+        """They pass."""
+        for allowance in self._incoming:
+            allowance.meter.take(float(size if allowance.by_bytes else count), qos > 0, now)
+
+    def incoming(self, now: float) -> list[tuple[str, str, float]]:
+        """What limits its publishes: (name, rate as configured, room for QoS 1 and 2 now)."""
+        return [(allowance.name, allowance.text, allowance.meter.room(True, now)) for allowance in self._incoming]
+
+    def limits_outgoing(self) -> bool:
+        """Whether there is a limit to what the client is sent."""
+        return bool(self._outgoing)
+
+    def over_outgoing(self, now: float) -> Over | None:
+        """None if the client may be sent a batch; else (PAUSE) what waits for it goes on waiting."""
+        for allowance in self._outgoing:
+            meter = allowance.meter
+            room = meter.room(True, now)
+            if room < ONE and not (room > -meter.capacity and meter.may_have_more(True)):
+                return allowance.over(PAUSE, ONE, True, now)
+        return None
+
+    def take_outgoing(self, count: int, size: int, now: float) -> None:
+        """A batch of *count* messages was sent."""
+        for allowance in self._outgoing:
+            allowance.meter.take(float(size if allowance.by_bytes else count), True, now)
+
+    def over_filters(self, count: int, now: float) -> Over | None:
+        """None if *count* filters may be subscribed to; else PAUSE, which 5.0 does only if its reason is QUOTA_ASKED.
+
+        It is asked for all filters of a SUBSCRIBE, and for 5.0 then for each of them: those over the quota are answered
+        with their `filter_refusal()`. More than a full quota ever lets pass together pass it then, and are owed.
+        """
+        for allowance in self._filters:
+            amount = min(float(count), allowance.meter.capacity)
+            if allowance.meter.room(True, now) < amount:
+                return allowance.over(PAUSE, amount, True, now)
+        return None
+
+    def take_filters(self, count: int, now: float) -> None:
+        """They are subscribed to."""
+        for allowance in self._filters:
+            allowance.meter.take(float(count), True, now)
+
+    def override(self, limit: Limit | None, now: float) -> None:
+        """*limit* holds from now on; None: what the configuration says."""
+        if now >= self._own.until:  # or what it had would go on from what it gained beyond its end
+            self._end_override(now)
+        if limit is not None and limit.rate and now < limit.until:
+            self._own.override(limit, now)
+            self._combine()
+        elif self._own.until != float("inf"):
+            self._end_override(now)
+
+    def _end_override(self, now: float) -> None:
+        self._own.restore(now)
+        self._combine()
+
+    def _combine(self) -> None:
+        self._incoming = list(self._own.incoming)
+        for scope in self._shared:
+            self._incoming += scope.incoming

@@ -1,0 +1,170 @@
+# All quotas of a worker: made from the configuration, found by client and tenant, and kept for those who come back.
+#
+# What a session has left goes with its client id: who leaves with nothing left and comes again has nothing left. Of the
+# clients and tenants that are away the last to leave are remembered, so many that to push oneself out one has to be a
+# fleet oneself. (A tenant's quota that is leased loses nothing by that but what this worker held of it.)
+#
+# Where no other worker uses the same Redis nobody shares, and tenants and the cluster have their buckets here.
+# Not here yet: TBMQ's limit on persisted messages, whose queues come with durable sessions.
+from typing import Final, Generic, TypeVar
+
+from broker.config import ClusterQuota, QuotaScope
+from broker.config import Quotas as QuotaSettings
+from broker.overload.lease import Lease, Leases
+from broker.overload.overrides import Limit
+from broker.overload.quota import Allowance, Own, Quota, Scope
+from broker.overload.rate import Meter, Rate, Windows, parse
+from broker.overload.tenants import TenantRule
+
+ABSENT_CLIENTS: Final = 65_536  # remembered, of about a KiB each
+ABSENT_TENANTS: Final = 4096
+
+# What a scope can limit: (key of the setting, end of its reasons' names, whether it counts bytes).
+LIMITS: Final = (
+    ("incoming_messages", "MESSAGES", False),
+    ("incoming_bytes", "BYTES", True),
+    ("outgoing_messages", "OUTGOING", False),
+    ("outgoing_bytes", "OUTGOING", True),
+    ("subscriptions", "SUBSCRIPTIONS", False),
+)
+
+_T = TypeVar("_T")
+
+
+class Known(Generic[_T]):
+    """What belongs to names: as long as somebody is here under the name, and of those who left to the last *most*."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: dict[str, _T] = {}
+        self._users: dict[str, int] = {}  # of those that have some
+        self._absent: dict[str, None] = {}  # in the order in which they left
+
+    def find(self, name: str) -> _T | None:
+        return self._values.get(name)
+
+    def keep(self, name: str, value: _T) -> None:
+        self._values[name] = value
+
+    def arrive(self, name: str) -> None:
+        """Somebody is here under *name*, which has a value."""
+        self._users[name] = self._users.get(name, 0) + 1
+        self._absent.pop(name, None)
+
+    def leave(self, name: str) -> None:
+        """One of them left."""
+        self._users[name] -= 1
+        if self._users[name]:
+            return
+        del self._users[name]
+        self._absent[name] = None
+        if len(self._absent) > self._most:
+            first = next(iter(self._absent))
+            del self._absent[first]
+            del self._values[first]
+
+    def statistics(self) -> tuple[int, int]:
+        """(names that are here, names that left and are remembered)."""
+        return len(self._users), len(self._absent)
+
+
+class Quotas:
+    def __init__(self, settings: QuotaSettings, packet_bytes: int, leases: Leases | None, now: float) -> None:
+        """*packet_bytes*: of the largest packet. *leases*: of what other workers share; None: there are none."""
+        self._settings = settings
+        self._packet_bytes = packet_bytes
+        self._leases = leases
+        self._rule = TenantRule(settings.tenant_of) if settings.tenant != QuotaScope() else None
+        self._limits_sessions = settings.session != QuotaScope()
+        self._cluster = self._shared_scope("cluster", settings.cluster, "", now)
+        self._shares_cluster = settings.cluster != ClusterQuota()
+        self._own: Known[Own] = Known(ABSENT_CLIENTS)
+        self._tenants: Known[Scope] = Known(ABSENT_TENANTS)
+        self._present: dict[str, str] = {}  # the tenant of each client that is here
+
+    def arrive(self, client_id: str, user: str | None, limit: Limit | None, now: float) -> Quota | None:
+        """The quota of a client that has come, or whose *limit* was changed; None if nothing concerns it.
+
+        A client that was here before has what it had left: coming again pays no debts. One that is here already is
+        taken for one that left first, perhaps from another tenant.
+        """
+        self.leave(client_id)
+        limited = limit is not None and limit.rate != "" and now < limit.until
+        if not (self._limits_sessions or self._rule or self._shares_cluster or limited):
+            return None
+        own = self._own.find(client_id)
+        if own is None:
+            own = self._own_scope(now)
+            self._own.keep(client_id, own)
+        self._own.arrive(client_id)
+        shared = [self._cluster] if self._shares_cluster else []
+        tenant = ""
+        if self._rule is not None:
+            tenant = self._rule.tenant(client_id, user)
+            shared.insert(0, self._tenant(tenant, now))
+        self._present[client_id] = tenant
+        quota = Quota(own, shared)
+        quota.override(limit, now)
+        return quota
+
+    def leave(self, client_id: str) -> None:
+        """Its session has ended or gone elsewhere; nothing, if it had no quota."""
+        tenant = self._present.pop(client_id, None)
+        if tenant is None:
+            return
+        self._own.leave(client_id)
+        if self._rule is not None:
+            self._tenants.leave(tenant)
+
+    def statistics(self) -> tuple[int, int]:
+        """(clients that are here and have a quota, tenants that are)."""
+        return len(self._present), self._tenants.statistics()[0]
+
+    def _tenant(self, name: str, now: float) -> Scope:
+        scope = self._tenants.find(name)
+        if scope is None:
+            scope = self._shared_scope("tenant", self._settings.tenant, name, now)
+            self._tenants.keep(name, scope)
+        self._tenants.arrive(name)
+        return scope
+
+    def _own_scope(self, now: float) -> Own:
+        settings = self._settings.session
+        own = Own(self._settings.reserve)
+        if settings.incoming_messages:
+            own.allow_messages(settings.incoming_messages, now)
+        for key, suffix, by_bytes in LIMITS:
+            if key != "incoming_messages":
+                text = getattr(settings, key)
+                if text:
+                    rate = parse(text, by_bytes)
+                    meter = Windows(rate, self._settings.reserve, self._unit(by_bytes), now)
+                    own.add(key, Allowance(f"QUOTA_SESSION_{suffix}", text, by_bytes, meter))
+        return own
+
+    def _shared_scope(self, name: str, settings: QuotaScope, tenant: str, now: float) -> Scope:
+        """*name*: cluster or tenant."""
+        scope = Scope()
+        for key, suffix, by_bytes in LIMITS:
+            text = getattr(settings, key)
+            if text:
+                meter = self._shared_meter(f"{name}:{key}:{tenant}", parse(text, by_bytes), self._unit(by_bytes), now)
+                scope.add(key, Allowance(f"QUOTA_{name.upper()}_{suffix}", text, by_bytes, meter))
+        if isinstance(settings, ClusterQuota) and settings.total_messages:
+            text = settings.total_messages
+            total = Allowance(
+                "QUOTA_CLUSTER_TOTAL", text, False, self._shared_meter(f"{name}:total", parse(text), 1.0, now)
+            )
+            scope.incoming.append(total)
+            scope.outgoing.append(total)
+        return scope
+
+    def _shared_meter(self, bucket: str, rate: Rate, unit: float, now: float) -> Meter:
+        """*bucket*: its name for all workers."""
+        if self._leases is None:
+            return Windows(rate, self._settings.reserve, unit, now)
+        return Lease(bucket.encode(), rate, self._settings.reserve, unit, self._leases)
+
+    def _unit(self, by_bytes: bool) -> float:
+        """The most that one message takes."""
+        return float(self._packet_bytes) if by_bytes else 1.0

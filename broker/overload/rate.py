@@ -1,0 +1,167 @@
+# How much in how much time: the notation of rates, and the buckets that hold them.
+#
+# A rate is one or more windows, `COUNT:SECONDS`, all of which hold: "100:1,5000:60" is 100 a second and 5000 a minute.
+# `100/s` is another way to write `100:1`; /m, /h and /d are a minute, an hour and a day. Bytes take the units of sizes:
+# "1MiB/s", "64MiB:60".
+#
+# Each window is a token bucket of COUNT, filled lazily with COUNT / SECONDS a second. So any stretch of t seconds sees
+# at most COUNT + t x COUNT / SECONDS: a client that was quiet may have its whole count at once, and then its rate.
+# Counting in fixed windows would be as simple, and let twice the count pass around the edge of each.
+import re
+from typing import Final, NamedTuple
+
+MOST: Final = 1 << 40  # of a count: a thousandth of a byte of it still fits the 53 bits of a number in Lua
+LONGEST: Final = 86_400  # seconds of a window: what nobody can wait for is no rate
+WINDOWS: Final = 8  # of one rate
+TICK: Final = 1e-6  # seconds by which a time is rounded up, so that at that time there is room
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SIZES: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
+_WINDOW: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z]*)(?::([0-9]{1,9})|/([smhd]))", re.ASCII)
+
+
+class RateError(ValueError):
+    """A text that is no rate; *right* completes "it must be ..."."""
+
+    def __init__(self, text: str, right: str) -> None:
+        super().__init__(f'"{text}" is no rate: it must be {right}.')
+        self.right = right
+
+
+class Window(NamedTuple):
+    """At most *most*, messages or bytes, at once; and as much every *seconds*."""
+
+    most: int
+    seconds: int
+
+
+Rate = tuple[Window, ...]
+
+
+def parse(text: str, sizes: bool = False) -> Rate:
+    """The rate that *text* says, in bytes if *sizes*; RateError."""
+    windows = [_window(part, text, sizes) for part in text.replace(" ", "").split(",")]
+    if len(windows) > WINDOWS or len({window.seconds for window in windows}) < len(windows):
+        raise RateError(text, f"at most {WINDOWS} windows, each of another length")
+    return tuple(windows)
+
+
+def _window(part: str, text: str, sizes: bool) -> Window:
+    found = _WINDOW.fullmatch(part)
+    if found is None or found[2] not in (_SIZES if sizes else ("",)):
+        example = '"1MiB/s" or "4MiB:1,64MiB:60" (a size, and seconds)' if sizes else '"100/s" or "100:1,5000:60"'
+        raise RateError(text, f"a rate such as {example}")
+    count = float(found[1]) * _SIZES[found[2]]
+    seconds = int(found[3]) if found[3] else _SECONDS[found[4]]
+    if count != int(count) or not 1 <= count <= MOST:
+        raise RateError(text, f"of whole counts from 1 to {MOST}")
+    if not 1 <= seconds <= LONGEST:
+        raise RateError(text, f"of windows from 1 to {LONGEST} seconds")
+    return Window(int(count), seconds)
+
+
+def slowest(rate: Rate) -> float:
+    """What *rate* comes to a second, in the long run."""
+    return min(window.most / window.seconds for window in rate)
+
+
+def burst(rate: Rate) -> int:
+    """What *rate* lets pass at once."""
+    return min(window.most for window in rate)
+
+
+def kept_of(count: float, reserve: float, unit: float) -> float:
+    """How much of *count* is for QoS 1 and 2 alone: *reserve* of it, but never so much that QoS 0 cannot pass.
+
+    *unit*: the most that one message takes.
+    """
+    return max(0.0, min(reserve * count, count - unit))
+
+
+class Meter:
+    """What there is room for. QoS 1 and 2 are *firm*: they may take what is kept for them."""
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity  # the most that can ever be taken at once, if it is firm
+
+    def room(self, firm: bool, now: float) -> float:
+        """How much may be taken at once; below 0: that much is owed."""
+        raise NotImplementedError
+
+    def take(self, amount: float, firm: bool, now: float) -> None:
+        """Take *amount*, whether or not there is room for it."""
+        raise NotImplementedError
+
+    def when(self, amount: float, firm: bool, now: float) -> float:
+        """At what time there should be room for *amount*, of at most `capacity`, if nobody takes anything before."""
+        raise NotImplementedError
+
+    def may_have_more(self, firm: bool) -> bool:
+        """Somebody found too little: whether that is not the last word, as others are being asked."""
+        return False
+
+
+class Bucket:
+    """One window, as of `counted`."""
+
+    def __init__(self, window: Window, kept: float, level: float, now: float) -> None:
+        self.most = float(window.most)
+        self.rate = window.most / window.seconds  # a second
+        self.kept = kept
+        self.level = level
+        self.counted = now
+
+    def fill(self, now: float) -> float:
+        """The level at *now*."""
+        if now > self.counted:
+            level = self.level + (now - self.counted) * self.rate
+            self.level = level if level < self.most else self.most
+            self.counted = now
+        return self.level
+
+
+class Windows(Meter):
+    """A rate of this worker's own."""
+
+    def __init__(self, rate: Rate, reserve: float, unit: float, now: float, former: Meter | None = None) -> None:
+        """*reserve*: the part that is for QoS 1 and 2 alone. *unit*: the most that one message takes.
+
+        It begins full; after a *former* one with as much as that had left, or a change of rates would be a burst.
+        """
+        super().__init__(burst(rate))
+        left = float(MOST) if former is None else former.room(True, now)
+        self._buckets = [
+            Bucket(window, kept_of(window.most, reserve, unit), min(float(window.most), left), now) for window in rate
+        ]
+
+    def room(self, firm: bool, now: float) -> float:
+        least = float(MOST)
+        for bucket in self._buckets:
+            level = bucket.fill(now)
+            if not firm:
+                level -= bucket.kept
+            if level < least:
+                least = level
+        return least
+
+    def take(self, amount: float, firm: bool, now: float) -> None:
+        for bucket in self._buckets:
+            bucket.fill(now)
+            bucket.level -= amount
+
+    def when(self, amount: float, firm: bool, now: float) -> float:
+        latest = now
+        for bucket in self._buckets:
+            missing = amount - bucket.fill(now) + (0.0 if firm else bucket.kept)
+            if missing > 0.0:
+                latest = max(latest, now + missing / bucket.rate + TICK)
+        return latest
