@@ -1,16 +1,18 @@
 # $SYS: what the broker tells about itself over MQTT, by the names and in the formats of Mosquitto 2.0, so that
-# its dashboards and exporters work with us; and by names of our own why messages and connections went.
+# its dashboards and exporters work with us; and by names of our own why messages and connections went, and how
+# overloaded the broker is.
 #
 # Everything is made afresh for a sample and only what reads differently than before is returned. There are a
 # hundred topics every ten seconds: that is no place to be clever.
 #
 # A load is the average per minute over the last 1, 5 or 15 minutes, as the kernel's load average is computed: each
 # sample decays the former average by exp(-elapsed / window) and makes the rate of the interval up to the rest.
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
 from broker.metrics.counters import Counters
+from broker.metrics.overload_figures import OverloadFigures
 
 ROOT: Final = b"$SYS/broker/"
 WINDOWS: Final = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))  # seconds
@@ -24,13 +26,22 @@ class Gauges:
     clients_connected: int = 0
     clients_total: int = 0  # with the sessions whose client is away
     clients_expired: int = 0  # sessions that expired while their client was away, since the start
+    connects_waiting: int = 0  # CONNECTs whose turn has not come
     subscriptions: int = 0
     shared_subscriptions: int = 0
     retained: int = 0
     retained_bytes: int = 0
     queued: int = 0  # messages that wait in sessions
     queued_bytes: int = 0
+    queued_limit: int = 0  # bytes
     heap_bytes: int = 0
+    non_writable: int = 0  # clients over their high watermark
+    paused: int = 0  # clients that are held back, for any reason
+    outbound_bytes: int = 0  # unsent, of all clients
+    outbound_limit: int = 0  # bytes
+    p50_ms: float = 0.0  # from when a publish was read to its acknowledgement, in the last interval of the record
+    p99_ms: float = 0.0
+    overload: OverloadFigures = field(default_factory=OverloadFigures)
 
 
 class SysTopics:
@@ -51,6 +62,7 @@ class SysTopics:
         self._heap_most = max(self._heap_most, gauges.heap_bytes)
         values = {"version": self._version, "uptime": f"{int(now - self._started)} seconds"}
         values.update(self._current(gauges))
+        values.update(_overload(gauges))
         values.update(_cumulative(counters))
         values.update(_reasons(counters))
         values.update(self._averages(now, counters))
@@ -127,9 +139,30 @@ def _cumulative(counters: Counters) -> dict[str, str]:
     return {name: str(value) for name, value in cumulative.items()}
 
 
+def _overload(gauges: Gauges) -> dict[str, str]:
+    """Our own topics for what HiveMQ and TBMQ measure, who have none for it."""
+    overload = gauges.overload
+    return {
+        "overload/level": str(overload.level),
+        "overload/cluster_level": str(overload.cluster_level),
+        "overload/cause": overload.cause or "none",  # an empty retained message would be none
+        "overload/credits_per_tick": str(overload.credits_per_tick),
+        "overload/clients/using_credits": str(overload.using_credits),
+        "overload/clients/average_credits": f"{overload.average_credits:.0f}",
+        "overload/clients/throttled": str(overload.throttled),
+        "overload/clients/paused": str(gauges.paused),
+        "overload/clients/non_writable": str(gauges.non_writable),
+        "overload/latency/p50_ms": f"{gauges.p50_ms:.3f}",
+        "overload/latency/p99_ms": f"{gauges.p99_ms:.3f}",
+    }
+
+
 def _reasons(counters: Counters) -> dict[str, str]:
     """Our own topics, for the reasons that occurred."""
     dropped = {f"weir/dropped/{label}": str(n) for label, n in counters.dropped_by_reason.items() if n}
     closed = {f"weir/closed/{label}": str(n) for label, n in counters.closed_by_reason.items() if n}
-    refused = {f"weir/refused/{label}": str(n) for label, n in counters.refused_by_reason.items() if n}
-    return dropped | closed | refused
+    refusals = counters.refused_by_reason | counters.publishes_refused_by_reason  # no label is in both
+    refused = {f"weir/refused/{label}": str(n) for label, n in refusals.items() if n}
+    paused = {f"overload/paused/{label}/pauses": str(n) for label, n in counters.pauses_by_reason.items() if n}
+    held = {f"overload/paused/{label}/ms": str(n) for label, n in counters.paused_ms_by_reason.items() if n}
+    return dropped | closed | refused | paused | held

@@ -3,8 +3,9 @@ from math import exp
 import pytest
 
 from broker.metrics.counters import Counters
+from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.sys_topics import Gauges, SysTopics
-from broker.reasons import CloseReason, DropReason, FilterRefusal
+from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 STARTED = 1000.0
 
@@ -61,7 +62,8 @@ def test_the_names_are_those_of_mosquitto() -> None:
     """A dashboard or exporter made for Mosquitto would miss a topic."""
     loads = [f"{load}/{window}" for load in LOADS for window in ("1min", "5min", "15min")]
 
-    assert sorted([*CURRENT, *loads]) == sorted(sample(SysTopics("weir", STARTED), 0.0, Counters()))
+    told = sample(SysTopics("weir", STARTED), 0.0, Counters())
+    assert sorted([*CURRENT, *loads]) == sorted(name for name in told if not name.startswith("overload/"))
 
 
 def test_the_first_sample_has_everything_in_its_format() -> None:
@@ -161,10 +163,47 @@ def test_reasons_are_published_when_they_occurred() -> None:
     counters.dropped(DropReason.NOT_WRITABLE, 7)
     counters.closed(CloseReason.SLOW_CONSUMER)
     counters.filter_refused(FilterRefusal.SUBSCRIPTIONS)
+    counters.publish_refused(PublishRefusal.QUOTA_SESSION_BYTES)
 
     told = sample(topics, 1.0, counters)
 
     own = {name: value for name, value in told.items() if name.startswith("weir/")}
-    refused = {"weir/refused/subscriptions_per_session": "1"}
+    refused = {"weir/refused/subscriptions_per_session": "1", "weir/refused/quota_session_bytes": "1"}
     assert {"weir/dropped/not_writable": "7", "weir/closed/slow_consumer": "1"} | refused == own
     assert "7" == told["publish/messages/dropped"]
+
+
+def test_what_overload_protection_is_at_is_published() -> None:
+    """Who has nothing but MQTT could not see that the broker holds clients back, nor why."""
+    figures = OverloadFigures(
+        level=3,
+        cluster_level=7,
+        cause="lag",
+        signals={"lag": 1.5},
+        credits_per_tick=6000,
+        using_credits=12,
+        average_credits=41234.5,
+        throttled=4,
+    )
+    counters, topics = Counters(), SysTopics("weir", STARTED)
+    counters.paused(PauseReason.CREDITS)
+    counters.paused_ms_by_reason["credits"] = 1234
+
+    told = sample(topics, 0.0, counters, Gauges(overload=figures, non_writable=2, paused=5, p50_ms=0.25, p99_ms=3.5))
+
+    assert {
+        "level": "3",
+        "cluster_level": "7",
+        "cause": "lag",
+        "credits_per_tick": "6000",
+        "clients/using_credits": "12",
+        "clients/average_credits": "41234",
+        "clients/throttled": "4",
+        "clients/paused": "5",
+        "clients/non_writable": "2",
+        "latency/p50_ms": "0.250",
+        "latency/p99_ms": "3.500",
+        "paused/credits/pauses": "1",
+        "paused/credits/ms": "1234",
+    } == {name.removeprefix("overload/"): value for name, value in told.items() if name.startswith("overload/")}
+    assert {"overload/level": "0", "overload/cause": "none"}.items() <= sample(topics, 10.0, counters).items()

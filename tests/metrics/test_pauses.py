@@ -1,0 +1,134 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.metrics.counters import Counters
+from broker.metrics.heavy_hitters import HeavyHitters
+from broker.metrics.pauses import TOLD, Pauses
+from broker.reasons import PauseReason
+
+CREDITS, GATE = PauseReason.CREDITS, PauseReason.GATE
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.clients = HeavyHitters()
+        self.pauses = Pauses(self.counters, self.clients)
+
+    def counted(self, reason: PauseReason) -> tuple[int, int]:
+        """(pauses, their ms)."""
+        return self.counters.pauses_by_reason[reason.label], self.counters.paused_ms_by_reason[reason.label]
+
+    def by_client(self) -> dict[object, int]:
+        """Milliseconds that the heavy hitters know of; they begin anew."""
+        told = {hitter.key: round(hitter.paused / 1000) for hitter in self.clients.top(1000)}
+        self.clients.clear()
+        return told
+
+
+def test_time_is_counted_by_reason() -> None:
+    """Time that overload took would be mixed up with what a quota took."""
+    watched = Watched()
+    pauses = watched.pauses
+    pauses.begin("a", CREDITS, 10.0)
+    pauses.begin("b", CREDITS, 10.5)
+    pauses.begin("c", GATE, 10.5)
+    pauses.end("a", 11.0)
+    pauses.settle(12.0)
+
+    assert (2, 2500) == watched.counted(CREDITS)
+    assert (1, 1500) == watched.counted(GATE)
+    assert 2 == len(pauses)
+
+
+def test_who_has_no_name_is_counted_and_nobody_is_blamed() -> None:
+    """A CONNECT says who it is from before anybody has checked that; a client would pay for its name."""
+    watched = Watched()
+    pauses = watched.pauses
+    pauses.begin("a", GATE, 10.0)
+    pauses.hold(CREDITS, 10.0)
+    pauses.hold(CREDITS, 10.5)
+    pauses.let_go(CREDITS, 11.0)
+
+    assert {"credits": 2, "gate": 1} == pauses.close_interval(12.0)
+    assert (2, 2500) == watched.counted(CREDITS)
+    assert {"a": 2000} == watched.by_client()
+    assert {"credits": 1, "gate": 1} == pauses.close_interval(13.0)
+
+
+def test_an_interval_has_the_time_that_lies_in_it() -> None:
+    """A client that is held for a minute would show in the record of its last second, with all of it."""
+    watched = Watched()
+    pauses = watched.pauses
+    pauses.begin("a", CREDITS, 10.0)
+    assert {"credits": 1} == pauses.close_interval(11.0)
+    assert {"a": 1000} == watched.by_client()
+    assert {"credits": 1} == pauses.close_interval(12.0)
+    assert {"a": 1000} == watched.by_client()
+
+    pauses.begin("b", CREDITS, 12.0)
+    pauses.end("a", 12.25)
+    pauses.end("b", 12.5)
+    assert {"credits": 2} == pauses.close_interval(13.0)
+    assert {"a": 250, "b": 500} == watched.by_client()
+    assert (2, 2750) == watched.counted(CREDITS)
+
+    assert {"credits": 0} == pauses.close_interval(14.0)
+    assert {} == watched.by_client()
+
+
+def test_a_client_is_held_for_one_reason_at_a_time() -> None:
+    """Its time would count twice, or its second reason never."""
+    watched = Watched()
+    pauses = watched.pauses
+    pauses.begin("a", CREDITS, 10.0)
+    pauses.begin("a", CREDITS, 10.5)
+    pauses.begin("a", GATE, 11.0)
+    pauses.end("a", 13.0)
+    pauses.end("a", 14.0)
+
+    assert ((1, 1000), (1, 2000)) == (watched.counted(CREDITS), watched.counted(GATE))
+    assert {"a": 3000} == watched.by_client()
+    assert 0 == len(pauses)
+
+
+def test_of_very_many_held_the_longest_are_told_of_first() -> None:
+    """Closing an interval would hold the loop for as long as a million clients take."""
+    watched = Watched()
+    pauses = watched.pauses
+    for number in range(TOLD):
+        pauses.begin(f"early {number}", CREDITS, 10.0)
+    pauses.begin("late", CREDITS, 10.5)
+    pauses.close_interval(11.0)
+    assert "late" not in watched.by_client()
+    pauses.end("late", 12.0)
+
+    assert {"late": 1500} == watched.by_client()
+    assert 1000 * TOLD + TOLD * 1000 + 1500 == watched.counted(CREDITS)[1]
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([CREDITS, GATE, None]), st.integers(0, 5000)))
+
+
+@given(STEPS)
+def test_no_time_is_lost_or_counted_twice(steps: list[tuple[str, PauseReason | None, int]]) -> None:
+    """Sums over records would differ from what clients really waited."""
+    watched = Watched()
+    pauses = watched.pauses
+    now, true, held = 1000.0, 0, set[str]()
+    for client, reason, milliseconds in steps:
+        if reason is None:
+            pauses.end(client, now)
+            held.discard(client)
+        else:
+            pauses.begin(client, reason, now)
+            held.add(client)
+        now += milliseconds / 1000
+        true += milliseconds * len(held)
+        if milliseconds % 2:
+            pauses.close_interval(now)
+    pauses.close_interval(now)
+
+    assert true == pytest.approx(watched.counted(CREDITS)[1] + watched.counted(GATE)[1], abs=2)
+    assert true == pytest.approx(sum(watched.by_client().values()), abs=3)
