@@ -11,7 +11,7 @@ from broker.routing.routes import Routes
 class ControlEnds(Ends):
     """Who is told what concerns more than one peer."""
 
-    def opened(self, peer: Peer) -> None:
+    def opened(self, peer: Peer, now: float) -> None:
         """The gate of *peer* is open again."""
         raise NotImplementedError
 
@@ -25,6 +25,10 @@ class ControlEnds(Ends):
 
     def all_told(self, peer: Peer) -> None:
         """We know all that the clients of *peer* have subscribed to."""
+        raise NotImplementedError
+
+    def reported(self, report: bytes, now: float) -> None:
+        """A peer says how overloaded it is."""
         raise NotImplementedError
 
 
@@ -89,14 +93,18 @@ class ControlLane(Handler):
         elif kind == wire.SYNC:
             self._taken(wire.read_number(body))
         elif kind == wire.DONE:
-            if peer.processed(wire.read_number(body)):
-                self._ends.opened(peer)
+            if peer.processed(wire.read_number(body), now):
+                self._ends.opened(peer, now)
         elif kind == wire.PASSED:
             self._ends.passed(peer, wire.read_number(body), now)
         elif kind == wire.RETELL:
             self._ends.retell(peer)
         elif kind == wire.ALL_TOLD:
             self._ends.all_told(peer)
+        elif kind == wire.REPORT:
+            if len(body) > wire.LARGEST_REPORT:
+                raise MeshError(f"a report of {len(body)} bytes")
+            self._ends.reported(body, now)
         elif not self._ends.about_session(peer, kind, body):
             raise MeshError(f"a frame of kind {kind} on the control lane")
 

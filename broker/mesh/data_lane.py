@@ -18,7 +18,10 @@ from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
 
-TELL_EVERY = 64 * 1024  # bytes processed between two words about it
+TELL_EVERY = 64 * 1024  # bytes processed between two words about it, or
+TELL_EACH = 8  # packets and frames, fewer than a gate lets pass unanswered, or
+TELL_AFTER = 0.01  # seconds: gates measure by it how long things take
+NOTHING_DUE = float("inf")
 
 
 class MeshError(Exception):
@@ -74,12 +77,15 @@ class DataLane(Handler):
         self._format = V311
         self._processed = 0
         self._told = 0
+        self._told_at = 0.0
+        self._untold = 0  # packets and frames
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         data = stream.input
         position = begun = stream.position
         end = len(data)
         spent = 0
+        taken = 0
         stream.needs = 0
         self._origin.shard = self._peer.shard
         while spent < quantum and position < end and not stream.held:
@@ -120,6 +126,7 @@ class DataLane(Handler):
             else:
                 raise MeshError(f"byte {first:#04x} on the data lane")
             position = stop
+            taken += 1
         self._origin.shard = self._origin.here
         self._processed += position - begun
         self._peer.taken = self._processed
@@ -130,10 +137,25 @@ class DataLane(Handler):
             stream.position = 0
         if self._peer.promised():
             self._ends.confirmed(self._peer)
-        if self._processed - self._told >= TELL_EVERY:
-            self._told = self._processed
-            self._peer.tell(wire.number(wire.DONE, self._processed))
+        self._untold += taken
+        if self._untold >= TELL_EACH or self._processed - self._told >= TELL_EVERY:
+            self._tell(now)
         return spent
+
+    def tick(self, now: float) -> float:
+        """Say how much was processed, if it is time to; when it will be."""
+        if self._told == self._processed:
+            return NOTHING_DUE
+        if now < self._told_at + TELL_AFTER:
+            return self._told_at + TELL_AFTER
+        self._tell(now)
+        return NOTHING_DUE
+
+    def _tell(self, now: float) -> None:
+        self._untold = 0
+        self._told = self._processed
+        self._told_at = now
+        self._peer.tell(wire.number(wire.DONE, self._processed))
 
     def drained(self, stream: Stream, now: float) -> None:
         pass  # nobody waits for the outbox: gates bound what is in it

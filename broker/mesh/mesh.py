@@ -25,7 +25,7 @@ from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.routing.hybrid_clock import SHARD_BITS, HybridClock
-from broker.routing.neighbour import Neighbour, Neighbours
+from broker.routing.neighbour import Gates, Neighbour, Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import RESERVED, Routes
 from broker.routing.shared import SharedGroup
@@ -77,6 +77,8 @@ class Mesh(Neighbours):
         self.takeovers = takeovers
         self._origin = origin
         self.peers: list[Peer] = []
+        self._lanes: dict[Peer, DataLane] = {}
+        self.gates: Gates = Gates()  # set when the worker is composed
         self._ends = _Ends(self)
         self.stamps = HybridClock(shard)
         self._routes = routes
@@ -96,6 +98,7 @@ class Mesh(Neighbours):
         self._looking: list[SharedGroup] = []
         self.whole = False  # we have been told all there was when we came
         self.on_joined: Callable[[], None] = _nothing  # whenever a peer has told all it had to tell, or is gone
+        self.on_report: Callable[[bytes, float], None] = _unheard  # what a peer says of its load
 
     # Coming and going.
 
@@ -104,11 +107,12 @@ class Mesh(Neighbours):
         name = f"worker {shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        peer = Peer(shard, incarnation, data_stream, control_stream)
+        peer = Peer(shard, incarnation, data_stream, control_stream, self.gates.add_gate(shard, self._clock()))
         peer.confirmed = self._sequence
         peer.since = self.stamps.stamp(self._clock())
         self.peers.append(peer)
         lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters, self._origin)
+        self._lanes[peer] = lane
         self._reactor.attach(data_stream, lane)
         self._reactor.attach(control_stream, ControlLane(peer, self._ends, self._routes))
         self.takeovers.joined(peer)
@@ -137,8 +141,13 @@ class Mesh(Neighbours):
             self.takeovers.lost(peer)
 
     def _withdraw(self, peer: Peer) -> None:
-        """*peer* is gone: nobody waits for it, and nothing is sent to it any more."""
+        """*peer* is gone: nobody waits for it, and nothing is sent to it any more.
+
+        What it has told of its clients is not read any more, or it would bring back what is withdrawn; what they have
+        published is: that was acknowledged.
+        """
         peer.gone = True
+        self._reactor.destroy(peer.control)
         self.peers.remove(peer)
         self._routes.forget_all()
         self._forgetting.append(peer)
@@ -149,7 +158,8 @@ class Mesh(Neighbours):
             for other in self.peers:
                 other.retained_all = False
                 other.tell(wire.frame(wire.RETELL))
-        self.open(peer)
+        del self._lanes[peer]
+        self.gates.remove_gate(peer.gate, self._clock())
         for number in list(self._barriers):
             self.pass_barrier(peer, number)
         self.settle()
@@ -206,11 +216,8 @@ class Mesh(Neighbours):
 
     # What is retained.
 
-    def closed(self) -> Neighbour | None:
-        for peer in self.peers:
-            if not peer.open:
-                return peer
-        return None
+    def calm(self) -> bool:
+        return all(peer.calm for peer in self.peers)
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
         self._write(wire.message(message, wire.KEEP | wire.DELIVER, owner, stamp) if self.peers else b"")
@@ -222,19 +229,17 @@ class Mesh(Neighbours):
         for peer in self.peers:
             peer.write(chunk)
 
-    # Gates and barriers.
+    def report(self, report: bytes) -> int:
+        """Tell every peer *report*, of at most `wire.LARGEST_REPORT` bytes, ahead of messages; how many there are."""
+        told = wire.frame(wire.REPORT, report)
+        for peer in self.peers:
+            peer.tell(told)
+        return len(self.peers)
 
-    def wait_for(self, neighbour: Neighbour, stream: Stream) -> None:
-        """Hold *stream*, which has a publish for *neighbour*, until the gate of that is open."""
-        assert isinstance(neighbour, Peer)
-        neighbour.waiting[stream] = None
-        self._reactor.hold(stream)
+    def all(self) -> list[Neighbour]:
+        return list(self.peers)
 
-    def open(self, peer: Peer) -> None:
-        """The gate of *peer* is open: go on with those who waited at it."""
-        waiting, peer.waiting = peer.waiting, {}
-        for stream in waiting:
-            self._reactor.release(stream)
+    # Barriers.
 
     def when_passed(self, then: Callable[[float], None], now: float) -> None:
         """Call *then* once every peer has processed all that was sent to it so far."""
@@ -340,12 +345,17 @@ class Mesh(Neighbours):
         """Do what is due; the time of the next thing that will be."""
         if not self.peers:
             return now + NOTHING
+        for peer in self.peers:
+            peer.mark(now)
         if now >= self._look_at:
             self._look_at = now + LOOK
             self.takeovers.tick(now)
             self._look_around()
             self._retained.bury(now, BURIED_AT_ONCE)
-        return self._look_at
+        due = self._look_at
+        for lane in self._lanes.values():
+            due = min(due, lane.tick(now))
+        return due
 
     def _look_around(self) -> None:
         """Look at some shared subscriptions, and all of them by turns."""
@@ -393,6 +403,12 @@ class _Ends(ControlEnds):
         peer.told_all = True
         self._mesh.on_joined()
 
+    def reported(self, report: bytes, now: float) -> None:
+        try:
+            self._mesh.on_report(report, now)
+        except Exception as error:
+            self._mesh.fail(error, now)
+
     def failed(self, error: Exception, now: float) -> None:
         self._mesh.fail(error, now)
 
@@ -400,12 +416,16 @@ class _Ends(ControlEnds):
         peer.confirm()
         self._mesh.settle()
 
-    def opened(self, peer: Peer) -> None:
-        self._mesh.open(peer)
+    def opened(self, peer: Peer, now: float) -> None:
+        self._mesh.gates.opened(peer.gate, now)
 
     def passed(self, peer: Peer, barrier: int, now: float) -> None:
         self._mesh.pass_barrier(peer, barrier)
 
 
 def _nothing() -> None:
+    pass
+
+
+def _unheard(report: bytes, now: float) -> None:
     pass

@@ -12,7 +12,8 @@
 #
 # So every message comes once, and in the order of its publisher. A worker that dies counts as one that has marked: all
 # it sent has come. One that joins is told to mark. If N dies, O keeps the session; if N cannot wait for it, it ends; if
-# O dies, there is none.
+# O dies before the end has come, there is none.
+# With its answer O tells what credits the client has left, also if there is no session to be handed over.
 # A worker that is to be replaced offers its sessions: who is offered one claims it as a client that comes back would.
 # While Redis is away nobody knows who has a session, and all are asked: the claim with the greater epoch wins.
 import struct
@@ -25,6 +26,7 @@ from broker.mesh import wire
 from broker.mesh.peer import Peer
 from broker.moving import Moving
 from broker.mqtt.packets import Will
+from broker.overload.credits import UNKNOWN
 from broker.reasons import CloseReason
 from broker.session.handover import Frozen, HandoverError, Thaw
 from broker.session.origin import Sieve
@@ -38,7 +40,7 @@ COMES: Final = 1
 SUPERSEDED: Final = 2  # it is held here with a later epoch
 
 ASK: Final = struct.Struct(">QQB")  # number, epoch, whether the session is wanted; then the client id
-ANSWER: Final = struct.Struct(">QBQ")  # number, what, epoch
+ANSWER: Final = struct.Struct(">QBQd")  # number, what, epoch, credits
 SWITCH: Final = struct.Struct(">QH")  # number, shard of the owner
 MARK: Final = struct.Struct(">QH")  # number, shard of the worker that asked
 HAS: Final = struct.Struct(">QB")  # number, whether it has the session
@@ -57,8 +59,8 @@ class Registered(Protocol):
         """Call *then*, once no claim is under way, with whether there is a session here."""
         ...
 
-    def keep_after_all(self, session: Session) -> None:
-        """Who was to have *session* is gone: it is ours again."""
+    def keep_after_all(self, session: Session, epoch: int) -> None:
+        """Who was to have *session* is gone: it is ours again, with *epoch*."""
         ...
 
 
@@ -90,12 +92,14 @@ class Adoption:
 class Arrival:
     """A session that a client of ours wants, and others were asked for."""
 
-    def __init__(self, number: int, asked: set[Peer], then: Then, deadline: float) -> None:
+    def __init__(self, number: int, client_id: str, asked: set[Peer], then: Then, deadline: float) -> None:
         self.number = number
+        self.client_id = client_id
         self.asked = asked  # who have not answered
         self.then = then
         self.deadline = deadline
         self.epoch = 0  # the greatest that anybody had
+        self.credits = UNKNOWN  # of its client
         self.source: Peer | None = None  # where it comes from
         self.thaw: Thaw | None = None
         self.enrolling = False
@@ -105,11 +109,13 @@ class Arrival:
 
 
 class Departure:
-    """A session of ours on its way to *peer*."""
+    """A session of ours on its way to *peer*, which owns it with *epoch*."""
 
-    def __init__(self, peer: Peer, number: int, frozen: Frozen, sieve: Sieve, unmarked: set[Peer]) -> None:
+    def __init__(self, peer: Peer, number: int, epoch: int, frozen: Frozen, sieve: Sieve, unmarked: set[Peer]) -> None:
         self.peer = peer
         self.number = number
+        self.epoch = epoch
+        self.askers: list[Callable[[], None]] = []  # who want it, and may know that *peer* is dead before we do
         self.frozen = frozen
         self.sieve = sieve
         self.unmarked = unmarked
@@ -132,6 +138,7 @@ class Takeovers:
         self._offers = 0
         self._arrivals: dict[int, Arrival] = {}
         self._departures: dict[tuple[int, int], Departure] = {}  # by shard of who asked, and its number
+        self._leaving: dict[str, Departure] = {}  # those that are not decided, by client id
         self._moving: deque[Departure] = deque()  # with chunks to be sent
         self._questions: dict[int, tuple[Peer, Callable[[bool], None]]] = {}  # whether they have a session
 
@@ -162,15 +169,15 @@ class Takeovers:
 
     def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: Then) -> None:
         if not peers:
-            then(Handover(None))
+            then(Handover(None, nowhere=True))
             return
         self._numbers += 1
         number = self._numbers
-        self._arrivals[number] = Arrival(number, set(peers), then, self._clock() + HANDOVER_PATIENCE)
+        self._arrivals[number] = Arrival(number, client_id, set(peers), then, self._clock() + HANDOVER_PATIENCE)
         for peer in peers:
             peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted) + client_id.encode()))
 
-    def _answered(self, peer: Peer, number: int, what: int, epoch: int) -> None:
+    def _answered(self, peer: Peer, number: int, what: int, epoch: int, credits: float) -> None:
         arrival = self._arrivals.get(number)
         if arrival is None or peer not in arrival.asked:
             if what == COMES:
@@ -178,8 +185,11 @@ class Takeovers:
             return
         arrival.asked.discard(peer)
         arrival.epoch = max(arrival.epoch, epoch)
+        arrival.credits = min(arrival.credits, credits)
         if what == SUPERSEDED:
             self._give_up(arrival, Handover(None, epoch, superseded=True))
+        elif what == COMES and arrival.source is not None:  # of a time when the two could not ask each other
+            peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
         elif what == COMES:
             assert self.moving is not None
             arrival.source = peer
@@ -240,52 +250,60 @@ class Takeovers:
         self._conclude(arrival, handover)
 
     def _conclude(self, arrival: Arrival, handover: Handover) -> None:
+        assert self.moving is not None
         del self._arrivals[arrival.number]
         if arrival.thaw is not None:
-            assert self.moving is not None
             self.moving.turn_away(arrival.thaw)
+        self.moving.bring_credits(arrival.client_id, arrival.credits, self._clock())
         arrival.then(handover)
 
     # Where it was.
 
     def _asked(self, peer: Peer, number: int, epoch: int, wanted: bool, client_id: str) -> None:
         if self.sessions is None:
-            self._answer(peer, number, NOTHING, 0)
+            self._answer(peer, number, NOTHING, 0, UNKNOWN)
             return
-        self.sessions.give_up(client_id, epoch, partial(self._given_up, peer, number, wanted))
+        departure = self._leaving.get(client_id)
+        if departure is not None and not departure.frozen.session.ended:
+            departure.askers.append(partial(self._asked, peer, number, epoch, wanted, client_id))
+            return
+        self.sessions.give_up(client_id, epoch, partial(self._given_up, peer, number, epoch, wanted))
 
-    def _given_up(self, peer: Peer, number: int, wanted: bool, handover: Handover) -> None:
-        if peer.gone:
-            return
-        assert self.moving is not None and self.mesh is not None
+    def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, handover: Handover) -> None:
+        assert self.moving is not None and self.mesh is not None and self.sessions is not None
         session = handover.session
         now = self._clock()
+        if peer.gone:
+            if session is not None:
+                self.sessions.keep_after_all(session, epoch + 1)
+            return
         if handover.superseded or session is None:
-            self._answer(peer, number, SUPERSEDED if handover.superseded else NOTHING, handover.epoch)
+            self._answer(peer, number, SUPERSEDED if handover.superseded else NOTHING, handover.epoch, UNKNOWN)
             return
         frozen = None
         if wanted:
             frozen = self.moving.give_up(session, now)
         else:
             self.moving.end_elsewhere(session, now)
+        credits = self.moving.credits(session.client_id, now)
         if frozen is None:
-            self.mesh.when_passed(partial(self._nothing_left, peer, number, handover.epoch), now)
+            self.mesh.when_passed(partial(self._nothing_left, peer, number, handover.epoch, credits), now)
             return
         sieve = Sieve(False)
         session.sieve = sieve
-        departure = Departure(peer, number, frozen, sieve, set(self._peers()))
-        self._departures[peer.shard, number] = departure
+        departure = Departure(peer, number, epoch, frozen, sieve, set(self._peers()))
+        self._departures[peer.shard, number] = self._leaving[session.client_id] = departure
         # On the lane of the chunks, or they could come first.
-        peer.write(DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, handover.epoch)))
+        peer.write(DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, handover.epoch, credits)))
         self._moving.append(departure)
         self.mesh.when_passed(partial(self._passed, departure), now)
 
-    def _nothing_left(self, peer: Peer, number: int, epoch: int, now: float) -> None:
-        self._answer(peer, number, NOTHING, epoch)
+    def _nothing_left(self, peer: Peer, number: int, epoch: int, credits: float, now: float) -> None:
+        self._answer(peer, number, NOTHING, epoch, credits)
 
-    def _answer(self, peer: Peer, number: int, what: int, epoch: int) -> None:
+    def _answer(self, peer: Peer, number: int, what: int, epoch: int, credits: float) -> None:
         if not peer.gone:
-            peer.tell(wire.frame(wire.ANSWER, ANSWER.pack(number, what, epoch)))
+            peer.tell(wire.frame(wire.ANSWER, ANSWER.pack(number, what, epoch, credits)))
 
     def _passed(self, departure: Departure, now: float) -> None:
         departure.passed = True
@@ -308,26 +326,35 @@ class Takeovers:
         if departure is not None:
             assert self.moving is not None
             self.moving.gone(departure.frozen)
+            self._decided(departure)
 
-    def _take_back(self, departure: Departure) -> None:
-        """Who asked for it does not want it any more, or is gone: it stays here, without a connection."""
+    def _take_back(self, departure: Departure, then: Callable[[Departure], None]) -> None:
+        """The session stays here, without a connection; *then* it is told what becomes of it."""
         del self._departures[departure.peer.shard, departure.number]
-        assert self.moving is not None and self.sessions is not None
+        assert self.moving is not None
+        departure.frozen.session.sieve = None
+        self.moving.take_back(departure.frozen, self._clock(), partial(then, departure))
+
+    def _keep(self, departure: Departure) -> None:
+        """Who asked for it is gone: it is ours, after that one's claim and before those that have come since."""
+        assert self.sessions is not None
         session = departure.frozen.session
-        session.sieve = None
-        self.moving.take_back(departure.frozen, self._clock(), partial(self.sessions.keep_after_all, session))
+        if not session.ended:
+            self.sessions.keep_after_all(session, departure.epoch + 1)
+        self._decided(departure)
 
     def _drop(self, departure: Departure) -> None:
         """Who asked for it went on without it: it ends."""
-        del self._departures[departure.peer.shard, departure.number]
         assert self.moving is not None
-        session = departure.frozen.session
-        session.sieve = None
-        self.moving.take_back(departure.frozen, self._clock(), partial(self._end, session))
+        self.moving.end_elsewhere(departure.frozen.session, self._clock())
+        self._decided(departure)
 
-    def _end(self, session: Session) -> None:
-        assert self.moving is not None
-        self.moving.end_elsewhere(session, self._clock())
+    def _decided(self, departure: Departure) -> None:
+        """It is here, or it is not: those who have asked meanwhile may know."""
+        if self._leaving.get(departure.frozen.session.client_id) is departure:
+            del self._leaving[departure.frozen.session.client_id]
+        for ask in departure.askers:
+            ask()
 
     def departing(self) -> int:
         """Sessions that are on their way, and are not taken yet."""
@@ -347,7 +374,7 @@ class Takeovers:
         mark = self._mark(peer.shard, number)
         peer.write(mark)
         departure = self._departures.get((peer.shard, number))
-        if departure is not None:
+        if departure is not None and owner == self._shard:
             departure.switched = True
             departure.sieve.mark(self._shard)
             self._leave(departure)
@@ -380,8 +407,8 @@ class Takeovers:
             number, epoch, wanted = ASK.unpack_from(body)
             self._asked(peer, number, epoch, bool(wanted), body[ASK.size :].decode())
         elif kind == wire.ANSWER:
-            number, what, epoch = ANSWER.unpack(body)
-            self._answered(peer, number, what, epoch)
+            number, what, epoch, credits = ANSWER.unpack(body)
+            self._answered(peer, number, what, epoch, credits)
         elif kind == wire.CHUNK:
             (number,) = NUMBER.unpack_from(body)
             self._chunk(peer, number, body[NUMBER.size :])
@@ -399,7 +426,7 @@ class Takeovers:
         elif kind == wire.ABANDON:
             departure = self._departures.get((peer.shard, NUMBER.unpack(body)[0]))
             if departure is not None:
-                self._drop(departure)
+                self._take_back(departure, self._drop)
         elif kind == wire.WHETHER:
             assert self.sessions is not None
             (number,) = NUMBER.unpack_from(body)
@@ -431,14 +458,14 @@ class Takeovers:
         for arrival in list(self._arrivals.values()):
             arrival.asked.discard(peer)
             arrival.unmarked.discard(peer)
-            if arrival.source is peer:
+            if arrival.source is peer and not (arrival.thaw is not None and arrival.thaw.complete):
                 self._conclude(arrival, Handover(None, arrival.epoch))
             else:
                 self._look_at(arrival)
         for departure in list(self._departures.values()):
             departure.unmarked.discard(peer)
             if departure.peer is peer:
-                self._take_back(departure)
+                self._take_back(departure, self._keep)
             else:
                 self._leave(departure)
 

@@ -37,6 +37,7 @@ SYNC: Final = 23  # a sequence without a change: to be confirmed
 DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
+REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: broker/overload_reports.py
 
 # Frames about sessions that go from one worker to another: takeovers.py.
 ASK: Final = 32
@@ -53,6 +54,8 @@ HAS: Final = 41
 # What is to be done with a message that crosses in a frame.
 DELIVER: Final = 1
 KEEP: Final = 2  # retain it
+
+LARGEST_REPORT: Final = 4096  # bytes; they go ahead of messages, and must not be what those wait for
 
 HEAD: Final = 5  # bytes of a frame before what belongs to its kind
 _HEAD: Final = struct.Struct(">IB")

@@ -25,7 +25,7 @@ LONGEST_PAUSE: Final = 1.0
 GREETING_TIME: Final = 1.0  # seconds for a greeting to be answered
 NAP: Final = 0.25  # seconds between two looks over which it is we who were away: what has come is to be read first
 SILENCE: Final = 3.0  # seconds without a byte, while we wait for one, after which the connection is taken for dead
-REPLY: Final = 10  # units of the reactor's quantum: what follows from a reply is about as much as a small publish
+REPLY: Final = 10  # units of the reactor's quantum: what mostly follows from a reply is as much as a small publish
 
 NOTHING: Final = object()  # what the reader says when it has no whole reply
 
@@ -129,12 +129,13 @@ class Line:
         if self.state == READY:
             if not self._owed():
                 return float("inf")
-            if now - self._heard >= SILENCE:
+            late = self._heard + SILENCE
+            if now >= late:
                 if not self.awake:
                     return now
                 self._break(StoreFailure.LATE, f"silent for {SILENCE:g} s", now)
                 return self._next
-            return self._heard + SILENCE
+            return late
         if now >= self._next and not self._stopped:
             if self.state == GREETING:
                 self._break(StoreFailure.LATE, "the greeting was not answered", now)
@@ -159,10 +160,10 @@ class Line:
             if reply is NOTHING:
                 self.more = False
                 return units
-            units += REPLY
             if self.state == READY:
-                self._replied(reply, now)
+                units += self._replied(reply, now)
             else:
+                units += REPLY
                 self._greeted(reply, now)
             if self._reader is not reader:  # what it said has ended the connection
                 return units
@@ -175,8 +176,8 @@ class Line:
 
     # For what speaks on a line.
 
-    def _replied(self, reply: object, now: float) -> None:
-        """The next reply in order; an error of the server is a ReplyError."""
+    def _replied(self, reply: object, now: float) -> int:
+        """The next reply in order, an error of the server is a ReplyError; the units that what follows from it used."""
         raise NotImplementedError
 
     def _ready(self, now: float) -> None:

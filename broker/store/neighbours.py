@@ -33,10 +33,10 @@ class Handover:
         self, session: Session | None, epoch: int = 0, superseded: bool = False, nowhere: bool = False
     ) -> None:
         """*epoch*: what its former owner held it with, 0 if nobody did; *superseded*: and that is the later one;
-        *nowhere*: who was asked lives, and does not hold it.
+        *nowhere*: nobody who was asked holds it, or there was nobody to ask.
 
-        The last one means that Redis named somebody whose claim was carried out when he had given it up: who had the
-        session before him may have it still.
+        The last one means that Redis named somebody whose claim it carried out when he had given it up, or was dead:
+        who had the session before him may have it still.
         """
         self.session = session
         self.epoch = epoch
@@ -56,7 +56,7 @@ class Neighbours(Protocol):
         """We own *client_id* with *epoch* from now on, says Redis, and *former* did until now: have it give that up.
 
         Not *wanted*: a clean start, what *former* has is to be ended there (its will is published [MQTT-3.1.2-8]), and
-        `then` gets none, once its connection is closed. A *former* that nobody knows, of this node, is dead: none.
+        `then` gets none, once its connection is closed. A *former* that nobody knows, of this node, is dead: *nowhere*.
         A session that is given to `then` is without a connection, in the routes of this worker and in its store.
         """
         ...

@@ -62,6 +62,9 @@ class RegisteredSessions:
             self.counts.turned_away += 1
             claimant.refused(CloseReason.SERVER_BUSY)
 
+    def has_room(self, now: float) -> bool:
+        return self.registry.has_room(now)
+
     def begin(self, claim: "_Claim") -> None:
         claimant = claim.claimant
         self._claims[claimant.client_id] = claim
@@ -109,9 +112,9 @@ class RegisteredSessions:
         else:
             then(self.memory.find(client_id) is not None)
 
-    def keep_after_all(self, session: Session) -> None:
-        """Whoever had asked for *session* is gone, and so is its claim."""
-        self._hold(session, self.registry.next_epoch(session.client_id))
+    def keep_after_all(self, session: Session, epoch: int) -> None:
+        """Whoever had asked for *session* is gone: it is ours with *epoch*, the next one after that of its claim."""
+        self._hold(session, epoch)
 
     def _hold(self, session: Session, epoch: int) -> None:
         """*session*, which is here, is ours again."""
@@ -154,6 +157,8 @@ class RegisteredSessions:
         client_id = session.client_id
         if self.memory.find(client_id) is session and client_id not in self._claims:
             self.registry.release(client_id)  # else it was claimed again, for its successor
+            if session.will is not None:
+                self.registry.tell(self.clock())  # it is published now: killed next, we would be mourned with it again
         self.memory.forget(session)
 
     def without_will(self, session: Session) -> None:

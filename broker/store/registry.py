@@ -9,11 +9,22 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
+from broker.config import Overload
+from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
-from broker.store.claiming import ASK_AGAIN, PAUSE, REFUSE, WITHIN_NODE, after_failure, before_asking, patience
+from broker.store.claiming import (
+    ASK_AGAIN,
+    CLAIM_PATIENCE,
+    PAUSE,
+    REFUSE,
+    WITHIN_NODE,
+    after_failure,
+    before_asking,
+    patience,
+)
 from broker.store.holdings import PATIENCE, Holdings, Rival
 from broker.store.keys import LEASE, Keys
-from broker.store.line import READY, packed
+from broker.store.line import LONGEST_PAUSE, READY, packed
 from broker.store.owner import Owner, epoch_and_owner
 from broker.store.resp import Command, Commands, Greeter
 from broker.store.script import Script
@@ -22,7 +33,10 @@ CLAIMED: Final = 0  # `epoch` and `former` say what Redis said
 LOCAL: Final = 1  # Redis is away, and the session may be claimed within the node: see `Registry.hold_locally()`
 REFUSED: Final = 2  # Redis is away, and the session may be elsewhere: SERVER_UNAVAILABLE (0x88; 3.x: 3)
 
+NO_RESOURCE: Final = 0  # no publish waits for claims
 LOOK: Final = 1.0  # seconds between two looks at the generation
+LETTING_IN: Final = 1000  # units of the reactor's quantum: what follows from a claim, 50 us; few are done at a time
+DOUBT: Final = 2 * LONGEST_PAUSE  # seconds in which all workers tell Redis, when it is back, what it may have forgotten
 RENEW: Final = LEASE / 3  # seconds after which everything is claimed again, so that no lease ends
 
 
@@ -33,7 +47,8 @@ class Verdict:
         self.outcome = outcome
         self.epoch = epoch
         self.former = former  # None also if it was this worker
-        self.doubtful = doubtful  # it was this worker by a claim that nobody heard of: anybody may have the session
+        self.doubtful = doubtful  # Redis named this worker for a claim that nobody heard of, or has just come back and
+        # may have forgotten what it knew: anybody may have the session
 
 
 class RegistryStatistics:
@@ -55,6 +70,7 @@ class Registry(Greeter):
         incarnation: str,
         wall: Callable[[], float],
         new_generation: Callable[[], str],
+        overload: Overload,
         alone: bool = False,
     ) -> None:
         """*node* and *incarnation* have no spaces in them; *wall*: the time of day (s); *new_generation*: random.
@@ -72,11 +88,14 @@ class Registry(Greeter):
         self._rival = rival
         self._me = incarnation
         self._place = place
+        self._overload = overload
+        self._gate = Gate(overload, NO_RESOURCE, 0.0)  # for claims
         self._alone = alone
         self._wall = wall
         self._new_generation = new_generation
         self._generation: object = None
         self._look = 0.0
+        self._doubtful_until = 0.0
         self._renew = 0.0
         self._again: dict[_Claim, float] = {}  # claims that ask again, by when; few, and at most as old as PAUSE
         commands.greeter = self
@@ -94,6 +113,10 @@ class Registry(Greeter):
         else:
             self._ask(claim, now)
 
+    def has_room(self, now: float) -> bool:
+        """Whether Redis would answer one more claim in time, or need not be asked."""
+        return self._alone or self._gate.fits(1, 0) or self._commands.away(now) >= CLAIM_PATIENCE
+
     def next_epoch(self, client_id: str) -> int:
         """For a claim that Redis is not asked for: by our clock, and later than what we know."""
         return max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
@@ -105,6 +128,10 @@ class Registry(Greeter):
     def release(self, client_id: str) -> None:
         """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
         self.holdings.release(client_id)
+
+    def tell(self, now: float) -> None:
+        """Have Redis know now what it is told soon in any case, unless it is being told something of that."""
+        self.holdings.go_on(now)
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
         """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
@@ -145,9 +172,12 @@ class Registry(Greeter):
 
     def redis_ready(self, now: float) -> None:
         """The line is there (again): the script first, then the generation, then all that we hold."""
+        self._gate = Gate(self._overload, NO_RESOURCE, now)  # it may be another server, and be elsewhere
         self.script.load(now)
         self._commands.ask(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
         self._look_at_generation(now)
+        if self._generation is not None:
+            self._doubtful_until = now + DOUBT
         self._claim_all_again(now)
 
     def _ask(self, claim: "_Claim", now: float) -> None:
@@ -156,14 +186,15 @@ class Registry(Greeter):
         wills = keys.wills(keys.slice_of(client), self._me.encode())
         words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.will]
         command = self.script.call([wills, keys.owner(client)], words)
-        self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim), now)
+        self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now)
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, named = epoch_and_owner(reply)
         former = claim.comes_after(named)
         ours = former is not None and former.incarnation == self._me
         held = self.holdings.get(claim.client_id)
-        doubtful = ours and held is None and not self.holdings.ended(claim.client_id)
+        doubtful = ours or (former is None and now < self._doubtful_until)
+        doubtful = doubtful and held is None and not self.holdings.ended(claim.client_id)
         if held is None or held.epoch < epoch:
             self.holdings.hold(claim.client_id, epoch, claim.will)
         else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
@@ -218,6 +249,7 @@ class Registry(Greeter):
         elif generation != self._generation:
             if self._generation is not None:
                 self.statistics.forgotten += 1
+                self._doubtful_until = now + DOUBT
                 self._claim_all_again(now)
             self._generation = generation
 
@@ -258,14 +290,20 @@ class _Claim:
 
 
 class _ClaimStep(Command):
-    def __init__(self, command: bytes, patience: float, claim: _Claim) -> None:
+    def __init__(self, command: bytes, patience: float, claim: _Claim, gate: Gate, now: float) -> None:
         super().__init__(command, patience)
+        self.units = LETTING_IN
         self._claim = claim
+        self._gate = gate
+        self._asked = now
+        gate.take(1, 0, now)
 
     def replied(self, reply: object, now: float) -> None:
+        self._gate.done(1, 0, now - self._asked, now)
         self._claim.registry.answered(self._claim, reply, now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._gate.done(1, 0, now - self._asked, now)
         self._claim.registry.failed(self._claim, failure, now)
 
     def late(self, reply: object, now: float) -> None:

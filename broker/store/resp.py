@@ -17,7 +17,7 @@ from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.store.address import RedisAddress
-from broker.store.line import HOPELESS, READY, Line, Log, Wire, failure_of
+from broker.store.line import HOPELESS, READY, REPLY, Line, Log, Wire, failure_of
 
 MOST: Final = 20_000  # commands; at 1.8 us each and 300 ms of patience more could not be answered in time
 MOST_BYTES: Final = 16 * 1024 * 1024
@@ -33,6 +33,7 @@ class Command:
         self.patience = patience
         self.deadline = 0.0
         self.done = False  # it was told how it ended
+        self.units = REPLY  # of the reactor's quantum, for what follows from its reply
 
     def replied(self, reply: object, now: float) -> None:
         """The server did it."""
@@ -134,10 +135,10 @@ class Commands(Line):
         self._wire.write(command.packed)
         command.packed = b""
 
-    def _replied(self, reply: object, now: float) -> None:
+    def _replied(self, reply: object, now: float) -> int:
         if not self._sent:
             self._break(StoreFailure.GARBLED, "a reply to nothing", now)
-            return
+            return REPLY
         command = self._sent.popleft()
         self._forget(command)
         if isinstance(reply, ReplyError):
@@ -151,6 +152,7 @@ class Commands(Line):
         else:
             command.done = True
             command.replied(reply, now)
+        return command.units
 
     def _ready(self, now: float) -> None:
         if self.greeter is not None:

@@ -34,6 +34,9 @@ class SessionStore(Protocol):
     def claim(self, claimant: Claimant) -> None:
         """Find the session of *claimant* for it. Claims of one client id are answered in their order."""
 
+    def has_room(self, now: float) -> bool:
+        """Whether one more claim would be answered in time."""
+
     def find(self, client_id: str) -> Session | None:
         """The session of *client_id*, if it is in this worker's memory."""
 
@@ -61,6 +64,9 @@ class MemorySessions:
 
     def claim(self, claimant: Claimant) -> None:
         claimant.found(self._sessions.get(claimant.client_id))
+
+    def has_room(self, now: float) -> bool:
+        return True
 
     def find(self, client_id: str) -> Session | None:
         return self._sessions.get(client_id)

@@ -1,9 +1,11 @@
 # Shared subscriptions with members at several workers: one member in the whole node, quick ones first.
+import socket
 from collections.abc import Callable
 
 import pytest
 
 from broker.config import Config, Limits
+from broker.mesh import wire
 from broker.mqtt.packets import V5, Connect, Publish, Subscribe, Wanted
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.reasons import DropReason
@@ -121,6 +123,27 @@ def test_members_elsewhere_go_with_their_worker(nodes: Nodes) -> None:
     subscribed(staying, FILTER)
     publisher = two.connect("publisher")
     node.kill(one)
+    for n in range(10):
+        publisher.send(Publish(b"a", b"%d" % n))
+        node.settle()
+
+    assert 10 == len(payloads(staying))
+
+
+def test_what_the_dead_had_told_brings_no_member_back(nodes: Nodes) -> None:
+    """Its share of the messages would be lost for ever: its end may be seen before its last words are read."""
+    node = nodes(1)
+    (broker,) = node
+    (data, dead_data), (control, dead_control) = socket.socketpair(), socket.socketpair()
+    dead_control.send(wire.members(0, b"group", b"a", 1, 1))
+    for end in (dead_data, dead_control):
+        end.close()
+    for end in (data, control):
+        end.setblocking(False)
+    broker.worker.mesh.join(1, 1, data, control)
+    node.settle()
+    staying, publisher = broker.connect("staying"), broker.connect("publisher")
+    subscribed(staying, FILTER)
     for n in range(10):
         publisher.send(Publish(b"a", b"%d" % n))
         node.settle()

@@ -129,6 +129,31 @@ def test_a_clean_start_ends_what_was_elsewhere(start_node: StartNode, back: int)
     assert [] == payloads(second)
 
 
+def credits_of(broker: Broker) -> float:
+    """What the client *me* has left."""
+    session = broker.worker.store.find("me")
+    assert session is not None and session.outbox is not None
+    account = broker.worker.reactor.stream_of(session.outbox).account  # type: ignore[union-attr]  # a Connection
+    balance: float = account.balance(broker.worker.protection.ledger, broker.clock.now)
+    return balance
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_credits_go_where_their_client_goes(start_node: StartNode, clean: bool) -> None:
+    """Who has used up its credits would have new ones at each other worker; or find its former ones when it is back."""
+    node = start_node(2)
+    first = arrive(node[0], clean=clean)
+    full = credits_of(node[0])
+    publish(first, b"a", *[b"x" * 10_000] * 50)
+    spent = full - credits_of(node[0])
+    second = arrive(node[1], clean=clean)
+    assert spent == pytest.approx(full - credits_of(node[1]), abs=1) and spent > 1000
+    publish(second, b"a", *[b"x" * 10_000] * 50)
+    arrive(node[0], clean=clean)
+
+    assert 2 * spent == pytest.approx(full - credits_of(node[0]), abs=1)
+
+
 def test_the_will_of_who_is_taken_over_is_published_once(start_node: StartNode) -> None:
     """The connection ended without a DISCONNECT (3.1.4, the comment on takeovers)."""
     node = start_node(2)
@@ -367,6 +392,55 @@ def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
     assert not connack.session_present
 
 
+def test_the_owner_dies_once_it_has_handed_over(start_node: StartNode) -> None:
+    """All of the session has come, and would be thrown away with what waits in it."""
+    node = start_node(3)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    first.drop()
+    publish(arrive(node[2], "publisher"), b"a", b"x")
+    late = lane(node[1], node[2])
+    node[1].worker.reactor.hold(late)  # so that worker 1 does not know yet that worker 2 has nothing for it any more
+    second = node[1].open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    node.kill(node[0])
+    node[0].worker.reactor.release(late)
+    (connack, *others) = second.receive()
+
+    assert isinstance(connack, ConnAck) and connack.session_present
+    assert [b"x"] == [packet.payload for packet in others if isinstance(packet, Publish)]
+
+
+@pytest.mark.parametrize("filters", [1, 250])
+def test_who_is_asked_again_before_it_knows_that_the_first_who_asked_is_dead(
+    start_node: StartNode, filters: int
+) -> None:
+    """The client would begin anew, and that session be ended when the former one comes back to life."""
+    node = start_node(3)
+    owner, asking, other = node
+    first = arrive(owner)
+    subscribed(first, "a", *[f"f/{n}" for n in range(filters)])
+    publish(arrive(other, "publisher"), b"a", b"x")
+    late = lane(owner, asking)
+    owner.worker.reactor.hold(late)
+    elsewhere = asking.open(V5)
+    elsewhere.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == elsewhere.receive()
+    open_still = lane(asking, owner).sock.dup()  # the end of the lane comes later than the death
+    node.kill(asking)
+    second = other.open(V5)
+    second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == second.receive()
+    open_still.close()
+    owner.worker.reactor.release(late)
+    (connack, *others) = second.receive()
+
+    assert isinstance(connack, ConnAck) and connack.session_present
+    assert [b"x"] == [packet.payload for packet in others if isinstance(packet, Publish)]
+    assert [2] == sessions(node)
+
+
 def test_what_a_group_had_for_a_session_that_does_not_come_goes_to_others(start_node: StartNode) -> None:
     """It was chosen where it was to come, and nobody else has the message (4.8.2)."""
     node = start_node(3)
@@ -510,17 +584,39 @@ def leave_a_claim(broker: Broker, client_id: str) -> None:
     registration.registry.holdings._current.pop(client_id)
 
 
-def test_a_session_is_found_behind_a_claim_that_nobody_heard_of(start_node: StartNode) -> None:
-    """Redis was killed, or hung, and names a worker that has nothing: the client would begin anew."""
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_session_is_found_behind_a_claim_that_nobody_heard_of(
+    start_node: StartNode, alive: bool, clean: bool
+) -> None:
+    """Redis was killed, or hung, and names a worker that has nothing, or had died when its claim was carried out.
+
+    The client would begin anew, and what it had be left behind: subscribed, and nobody's.
+    """
     node = start_node(3)
     first = arrive(node[0])
     subscribed(first, "a")
     leave_a_claim(node[1], "me")
-    second = arrive(node[2])
+    if not alive:
+        node.kill(node[1])
+    second = arrive(node[-1], clean=clean)
 
-    assert second.connack.session_present
+    assert clean != second.connack.session_present
     assert 0x8E == goodbye(first)
     assert [2] == sessions(node)
+
+
+def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
+    """The other would be on its way for ever, and whoever asks for it later wait for that."""
+    node = start_node(3)
+    arrive(node[0])
+    elsewhere = node[1].worker
+    elsewhere.store.keep(Session("me", elsewhere.reception.session_limits, elsewhere.counters))
+    leave_a_claim(node[2], "me")
+
+    assert arrive(node[2]).connack.session_present
+    assert [2] == sessions(node)
+    assert [0, 0] == [broker.worker.takeovers.departing() for broker in node[:2]]
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -580,3 +676,25 @@ def test_a_client_comes_back_while_who_asked_for_its_session_dies(start_node: St
     again.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
     node.settle()
     assert 0 == node[0].worker.routes.statistics()[1]
+
+
+def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> None:
+    """Its worker would have given up what nobody takes: the will of the client would be lost with it."""
+    node = start_node(4)
+    listener = arrive(node[2], "listener")
+    subscribed(listener, "will")
+    arrive(node[2])
+    node[3].stopped = True  # the move to worker 0 cannot be completed without it
+    elsewhere, asking = node[0].open(V5), node[1].open(V5)
+    elsewhere.send(Connect(V5, "me", False, 0, None, None, Will(b"will", b"gone", 1), LASTING))
+    assert [] == elsewhere.receive()
+    asking.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    assert [] == asking.receive()
+    node.kill(node[1])
+    node.workers[2].stopped = False
+    assert [True] == [packet.session_present for packet in elsewhere.receive()]
+    owner = node[0]
+    node.kill(owner)
+    node.mourn(owner, node[0])
+
+    assert [b"gone"] == payloads(listener)

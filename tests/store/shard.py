@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from broker.config import Overload
 from broker.mqtt.packets import Will
 from broker.store.address import RedisAddress
 from broker.store.holdings import Rival
@@ -45,6 +46,7 @@ class Shard:
             incarnation=self.incarnation,
             wall=lambda: self.wall(),
             new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
+            overload=Overload(),
             alone=alone,
         )
         self.mourning = Mourning(self.commands, KEYS, self.registry.script, self)

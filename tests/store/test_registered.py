@@ -3,8 +3,10 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import Session
+from broker.session.will import Will as SessionWill
 from broker.store.holdings import Rival
 from broker.store.neighbours import Handover, Then
 from broker.store.owner import Owner
@@ -12,7 +14,7 @@ from broker.store.registered import MOST_BEHIND, RegisteredSessions
 from broker.store.registry import Registry
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
-from tests.store.shard import Shard
+from tests.store.shard import KEYS, Shard
 from tests.store.test_registry import owner
 from tests.store.test_sessions import Asking, session
 
@@ -168,6 +170,22 @@ def test_a_claim_whose_answer_was_lost_finds_the_session(server: RunningRedis, l
     assert there is two.connect("me", lasting=True)
 
 
+def test_a_session_is_found_though_redis_has_forgotten_who_has_it(server: RunningRedis, loop: Loop) -> None:
+    """Redis has come back without the end of its log, and its owner has not told it again: it would be nobody's."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    two.shard.settle()
+    with server.client() as client:
+        client.delete(KEYS.owner(b"me"))
+    two.shard.commands.lost("gone", loop.now())
+    loop.ready(two.shard.commands)
+
+    assert there is not None
+    assert there is two.connect("me", lasting=True)
+
+
 def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server: RunningRedis, loop: Loop) -> None:
     """Their claims are carried out when it goes on: the session would be nobody's, or of somebody without it."""
     node = Node()
@@ -226,6 +244,27 @@ def test_a_session_that_ends_is_released(server: RunningRedis, loop: Loop) -> No
     worker.shard.settle()
 
     assert [] == owner(server, "me")
+
+
+def test_a_session_that_ends_takes_its_will_back_at_once(server: RunningRedis, loop: Loop) -> None:
+    """A worker that is killed a moment later would have its will published again, by whoever mourns it."""
+    loop.stop_clock()
+    worker = Worker(loop, server, 1)
+    coming = Coming(worker.store, "me", False, 0)
+    coming.will = Will(b"gone", b"")
+    worker.store.claim(coming)
+    loop.until(lambda: bool(coming.answers))
+    there = worker.store.find("me")
+    assert there is not None
+    there.will = SessionWill(coming.will)
+    with server.client() as client:
+        assert 1 == len(client.keys("*:wills:*"))
+        worker.store.forget(there)
+        for wire in loop.wires:  # what was said, and nothing else: the worker does not come to its next tick
+            wire.flush(loop.now())
+        client.ping()  # it was said before this, and Redis does one after the other
+
+        assert [] == client.keys("*:wills:*")
 
 
 def test_a_client_that_went_while_it_was_asked_for_leaves_nothing(server: RunningRedis, loop: Loop) -> None:

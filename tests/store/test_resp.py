@@ -297,6 +297,20 @@ def test_replies_are_taken_within_the_quantum(loop: Loop) -> None:
     assert [(b"PONG", None)] * 10 == told
 
 
+def test_a_reply_takes_as_much_as_what_follows_from_it(loop: Loop) -> None:
+    """A thousand clients would be let in at once, as each of their claims counted like a small publish."""
+    commands, _ = on_paper(loop)
+    commands.take(GREETED, 1000, 0.0)
+    told: Told = []
+    for _ in range(10):
+        question = Question(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        question.units = 100 * REPLY
+        commands.ask(question, 0.0)
+
+    assert 200 * REPLY == commands.take(b"+PONG\r\n" * 10, 150 * REPLY, 0.0)
+    assert (2, True) == (len(told), commands.more)
+
+
 def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
     """A reply at the end of a read would be lost, or read as another."""
     commands, _ = on_paper(loop)
