@@ -30,7 +30,7 @@ from broker.link_frames import LENGTH, body_length, frame, unpack
 from broker.logs import configure
 from broker.net.certificates import CertificateError
 from broker.registration import Place
-from broker.store.address import from_parts
+from broker.store.address import RedisAddress, from_parts
 from broker.worker import OWN_DESCRIPTORS, Worker
 
 PR_SET_PDEATHSIG: Final = 1  # prctl(2)
@@ -68,15 +68,21 @@ class Process:
         assert worker.registration is not None
         self._registration = worker.registration
         self._inspection = Inspection(worker.store, worker.reception, worker.reactor, worker.clock)
+        self._inspection.inject = worker.protection.inject
+        self._inspection.explaining = worker.explaining
+        self._inspection.overview = worker.overview
         self._stopping = trio.Event()
         sock.setblocking(False)
         self._link = Link(worker.reactor, sock, self._take, self._orphaned)
+        if config.overload.trace:
+            worker.trace_to(os.path.join(assignment["folder"], "trace", f"worker-{worker.shard}.trace"))
         transports = worker.transports()
         self._doors = [
             (socket.socket(fileno=descriptor), transports[name]) for descriptor, name in assignment["listeners"]
         ]
         for peer in assignment["peers"]:
             self._join(peer, peer["descriptors"])
+        worker.limiting.change(assignment["limits"], [])
         worker.mesh.on_joined = self._open
         worker.collector.start(worker.clock())
 
@@ -99,6 +105,7 @@ class Process:
 
     async def serve(self) -> None:
         worker = self.worker
+        self._link.send("begun", {})  # the others may hear of us
         self._open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_statistics)
@@ -127,13 +134,20 @@ class Process:
         elif kind == "mourn":
             self._registration.mourn(found["incarnation"], self.worker.clock())
         elif kind == "redis":
-            self._registration.move(from_parts(found["address"]), self.worker.clock())
+            self._move_redis(from_parts(found["address"]))
+        elif kind == "limits":
+            self.worker.limiting.change(found["holding"], found["over"])
         elif kind == "log":
             self._reopen_log()
         elif kind == "request":
             self._link.send("answer", {"id": found["id"], **self._answer(found["what"], found["arguments"])})
         else:
             self.worker.log.error("unknown_frame", kind=kind)
+
+    def _move_redis(self, address: RedisAddress) -> None:
+        now = self.worker.clock()
+        self._registration.move(address, now)
+        self.worker.reports.move(address, now)
 
     def _reopen_log(self) -> None:
         try:

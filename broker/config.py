@@ -7,7 +7,24 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
 
-from broker.config_values import KIB, MIB, Choice, Duration, Flag, Hosts, Kind, Name, Number, Size, Text
+from broker.config_values import (
+    KIB,
+    MIB,
+    Choice,
+    Duration,
+    Factor,
+    Flag,
+    Hosts,
+    Kind,
+    Name,
+    Number,
+    Numbers,
+    Rates,
+    Size,
+    Tenants,
+    Text,
+)
+from broker.overload.rate import burst, parse
 
 YEAR: Final = 365 * 86400.0
 EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
@@ -35,6 +52,16 @@ def number(default: int, *, least: int = 0, most: int = ANY_NUMBER) -> int:
     return value
 
 
+def numbers(*default: int, least: int = 0, most: int = ANY_NUMBER) -> tuple[int, ...]:
+    value: tuple[int, ...] = _setting(default, Numbers(len(default), least, most))
+    return value
+
+
+def factor(default: float, *, least: float, most: float) -> float:
+    value: float = _setting(default, Factor(least, most))
+    return value
+
+
 def duration(default: float, *, least: float = 0.0, most: float = YEAR) -> float:
     value: float = _setting(default, Duration(least, most))
     return value
@@ -42,6 +69,21 @@ def duration(default: float, *, least: float = 0.0, most: float = YEAR) -> float
 
 def size(default: int, *, least: int = 0, most: int = EXABYTE) -> int:
     value: int = _setting(default, Size(least, most))
+    return value
+
+
+def message_rate(default: str = "") -> str:
+    value: str = _setting(default, Rates(sizes=False))
+    return value
+
+
+def byte_rate(default: str = "") -> str:
+    value: str = _setting(default, Rates(sizes=True))
+    return value
+
+
+def tenant_rule(default: str = "") -> str:
+    value: str = _setting(default, Tenants())
     return value
 
 
@@ -184,8 +226,24 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Flush:
+    """When what is written to one kind of client is sent to it."""
+
+    # always: at the end of each tick. adaptive: the same while calm, later as the worker gets busy, where more is
+    # written soon. buffered: after so many messages, or delivery.buffered_hold after the first of them.
+    flush: str = choice("adaptive", "adaptive", "always", "buffered")
+    buffered_msg_count: int = number(5, least=1, most=10_000)  # as TBMQ has it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What a slow reader may cost."""
+    """What a slow reader may cost, and when a quick one is sent to."""
+
+    non_persistent: Flush = field(default_factory=Flush)  # sessions that end with their connection
+    device: Flush = field(default_factory=Flush)  # sessions that outlive it
+    adaptive_hold: float = duration(0.005, most=1.0)  # the longest: no person and few machines notice it
+    buffered_hold: float = duration(0.2, least=0.001, most=60.0)  # TBMQ's idle time before a flush
+    held: int = number(10_000, least=1)  # connections held at once, of each; then the one held longest is sent to
 
     high_watermark: int = size(1280 * KIB, least=4 * KIB)  # over it a reader is slow; holds the largest packet and more
     low_watermark: int = size(640 * KIB)  # under it, it is not slow any more; half, so that it does not flap
@@ -193,6 +251,87 @@ class Delivery:
     slow_consumer_timeout: float = duration(60.0, least=0.1)  # a reader that takes no byte for so long is closed
     notsent_lowat: int = size(128 * KIB, least=4 * KIB, most=1 << 30)  # or the kernel hides 4 MB a reader from us
     user_timeout: float = duration(60.0, most=86400.0)  # unacknowledged bytes end a dead peer; 0 = the kernel's minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a PUBLISH costs, in credits."""
+
+    publish: int = number(10, least=1, most=1_000_000)  # least 1: who pays nothing is never held back
+    bytes_per_credit: int = size(128, least=1)  # copying is cheap beside the work for a packet
+    delivery: int = number(1, most=1_000_000)  # an append to an outbox, a tenth of reading a packet
+    persistent_delivery: int = number(20, most=1_000_000)  # on top: it is stored and read back
+    retained: int = number(10, most=1_000_000)  # kept here, and by every other worker
+    qos: int = number(5, most=1_000_000)  # times the QoS: for each there are two more packets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overload:
+    """When clients are slowed down, whom that concerns, and how much."""
+
+    enabled: bool = flag(True)
+    # Whether a client that is held back for longer than its keep alive stays connected: it cannot be heard, because of
+    # us. strict: it is closed, as the specification has it of a silent client, and as HiveMQ documents it.
+    keepalive_while_throttled: str = choice("honour", "honour", "strict")
+    # Credits for a client each 200 ms at the levels 0 to 10. They halve from level to level: no load is too far away.
+    refill: tuple[int, ...] = numbers(
+        50_000, 25_000, 12_500, 6_000, 3_000, 1_500, 750, 350, 150, 60, 20, least=1, most=1_000_000_000
+    )
+    cap: int = number(50_000, least=1)  # credits a client may save up: a burst of 3000 small publishes
+    cap_refills: int = number(5, least=1, most=1000)  # above level 0: a second's worth, or a fleet's savings flood us
+    cap_least: int = number(1000, least=1)  # but so many, or a dear publish would wait for long at level 10
+    position_gain: float = factor(0.1, least=0.001, most=10)  # levels each 100 ms for a signal one target off
+    trend_gain: float = factor(0.3, least=0, most=10)  # the same for a change by one target; brakes before it is late
+    lag: float = duration(0.05, least=0.001, most=60.0)  # of a ready socket; two and a half rounds of the reactor
+    gate_delay: float = duration(0.05, least=0.001, most=60.0)  # beyond what the resource takes when nothing waits
+    outbound_percent: int = number(70, least=1, most=100)  # of the outbound budget; leaves room for large packets
+    memory_percent: int = number(85, least=1, most=100)  # of the limit; the rest is the time that slowing down takes
+    connect_delay: float = duration(1.0, least=0.001, most=3600.0)  # clients give up after 5 to 60 s
+    connects_per_second: int = number(4000)  # of the node; two cores do 5500 and nothing else; 0 = any number
+    connect_burst: int = number(2000, least=1)  # of the node, before the rate holds; a small fleet need not wait
+    connects_waiting: int = number(10_000, least=1)  # of each worker, 2 KiB each; who comes later is told when to retry
+    contended_from: float = factor(1.0, least=0.01, most=100)  # targets: from the point at which the level rises
+    contended_until: float = factor(0.4, least=0, most=100)  # well below, so that it does not flap
+    gate_room: float = duration(0.1, least=0.001, most=60.0)  # of work before a gate; keeps a batching resource busy
+    gate_idle: float = duration(0.005, least=0.001, most=60.0)  # with less before it, nobody has to be held back
+    gate_floor: int = number(20, least=1, most=1_000_000)  # publishes under way in any case: from them it learns
+    gate_bytes: int = size(16 * MIB, least=KIB)  # before one gate; 100 ms of a fast disk
+    wait: float = duration(30.0, least=0.1, most=86400.0)  # at a gate; most clients give up an answer by then
+    accounts: int = number(65_536)  # clients that left whose credits are remembered, of about 250 bytes each
+    # Of each worker's file of what it decided, for trying another policy on it; 0 = none. A publish is about 40 bytes,
+    # and is judged even when all is calm: who does not mean to look at it should not pay for that.
+    trace: int = size(0)
+    cost: Cost = field(default_factory=Cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaScope:
+    """What those who share a quota may do in all; "" = as much as they like, which is the default of them all.
+
+    A quota is somebody's decision about somebody's traffic: there is no number that would be right for everybody.
+    """
+
+    incoming_messages: str = message_rate()  # that are published; TBMQ's incoming-publish, for a session
+    incoming_bytes: str = byte_rate()  # of their packets
+    outgoing_messages: str = message_rate()  # that are sent to subscribers; TBMQ's outgoing, for a session
+    outgoing_bytes: str = byte_rate()  # of their packets
+    subscriptions: str = message_rate()  # filters that are subscribed to
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterQuota(QuotaScope):
+    total_messages: str = message_rate()  # in both directions together; TBMQ's total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quotas:
+    """How much clients may do: each session, all clients of a tenant, and all there are."""
+
+    tenant_of: str = tenant_rule()  # where the name of a client's tenant is; "" = there are no tenants
+    reserve: float = factor(0.5, least=0.0, most=0.9)  # for QoS 1 and 2 alone; half, as neither is to starve
+    session: QuotaScope = field(default_factory=QuotaScope)
+    tenant: QuotaScope = field(default_factory=QuotaScope)
+    cluster: ClusterQuota = field(default_factory=ClusterQuota)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +357,15 @@ class Redis:
     url: str = path()  # "" = a private server of the node's own, that nobody has to install or name
     memory: int = size(0)  # for the data of that server; 0 = a quarter of the memory limit
     prefix: str = path("weir")  # of all keys: several clusters may share one Redis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The log of what each worker says of each second, for the analysis; Prometheus and $SYS do not need it."""
+
+    enabled: bool = flag(True)  # a few KiB a second of each worker; an episode is explained by what was before it
+    interval: float = duration(1.0, least=0.1, most=60.0)  # what overload does, it does within seconds
+    length: int = number(10_000, least=100)  # records that Redis keeps, of all workers: some 30 MB, and 40 min of four
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +396,12 @@ class Config:
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
     delivery: Delivery = field(default_factory=Delivery)
+    overload: Overload = field(default_factory=Overload)
+    quotas: Quotas = field(default_factory=Quotas)
     retained: Retained = field(default_factory=Retained)
     routes: Routes = field(default_factory=Routes)
     redis: Redis = field(default_factory=Redis)
+    metrics: Metrics = field(default_factory=Metrics)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)
     admin: Admin = field(default_factory=Admin)
@@ -271,7 +422,40 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         found.append(("limits.queue_bytes", right))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # braces mark what Redis Cluster hashes
         found.append(("redis.prefix", "a word without braces or spaces"))
+    found += _overload_contradictions(config.overload)
+    found += _quota_contradictions(config.quotas, config.limits.packet_bytes)
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
+
+
+def _overload_contradictions(overload: Overload) -> list[tuple[str, str]]:
+    found = []
+    refill = overload.refill
+    rising = [level for level in range(1, len(refill)) if refill[level] > refill[level - 1]]
+    if rising:
+        level = rising[0]
+        right = (
+            f"a table that does not rise: level {level} grants {refill[level]}, level {level - 1} {refill[level - 1]}"
+        )
+        found.append(("overload.refill", right))
+    if overload.cap_least > overload.cap:
+        found.append(("overload.cap_least", f"at most overload.cap ({overload.cap})"))
+    if overload.contended_until >= overload.contended_from:
+        found.append(("overload.contended_until", f"less than overload.contended_from ({overload.contended_from:g})"))
+    if overload.gate_idle > overload.gate_room:
+        found.append(("overload.gate_idle", f"at most overload.gate_room ({overload.gate_room:g}s)"))
+    return found
+
+
+def _quota_contradictions(quotas: Quotas, packet_bytes: int) -> list[tuple[str, str]]:
+    found = []
+    for scope, quota in (("session", quotas.session), ("tenant", quotas.tenant), ("cluster", quotas.cluster)):
+        text = quota.incoming_bytes
+        if text and burst(parse(text, sizes=True)) < packet_bytes:  # or a lawful packet could never pass
+            right = f'of windows that hold limits.packet_bytes, such as "{packet_bytes}:60"'
+            found.append((f"quotas.{scope}.incoming_bytes", right))
+    if quotas.tenant != QuotaScope() and not quotas.tenant_of:
+        found.append(("quotas.tenant_of", 'a rule such as "user", as [quotas.tenant] says what tenants may do'))
+    return found
 
 
 def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, str]]:

@@ -7,6 +7,10 @@ import math
 import re
 from typing import Any, Final, Protocol
 
+from broker.overload.rate import RateError, parse
+from broker.overload.tenants import RIGHT as TENANT_RULES
+from broker.overload.tenants import TenantRule
+
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
@@ -75,6 +79,43 @@ class Number:
         return str(value)
 
 
+class Numbers:
+    """A row of *count* whole numbers; a list, or one str with commas in it."""
+
+    def __init__(self, count: int, least: int, most: int) -> None:
+        self._count = count
+        self._number = Number(least, most)
+
+    def take(self, given: object) -> tuple[int, ...]:
+        listed = given.split(",") if isinstance(given, str) else given
+        if not isinstance(listed, list | tuple) or len(listed) != self._count:
+            raise ValueError(f"a list of {self._count} whole numbers")
+        try:
+            return tuple(self._number.take(one.strip() if isinstance(one, str) else one) for one in listed)
+        except ValueError as error:
+            raise ValueError(f"a list of {self._count} numbers, each {error}") from None
+
+    def show(self, value: tuple[int, ...]) -> str:
+        return "[" + ", ".join(map(str, value)) + "]"
+
+
+class Factor:
+    """A number with decimals."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least = least
+        self._most = most
+
+    def take(self, given: object) -> float:
+        value = _quantity(given, {}, bare=1.0)
+        if value is None or not self._least <= value <= self._most:
+            raise ValueError(f"a number from {self._least:g} to {self._most:g}")
+        return value
+
+    def show(self, value: float) -> str:
+        return f"{value:g}"
+
+
 class Duration:
     """Seconds, as a float."""
 
@@ -112,6 +153,40 @@ class Size:
     def show(self, value: int) -> str:
         text = _bytes(value)
         return text if text.isdigit() else f'"{text}"'
+
+
+class Rates:
+    """How much in how much time, as it is written: broker/overload/rate.py reads it again. "" is no limit."""
+
+    def __init__(self, sizes: bool) -> None:
+        self._sizes = sizes
+
+    def take(self, given: object) -> str:
+        if given == "":
+            return ""
+        text = given if isinstance(given, str) else repr(given)  # a bare number is none
+        try:
+            parse(text, self._sizes)
+        except RateError as error:
+            raise ValueError(f'"", or {error.right}') from None
+        return text
+
+    def show(self, value: str) -> str:
+        return f'"{value}"'
+
+
+class Tenants:
+    """The rule that says whose tenant a client is; broker/overload/tenants.py reads it again."""
+
+    def take(self, given: object) -> str:
+        if not isinstance(given, str) or not given.isprintable():
+            raise ValueError(TENANT_RULES)
+        if given:
+            TenantRule(given)
+        return given
+
+    def show(self, value: str) -> str:
+        return Text().show(value)
 
 
 class Choice:

@@ -11,6 +11,7 @@ from broker.connection import Connection
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN, Stream
+from broker.overload.admit import DROP
 from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
@@ -75,7 +76,7 @@ class FanOut(Unfinished):
         while room > 0 and self._shared:
             group = self._shared.pop()
             for message in self._messages:
-                share(group, message, self._counters, now)
+                share(group, message, self.publisher, self._counters, now)
             room -= len(self._messages)
         while room > 0 and self._group < len(self._groups):
             room -= self._serve(self._groups[self._group], self._ends[self._group], room, now)
@@ -157,12 +158,13 @@ class Deliveries:
             self._begin(FanOut(route, message, None, publisher, answer, self._counters), stream)
             return
         for shared in route.shared:
-            share(shared, message, self._counters, now)
+            share(shared, message, publisher, self._counters, now)
         for group in route.groups:
             group.deliver(message, 0, len(group.sessions), publisher, now)
         if answer and stream is not None:
             self._counters.answers_sent += 1
-            stream.outbox.write(answer)
+            stream.outbox.answer(answer)
+            stream.acknowledged += 1
 
     def deliver_crossed(self, route: Route, message: Message, stream: Stream, now: float) -> None:
         """Deliver *message*, which came from another worker by *stream*, to those who are here.
@@ -187,7 +189,7 @@ class Deliveries:
         if route.shared:
             for message in run.messages(b""):
                 for shared in route.shared:
-                    share(shared, message, self._counters, now)
+                    share(shared, message, publisher, self._counters, now)
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), publisher, now)
 
@@ -243,11 +245,14 @@ class Deliveries:
         if stream is not None and stream.state == OPEN:
             if work.answer:
                 self._counters.answers_sent += 1
-                stream.outbox.write(work.answer)
+                stream.outbox.answer(work.answer)
+                self._reactor.latencies.add(self._clock() - stream.read_at, 1)
             self._reactor.release(stream)
 
 
-def share(group: SharedGroup, message: Message, counters: Counters, now: float) -> None:
-    """One member of *group* gets *message*."""
+def share(group: SharedGroup, message: Message, publisher: Session | None, counters: Counters, now: float) -> None:
+    """One member of *group* gets *message*, of *publisher*, who may ask why nobody did."""
     if not group.deliver(message, now):
         counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
+        if publisher is not None:
+            publisher.note(DROP, DropReason.NO_SHARED_MEMBER.label, now)

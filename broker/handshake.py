@@ -4,24 +4,29 @@ from typing import Final
 
 from broker.config import Limits
 from broker.mqtt.codes import REASON_CODES
+from broker.mqtt.encode import encode
 from broker.mqtt.packets import CONNACK, V5, ConnAck, Connect, Properties
 from broker.mqtt.properties import (
     ASSIGNED_CLIENT_IDENTIFIER,
     AUTHENTICATION_METHOD,
     MAXIMUM_PACKET_SIZE,
     MAXIMUM_QOS,
+    REASON_STRING,
     RECEIVE_MAXIMUM,
     REQUEST_PROBLEM_INFORMATION,
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
     SESSION_EXPIRY_INTERVAL,
     TOPIC_ALIAS_MAXIMUM,
+    USER_PROPERTY,
 )
 from broker.reasons import CloseReason
 from broker.routing.routes import RESERVED
 
 UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0
+RETRY_AFTER: Final = "retry-after-ms"  # the name of the user property that says when to come again
+TOO_MANY: Final = "more clients connect than can be let in at once"
 
 # 3.x has five reasons; the rest is a close without a word, 3.1.1 [MQTT-3.2.2-6].
 RETURN_CODES: Final = {
@@ -29,6 +34,8 @@ RETURN_CODES: Final = {
     CloseReason.CLIENT_ID_INVALID: 2,
     CloseReason.SERVER_UNAVAILABLE: 3,
     CloseReason.SERVER_BUSY: 3,
+    CloseReason.CONNECTS_WAITING: 3,
+    CloseReason.CONNECT_DISPLACED: 3,
     CloseReason.CONNECTION_LIMIT: 3,
     CloseReason.CONNECTIONS_PER_ADDRESS: 3,
     CloseReason.CONNECT_RATE: 3,
@@ -125,6 +132,21 @@ def refuse(version: int, reason: CloseReason) -> ConnAck | None:
         return ConnAck(False, reason.code) if reason.code else None
     code = RETURN_CODES.get(reason, 0)
     return ConnAck(False, code) if code else None
+
+
+def busy(packet: Connect, reason: CloseReason, retry_after: float) -> ConnAck | None:
+    """The same for who may come again, *retry_after* seconds from now: 5.0 is told so, as far as it lets us."""
+    connack = refuse(packet.version, reason)
+    if connack is None or packet.version != V5 or not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):
+        return connack
+    most = _number(packet.properties, MAXIMUM_PACKET_SIZE, ANY_SIZE)
+    retry: Properties = {USER_PROPERTY: [(RETRY_AFTER, str(int(retry_after * 1e3)))]}
+    explained: Properties = {REASON_STRING: TOO_MANY, **retry}
+    for properties in (explained, retry):
+        fuller = ConnAck(False, connack.code, properties)
+        if most == ANY_SIZE or len(encode(fuller, V5)) <= most:  # [MQTT-3.2.2-19], [MQTT-3.2.2-20]
+            return fuller
+    return connack
 
 
 def _keep_alive(packet: Connect, limits: Limits) -> int:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from broker.arrivals import Arrivals
+from broker.behind import look_behind
 from broker.connection import Connection
 from broker.delivery.outbox import Outbox
 from broker.fanout import Deliveries
 from broker.mesh.mesh import Mesh
 from broker.metrics.counters import Counters
+from broker.metrics.heavy_hitters import HeavyHitters
 from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import protocol_error, read_length
 from broker.mqtt.packets import (
@@ -32,11 +34,14 @@ from broker.mqtt.packets import (
 from broker.net.reactor import LARGE_READ, Reactor, Service
 from broker.net.stream import OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
+from broker.overload_reports import OverloadReports
+from broker.protection import Protection
 from broker.publishing import Publishing
 from broker.reasons import CloseReason, ProtocolError
 from broker.reception import Reception
 from broker.registration import Registration
 from broker.session.session import Session
+from broker.store.leasing import Leasing
 from broker.subscribing import Subscribing
 
 CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
@@ -55,9 +60,11 @@ class Hub(Service):
         reactor: Reactor,
         counters: Counters,
         mesh: Mesh,
+        protection: Protection,
         clock: Callable[[], float],
         *,
         packet_bytes: int,
+        clients: HeavyHitters,
     ) -> None:
         self._arrivals = arrivals
         self._reception = reception
@@ -67,9 +74,13 @@ class Hub(Service):
         self._reactor = reactor
         self._counters = counters
         self._mesh = mesh
+        self._protection = protection
         self._clock = clock
         self._packet_bytes = packet_bytes
+        self._clients = clients
         self.registration: Registration | None = None  # without Redis
+        self.leasing: Leasing | None = None
+        self.reports: OverloadReports | None = None  # likewise
 
     # What the reactor calls.
 
@@ -85,6 +96,16 @@ class Hub(Service):
         except Exception as error:  # our mistake: it costs this connection and not the worker
             self._reception.failed(connection, error, now)
         return quantum
+
+    def overhear(self, stream: Stream, count: int, now: float) -> int:
+        connection = cast(Connection, stream)
+        try:
+            return self._look_behind(connection, len(connection.input) - count - connection.unseen, now)
+        except ProtocolError as error:
+            self._reception.reject(connection, error, now)
+        except Exception as error:  # our mistake: it costs this connection and not the worker
+            self._reception.failed(connection, error, now)
+        return 1
 
     def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
         self._reception.reject(cast(Connection, stream), error, now)
@@ -122,12 +143,13 @@ class Hub(Service):
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        due = min(self._reception.tick(now), self._mesh.tick(now))
-        registration = self.registration
-        if registration is None:
+        due = min(self._reception.tick(now), self._mesh.tick(now), self._arrivals.tick(now), self._protection.tick(now))
+        registration, reports = self.registration, self.reports
+        if registration is None or reports is None:
             return due
         try:
-            return min(due, registration.tick(now))
+            due = min(due, reports.tick(now), registration.tick(now))
+            return due if self.leasing is None else min(due, self.leasing.tick(now))
         except Exception as error:  # our mistake, in what follows from an answer that did not come
             self._reception.failed(None, error, now)
             return now
@@ -159,6 +181,9 @@ class Hub(Service):
         end = len(data)
         spent = 0
         packets = 0
+        counters = self._counters
+        published = counters.publishes_received
+        published_bytes = counters.publish_bytes_received
         connection.needs = 0
         limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
         while spent < quantum and position < end and not connection.held:
@@ -204,13 +229,22 @@ class Hub(Service):
                 position = stop
             else:
                 connection.position = stop
-                spent += self._other(connection, session, first, data, body, stop, now)
+                units = self._other(connection, session, first, data, body, stop, now)
+                if units == 0:  # it waits
+                    spent += ANSWER_COST
+                    connection.position = position
+                    break
+                spent += units
                 packets += 1
                 position = stop
                 if connection.state != OPEN:
                     break
             connection.position = position
-        self._counters.packets_received += packets
+        counters.packets_received += packets
+        session = connection.session
+        if session is not None and spent:
+            messages = counters.publishes_received - published
+            self._clients.add(session.client_id, spent, messages, counters.publish_bytes_received - published_bytes)
         if connection.state == OPEN:
             connection.left = end - position
             if position == end:  # an idle connection holds no input
@@ -221,12 +255,35 @@ class Hub(Service):
                 connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]
+            if connection.pause is not None and connection.left and connection.scanned is not connection.input:
+                self._look_behind(connection, connection.position, now)
             if connection.outbox.stuffed() and not connection.held:
                 connection.stuffed = True
                 self._reactor.hold(connection)
             if connection.replays is not None:
                 self._subscribing.go_on(connection)
         return spent
+
+    def _look_behind(self, connection: Connection, begin: int, now: float) -> int:
+        """*connection* waits with a publish: take what lies behind it from *begin* on and must not wait; how much."""
+        session = connection.session
+        data = connection.scanned = connection.input
+        found = look_behind(data, begin, connection.version)
+        connection.unseen = found.unseen
+        packets = found.pings + len(found.acknowledgements)
+        if packets == 0 or session is None:
+            return 0
+        connection.input = connection.scanned = data[connection.position : begin] + found.left
+        connection.position = 0
+        connection.left = len(connection.input)
+        connection.heard = now
+        for _ in range(found.pings):
+            self._counters.answers_sent += 1
+            connection.outbox.answer(PINGRESP)
+        for kind, packet_id in found.acknowledgements:
+            self._acknowledged(session, kind, packet_id, SUCCESS, now)
+        self._counters.packets_received += packets
+        return packets
 
     def _acknowledged(self, session: Session, kind: int, packet_id: int, code: int, now: float) -> None:
         """PUBACK, PUBREC, PUBREL or PUBCOMP from the client."""
@@ -252,7 +309,7 @@ class Hub(Service):
     def _other(
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
-        """Any packet but a PUBLISH or a plain acknowledgement; the units used."""
+        """Any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
         if first >> 4 == CONNECT:  # before it is read: what may be wrong in one has words in CONNACK only
             raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
         packet = decode(first, data, body, stop, connection.version)
@@ -260,8 +317,10 @@ class Hub(Service):
             self._acknowledged(session, packet.kind, packet.packet_id, packet.code, now)
         elif isinstance(packet, PingReq):
             self._counters.answers_sent += 1
-            connection.outbox.write(PINGRESP)  # [MQTT-3.12.4-1]
+            connection.outbox.answer(PINGRESP)  # [MQTT-3.12.4-1]
         elif isinstance(packet, Subscribe):
+            if connection.quota is not None and self._protection.defers(connection, len(packet.filters), now):
+                return 0
             self._subscribing.subscribe(connection, session, packet, now)
             return FILTER_COST * len(packet.filters)
         elif isinstance(packet, Unsubscribe):

@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from broker.connection import Connection
+from broker.explaining import Explaining
 from broker.net.reactor import Reactor
+from broker.overview import Overview
 from broker.reasons import CloseReason
 from broker.reception import Reception
 from broker.session.session import Session
@@ -30,6 +32,10 @@ class Inspection:
         self._reception = reception
         self._reactor = reactor
         self._clock = clock
+        # Called with a signal's name, the value it shall have and until when (s); ValueError: why it cannot.
+        self.inject: Callable[[str, float, float], None] = _inject_nothing
+        self.explaining: Explaining | None = None
+        self.overview: Overview | None = None
 
     def answer(self, what: str, arguments: Arguments) -> object:
         """What *what* asks for; Unanswerable."""
@@ -37,8 +43,16 @@ class Inspection:
             return self._clients(arguments)
         if what == "client":
             return self._client(arguments)
+        if what == "why" and self.explaining is not None:
+            return self.explaining.facts(cast(str, arguments["client"]))
         if what == "kick":
             return self._kick(arguments)
+        if what == "inject":
+            return self._inject(arguments)
+        if what == "overload" and self.overview is not None:
+            return self.overview.overload(self._clock())
+        if what == "record" and self.overview is not None:
+            return self.overview.record()
         raise Unanswerable(f"A worker does not know what {what!r} means.")
 
     def _clients(self, arguments: Arguments) -> object:
@@ -71,6 +85,15 @@ class Inspection:
         self._reception.close(connection, CloseReason.KICKED, self._clock())
         return True
 
+    def _inject(self, arguments: Arguments) -> object:
+        """A test says what a signal of overload is, for some time."""
+        seconds = cast(float, arguments["seconds"])
+        try:
+            self.inject(cast(str, arguments["signal"]), cast(float, arguments["value"]), self._clock() + seconds)
+        except ValueError as error:
+            raise Unanswerable(str(error)) from None
+        return {}
+
     def _session(self, arguments: Arguments) -> Session | None:
         return self._store.find(cast(str, arguments["client"]))
 
@@ -91,5 +114,9 @@ class Inspection:
             "subscriptions": len(session.subscriptions),
             "inflight": session.inflight(),
             "waiting": session.waiting(),
-            "writable": session.outbox is not None and session.outbox.writable,
+            "writable": session.writable(),
         }
+
+
+def _inject_nothing(signal: str, value: float, until: float) -> None:
+    raise ValueError(f"There is no signal {signal!r} here.")

@@ -1,5 +1,7 @@
 # What the machine lets a process have.
+import os
 import resource
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,5 +31,11 @@ def memory_limit() -> int:
 
 def resident_bytes() -> int:
     """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(os.pread(_statm(), 256, 0).split()[1])
     return pages * resource.getpagesize()
+
+
+@cache
+def _statm() -> int:
+    """Open from the first look on, as we look also when no descriptor is left."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

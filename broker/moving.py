@@ -20,6 +20,7 @@ from typing import cast
 from broker.connection import Connection
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
+from broker.overload.credits import Accounts
 from broker.reasons import CloseReason
 from broker.reception import Reception
 from broker.routing.routes import Routes
@@ -41,6 +42,7 @@ class Moving:
         timers: Timers,
         counters: Counters,
         queue_budget: QueueBudget,
+        accounts: Accounts,
     ) -> None:
         self._reception = reception
         self._subscribing = subscribing
@@ -50,8 +52,13 @@ class Moving:
         self._timers = timers
         self._counters = counters
         self._queue_budget = queue_budget
+        self._accounts = accounts
 
     # Where it leaves.
+
+    def credits(self, client_id: str, now: float) -> float:
+        """What a client that has left us has to pay its publishes with, wherever it is now."""
+        return self._accounts.balance_of(client_id, now)
 
     def give_up(self, session: Session, now: float) -> Frozen | None:
         """*session*, which the store found, is to live at another worker; None if it ended with its connection.
@@ -88,7 +95,7 @@ class Moving:
     def take_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
         """The other worker is no more: the session stays, without a connection; *then* it may be claimed again.
 
-        If its client has begun another one here meanwhile, it ends instead, and nothing follows.
+        If its client has begun another one here meanwhile, it ends instead.
         """
         frozen.undo()
         session = frozen.session
@@ -99,8 +106,8 @@ class Moving:
         session = frozen.session
         if self._store.find(session.client_id) is not None:
             self._reception.end(session, now)
-            return
-        self._keep(frozen.session, frozen.expires, frozen.will_due, frozen.owed)
+        else:
+            self._keep(session, frozen.expires, frozen.will_due, frozen.owed)
         then()
 
     def end_elsewhere(self, session: Session, now: float) -> None:
@@ -115,6 +122,10 @@ class Moving:
             self._reception.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
 
     # Where it comes.
+
+    def bring_credits(self, client_id: str, credits: float, now: float) -> None:
+        """The same for the worker that it has come to."""
+        self._accounts.bring(client_id, credits, now)
 
     def expect(self) -> Thaw:
         """A session will come, chunk by chunk."""

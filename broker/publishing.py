@@ -2,22 +2,27 @@
 #
 # A PUBLISH is read in place, without a packet object, unless it has properties or a retain flag. QoS 0 packets that
 # lie next to each other and go to the same topic are one run: looked up, counted and delivered in one go.
-from collections.abc import Callable
 from typing import Final, cast
 
 from broker.connection import Connection
 from broker.fanout import Deliveries
+from broker.handshake import RETRY_AFTER
 from broker.metrics.counters import Counters
+from broker.metrics.heavy_hitters import HeavyHitters
 from broker.mqtt.decode import check_first_byte, decode
+from broker.mqtt.encode import encode
 from broker.mqtt.fields import protocol_error
-from broker.mqtt.packets import V5, Publish
-from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS
-from broker.net.stream import Stream
+from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, Properties, Publish
+from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS, USER_PROPERTY
+from broker.overload.admit import ACCEPT, DROP, PAUSE, Verdict
+from broker.overload.admit import Publish as Judged
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
-from broker.reasons import CloseReason, DropReason, ProtocolError
+from broker.overload.quota import Over
+from broker.protection import Protection
+from broker.reasons import CloseReason, DropReason, ProtocolError, PublishRefusal
 from broker.reception import Log
 from broker.routing.hybrid_clock import HybridClock
-from broker.routing.neighbour import Neighbour, Neighbours
+from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import Route, Routes
 from broker.session.message import NEVER, Message
@@ -26,6 +31,8 @@ from broker.session.session import Session
 from broker.session.will import expires_at, forwardable
 
 RUN: Final = 0x30  # the first byte of a QoS 0 PUBLISH without flags
+ANY_NUMBER: Final = 1 << 40
+GO_ON: Final = -1
 SUCCESS: Final = 0x00
 NO_MATCHING_SUBSCRIBERS: Final = 0x10
 NOT_AUTHORIZED: Final = 0x87
@@ -48,12 +55,11 @@ class Publishing:
         retain: bool,
         neighbours: Neighbours,
         stamps: HybridClock,
-        wait_for: Callable[[Neighbour, Stream], None],
+        topics: HeavyHitters,
+        protection: Protection,
     ) -> None:
-        """*wait_for* holds a stream until the gate of a neighbour is open."""
         self._neighbours = neighbours
         self._stamps = stamps
-        self._wait_for = wait_for
         self._routes = routes
         self._retained = retained
         self._deliveries = deliveries
@@ -64,6 +70,9 @@ class Publishing:
         self._alias_maximum = alias_maximum
         self._qos = qos
         self._retain = retain
+        self._topics = topics
+        self._protection = protection
+        self._prices = protection.prices
 
     def take(
         self,
@@ -125,8 +134,14 @@ class Publishing:
         named = data[body:after]  # the topic with its length
         topic = named[2:]
         route = self._routes.find(topic)
-        if route.crossing and self._must_wait(route, False, connection):
-            return position, PUBLISH_COST
+        most = ANY_NUMBER
+        protection = self._protection
+        judged = protection.judging or connection.quota is not None
+        if judged or (route.crossing and not route.calm()):
+            judged = True
+            most = self._judge_run(connection, route, stop - position, now)
+            if most <= 0:
+                return (position, PUBLISH_COST) if most == 0 else (stop, PUBLISH_COST)
         price = PUBLISH_COST + route.price
         start = position
         units = price + (stop - position >> BYTES_PER_UNIT_SHIFT)
@@ -134,7 +149,7 @@ class Publishing:
         longest = stop - position
         payload_bytes = stop - after - skip
         position = stop
-        while units < quantum and position + 2 < end and data[position] == RUN:
+        while units < quantum and count < most and position + 2 < end and data[position] == RUN:
             length = data[position + 1]
             body = position + 2
             if length > 127:
@@ -153,11 +168,24 @@ class Publishing:
             if stop - position > longest:
                 longest = stop - position
             position = stop
+        size = position - start
+        cost = self._prices.of_run(count, size, route.receivers)
+        if judged:
+            first = self._prices.of_run(1, size // count, route.receivers)
+            protection.charge(connection, route, count - 1, size - size // count, max(0, cost - first), now)
+        else:
+            account = connection.account
+            if account is not None:
+                account.spent += cost
+            if route.crossing:
+                for neighbour in route.neighbours:
+                    neighbour.take(count, size, now)
         counters = self._counters
         counters.packets_received += count
         counters.publishes_received += count
         counters.publish_bytes_received += payload_bytes
-        if route.guarded and self._refused(route, connection, count):
+        self._topics.add(route.topic, units, count, payload_bytes)
+        if route.guarded and self._refused(route, connection, count, now):
             return position, units
         if route.receivers:
             run = Run(data[start:position], connection.version, count, topic, payload_bytes, longest)
@@ -185,15 +213,24 @@ class Publishing:
     def _accept(self, connection: Connection, session: Session, message: Message, identifier: bytes, now: float) -> int:
         """Deliver a message, keep it if it is to be retained, acknowledge it; the units used, 0 if it has to wait."""
         route = self._routes.find(message.topic)
-        if (route.crossing or message.retain) and self._must_wait(route, message.retain, connection):
-            return 0
-        counters = self._counters
-        counters.packets_received += 1
-        counters.publishes_received += 1
-        counters.publish_bytes_received += len(message.payload)
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
+        counters = self._counters
+        cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
+        if self._protection.judging or connection.quota is not None or self._busy(route, message.retain):
+            # Sent again, it was judged the first time.
+            if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
+                verdict = self._judge(connection, route, message, identifier, cost, now)
+                if verdict != GO_ON:
+                    return verdict
+        else:
+            self._count(connection, route, message, cost, now)
+        counters.packets_received += 1
+        counters.publishes_received += 1
+        counters.publish_bytes_received += len(message.payload)
+        units = PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+        self._topics.add(route.topic, units, 1, len(message.payload))
         code = SUCCESS
         packet_id = 0
         if qos == 2:
@@ -201,7 +238,7 @@ class Publishing:
             if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
                 self._answer(connection, qos, identifier, SUCCESS)
                 return PUBLISH_COST
-        if route.guarded and self._refused(route, connection, 1):
+        if route.guarded and self._refused(route, connection, 1, now):
             # 3.x has no word for no: acknowledged as usual, and not closed, as 3.1.1 [MQTT-3.3.5-2] allows and clients
             # expect. A QoS 2 id is not remembered: what comes under it next is new [MQTT-4.3.3-9].
             self._answer(connection, qos, identifier, NOT_AUTHORIZED)
@@ -228,24 +265,76 @@ class Publishing:
             self._deliveries.deliver(
                 route, message, session, connection, answer(connection, qos, identifier, code), now
             )
-        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+        return units
 
-    def _must_wait(self, route: Route, everywhere: bool, connection: Connection) -> bool:
-        """Hold *connection* if a worker that its publish needs, or any when it goes *everywhere*, has enough to do."""
-        neighbour = self._neighbours.closed() if everywhere else None
-        if neighbour is None:
-            neighbour = route.closed()
-        if neighbour is None:
-            return False
-        self._wait_for(neighbour, connection)
-        return True
+    def _busy(self, route: Route, everywhere: bool) -> bool:
+        """Whether a worker that a publish needs, or any when it goes *everywhere*, has much to do."""
+        if everywhere and not self._neighbours.calm():
+            return True
+        return route.crossing and not route.calm()
 
-    def _refused(self, route: Route, connection: Connection, count: int) -> bool:
+    def _count(self, connection: Connection, route: Route, message: Message, cost: int, now: float) -> None:
+        """Nothing holds *message* back: what it costs is taken note of."""
+        account = connection.account
+        if account is not None:
+            account.spent += cost
+        if message.retain:
+            for neighbour in self._neighbours.all():
+                neighbour.take(1, message.size, now)
+        elif route.crossing:
+            for neighbour in route.neighbours:
+                neighbour.take(1, message.size, now)
+
+    def _judge(
+        self, connection: Connection, route: Route, message: Message, identifier: bytes, cost: int, now: float
+    ) -> int:
+        """Have it decided whether *message* is taken: GO_ON, or the units used, 0 if it has to wait."""
+        publish = Judged(connection.version, message.qos, message.size, cost, 0)
+        everywhere = self._neighbours if message.retain else None
+        verdict = self._protection.judge(connection, route, everywhere, publish, now)
+        if verdict.kind == ACCEPT:
+            return GO_ON
+        if verdict.kind == PAUSE:
+            return 0
+        counters = self._counters
+        counters.packets_received += 1
+        counters.publishes_received += 1
+        counters.publish_bytes_received += len(message.payload)
+        self._turn_away(connection, verdict, message.qos, identifier, now)
+        return PUBLISH_COST
+
+    def _judge_run(self, connection: Connection, route: Route, size: int, now: float) -> int:
+        """The same for the first message of a run: how many may go together, 0 if it has to wait, -1 if it is gone."""
+        cost = self._prices.of_run(1, size, route.receivers)
+        verdict = self._protection.judge(connection, route, None, Judged(connection.version, 0, size, cost, 0), now)
+        if verdict.kind == ACCEPT:
+            return 1 + self._protection.fitting(connection, route, size, cost, now)
+        if verdict.kind == PAUSE:
+            return 0
+        self._counters.packets_received += 1
+        self._counters.publishes_received += 1
+        self._turn_away(connection, verdict, 0, b"", now)
+        return -1
+
+    def _turn_away(self, connection: Connection, verdict: Verdict, qos: int, identifier: bytes, now: float) -> None:
+        """A publish is not taken, and never will be: drop it, say so, or end the connection."""
+        reason = verdict.reason
+        if isinstance(reason, DropReason):
+            self._counters.dropped(reason, 1)
+        elif isinstance(reason, PublishRefusal):
+            self._counters.publish_refused(reason)
+            self._counters.answers_sent += 1
+            connection.outbox.answer(refusal(connection, qos, identifier, reason, verdict, now))
+        elif isinstance(reason, CloseReason):
+            raise ProtocolError(reason, "a publish waited for too long")
+
+    def _refused(self, route: Route, connection: Connection, count: int, now: float) -> bool:
         """Whether the client may not publish to the topic of *route*; then *count* messages are dropped with a line."""
         session = connection.session
         if session is None or self._routes.may_publish(route, session.principal):
             return False
         self._counters.dropped(DropReason.NOT_AUTHORIZED, count)
+        session.note(DROP, DropReason.NOT_AUTHORIZED.label, now)
         self._log.info(
             "publish_refused",
             client=session.client_id,
@@ -286,6 +375,8 @@ class Publishing:
             self._neighbours.retained(message, owner, stamp)
         else:
             self._counters.dropped(refusal, 1)
+            if publisher is not None and publisher.note(DROP, refusal.label, now):
+                self._log.info("message_not_retained", client=owner, reason=refusal.label)
         return refusal
 
     def _resolve(self, connection: Connection, topic: bytes, alias: int) -> bytes:
@@ -306,7 +397,7 @@ class Publishing:
     def _answer(self, connection: Connection, qos: int, identifier: bytes, code: int) -> None:
         if qos:
             self._counters.answers_sent += 1
-            connection.outbox.write(answer(connection, qos, identifier, code))
+            connection.outbox.answer(answer(connection, qos, identifier, code))
 
 
 def _long_length(data: bytes, position: int) -> tuple[int, int]:
@@ -335,3 +426,25 @@ def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> by
     if code and connection.version == V5:
         return b"%b%b%b" % (b"\x40\x03" if qos == 1 else b"\x50\x03", identifier, bytes((code,)))
     return (b"\x40\x02" if qos == 1 else b"\x50\x02") + identifier
+
+
+def refusal(
+    connection: Connection, qos: int, identifier: bytes, reason: PublishRefusal, verdict: Verdict, now: float
+) -> bytes:
+    """The PUBACK or PUBREC of 5.0 for a publish that is refused; with words, unless the client declined them.
+
+    [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.5.2-2], [MQTT-3.5.2-3]; it fits the client's maximum packet size.
+    """
+    short = answer(connection, qos, identifier, reason.code)
+    session = connection.session
+    if session is None or not connection.wants_reasons:
+        return short
+    words = reason.words
+    properties: Properties = {}
+    if isinstance(verdict, Over):
+        words = verdict.words()
+        properties[USER_PROPERTY] = [(RETRY_AFTER, str(verdict.retry_after(now)))]
+    properties[REASON_STRING] = words
+    packet_id = identifier[0] << 8 | identifier[1]
+    long = encode(Ack(PUBACK if qos == 1 else PUBREC, packet_id, reason.code, properties), V5)
+    return short if session.maximum_packet and len(long) > session.maximum_packet else long

@@ -28,6 +28,8 @@ class CloseReason(Enum):
     NOT_AUTHORIZED = ("not_authorized", 0x87)
     SERVER_UNAVAILABLE = ("server_unavailable", 0x88)
     SERVER_BUSY = ("server_busy", 0x89)
+    CONNECTS_WAITING = ("connects_waiting", 0x89)  # as many CONNECTs wait as may, and all of them have said more since
+    CONNECT_DISPLACED = ("connect_displaced", 0x89)  # its CONNECT waited, it said no more, and its place was needed
     SHUTTING_DOWN = ("shutting_down", 0x8B)
     BAD_AUTHENTICATION_METHOD = ("bad_authentication_method", 0x8C)
     KEEP_ALIVE_TIMEOUT = ("keep_alive_timeout", 0x8D)
@@ -45,6 +47,7 @@ class CloseReason(Enum):
     CONNECT_RATE = ("connect_rate", 0x9F)  # its address connects too often
     SESSION_LIMIT = ("session_limit", 0x97)  # too many sessions; those who have one may come
     QUOTA_EXCEEDED = ("quota_exceeded", 0x97)
+    WAITED_TOO_LONG = ("waited_too_long", 0x97)  # its publish waited for a resource, and 3.x has no word for that
     SLOW_CONSUMER = ("slow_consumer", 0x97)
     OUTBOUND_BUDGET = (
         "outbound_budget",
@@ -73,7 +76,19 @@ class DropReason(Enum):
     NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
     MAY_NOT_READ = "may_not_read"  # it waited for a client that may not read its topic any more
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
+    WAITED_TOO_LONG = "waited_too_long"  # QoS 0, and a resource that it needs was not to be had in time
     RETAINED_PER_CLIENT = "retained_per_client"  # its client has retained messages under as many topics as it may
+    # QoS 0 over a quota, named by who shares it and what it counts.
+    QUOTA_SESSION_MESSAGES = "quota_session_messages"
+    QUOTA_SESSION_BYTES = "quota_session_bytes"
+    QUOTA_TENANT_MESSAGES = "quota_tenant_messages"
+    QUOTA_TENANT_BYTES = "quota_tenant_bytes"
+    QUOTA_CLUSTER_MESSAGES = "quota_cluster_messages"
+    QUOTA_CLUSTER_BYTES = "quota_cluster_bytes"
+    QUOTA_CLUSTER_TOTAL = "quota_cluster_total"  # of messages in both directions
+    QUOTA_SESSION_OUTGOING = "quota_session_outgoing"  # what goes to clients, in messages or bytes
+    QUOTA_TENANT_OUTGOING = "quota_tenant_outgoing"
+    QUOTA_CLUSTER_OUTGOING = "quota_cluster_outgoing"
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -90,10 +105,84 @@ class FilterRefusal(Enum):
     LEVELS = ("topic_levels", 0x8F)  # the filter is one, and deeper than we let it be
     BYTES = ("topic_bytes", 0x8F)  # or longer
     SUBSCRIPTIONS = ("subscriptions_per_session", 0x97)
+    QUOTA_SESSION_SUBSCRIPTIONS = ("quota_session_subscriptions", 0x97)  # filters that it may subscribe to in a time
+    QUOTA_TENANT_SUBSCRIPTIONS = ("quota_tenant_subscriptions", 0x97)
+    QUOTA_CLUSTER_SUBSCRIPTIONS = ("quota_cluster_subscriptions", 0x97)
 
     def __init__(self, label: str, code: int) -> None:
         self.label = label
         self.code = code
+
+
+class PublishRefusal(Enum):
+    """Why a QoS 1 or 2 publish of MQTT 5 was not taken; the connection goes on: (label, code of the answer, words).
+
+    The codes are among those that PUBACK and PUBREC have [MQTT-3.4.2-1], [MQTT-3.5.2-1].
+    """
+
+    WAITED_TOO_LONG = ("waited_too_long", 0x97, "a resource that it needs was not to be had in time")
+    QUOTA_SESSION_MESSAGES = ("quota_session_messages", 0x97, "too many messages from this client")
+    QUOTA_SESSION_BYTES = ("quota_session_bytes", 0x97, "too many bytes from this client")
+    QUOTA_TENANT_MESSAGES = ("quota_tenant_messages", 0x97, "too many messages from its tenant")
+    QUOTA_TENANT_BYTES = ("quota_tenant_bytes", 0x97, "too many bytes from its tenant")
+    QUOTA_CLUSTER_MESSAGES = ("quota_cluster_messages", 0x97, "too many messages from all clients")
+    QUOTA_CLUSTER_BYTES = ("quota_cluster_bytes", 0x97, "too many bytes from all clients")
+    QUOTA_CLUSTER_TOTAL = ("quota_cluster_total", 0x97, "too many messages from and to all clients")
+
+    def __init__(self, label: str, code: int, words: str) -> None:
+        self.label = label
+        self.code = code
+        self.words = words
+
+
+class PauseReason(Enum):
+    """Why a client is not read for a while: (label, what to tell a person)."""
+
+    CREDITS = ("credits", "it has used up its credits, and its publishes need something that has much to do")
+    CONNECT = ("connect", "more clients connect than can be let in at once, and it waits for its turn")
+    GATE = ("gate", "its publishes need something that has as much work before it as it can do in time")
+    QUOTA_SESSION_MESSAGES = ("quota_session_messages", "it has published as many messages as it may")
+    QUOTA_SESSION_BYTES = ("quota_session_bytes", "it has published as many bytes as it may")
+    QUOTA_TENANT_MESSAGES = ("quota_tenant_messages", "its tenant has published as many messages as it may")
+    QUOTA_TENANT_BYTES = ("quota_tenant_bytes", "its tenant has published as many bytes as it may")
+    QUOTA_CLUSTER_MESSAGES = ("quota_cluster_messages", "all clients have published as many messages as they may")
+    QUOTA_CLUSTER_BYTES = ("quota_cluster_bytes", "all clients have published as many bytes as they may")
+    QUOTA_CLUSTER_TOTAL = ("quota_cluster_total", "as many messages have come and gone as may in the whole cluster")
+    QUOTA_SESSION_OUTGOING = ("quota_session_outgoing", "it has been sent as much as it may")
+    QUOTA_TENANT_OUTGOING = ("quota_tenant_outgoing", "its tenant has been sent as much as it may")
+    QUOTA_CLUSTER_OUTGOING = ("quota_cluster_outgoing", "all clients have been sent as much as they may")
+    QUOTA_SESSION_SUBSCRIPTIONS = ("quota_session_subscriptions", "it has subscribed as often as it may")
+    QUOTA_TENANT_SUBSCRIPTIONS = ("quota_tenant_subscriptions", "its tenant has subscribed as often as it may")
+    QUOTA_CLUSTER_SUBSCRIPTIONS = ("quota_cluster_subscriptions", "all clients have subscribed as often as they may")
+    QUOTA_ASKED = ("quota_asked", "Redis is being asked what is left of a quota that is shared")
+
+    def __init__(self, label: str, words: str) -> None:
+        self.label = label
+        self.words = words
+
+
+class ReportFailure(Enum):
+    """Why a report of load was ignored: (label,)."""
+
+    MALFORMED = "malformed"  # it could not be read
+    OLDER = "older"  # a later one of the same worker is here
+    ABSURD = "absurd"  # its level is none, or its number cannot be
+    ECHO = "echo"  # it is our own
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+
+class FlushCause(Enum):
+    """Why a client was sent what it was owed, at that moment: (label,)."""
+
+    TICK = "tick"  # the end of a tick: what it appended leaves in one send
+    FILLED = "filled"  # it was held, and has enough now
+    WAITED = "waited"  # it was held for as long as it may be
+    EVICTED = "evicted"  # it was held longest when too many were
+
+    def __init__(self, label: str) -> None:
+        self.label = label
 
 
 class StoreFailure(Enum):

@@ -12,18 +12,23 @@ from typing import Final, Protocol, cast
 
 from broker.config import Delivery, Limits
 from broker.connection import GRACE, Connection, Replay
+from broker.delivery.flushing import STRATEGIES
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.endings import Ending, Endings
 from broker.fanout import Deliveries
 from broker.handshake import Terms, accept, refuse
 from broker.metrics.counters import Counters
+from broker.metrics.pauses import Pauses
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, Connect, Disconnect, Properties
+from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Properties
 from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.overload.addresses import Address, Addresses
-from broker.reasons import CloseReason, DropReason, ProtocolError
+from broker.overload.connects import Connects
+from broker.protection import Protection
+from broker.reasons import CloseReason, DropReason, PauseReason, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.session.message import Message
 from broker.session.origin import Origin
@@ -36,6 +41,8 @@ from broker.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY,
 
 REFUSABLE: Final = 256  # connections beyond a limit that are still told so by a CONNACK
 DUE: Final = 50  # timers served in one go: each may end a session
+LATE_LOOK: Final = 1.0  # seconds that we have for looking at what a stranger has sent, again and again
+LONGEST_NAME: Final = 200  # characters of a client id that nobody has verified, for the log
 NORMAL: Final = 0x00  # the only end of a client's that takes its will back
 
 
@@ -59,6 +66,9 @@ class Reception:
         delivery: Delivery,
         budget: OutboundBudget,
         queue_budget: QueueBudget,
+        connects: Connects,
+        pauses: Pauses,
+        protection: Protection,
         connections: int,
         clock: Callable[[], float],
         authoriser: Authoriser | None,
@@ -67,6 +77,7 @@ class Reception:
         self.connected = 0  # connections with a session
         self.stopping = False  # nobody new is let in
         self.expired = 0  # sessions whose client did not come back in time
+        self.endings = Endings()
         self.publish: Callable[[Message, Session | None, float], None] = _nobody
         self._store = store
         self._subscribing = subscribing
@@ -88,6 +99,9 @@ class Reception:
         self._delivery = delivery
         self._budget = budget
         self._queue_budget = queue_budget
+        self._connects = connects
+        self._pauses = pauses
+        self._protection = protection
         self._most = connections
         self._clock = clock
         self._authoriser = authoriser
@@ -134,6 +148,11 @@ class Reception:
             self._addresses.leave(origin)
         self._counters.closed(reason)
         self._log.warning(reason.label, address=address)
+
+    def delay(self, client_id: str) -> None:
+        """The CONNECT of *client_id*, if that is who it is, waits for its turn."""
+        self._counters.connects_delayed += 1
+        self._log.info("client_held_back", client=client_id, reason=PauseReason.CONNECT.label)
 
     def claimed(
         self,
@@ -193,7 +212,7 @@ class Reception:
             connack.session_present = True  # [MQTT-3.2.2-3]
         self._act_for(session, principal)
         self._begin(connection, session, packet, terms, now)
-        connection.outbox.write(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
+        connection.outbox.answer(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
         self._counters.answers_sent += 1
         self._counters.connects_accepted += 1
         self.connected += 1
@@ -245,7 +264,7 @@ class Reception:
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
         self._settled(connection)
         connection.session = session
-        connection.stranger = False
+        self._reactor.let_in(connection)
         connection.replays = self.unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE
@@ -256,6 +275,10 @@ class Reception:
         self._timers.cancel(session.will_timer, session)  # taken back [MQTT-3.1.3-9]
         session.expiry = terms.expiry
         session.will = None if packet.will is None else Will(packet.will)  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
+        kind = self._delivery.device if session.expiry else self._delivery.non_persistent
+        connection.outbox.strategy = STRATEGIES[kind.flush]
+        connection.outbox.enough = kind.buffered_msg_count
+        self._protection.arrive(connection, session, now)
         session.attach(
             connection.outbox, packet.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
@@ -298,7 +321,7 @@ class Reception:
             goodbye = encode(Disconnect(reason.code, properties), V5)
             if session.maximum_packet and len(goodbye) > session.maximum_packet:
                 goodbye = encode(Disconnect(reason.code), V5)  # [MQTT-3.14.2-3]
-            connection.outbox.write(goodbye)
+            connection.outbox.answer(goodbye)
             self._counters.answers_sent += 1
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)
@@ -321,11 +344,17 @@ class Reception:
         else:
             self.close(connection, error.reason, now, error.detail)
 
-    def refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
-        """No session for this connection: CONNACK, if there is a word for it, and the end [MQTT-3.2.2-7]."""
-        connack = refuse(connection.version, reason) if connection.version else None
+    def refuse(
+        self, connection: Connection, reason: CloseReason, detail: str, now: float, connack: ConnAck | None = None
+    ) -> None:
+        """No session for this connection: CONNACK, if there is a word for it, and the end [MQTT-3.2.2-7].
+
+        *connack*: the one to send, if not the shortest that says *reason*.
+        """
+        if connack is None and connection.version:
+            connack = refuse(connection.version, reason)
         if connack is not None:
-            connection.outbox.write(encode(connack, connection.version))
+            connection.outbox.answer(encode(connack, connection.version))
             self._counters.answers_sent += 1
         self._counters.connects_refused += 1
         self._leave(connection, reason, detail, now)
@@ -361,13 +390,21 @@ class Reception:
             self._addresses.leave(connection.origin)
         self._counters.closed(reason)
         self._timers.cancel(connection.timer, connection)
+        if connection.waiter is not None:
+            self._connects.remove(connection.waiter)
+            connection.waiter = None
+            self._pauses.let_go(PauseReason.CONNECT, now)
         if connection.check is not None:
             connection.check.abandoned = True
             connection.check = None
         session = connection.session
+        named = connection.named if session is None else session.client_id
+        self.endings.note(named, Ending(reason, detail, connection.address, now), session is None)
         facts: dict[str, object] = {"reason": reason.label, "address": connection.address}
         if session is not None:
             facts["client"] = session.client_id
+        elif named:
+            facts["named"] = named[:LONGEST_NAME]
         if detail:
             facts["detail"] = detail
         self._log.info("client_closed", **facts)
@@ -379,6 +416,7 @@ class Reception:
         connection.session = None
         connection.replays = None
         session.detach()
+        self._protection.leave(connection, session, now)
         self._rest(session, now)
 
     def _rest(self, session: Session, now: float) -> None:
@@ -401,7 +439,9 @@ class Reception:
         self.unreplayed.pop(session, None)
         self._subscribing.withdraw(session)
         self.share_again(session)
-        session.end()
+        lost = session.end()
+        if lost:
+            self.endings.lose(session.client_id, lost)
         self._store.forget(session)
         self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along
 
@@ -450,7 +490,7 @@ class Reception:
         if kind == KEEP_ALIVE:
             self._check_keep_alive(cast(Connection, whom), now)
         elif kind == CONNECT_DEADLINE:
-            self.close(cast(Connection, whom), CloseReason.CONNECT_TIMEOUT, now)
+            self._check_deadline(cast(Connection, whom), now)
         elif kind == REFUSAL:
             refused = cast(Connection, whom)
             self.refuse(refused, CloseReason.BAD_CREDENTIALS, refused.refusal, now)
@@ -460,8 +500,16 @@ class Reception:
         elif kind == WILL:
             self._publish_will(cast(Session, whom), now)
 
+    def _check_deadline(self, connection: Connection, now: float) -> None:
+        if connection.queued and connection.state == OPEN:  # what it has sent waits for us to look at it
+            connection.timer = self._timers.set(now + LATE_LOOK, CONNECT_DEADLINE, connection)
+        else:
+            self.close(connection, CloseReason.CONNECT_TIMEOUT, now)
+
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
-        silent_since = now if connection.held else connection.heard  # we caused the silence of those we hold
+        # We caused the silence of those we hold; those whom we hold back for overload are HiveMQ's case, if so set.
+        held = connection.held and (self._protection.honour or connection.pause is None)
+        silent_since = now if held else connection.heard
         if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
             self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
         else:
@@ -477,7 +525,11 @@ class Reception:
         """Tell everybody that we shut down (3.14.2.1: 0x8B)."""
         self.stopping = True
         for stream in self._reactor.streams():
-            self.close(cast(Connection, stream), CloseReason.SHUTTING_DOWN, now)
+            connection = cast(Connection, stream)
+            if connection.claiming and connection.state == OPEN:  # it has asked, so it is answered
+                self.refuse(connection, CloseReason.SHUTTING_DOWN, "", now)
+            else:
+                self.close(connection, CloseReason.SHUTTING_DOWN, now)
 
 
 def _nobody(message: Message, publisher: Session | None, now: float) -> None:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from broker.config import Overload
 from broker.mqtt.packets import Will
 from broker.net.dialling import Dialler
 from broker.net.reactor import Reactor
@@ -44,6 +45,7 @@ class Registration:
         clock: Callable[[], float],
         log: Log,
         failed: Callable[[Exception], None],
+        overload: Overload,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """*failed* is told of mistakes of ours in what follows from a reply; *wall*: the time of day (s)."""
@@ -52,6 +54,7 @@ class Registration:
         self._keys = Keys(place.prefix)
         self._place = place
         self._wall = wall
+        self._overload = overload
         self.store = RegisteredSessions(self._make_registry, neighbours, clock, self._evict)
         self.registry = self.store.registry
         self.mourning = Mourning(self.commands, self._keys, self.registry.script, self)
@@ -94,6 +97,7 @@ class Registration:
             incarnation=place.incarnation,
             wall=self._wall,
             new_generation=_new_generation,
+            overload=self._overload,
             alone=place.alone,
         )
 

@@ -6,17 +6,20 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from broker.config import Limits
 from broker.connection import Connection, Replay
+from broker.handshake import RETRY_AFTER
 from broker.metrics.counters import Counters
 from broker.mqtt.encode import encode
 from broker.mqtt.fields import encode_length
-from broker.mqtt.packets import V5, SubAck, Subscribe, UnsubAck, Unsubscribe, Wanted
-from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.mqtt.packets import V5, Properties, SubAck, Subscribe, UnsubAck, Unsubscribe, Wanted
+from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
+from broker.overload.admit import FILTER
+from broker.overload.quota import Over, Quota
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.routing.retained import Retained
@@ -32,6 +35,10 @@ FAILURE_3: Final = 0x80
 
 SEND_ALWAYS: Final = 0
 SEND_IF_NEW: Final = 1
+
+
+class Log(Protocol):
+    def info(self, event: str, **facts: object) -> None: ...
 
 
 class Withdrawal:
@@ -57,6 +64,7 @@ class Subscribing:
         routes: Routes,
         retained: Retained,
         counters: Counters,
+        log: Log,
         limits: Limits,
         clock: Callable[[], float],
         settled: Callable[[Connection, Callable[[], None]], None],
@@ -68,6 +76,7 @@ class Subscribing:
         self._routes = routes
         self._retained = retained
         self._counters = counters
+        self._log = log
         self._clock = clock
         self._limits = limits
         self._replaying: deque[Connection] = deque()
@@ -85,20 +94,30 @@ class Subscribing:
             for identifier in wanted_identifier:
                 if isinstance(identifier, int):
                     identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
+        scarce = _scarce(connection, len(packet.filters), now)
+        over: Over | None = None
         codes: list[int] = []
         replays: list[Replay] = []
         for wanted in packet.filters:
             refusal = self._refusal(session, wanted.filter)
+            if refusal is None and connection.quota is not None:
+                found = _take_one(connection.quota, scarce, now)
+                if found is not None:
+                    over = found
+                    refusal = found.filter_refusal()
             if refusal is not None:
                 codes.append(refusal.code if connection.version == V5 else FAILURE_3)  # 3.1.1 [MQTT-3.9.3-2]
                 self._counters.filter_refused(refusal)
+                if session.note(FILTER, refusal.label, now):
+                    self._log.info("filter_refused", client=session.client_id, reason=refusal.label)
                 continue
             code, replay = self._subscribe_one(session, wanted, identifiers)
             codes.append(code)
             if replay is not None:
                 replays.append(replay)
         self._counters.subscribes += len(codes)
-        answer = self._encoded(connection, session, SubAck(packet.packet_id, codes))
+        words = _words(over, now) if over is not None and connection.wants_reasons else {}
+        answer = self._encoded(connection, session, SubAck(packet.packet_id, codes, words))
         self._settled(connection, partial(self._subscribed, connection, session, answer, replays))
 
     def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
@@ -213,18 +232,21 @@ class Subscribing:
         return self.busy()
 
     def _encoded(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> bytes:
-        """Nothing but codes: [MQTT-3.9.2-1] to [MQTT-3.9.2-2], [MQTT-3.11.2-1] to [MQTT-3.11.2-2].
+        """Nothing but codes where more would not fit: [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2].
 
         It waits for no acknowledgement of the client's [MQTT-3.3.4-10].
         """
         encoded = encode(packet, connection.version)
+        if packet.properties and session.maximum_packet and len(encoded) > session.maximum_packet:
+            packet.properties = {}
+            encoded = encode(packet, connection.version)
         if session.maximum_packet and len(encoded) > session.maximum_packet:
             raise ProtocolError(CloseReason.PACKET_TOO_LARGE, "the answer would be larger than the client takes")
         return encoded
 
     def _write(self, connection: Connection, answer: bytes) -> None:
         self._counters.answers_sent += 1
-        connection.outbox.write(answer)
+        connection.outbox.answer(answer)
 
     def _withdraw_page(self, session: Session) -> bool:
         """Remove up to WITHDRAWN subscriptions; true if none is left."""
@@ -316,3 +338,22 @@ class Subscribing:
         if not replay.page and replay.scan.done:
             self._drop_replay(connection, subscription)
         return connection.replays is not None and session.ready()
+
+
+def _scarce(connection: Connection, filters: int, now: float) -> bool:
+    """Whether not so many may be subscribed to; never for 3.x, whose SUBSCRIBE has waited until they may."""
+    quota = connection.quota
+    return connection.version == V5 and quota is not None and quota.over_filters(filters, now) is not None
+
+
+def _take_one(quota: Quota, scarce: bool, now: float) -> Over | None:
+    """One more filter is subscribed to; or not, if they are *scarce* and it is over *quota*."""
+    over = quota.over_filters(1, now) if scarce else None
+    if over is None:
+        quota.take_filters(1, now)
+    return over
+
+
+def _words(over: Over, now: float) -> Properties:
+    """Why a filter was refused, and when to come again."""
+    return {REASON_STRING: over.words(), USER_PROPERTY: [(RETRY_AFTER, str(over.retry_after(now)))]}

@@ -2,6 +2,7 @@
 #
 # trio runs what waits: the clock of $SYS, and the reactor's slices, which between them are synchronous.
 # As a process (with a supervisor, sockets and a log) it is made by __main__.py.
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -15,28 +16,43 @@ import trio
 from broker.access_files import AccessFileError, AccessFiles
 from broker.admission import Admission
 from broker.arrivals import Arrivals
-from broker.config import Config
+from broker.config import ClusterQuota, Config, QuotaScope
+from broker.config_sources import described
 from broker.delivery.outbox import OutboundBudget
+from broker.explaining import Explaining
 from broker.fanout import Deliveries
 from broker.heartbeat import DRAINING, Heartbeat
 from broker.hub import Hub
+from broker.limiting import Limiting
 from broker.logs import ClientLog
 from broker.machine import memory_limit, resident_bytes
+from broker.measuring import Measuring
 from broker.mesh.mesh import Mesh
 from broker.mesh.takeovers import Takeovers
 from broker.metrics.counters import Counters
+from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.moving import Moving
 from broker.net.certificates import CertificateError, make_context
 from broker.net.collector import Collector
+from broker.net.dialling import Dialler
 from broker.net.layer import TCP, Transport
 from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
 from broker.net.tls import TlsTransport
 from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
+from broker.outgoing import Outgoing
 from broker.overload.addresses import Addresses
+from broker.overload.connects import Connects
+from broker.overload.cost import Prices
+from broker.overload.lease import Leases
+from broker.overload.quotas import Quotas
+from broker.overload_reports import OverloadReports
+from broker.overview import Overview
+from broker.protection import Protection
 from broker.publishing import Publishing
+from broker.reasons import FlushCause
 from broker.reception import REFUSABLE, Reception
 from broker.registration import Place, Registration
 from broker.routing.retained import Retained
@@ -45,10 +61,14 @@ from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
 from broker.session.session import QueueBudget
 from broker.store.address import RedisAddress
+from broker.store.keys import Keys
+from broker.store.leasing import Leasing
 from broker.store.neighbours import Neighbours
+from broker.store.record_log import RedisLog
 from broker.store.sessions import MemorySessions, SessionStore
 from broker.subscribing import Subscribing
 from broker.timers import Timers
+from broker.tracing import Tracing
 from broker.version import VERSION
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
@@ -89,7 +109,7 @@ class Worker:
         self.collector = Collector()
         files = AccessFiles(config.access)
         self.acl = files.acl
-        memory = memory_limit() // workers
+        memory = self._memory = memory_limit() // workers
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
         self.queue_budget = QueueBudget(config.limits.queue_budget or memory // 4)
         self.routes = Routes(
@@ -103,22 +123,48 @@ class Worker:
         self.addresses = Addresses(
             config.limits.connections_per_address, config.limits.connects_per_second, config.limits.connect_burst
         )
+        overload = config.overload
+        connects = overload.connects_per_second if overload.enabled else 0
+        self.connects = Connects(connects / workers, overload.connect_burst / workers, overload.connects_waiting)
         self.reactor = Reactor(
             clock,
             self.collector,
             self.budget,
             stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
+            adaptive_hold=config.delivery.adaptive_hold,
+            buffered_hold=config.delivery.buffered_hold,
+            most_held=config.delivery.held,
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.takeovers = Takeovers(shard, clock, self._failed)
         self.registration: Registration | None = None
         self.store: SessionStore = MemorySessions()
+        self.measuring = Measuring(
+            self.counters,
+            self.reactor.latencies,
+            self.log,
+            node=config.node.name if place is None else place.node,
+            shard=shard,
+            boot="" if place is None else place.incarnation,
+            now=clock(),
+        )
         if redis is not None and place is not None:
             self.registration = Registration(
-                self.reactor, redis, place, neighbours or self.takeovers, clock, self.log, self._failed
+                self.reactor,
+                redis,
+                place,
+                neighbours or self.takeovers,
+                clock,
+                self.log,
+                self._failed,
+                config.overload,
             )
             self.store = self.registration.store
+            if config.metrics.enabled:
+                key = Keys(place.prefix).metrics
+                commands = self.registration.commands
+                self.measuring.records = RedisLog(commands, key, config.metrics.length, self.counters)
         origin = Origin(shard)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
@@ -133,10 +179,40 @@ class Worker:
             clock,
             self._mesh_failed,
         )
+        self.reports = OverloadReports(self.mesh, self.counters)
+        quotas, self.leasing = self._quotas(place)
+        self.protection = Protection(
+            overload,
+            Prices(overload.cost),
+            quotas,
+            self.measuring,
+            self.reactor,
+            self.budget,
+            self.connects,
+            Outgoing(self.reactor, self.measuring.pauses, self.client_log, clock),
+            self.log,
+            self.client_log,
+            node=config.node.name if place is None else place.node,
+            shard=shard,
+            boot=random.getrandbits(62),
+            memory=self._memory_used,
+            tell=self.reports.tell,
+            now=clock(),
+        )
+        self.overview = Overview(self.protection, self.measuring, self.connects, self.counters, overload)
+        self.mesh.gates = self.protection
+        self.reports.heard = self.protection.hear
         self.routes.neighbours = self.mesh
         self.routes.shard = shard
         subscribing = Subscribing(
-            self.routes, self.retained, self.counters, config.limits, clock, self.mesh.when_settled, self.acl
+            self.routes,
+            self.retained,
+            self.counters,
+            self.client_log,
+            config.limits,
+            clock,
+            self.mesh.when_settled,
+            self.acl,
         )
         timers = Timers()
         self.reception = Reception(
@@ -152,6 +228,9 @@ class Worker:
             config.delivery,
             self.budget,
             self.queue_budget,
+            self.connects,
+            self.measuring.pauses,
+            self.protection,
             connections,
             clock,
             self.acl,
@@ -171,7 +250,10 @@ class Worker:
             timers,
             self.counters,
             config.limits,
+            self.connects,
+            self.measuring.pauses,
             partial(_new_client_id, "weir-"),
+            random.random,
             clock,
             self.acl,
         )
@@ -188,7 +270,8 @@ class Worker:
             retain=config.limits.retain,
             neighbours=self.mesh,
             stamps=self.mesh.stamps,
-            wait_for=self.mesh.wait_for,
+            topics=self.measuring.topics,
+            protection=self.protection,
         )
         self.hub = Hub(
             self.arrivals,
@@ -199,9 +282,12 @@ class Worker:
             self.reactor,
             self.counters,
             self.mesh,
+            self.protection,
             clock,
             packet_bytes=config.limits.packet_bytes,
+            clients=self.measuring.clients,
         )
+        self.limiting = Limiting(self.protection, self.store, self.reactor, clock)
         self.moving = Moving(
             self.reception,
             subscribing,
@@ -211,19 +297,59 @@ class Worker:
             timers,
             self.counters,
             self.queue_budget,
+            self.protection.accounts,
+        )
+        self.explaining = Explaining(
+            self.store,
+            self.reactor,
+            self.reception.endings,
+            self.connects,
+            self.protection,
+            config,
+            clock,
+            node=config.node.name if place is None else place.node,
+            shard=shard,
         )
         self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.moving
         self.reception.publish = self.publishing.publish
         self.reactor.service = self.hub
-        if self.registration is not None:
+        if self.registration is not None and redis is not None and place is not None:
             self.registration.reception = self.reception
             self.takeovers.sessions = self.registration.store
             self.hub.registration = self.registration
+            hearing = Dialler(self.reactor, self._failed)
+            self.reports.over_redis(self.registration.commands, hearing, redis, place, self.log, clock())
+            self.hub.reports = self.reports
+            self.hub.leasing = self.leasing
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
         self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
+
+    def _memory_used(self) -> float:
+        """The share of its memory limit that this process uses."""
+        return resident_bytes() / self._memory
+
+    def trace_to(self, path: str) -> None:
+        """Record all that overload protection decides in the file *path*; to be called before others join."""
+        settings = {key: value for key, value in described(self.config).items() if key.startswith("overload.")}
+        about = {**self.measuring.recorder.about, "began": self.clock(), "wall": time.time(), "settings": settings}
+        limit, protection = self.config.overload.trace, self.protection
+        tracing = Tracing(path, limit, protection.ledger, protection.reports, self.offload, self.log, about)
+        tracing.start(self.clock())
+        protection.record(tracing)
+
+    def _quotas(self, place: Place | None) -> tuple[Quotas, Leasing | None]:
+        """All quotas, and who asks Redis for what they share, if they do."""
+        settings = self.config.quotas
+        registration = self.registration
+        shares = settings.tenant != QuotaScope() or settings.cluster != ClusterQuota()
+        if registration is None or place is None or place.alone or not shares:  # who is alone shares with nobody
+            return Quotas(settings, self.config.limits.packet_bytes, None, self.clock()), None
+        leases = Leases()
+        leasing = Leasing(registration.commands, Keys(place.prefix), leases, place.incarnation)
+        return Quotas(settings, self.config.limits.packet_bytes, leases, self.clock()), leasing
 
     async def serve(self, stopping: trio.Event) -> None:
         """Serve until *stopping*; then the clients have the drain time to take what they are owed."""
@@ -231,6 +357,7 @@ class Worker:
             self._nursery = nursery
             nursery.start_soon(self._spin)
             nursery.start_soon(self._housekeeping)
+            nursery.start_soon(self._keep_record)
             if self.config.sys.interval:
                 nursery.start_soon(self._publish_sys)
             await stopping.wait()
@@ -266,6 +393,8 @@ class Worker:
     def close(self) -> None:
         """End whatever is still open, after `serve()`."""
         self.reactor.shut_down()
+        if self.protection.tracing is not None:
+            self.protection.tracing.close()
         self.offload.close()
 
     def transports(self) -> dict[str, Transport]:
@@ -349,6 +478,32 @@ class Worker:
             self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
             self.client_log.flush()
             self.admission.failures.forget(self.clock())
+            if self.protection.tracing is not None:
+                self.protection.tracing.write()
+
+    async def _keep_record(self) -> None:
+        """At whole seconds, or what the interval is, by the clock that all nodes share: so windows get one of each."""
+        interval = self.config.metrics.interval
+        while True:
+            left = interval - time.time() % interval
+            await trio.sleep(left if left > interval / 2 else left + interval)  # the wall's clock may go otherwise
+            self.record(time.time())
+
+    def record(self, wall: float) -> None:
+        """An interval ends, at *wall*, Unix time."""
+        try:
+            self.measuring.close_interval(self.gauges(), self._stores(), wall, self.clock())
+        except Exception as error:  # our mistake: it costs this record and not the worker
+            self._failed(error)
+        self.reactor.wake()
+
+    def _stores(self) -> dict[str, Store]:
+        counters = self.counters
+        changes = counters.retained_set + counters.retained_deleted
+        found = {"retained": Store(self.retained.statistics().bytes, self.config.retained.bytes, changes)}
+        if self.registration is not None:
+            found["redis"] = Store(0, 0, self.registration.commands.statistics.sent)
+        return found
 
     async def _publish_sys(self) -> None:
         while True:
@@ -365,18 +520,39 @@ class Worker:
         retained = self.retained.statistics()
         self.counters.bytes_received = self.reactor.bytes_received
         self.counters.bytes_sent = self.reactor.bytes_sent
+        self.counters.became_non_writable = self.budget.became_non_writable
+        self._count_flushes()
+        self.measuring.pauses.settle(self.clock())
         return Gauges(
             clients_connected=self.reception.connected,
             clients_total=self.store.count(),
             clients_expired=self.reception.expired,
+            connects_waiting=self.connects.waiting(),
             subscriptions=subscriptions,
             shared_subscriptions=shared,
             retained=retained.count,
             retained_bytes=retained.bytes,
             queued=self.queue_budget.messages,
             queued_bytes=self.queue_budget.used,
+            queued_limit=self.queue_budget.limit,
             heap_bytes=resident_bytes(),
+            non_writable=self.budget.non_writable,
+            paused=len(self.measuring.pauses),
+            outbound_bytes=self.budget.used,
+            outbound_limit=self.budget.limit,
+            p50_ms=self.measuring.recorder.p50_ms,
+            p99_ms=self.measuring.recorder.p99_ms,
+            overload=self.protection.figures(self.clock()),
         )
+
+    def _count_flushes(self) -> None:
+        flushing = self.reactor.flushing
+        later = flushing.filled + flushing.waited + flushing.evicted
+        counted = self.counters.flushes_by_cause
+        counted[FlushCause.FILLED.label] = flushing.filled
+        counted[FlushCause.WAITED.label] = flushing.waited
+        counted[FlushCause.EVICTED.label] = flushing.evicted
+        counted[FlushCause.TICK.label] = max(0, self.reactor.flushes - later)
 
     def statistics(self) -> dict[str, Any]:
         """What the supervisor is told each second: metrics/report.py."""

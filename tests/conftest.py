@@ -83,8 +83,10 @@ def nodes() -> Iterator[Callable[..., Node]]:
     """Makes nodes of several in-process workers, `nodes(2, Config(...))`, and closes them at the end."""
     made: list[Node] = []
 
-    def make(workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None) -> Node:
-        made.append(Node(workers, config, None if redis is None else redis.address))
+    def make(
+        workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None, name: str = "node"
+    ) -> Node:
+        made.append(Node(workers, config, None if redis is None else redis.address, name))
         return made[-1]
 
     yield make

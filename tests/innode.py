@@ -4,6 +4,7 @@
 # does: all of its sockets are closed, and nobody hears a word.
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from broker.config import Config
 from broker.registration import Place
@@ -13,7 +14,17 @@ from tests.inprocess import Broker, Client, Clock
 
 
 class Node(Sequence[Broker]):
-    def __init__(self, workers: int, config: Config | None = None, redis: RedisAddress | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        config: Config | None = None,
+        redis: RedisAddress | None = None,
+        name: str = "node",
+        traces: Path | None = None,
+    ) -> None:
+        """*traces*: the folder in which each worker records what it decides, in a file named by its number."""
+        self._name = name
+        self._traces = traces
         self.clock = Clock()
         self._config = config
         self._redis = redis
@@ -30,9 +41,11 @@ class Node(Sequence[Broker]):
             taken = {broker.worker.shard for broker in self.workers}
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
-        place = None if self._redis is None else Place("node", shard, self._incarnations, "weir", False)
+        place = None if self._redis is None else Place(self._name, shard, self._incarnations, "weir", False)
         broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
         broker.answered = True
+        if self._traces is not None:
+            broker.worker.trace_to(str(self._traces / str(shard)))
         self._numbers[broker] = self._incarnations
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()

@@ -77,6 +77,19 @@ def test_a_kick_ends_the_connection_and_not_the_session(brokers: Brokers) -> Non
     assert False is inspection.answer("kick", {"client": "nobody"})
 
 
+def test_a_signal_is_injected_for_some_time(brokers: Brokers) -> None:
+    """A test could not say that something is overloaded which is not, or it would stay so for ever."""
+    broker = brokers()
+    inspection = inspection_of(broker)
+    injected: list[tuple[str, float, float]] = []
+    inspection.inject = lambda *what: injected.append(what)
+    broker.advance(2.0)
+
+    inspection.answer("inject", {"signal": "lag", "value": 3.5, "seconds": 10.0})
+
+    assert [("lag", 3.5, broker.clock.now + 10.0)] == injected
+
+
 def test_what_is_not_known_is_refused(brokers: Brokers) -> None:
     """A supervisor of another version would get an answer to another question."""
     inspection = inspection_of(brokers())
@@ -84,3 +97,5 @@ def test_what_is_not_known_is_refused(brokers: Brokers) -> None:
     assert None is inspection.answer("client", {"client": "nobody"})
     with pytest.raises(Unanswerable, match="'explode'"):
         inspection.answer("explode", {})
+    with pytest.raises(Unanswerable, match="no signal 'explosions'"):
+        inspection.answer("inject", {"signal": "explosions", "value": 1.0, "seconds": 1.0})

@@ -67,9 +67,15 @@ class Stream:
         self.needs = 0  # bytes that must be left to make serving it worth while
         self.accounted = 0  # what of `left` is in the reactor's sum
         self.readable = False  # the kernel has something for us
+        self.ready_at = 0.0  # when its turn came up
+        self.read_at = 0.0  # when it was last read
+        self.acknowledged = 0  # publishes, since that was last counted
         self.queued = False  # waits for its turn in the round
         self.stranger = True  # until the service has let it in
         self.held = False  # is not read nor served until it is released
+        self.held_back = False  # held, and nobody but its peer would miss it
+        self.heeded = False  # while it is held it is read all the same, for the service to overhear
+        self.edge = False  # the kernel tells once what it has for us
         self.muted = False  # we do not ask the kernel for input
         self.finished = False  # the peer has sent all it will
         self.debt = 0  # units it used beyond its quantum

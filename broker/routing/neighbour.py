@@ -3,6 +3,7 @@
 # A neighbour with a subscriber for a topic is one more receiver of its route. It gets the message once, whatever the
 # number of its subscribers, and matches it again. What it wants to know of us (which filters somebody here has, what
 # is retained) it is told by `Neighbours`.
+from broker.overload.gate import Gate
 from broker.session.message import Message
 from broker.session.run import Run
 from broker.session.subscriber import Subscriber
@@ -11,10 +12,20 @@ from broker.session.subscriber import Subscriber
 class Neighbour(Subscriber):
     """Another worker. It never drops what it is offered: whoever has much for it looks at `open` first."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, gate: Gate) -> None:
         self.shard = shard
+        self.gate = gate  # of publishes for it
         self.open = True  # false: it has enough to do, its gate is closed
+        self.calm = True  # it has so little to do that whoever publishes something for it may
         self.gone = False
+
+    def take(self, count: int, size: int, now: float) -> None:
+        """*count* publishes of *size* bytes are about to be offered, which nobody has put to the gate."""
+        raise NotImplementedError
+
+    def took(self) -> None:
+        """Publishes for it were put to its gate."""
+        raise NotImplementedError
 
     def offer(self, message: Message, now: float) -> None:
         """*message*, which is not to be retained, for whoever has subscribed there."""
@@ -24,7 +35,7 @@ class Neighbour(Subscriber):
         """The same for a run."""
         raise NotImplementedError
 
-    def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int) -> None:
+    def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
         """*message* for one member of a shared subscription there; *hop*: how many workers have passed it on."""
         raise NotImplementedError
 
@@ -44,8 +55,11 @@ class Neighbours:
         """So many members of a shared subscription are here, and so many of them could take a message at once."""
         raise NotImplementedError
 
-    def closed(self) -> Neighbour | None:
-        """Whose gate is closed, if there is one."""
+    def all(self) -> list[Neighbour]:
+        raise NotImplementedError
+
+    def calm(self) -> bool:
+        """All of them are."""
         raise NotImplementedError
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
@@ -54,4 +68,20 @@ class Neighbours:
 
     def not_retained(self, message: Message) -> None:
         """*message* was to be retained, and is only delivered."""
+        raise NotImplementedError
+
+
+class Gates:
+    """Who has the gates of all that publishes may need."""
+
+    def add_gate(self, shard: int, now: float) -> Gate:
+        """A gate for the worker *shard*, which has come."""
+        raise NotImplementedError
+
+    def remove_gate(self, gate: Gate, now: float) -> None:
+        """Its worker is gone: nobody is to wait for it."""
+        raise NotImplementedError
+
+    def opened(self, gate: Gate, now: float) -> None:
+        """There is room at *gate*: whoever waits for it may go on."""
         raise NotImplementedError

@@ -204,6 +204,13 @@ class Route:
                 return neighbour_of_group
         return None
 
+    def calm(self) -> bool:
+        """Whether a message may go to other workers unasked, as all that it needs have little to do."""
+        for neighbour in self.neighbours:
+            if not neighbour.calm:
+                return False
+        return all(group.closed() is None for group in self.shared)
+
     def share(self, group: SharedGroup) -> None:
         """One member of *group* is a receiver."""
         self.shared.append(group)

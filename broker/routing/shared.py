@@ -154,7 +154,7 @@ class SharedGroup(Subscriber):
             return (
                 self._offer_quick(message, now)
                 or self._offer_patient(message, now)
-                or (hop > 0 and message.qos > 0 and self._pass_round(message, hop))
+                or (hop > 0 and message.qos > 0 and self._pass_round(message, hop, now))
             )
         neighbour = self._whose_turn() if hop == 0 else None
         if neighbour is None:
@@ -168,10 +168,10 @@ class SharedGroup(Subscriber):
                 neighbour = self._largest()
         if neighbour is None:
             return False
-        neighbour.offer_shared(self.share, self.filter, message, hop + 1)
+        neighbour.offer_shared(self.share, self.filter, message, hop + 1, now)
         return True
 
-    def _pass_round(self, message: Message, hop: int) -> bool:
+    def _pass_round(self, message: Message, hop: int, now: float) -> bool:
         """Have the next worker look whether *message* may wait there; false once all have."""
         if hop - HOPS >= len(self.elsewhere) or hop == MOST_HOPS:
             return False
@@ -185,7 +185,7 @@ class SharedGroup(Subscriber):
         following = following or lowest
         if following is None:
             return False
-        following.offer_shared(self.share, self.filter, message, hop + 1)
+        following.offer_shared(self.share, self.filter, message, hop + 1, now)
         return True
 
     def _offer_quick(self, message: Message, now: float) -> bool:

@@ -16,6 +16,7 @@ from broker.metrics.counters import Counters
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
+from broker.session.decisions import Decisions
 from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.origin import Origin, Sieve
 from broker.session.packet_ids import PacketIds
@@ -26,6 +27,7 @@ from broker.session.will import Will
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
 NO_LIMIT: Final = 1 << 60  # bytes
+ALL: Final = 1 << 60  # messages
 PUBREL_3: Final = b"\x62\x02"
 PUBCOMP_3: Final = b"\x70\x02"
 PACKET_ID_NOT_FOUND: Final = b"\x92"
@@ -98,6 +100,8 @@ class Session:
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not yet released
         self._carried: PacketIds | None = None  # those of them that came over a former connection; 5.0 counts the rest
         self.will: Will | None = None
+        self.decisions: Decisions | None = None  # what was done with what it asked lately
+        self.drops: dict[str, int] | None = None  # messages that it did not get, by the label of a DropReason
         self.sieve: Sieve | None = None  # while it goes from one worker to another
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
@@ -192,7 +196,7 @@ class Session:
         self._inflight = inflight or None
         self._inflight_bytes = 0  # resume() counts it anew
         if withheld:
-            self._counters.dropped(DropReason.MAY_NOT_READ, withheld)
+            self._dropped(DropReason.MAY_NOT_READ, withheld)
         return withheld
 
     def end(self) -> int:
@@ -205,7 +209,7 @@ class Session:
             self._limits.budget.give_back(message)
         self._inflight = self._waiting = self.incoming = self._carried = None
         if lost:
-            self._counters.dropped(DropReason.SESSION_ENDED, lost)
+            self._dropped(DropReason.SESSION_ENDED, lost)
         return lost
 
     # Without a connection, it may be handed over to another worker: see handover.py.
@@ -241,31 +245,22 @@ class Session:
         out = self.outbox
         counters = self._counters
         if out is None:
-            counters.dropped(DropReason.OFFLINE_QOS0, run.count)
+            self._dropped(DropReason.OFFLINE_QOS0, run.count)
         elif not out.writable:
-            counters.dropped(DropReason.NOT_WRITABLE, run.count)
+            reason = out.open_batch(counters.publishes_sent)
+            if reason is None:
+                self.offer_run(run, identifiers, now)
+                out.close_batch(counters.publishes_sent)
+            else:
+                self._dropped(reason, run.count)
         elif self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet:
             for message in run.messages(identifiers):
                 self.offer(message, now)
         else:
             out.write(run.encoded(self.version, identifiers))
+            out.further += run.count - 1
             counters.publishes_sent += run.count
             counters.publish_bytes_sent += run.payload_bytes
-
-    def _offer_bytes(self, packet: bytes, payload_bytes: int) -> None:
-        """Write one QoS 0 packet, or count why not."""
-        out = self.outbox
-        counters = self._counters
-        if out is None:
-            counters.dropped(DropReason.OFFLINE_QOS0, 1)
-        elif not out.writable:
-            counters.dropped(DropReason.NOT_WRITABLE, 1)
-        elif self.maximum_packet and len(packet) > self.maximum_packet:
-            counters.dropped(DropReason.TOO_LARGE, 1)  # never sent [MQTT-3.1.2-24]
-        else:
-            out.write(packet)
-            counters.publishes_sent += 1
-            counters.publish_bytes_sent += payload_bytes
 
     def offer(self, message: Message, now: float) -> None:
         """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted.
@@ -275,13 +270,13 @@ class Session:
         clients do not expect it: it is not.
         """
         out = self.outbox
-        if message.qos == 0:
-            if self.alias_maximum and out is not None and out.writable:
-                self._offer_bytes(self._aliased(message, 0, now), len(message.payload))
-            else:
-                self._offer_bytes(message.whole(self.version, now), len(message.payload))
+        if out is None or not out.writable:
+            self._offer_aside(message, now)
             return
-        if out is None or not out.writable or self._waiting:
+        if message.qos == 0:
+            self._send_once(message, out, now)
+            return
+        if self._waiting:
             self._wait(message)
             return
         inflight = self._inflight
@@ -293,21 +288,34 @@ class Session:
             return
         self._send(message, inflight, out, now)
 
+    def _offer_aside(self, message: Message, now: float) -> None:
+        """The same where there is no reader, a slow one, or one that may be sent only so much."""
+        out = self.outbox
+        counters = self._counters
+        reason = DropReason.OFFLINE_QOS0 if out is None else out.open_batch(counters.publishes_sent)
+        if out is not None and reason is None:
+            self.offer(message, now)
+            out.close_batch(counters.publishes_sent)
+        elif message.qos:
+            self._wait(message)
+        elif reason is not None:
+            self._dropped(reason, 1)
+
     def writable(self) -> bool:
         """It has a connection that would take a QoS 0 message."""
         out = self.outbox
-        return out is not None and out.writable
+        return out is not None and (out.writable or out.lets_pass())
 
     def ready(self) -> bool:
         """It has a connection that would take a QoS 1 or 2 message at once."""
         out = self.outbox
         return (
             out is not None
-            and out.writable
             and not self._waiting
             and not self._unsent
             and (self._inflight is None or len(self._inflight) < self.window)
             and self._inflight_bytes <= self._limits.window_bytes
+            and (out.writable or out.lets_pass())
         )
 
     def has_room(self) -> bool:
@@ -319,16 +327,28 @@ class Session:
         out = self.outbox
         if out is None or (not self._unsent and not self._waiting):
             return
+        if out.writable:
+            self._move(ALL, out, now)
+            return
+        counters = self._counters
+        moved = True
+        while moved and (self._unsent or self._waiting) and out.open_batch(counters.publishes_sent) is None:
+            moved = self._move(1, out, now)
+            out.close_batch(counters.publishes_sent)
+
+    def _move(self, most: int, out: Outbox, now: float) -> bool:
+        """The same for at most *most* messages; whether that did not stop at the window or the outbox before."""
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
-        while self._unsent and out.writable and len(inflight) < self.window:
+        while most and self._unsent and out.writable and len(inflight) < self.window:
+            most -= 1
             packet_id, message = self._unsent.popleft()
             if message is RELEASED:
-                out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
+                out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
                 self._counters.answers_sent += 1
             elif self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
-                self._counters.dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
+                self._dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
                 continue
             else:
                 out.write(message.again(self.version, packet_id, now))
@@ -337,25 +357,38 @@ class Session:
             inflight[packet_id] = message
             self._inflight_bytes += message.size
         waiting = self._waiting
-        most = self._limits.window_bytes
-        while waiting and out.writable:  # what is sent again goes first: what keeps it keeps these
-            if len(inflight) >= self.window or self._inflight_bytes > most:
+        window_bytes = self._limits.window_bytes
+        while most and waiting and out.writable:  # what is sent again goes first: what keeps it keeps these
+            if len(inflight) >= self.window or self._inflight_bytes > window_bytes:
                 break
+            most -= 1
             message = waiting.popleft()
             self._waiting_bytes -= message.size
             self._limits.budget.give_back(message)
             if message.expired(now):
-                self._counters.dropped(DropReason.EXPIRED, 1)
+                self._dropped(DropReason.EXPIRED, 1)
             else:
                 self._send(message, inflight, out, now)
         if not waiting:
             self._waiting = None
+        return most == 0
+
+    def _send_once(self, message: Message, out: Outbox, now: float) -> None:
+        """Write *message*, which is of QoS 0."""
+        counters = self._counters
+        packet = self._aliased(message, 0, now) if self.alias_maximum else message.whole(self.version, now)
+        if self.maximum_packet and len(packet) > self.maximum_packet:
+            self._dropped(DropReason.TOO_LARGE, 1)  # never sent [MQTT-3.1.2-24]
+            return
+        out.write(packet)
+        counters.publishes_sent += 1
+        counters.publish_bytes_sent += len(message.payload)
 
     def _send(self, message: Message, inflight: dict[int, Message], out: Outbox, now: float) -> None:
         """Give *message* a packet id that is free [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.3-1], and write it."""
         counters = self._counters
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
-            counters.dropped(DropReason.TOO_LARGE, 1)  # we go on as if it were delivered [MQTT-3.1.2-25]
+            self._dropped(DropReason.TOO_LARGE, 1)  # we go on as if it were delivered [MQTT-3.1.2-25]
             return
         packet_id = self.last_id % 65535 + 1
         while packet_id in inflight:
@@ -390,14 +423,14 @@ class Session:
     def _wait(self, message: Message) -> None:
         """Keep *message* for later, in order [MQTT-4.6.0-6], if the kind of session and its limits allow."""
         if self.ended:
-            self._counters.dropped(DropReason.SESSION_ENDED, 1)
+            self._dropped(DropReason.SESSION_ENDED, 1)
             return
         limits = self._limits
         if self.sieve is not None and not isinstance(message, SharedMessage):  # who is chosen for one has it alone
             if not self.sieve.takes(limits.origin.shard):
                 return
         if not self.has_room():
-            self._counters.dropped(DropReason.PENDING_FULL, 1)
+            self._dropped(DropReason.PENDING_FULL, 1)
             return
         waiting = self._waiting
         if waiting is None:
@@ -419,7 +452,7 @@ class Session:
             oldest = waiting.popleft()
             self._waiting_bytes -= oldest.size
             budget.give_back(oldest)
-            self._counters.dropped(DropReason.QUEUE_FULL, 1)
+            self._dropped(DropReason.QUEUE_FULL, 1)
 
     # Acknowledgements from the client. Each is answered, if at all, into the outbox: at once, so in the order in which
     # they came [MQTT-4.6.0-4], and whatever the window holds [MQTT-4.9.0-3].
@@ -464,7 +497,7 @@ class Session:
             return True
         inflight[packet_id] = RELEASED
         self._counters.answers_sent += 1
-        out.write(PUBREL_3 + packet_id.to_bytes(2, "big"))
+        out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
         return True
 
     def pubcomp(self, packet_id: int, now: float) -> bool:
@@ -501,7 +534,7 @@ class Session:
             self._carried.discard(packet_id)
         if out is not None:
             if known:
-                out.write(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
+                out.answer(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
             else:
                 self._unknown(out, PUBCOMP, packet_id)
         return known
@@ -514,9 +547,23 @@ class Session:
         """
         first = kind << 4 | (2 if kind == PUBREL else 0)
         if self.version == V5:
-            out.write(bytes((first, 3)) + packet_id.to_bytes(2, "big") + PACKET_ID_NOT_FOUND)
+            out.answer(bytes((first, 3)) + packet_id.to_bytes(2, "big") + PACKET_ID_NOT_FOUND)
         else:
-            out.write(bytes((first, 2)) + packet_id.to_bytes(2, "big"))
+            out.answer(bytes((first, 2)) + packet_id.to_bytes(2, "big"))
+
+    # What becomes of what it asks, and of what it should get, for whoever asks why.
+
+    def note(self, kind: int, reason: str, now: float) -> bool:
+        """Something was decided about it, *kind* as in overload/admit.py; whether it is news."""
+        if self.decisions is None:
+            self.decisions = Decisions()
+        return self.decisions.add(kind, reason, now)
+
+    def _dropped(self, reason: DropReason, count: int) -> None:
+        self._counters.dropped(reason, count)
+        if self.drops is None:
+            self.drops = {}
+        self.drops[reason.label] = self.drops.get(reason.label, 0) + count
 
     # What it holds.
 

@@ -189,6 +189,13 @@ def test_a_source_is_checked_even_where_a_later_one_wins(tmp_path: Path) -> None
         ("redis.prefix=", "it must be a word without braces or spaces."),
         ("redis.prefix={a}", "it must be a word without braces or spaces."),
         ("redis.prefix=a b", "it must be a word without braces or spaces."),
+        *[
+            (
+                f"quotas.{scope}.incoming_bytes=64KiB/s",
+                'it must be of windows that hold limits.packet_bytes, such as "1048576:60".',
+            )
+            for scope in ("session", "tenant", "cluster")
+        ],
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(assignment: str, sentence: str) -> None:
@@ -215,6 +222,32 @@ def test_an_address_that_others_reach_needs_a_word_on_who_may_come_in(listener: 
     assert refused.endswith(f"as anybody could come in at {host}, {WAYS}")
     for way in ("access.password_file=/etc/weir/passwords", "access.allow_anonymous=true"):
         load(environ={}, options=from_assignments([*options, way]), default_file=NOWHERE)
+
+
+def test_each_quota_can_be_set() -> None:
+    """A limit that the manual names would be refused, or not be the one that is in force."""
+    limits = ("incoming_messages", "incoming_bytes", "outgoing_messages", "outgoing_bytes", "subscriptions")
+    keys = [f"{scope}.{limit}" for scope in ("session", "tenant", "cluster") for limit in limits]
+    rates = {
+        f"quotas.{key}": f"{seconds}GiB:1" if "bytes" in key else f"{seconds}:1"
+        for seconds, key in enumerate([*keys, "cluster.total_messages"], 1)
+    }
+    options = from_assignments([f"{key}={rate}" for key, rate in rates.items()] + ["quotas.tenant_of=user"])
+    loaded = load(environ={}, options=options, default_file=NOWHERE)
+
+    shown = {one.key: one.text for one in loaded.describe()}
+    assert {key: f'"{rate}"' for key, rate in rates.items()}.items() <= shown.items()
+
+
+def test_quotas_of_tenants_need_a_rule_that_names_them() -> None:
+    """The quotas would be in the file, and nobody held to them."""
+    quota = "quotas.tenant.incoming_messages=100/s"
+
+    sentence = refusal(None, None, quota)
+    right = 'a rule such as "user", as [quotas.tenant] says what tenants may do.'
+    assert f'quotas.tenant_of = "" in the defaults cannot be: it must be {right}' == sentence
+    rule = "quotas.tenant_of=user-suffix:@"
+    assert "100/s" == load(None, {}, from_assignments([quota, rule]), NOWHERE).config.quotas.tenant.incoming_messages
 
 
 def test_loopback_and_what_is_switched_off_need_none() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config_values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Size
+from broker.config_values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Rates, Size, Tenants
+from broker.overload.tenants import RIGHT as TENANT_RULES
 
 DURATION = Duration(0.0, 7 * 86400.0)
 SIZE = Size(0, 1 << 30)
@@ -43,11 +44,14 @@ def test_sizes_are_numbers_of_bytes_or_carry_a_unit(given: object, size: int) ->
     + [(Flag(), wrong) for wrong in ("", "yes", "True", 1, 0, None)]
     + [(Choice("text", "json"), wrong) for wrong in ("", "TEXT", 1, None)]
     + [(Name(), wrong) for wrong in ("", ".", "..", "a/b", "-x", "a b", "x" * 65, "ä", 5, None)]
+    + [(Rates(False), wrong) for wrong in ("0/s", "100", 100, "1KiB/s", None, True, ["100:1"])]
+    + [(Rates(True), wrong) for wrong in ("0B/s", "64KiB", 1024, "1TB/s")]
+    + [(Tenants(), wrong) for wrong in ("users", "user:", 5, None, "client-prefix:\n")]
     + [(Hosts(), wrong) for wrong in ("", [], [""], ["::1", 5], 5, None, "127.0.0.1,", "a b")],
 )
 def test_what_is_no_value_of_its_kind_is_refused_and_told_what_would_be_right(kind: Kind, given: object) -> None:
     """A bad value would be taken for something, or end in a traceback."""
-    with pytest.raises(ValueError, match=r"^(a|true|text|up) ?"):
+    with pytest.raises(ValueError, match=r'^(a|true|text|up|"")'):
         kind.take(given)
 
 
@@ -61,6 +65,9 @@ def test_what_is_no_value_of_its_kind_is_refused_and_told_what_would_be_right(ki
         (SIZE, "2GiB", "a size from 0 to 1GiB"),
         (Choice("a", "b", "c"), "d", "a, b or c"),
         (Flag(), "on", "true or false"),
+        (Rates(False), "0/s", '"", or of whole counts from 1 to 1099511627776'),
+        (Rates(True), "64KiB", '"", or a rate such as "1MiB/s" or "4MiB:1,64MiB:60" (a size, and seconds)'),
+        (Tenants(), "x", TENANT_RULES),
         (Hosts(), "", 'a list of addresses such as ["127.0.0.1", "::1"]'),
     ],
 )
@@ -99,7 +106,7 @@ def test_a_size_that_is_shown_can_be_read_again(size: int) -> None:
 @given(st.text() | st.floats() | st.integers() | st.booleans() | st.none())
 def test_nothing_that_can_be_written_makes_a_kind_fail_otherwise(given: object) -> None:
     """A strange value would end the start with a traceback instead of a sentence."""
-    for kind in (DURATION, SIZE, NUMBER, Flag(), Choice("a", "b"), Hosts()):
+    for kind in (DURATION, SIZE, NUMBER, Flag(), Choice("a", "b"), Hosts(), Rates(False), Rates(True), Tenants()):
         try:
             kind.take(given)
         except ValueError:

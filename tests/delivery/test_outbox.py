@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.delivery.outbox import GATHER, LEAST, STUFFED, OutboundBudget, Outbox
+from broker.reasons import DropReason
 
 AMPLE = 1 << 40
 
@@ -134,6 +135,32 @@ def test_a_reader_is_slow_over_the_high_mark_and_quick_again_at_the_low_one() ->
     assert not send(box, 4)  # it was told once
 
 
+MOVES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.booleans()), max_size=60)
+
+
+@given(MOVES)
+def test_slow_readers_are_counted_as_they_come_and_go(moves: list[tuple[int, int, bool]]) -> None:
+    """The number of slow readers would drift away from the truth, for as long as the worker lives."""
+    budget = OutboundBudget(60)  # so that others make one slow, too
+    boxes = [outbox(10, 4, budget) for _ in range(3)]
+    became = 0
+    for which, count, gone in moves:
+        box = boxes[which]
+        before = box.writable
+        if gone:
+            box.discard()
+            boxes[which] = outbox(10, 4, budget)
+            continue
+        if count % 2 and box.size:
+            box.sent(min(count, len(box.gather())))
+        else:
+            box.write(bytes(count))
+        became += before and not box.writable
+        assert sum(not each.writable for each in boxes) == budget.non_writable
+
+    assert became == budget.became_non_writable
+
+
 def test_a_reader_that_stays_under_the_high_mark_is_never_slow() -> None:
     """Whoever waits for room would be called for nothing after each send."""
     box = outbox(high=10, low=4)
@@ -258,3 +285,56 @@ def test_a_connection_that_ends_gives_its_bytes_back() -> None:
     assert (0, 0) == (box.size, budget.used)
     assert not box.writable
     assert 0 == box.discard()
+
+
+class PaperToll:
+    """Lets as much pass as it was given."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.paid: list[tuple[int, int]] = []
+
+    def closed(self) -> DropReason | None:
+        return None if self.left > 0 else DropReason.QUOTA_SESSION_OUTGOING
+
+    def take(self, messages: int, size: int) -> None:
+        self.left -= messages
+        self.paid.append((messages, size))
+
+
+def test_behind_a_toll_each_batch_is_asked_for_and_paid() -> None:
+    """Who may be sent only so much would be sent more, or pay for what it was not sent."""
+    box = outbox()
+    toll = PaperToll(3)
+    box.stand_behind(toll)
+    box.write(b"an answer")  # which nobody asks for
+    assert not box.writable and box.lets_pass()
+
+    for count, size in ((2, 10), (0, 0), (4, 9)):
+        assert box.open_batch(100) is None and box.writable
+        if size:
+            box.write(bytes(size))
+        box.close_batch(100 + count)
+        assert not box.writable
+    assert [(2, 10), (0, 0), (4, 9)] == toll.paid
+    assert DropReason.QUOTA_SESSION_OUTGOING is box.open_batch(106)
+    assert not box.writable and not box.lets_pass()
+
+
+def test_behind_a_toll_a_slow_reader_is_slow_and_then_asked_for_again() -> None:
+    """It would be written to without end; or, once it has drained, as if it had no toll."""
+    budget = OutboundBudget(AMPLE)
+    box = outbox(10, 5, budget)
+    box.stand_behind(PaperToll(100))
+    assert 0 == budget.non_writable
+    assert box.open_batch(0) is None
+    box.write(bytes(11))
+    box.close_batch(1)
+
+    assert (1, True) == (budget.non_writable, box.full)
+    assert DropReason.NOT_WRITABLE is box.open_batch(1)
+    assert send(box, 11)
+    assert (0, False, False) == (budget.non_writable, box.full, box.writable)
+    assert box.lets_pass()
+    box.discard()
+    assert 0 == budget.non_writable

@@ -10,7 +10,7 @@ from broker.access.passwords import hash_password
 from broker.admission import WAITING, Answer
 from broker.config import Access, Config, Limits
 from broker.mqtt.packets import V5, V31, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Will
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL, USER_PROPERTY
 from broker.reasons import CloseReason
 from tests.hub.talk import closed, greeting, payloads, subscribe
 from tests.inprocess import Broker, Client
@@ -235,7 +235,10 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
     waiting = [say(broker, credentials("alice", "right", client_id=f"{n}")) for n in range(WAITING)]
     late = [say(broker, credentials("alice", "right", version)) for version in (V311, V5)]
 
-    assert [[ConnAck(False, 3)], [ConnAck(False, BUSY)]] == [client.receive() for client in late]
+    plain, explained = [client.receive()[0] for client in late]
+    assert ConnAck(False, 3) == plain
+    assert isinstance(explained, ConnAck)
+    assert (BUSY, [REASON_STRING, USER_PROPERTY]) == (explained.code, list(explained.properties))
     assert {CloseReason.SERVER_BUSY: 2} == closed(broker)
     assert 0 == broker.connect("known too", V5, user="bob", password=b"right too").connack.code
     broker.threads.go_on()

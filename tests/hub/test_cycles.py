@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Config, Delivery, Limits
+from broker.config import Config, Delivery, Limits, Quotas, QuotaScope
 from broker.fanout import PAGE
 from broker.mqtt.packets import (
     PUBACK,
@@ -129,6 +129,24 @@ def test_a_reader_that_stalls_leaves_no_cycle(brokers: Brokers, garbage: list[ob
 
     assert 1 == broker.worker.reception.connected
     assert [] == ours(garbage)
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_who_is_held_to_quotas_leaves_no_cycle(brokers: Brokers, garbage: list[object], version: int) -> None:
+    """Each client with a quota would stay in memory after it has gone."""
+    scope = QuotaScope(incoming_messages="2:2", outgoing_messages="2:2", subscriptions="2:2")
+    broker = brokers(Config(quotas=Quotas(session=scope)))
+    client = broker.connect("client", version)
+    for n in range(1, 4):
+        client.send(Subscribe(n, [Wanted(b"%d" % n, 1)]))
+    broker.advance(2)
+    for n in range(1, 7):
+        client.send(Publish(b"1", b"", 1, packet_id=n))
+    client.receive()
+    client.drop()
+
+    assert [] == ours(garbage)
+    assert 0 == broker.worker.store.count()
 
 
 def test_a_connection_over_tls_leaves_no_cycle(brokers: Brokers, garbage: list[object], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.inprocess import Broker, Client
 
 Brokers = Callable[..., Broker]
 
-CROWD = 3000
+CROWD = 1900  # a large part of the burst of CONNECTs that is let in at once, as time stands still here
 STEP = SLICE / 4
 
 

@@ -430,7 +430,7 @@ def test_a_session_that_is_not_taken_makes_way_for_a_newer_one(brokers: Brokers,
     subscribe(newer, "new", qos=1)
     steps.take_back()
 
-    assert [] == steps.done
+    assert ["back"] == steps.done and steps.session.ended
     assert session_of(here) is not steps.session
     assert 1 == here.worker.routes.statistics()[1]
     publish(here, b"new", b"x")

@@ -43,6 +43,9 @@ class BrokenStore:
             raise RuntimeError(f"cannot claim {claimant.client_id}")
         self._good.claim(claimant)
 
+    def has_room(self, now: float) -> bool:
+        return self._good.has_room(now)
+
     def find(self, client_id: str) -> Session | None:
         return self._good.find(client_id)
 

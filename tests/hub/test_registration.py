@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, Properties, Will
+from broker.config import ClusterQuota, Config, Quotas
+from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, Properties, Publish, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.reasons import PauseReason
 from broker.registration import Place, Registration
 from broker.session.session import Session
 from broker.store.address import RedisAddress
@@ -32,10 +34,16 @@ class Registered(Broker):
     flows = False
 
     def __init__(
-        self, address: RedisAddress, incarnation: int = ALIVE, *, alone: bool = False, others: Neighbours | None = None
+        self,
+        address: RedisAddress,
+        incarnation: int = ALIVE,
+        *,
+        alone: bool = False,
+        others: Neighbours | None = None,
+        config: Config | None = None,
     ) -> None:
         place = Place("node", 0, incarnation, "weir", alone)
-        super().__init__(redis=address, place=place, neighbours=others)
+        super().__init__(config, redis=address, place=place, neighbours=others)
         registration = self.worker.registration
         assert registration is not None
         self.registration: Registration = registration
@@ -274,3 +282,19 @@ def test_a_session_that_comes_for_a_client_that_is_gone_waits_for_it(server: Run
     broker.clock.now += 61
     broker.settle()
     assert 0 == broker.worker.store.count()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_only_who_shares_its_redis_asks_it_for_quotas(server: RunningRedis, make: Make, alone: bool) -> None:
+    """A single worker would wait for Redis to be told what only it can know."""
+    config = Config(quotas=Quotas(cluster=ClusterQuota(incoming_messages="1000:1", outgoing_messages="1000:1")))
+    broker = make(server, alone=alone, config=config)
+    broker.ready()
+    client = broker.arrive("client")
+    client.send(Publish(b"t", b"", 1, packet_id=1))
+    broker.flows = True
+    broker.until(lambda: bool(client.inbox))
+
+    assert alone == (broker.worker.counters.pauses_by_reason[PauseReason.QUOTA_ASKED.label] == 0)
+    with server.client() as redis:
+        assert alone == (list(redis.scan_iter("weir:*quota*")) == [])

@@ -1,6 +1,7 @@
 # Streams that are no clients': served by handlers of their own, ahead of clients, and held to nothing that clients are.
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -93,6 +94,26 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     broker.worker.reactor.turn()
 
     assert [taken] == before
+
+
+def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, words: Words) -> None:
+    """While Redis answers the CONNECTs of a storm, who is in would not be served at all."""
+    clients = [broker.connect(f"{n}") for n in range(3)]
+    broker.settle()
+    words.theirs.sendall(b"word" * 100)
+    for client in clients:
+        client.send(PingReq())
+    words.on_word = partial(pass_time, broker, SLICE)
+    broker.worker.reactor.turn()
+    for client in clients:
+        client.pull()
+
+    assert [[PingResp()]] * 3 == [client.inbox for client in clients]
+    assert 0 < len(words.taken) < 10
+
+
+def pass_time(broker: Broker, seconds: float) -> None:
+    broker.clock.now += seconds
 
 
 def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from broker.config import Config, Delivery, Limits
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, V311, Connect, Disconnect, PingReq, PingResp, Publish
-from broker.net.reactor import CALLS, LINGER, SLICE, STRANGERS
+from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish
+from broker.net.reactor import CALLS, EVENTS, LINGER, SLICE, STRANGERS
 from broker.reasons import CloseReason
 from tests.hub.talk import acks, closed, narrow, push
 from tests.inprocess import Broker, Client
@@ -114,6 +114,37 @@ def test_strangers_do_not_keep_those_who_are_in_waiting(brokers: Brokers) -> Non
     broker.clock.step = 0.0
     broker.settle()
     assert all(client.inbox for client in many)
+
+
+def test_strangers_do_not_hide_who_is_in(brokers: Brokers) -> None:
+    """The kernel would tell of the same strangers with each poll, and of who is in only behind them all."""
+    broker = brokers(connections=2 * EVENTS)
+    member = broker.connect("member")
+    many = strangers(broker, 2 * EVENTS - 1)
+    broker.clock.step = SLICE / 100
+    for _ in range(3):
+        broker.worker.reactor.turn()  # all of them are found, and few are served
+    member.send(PingReq())
+    broker.clock.step = SLICE  # one poll
+    turn(broker, member)
+
+    assert [PingResp()] == member.inbox
+    assert broker.worker.reception.connected < len(many) / 2
+    broker.clock.step = 0.0
+    broker.settle()
+    assert all(client.inbox for client in many)
+
+
+def test_what_a_stranger_has_sent_in_parts_is_read(brokers: Brokers) -> None:
+    """A CONNECT that is larger than one read, or comes byte by byte, would lie unread for ever."""
+    broker = brokers()
+    client = broker.open(V5)
+    connect = encode(Connect(V5, "me", user_name="u" * 60_000, password=b"p" * 60_000), V5)
+    client.send_bytes(connect[:1])
+    broker.settle()
+    client.send_bytes(connect[1:])
+
+    assert [ConnAck] == [type(packet) for packet in client.receive()]
 
 
 def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
@@ -372,7 +403,7 @@ def test_who_is_asked_to_wake_returns_at_once(brokers: Brokers) -> None:
     client = broker.connect("me")
     narrow(broker)
     broker.settle()
-    assert turn(broker) > 1.0
+    assert turn(broker) > 0.05
     (stream,) = broker.worker.reactor.streams()
     stream.outbox.write(b"\xd0\0")
     broker.worker.reactor.wake()

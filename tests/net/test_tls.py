@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Config, Limits
+from broker.config import Config, Limits, Overload
 from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
@@ -46,6 +46,22 @@ def test_packets_pass_both_ways(broker: Broker, authority: Authority) -> None:
     _suback, *rest = client.receive()
 
     assert {Publish, PingResp} == {type(packet) for packet in rest}
+
+
+def test_a_client_that_goes_while_its_connect_waits_is_found_gone(brokers: Brokers, authority: Authority) -> None:
+    """Over TLS those who gave up would be let in before those who still wait."""
+    broker = brokers(Config(overload=Overload(connects_per_second=1, connect_burst=1)))
+    dial(broker, authority, "early")
+    client = broker.open(V5, transport(broker, authority.server()))
+    tls = shake(client, authority.trusted_by())
+    client.send(Connect(V5, "late", True, 0))
+    broker.settle()
+    assert 1 == broker.worker.gauges().connects_waiting
+    tls.raw.shutdown(socket.SHUT_WR)
+    broker.settle()
+
+    assert 0 == broker.worker.gauges().connects_waiting
+    assert 1 == closed(broker, CloseReason.PEER_CLOSED)
 
 
 def test_a_packet_of_many_records_arrives_whole(broker: Broker, authority: Authority) -> None:

@@ -1,0 +1,299 @@
+# Time is a number here: the tests say what it is, and how busy the worker was.
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, Flushing
+from broker.delivery.outbox import ADAPTIVE, BUFFERED, OutboundBudget, Outbox
+
+AMPLE = 1 << 40
+HOLD = 0.005
+BUFFER = 0.2
+
+
+class Edge:
+    """What the reactor does with outboxes, without a socket: sends what is dirty and not held."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.dirty: deque[Outbox] = deque()
+        self.flushing = Flushing(self.dirty, longest=HOLD, buffered=BUFFER, most=most)
+        self.now = 1000.0
+        self.sent: list[tuple[Outbox, bytes]] = []
+
+    def outbox(self, strategy: int, enough: int = 5) -> Outbox:
+        box = Outbox(0, AMPLE, 0, OutboundBudget(AMPLE), self.dirty)
+        box.strategy = strategy
+        box.enough = enough
+        return box
+
+    def busy(self, share: float) -> None:
+        """The worker has been busy for *share* of the time, for long enough to know it."""
+        for _ in range(50):
+            self.now += 0.02
+            self.flushing.worked(0.02 * share, self.now)
+
+    def tick(self, later: float = 0.0) -> list[bytes]:
+        """What leaves at the end of a tick *later* seconds from now."""
+        self.now += later
+        if self.now >= self.flushing.due:
+            self.flushing.release(self.now)
+        left = []
+        while self.dirty:
+            box = self.dirty.popleft()
+            box.queued = False
+            if box.size and (box.pressing or not self.flushing.holds(box, self.now)):
+                data = bytes(box.gather())
+                box.flushed(self.now)
+                box.sent(len(data))
+                left.append(data)
+        return left
+
+    def quick(self, strategy: int = ADAPTIVE) -> Outbox:
+        """One that was sent to a moment ago."""
+        box = self.outbox(strategy)
+        box.write(b"before")
+        assert [b"before"] == self.tick()
+        return box
+
+
+def test_a_calm_worker_holds_nothing() -> None:
+    """Holding would cost latency when there is time for every send."""
+    edge = Edge()
+    edge.busy(0.04)
+    box = edge.quick()
+    box.write(b"a")
+
+    assert [b"a"] == edge.tick(0.001)
+
+
+def test_a_busy_worker_waits_for_more() -> None:
+    """Each message to a reader of many would cost a send of its own just when there is no time for it."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    box.write(b"a")
+    assert [] == edge.tick(0.001)
+    box.write(b"b")
+    assert [] == edge.tick(0.001)
+
+    assert [b"ab"] == edge.tick(HOLD)
+    assert 1 == edge.flushing.waited
+
+
+def test_the_hold_grows_with_how_busy_it_is() -> None:
+    """A worker would begin to hold all at once, and its clients see a step."""
+    dues = []
+    for share in (0.07, 0.1, 0.13, 0.9):
+        edge = Edge()
+        edge.busy(share)
+        box = edge.quick()
+        box.write(b"a")
+        edge.tick()
+        dues.append(edge.flushing.due - edge.now)
+
+    assert dues == sorted(dues)
+    assert 0 < dues[0] < dues[1] < dues[2] < dues[3] == pytest.approx(HOLD)
+
+
+def test_a_rest_is_noticed_at_once() -> None:
+    """The first messages after a pause would be held for a load that was long ago."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    edge.now += 10.0
+    edge.flushing.worked(0.0, edge.now)
+    box.sent_at = edge.now
+    box.write(b"a")
+
+    assert [b"a"] == edge.tick()
+
+
+def test_who_is_written_to_seldom_is_not_held() -> None:
+    """A message of a reader of few would wait for company that does not come before the hold ends."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    box.write(b"a")
+    assert [b"a"] == edge.tick(GAP + 0.0001)
+
+    box.write(b"b")
+    assert [] == edge.tick(GAP - 0.0001)
+
+
+@pytest.mark.parametrize("pieces", [[b"x"] * ENOUGH, [b"x" * ENOUGH_BYTES]])
+def test_who_has_enough_is_not_held(pieces: list[bytes]) -> None:
+    """Waiting would save nothing any more."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    box.write(b"first")
+    assert [] == edge.tick()
+    for piece in pieces:
+        box.write(piece)
+
+    assert [b"first" + b"".join(pieces)] == edge.tick()
+    assert 1 == edge.flushing.filled
+
+
+def test_a_hold_that_nothing_joined_is_not_repeated_for_a_while() -> None:
+    """In a closed loop, whose next message comes after this one was read, each round would wait in vain."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    box.write(b"alone")
+    assert [] == edge.tick()
+    assert [b"alone"] == edge.tick(HOLD)
+
+    for _ in range(DOUBTS):
+        box.write(b"next")
+        assert [b"next"] == edge.tick(0.001)
+    box.write(b"again")
+    assert [] == edge.tick()
+
+
+def test_a_hold_that_few_joined_is_not_repeated_either() -> None:
+    """A reader of 500 messages a second would wait 5 ms for each, and hardly a send be saved."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    for piece in (b"a", b"b", b"c"):
+        box.write(piece)
+        assert [] == edge.tick(0.001)
+    assert [b"abc"] == edge.tick(HOLD)
+
+    box.write(b"next")
+    assert [b"next"] == edge.tick(0.001)
+
+
+def test_a_hold_that_was_joined_is_repeated() -> None:
+    """A reader of many would be held once and then never again."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    for _ in range(3):
+        for piece in (b"a", b"b", b"c"):
+            box.write(piece)
+            assert [] == edge.tick()
+        box.write(b"d")
+        assert [b"abcd"] == edge.tick(HOLD)
+
+
+@pytest.mark.parametrize("strategy", [ADAPTIVE, BUFFERED])
+def test_an_answer_is_never_held(strategy: int) -> None:
+    """A client would wait for its acknowledgement, and stop sending meanwhile."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.outbox(strategy)
+    box.sent_at = edge.now
+    box.write(b"message ")
+    assert [] == edge.tick()
+    box.answer(b"answer")
+
+    assert [b"message answer"] == edge.tick()
+    box.write(b"next")
+    assert [] == edge.tick()
+
+
+def test_buffered_goes_by_count_of_messages() -> None:
+    """TBMQ's buffered-msg-count would mean something else here."""
+    edge = Edge()
+    box = edge.outbox(BUFFERED, enough=3)
+    box.write(b"a")
+    assert [] == edge.tick()
+    box.write(b"b")
+    assert [] == edge.tick(BUFFER / 2)
+    box.write(b"c")
+    assert [b"abc"] == edge.tick()
+
+    box.write(b"a run of three")
+    box.further += 2
+    assert [b"a run of three"] == edge.tick()
+
+
+def test_buffered_goes_some_time_after_its_first_message() -> None:
+    """The last messages before a pause would never arrive, or each further one put them off."""
+    edge = Edge()
+    box = edge.outbox(BUFFERED)
+    box.write(b"a")
+    assert [] == edge.tick()
+    box.write(b"b")
+    assert [] == edge.tick(0.75 * BUFFER)
+
+    assert [b"ab"] == edge.tick(0.26 * BUFFER)
+    assert 1 == edge.flushing.waited
+
+
+def test_too_many_that_are_held_send_the_oldest() -> None:
+    """What is held would have no bound."""
+    edge = Edge(most=2)
+    boxes = [edge.outbox(BUFFERED) for _ in range(3)]
+    for number, box in enumerate(boxes):
+        box.write(b"%d" % number)
+
+    assert [b"0"] == edge.tick()
+    assert 1 == edge.flushing.evicted
+
+
+def a_second(rate: int, readers: int) -> tuple[int, int, Flushing]:
+    """(messages, sends, what decided about them) of a worker that spreads *rate* messages a second over *readers*."""
+    receiving, sending = 8e-6, 6e-6  # seconds of work, as measured
+    edge = Edge()
+    boxes = [edge.outbox(ADAPTIVE) for _ in range(readers)]
+    written = sends = 0
+    began = edge.now
+    while edge.now < began + 1.0:
+        tick = edge.now
+        while began + written / rate <= edge.now:
+            boxes[written * 7 % readers].write(b"m")
+            written += 1
+            edge.now += receiving
+        left = len(edge.tick())
+        sends += left
+        edge.now += sending * left
+        edge.flushing.worked(edge.now - tick, edge.now)
+        edge.now = max(edge.now, min(began + written / rate, edge.flushing.due))
+    return written, sends, edge.flushing
+
+
+@pytest.mark.parametrize("rate, readers", [(20_000, 20), (10_000, 10)], ids=["one worker", "one of two"])
+def test_a_third_of_the_processor_is_enough_to_hold(rate: int, readers: int) -> None:
+    """20 000 messages a second to 20 readers would cost a send each: they take no more than that of a worker."""
+    written, sends, _ = a_second(rate, readers)
+
+    assert sends < written / 2
+
+
+def test_readers_of_some_hundred_messages_a_second_wait_for_none() -> None:
+    """Each message would be milliseconds late, and hardly a send be saved."""
+    written, sends, flushing = a_second(20_000, 40)
+
+    assert (0, 0) == (flushing.waited, flushing.filled)
+    assert sends == written
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["write", "answer", "tick"]), st.floats(0, 0.01))))
+def test_nothing_stays_longer_than_its_hold(steps: list[tuple[int, str, float]]) -> None:
+    """A message that nobody writes behind would wait for ever, or longer than was promised."""
+    edge = Edge(most=3)
+    edge.busy(1.0)
+    boxes = [edge.outbox(ADAPTIVE), edge.outbox(ADAPTIVE), edge.outbox(BUFFERED, 2), edge.outbox(BUFFERED, 9)]
+    first: dict[int, float] = {}  # when the oldest that is not sent was written
+    for which, action, later in steps:
+        if action == "tick":
+            edge.tick(later)
+        elif action == "write":
+            boxes[which].write(b"m")
+            edge.tick()
+        else:
+            boxes[which].answer(b"a")
+            edge.tick()
+            assert 0 == boxes[which].size
+        for number, box in enumerate(boxes):
+            if not box.size:
+                first.pop(number, None)
+            else:
+                longest = BUFFER if box.strategy == BUFFERED else HOLD
+                assert edge.now - first.setdefault(number, edge.now) <= longest
+                assert edge.flushing.due <= first[number] + longest + 1e-9
