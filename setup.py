@@ -15,6 +15,7 @@ from setuptools.command.build_ext import build_ext
 
 # Everything in broker/ is compiled, and of the load generator in cli/load/ what works per message, except what is not
 # hot and better stays ordinary Python.
+# record.py: the analysis imports it where nothing is compiled.
 # reasons.py: a compiled Enum refuses its members while they are made if they have an __init__ of their own.
 COLD = {
     "broker/__main__.py",
@@ -24,6 +25,7 @@ COLD = {
     "broker/config_values.py",
     "broker/logs.py",
     "broker/machine.py",
+    "broker/metrics/record.py",
     "broker/net/certificates.py",
     "broker/net/upgrade.py",
     "broker/reasons.py",

@@ -20,6 +20,15 @@ LOOK_AGAIN: Final = 0.01  # seconds; a lock tells nobody when it is free in time
 GONE: Final = 5.0  # seconds between a node's last word and its end
 
 
+class NoAnswer(Exception):
+    """A node did not answer, or refused. Its text is one sentence that says what to do next."""
+
+    def __init__(self, sentence: str, code: int = MISUSE) -> None:
+        """*code*: the exit code of a command that ends for it."""
+        super().__init__(sentence)
+        self.code = code
+
+
 class Answers:
     """One request to a node, and the connection that it went by."""
 
@@ -30,27 +39,38 @@ class Answers:
 
     def ask(self, command: str, **arguments: object) -> Any:
         """What the node answers; whatever is wrong ends the command."""
+        try:
+            return self.try_to_ask(command, **arguments)
+        except NoAnswer as error:
+            refuse(str(error), error.code)
+
+    def try_to_ask(self, command: str, **arguments: object) -> Any:
+        """What the node answers. NoAnswer."""
         folder = self._folder
         try:
             if folder.running() is None:
-                refuse(_not_running(folder), NOT_SO)
+                raise NoAnswer(_not_running(folder), NOT_SO)
             self._socket.connect(os.fspath(folder.control))
             self._socket.sendall(json.dumps({"weir": VERSION, "command": command, **arguments}).encode() + b"\n")
             line = self._line()
         except PermissionError:
-            refuse(_no_permission(folder))
+            raise NoAnswer(_no_permission(folder)) from None
         except TimeoutError:
-            refuse(_silent(folder))
+            raise NoAnswer(_silent(folder)) from None
         except OSError as error:
-            refuse(
+            raise NoAnswer(
                 f"The node {folder.name} cannot be asked: {error.strerror}. It may be starting or stopping: try again."
-            )
+            ) from None
         if not line:
-            refuse(f"The node {folder.name} ended before it answered.", NOT_SO)
+            raise NoAnswer(f"The node {folder.name} ended before it answered.", NOT_SO)
         answer = json.loads(line)
         if not answer["ok"]:
-            refuse(answer["error"], NOT_SO if command in ("client", "kick") else MISUSE)
+            raise NoAnswer(answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "why") else MISUSE)
         return answer["result"]
+
+    def close(self) -> None:
+        """End the connection; what ends with its command need not."""
+        self._socket.close()
 
     def wait_for_end(self, patience: float) -> None:
         """Wait until the node has ended, and nothing of it is left."""
@@ -105,7 +125,7 @@ def owner(folder: NodeFolder) -> str:
 
 
 def _not_running(folder: NodeFolder) -> str:
-    others = [one.name for one in folders() if one.name != folder.name and _runs(one)]
+    others = [one.name for one in folders() if one.name != folder.name and runs(one)]
     if others:
         return f"The node {folder.name} is not running; --name chooses among those that are: {', '.join(others)}."
     return f"The node {folder.name} is not running: `weir start --detach {_start_options(folder)}` starts it."
@@ -124,7 +144,8 @@ def _silent(folder: NodeFolder) -> str:
     )
 
 
-def _runs(folder: NodeFolder) -> bool:
+def runs(folder: NodeFolder) -> bool:
+    """Whether it runs, or somebody else's may: why that cannot be asked is told when it is."""
     try:
         return folder.running() is not None
     except OSError:

@@ -6,10 +6,13 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import clients, nodes
+from cli import clients, limit, nodes
 from cli.bench import bench
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
+from cli.overload import overload
+from cli.top import top
+from cli.why import why
 
 TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
 
@@ -22,12 +25,16 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(clients.app, name="clients")
+app.add_typer(limit.app, name="limit")
 app.command()(nodes.stop)
 app.command()(nodes.restart)
 app.command()(nodes.reload)
 app.command()(nodes.status)
 app.command("nodes")(nodes.list_nodes)
 app.command()(nodes.logs)
+app.command()(why)
+app.command()(overload)
+app.command()(top)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,18 +1,26 @@
 # What can be asked of a node that runs: each command with its arguments and what it answers.
 #
 # An argument that is missing, of another type or not known is refused before anything is done.
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
+from broker.overload.facts import Facts, together
 from broker.version import VERSION, form
+from supervisor.limits import LimitRefused
 from supervisor.node import Node, Shard
 from supervisor.workers import NoAnswer, WorkerProcess
 
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
+LONGEST_INJECTION: Final = 3600.0  # seconds: one that was forgotten ends
+AUDITED: Final = ("limit_set", "limit_drop")  # those whose log lines say who asked
+TESTED: Final = "WEIR_TEST"  # in the environment, 1: tests may inject signals
 
 
 class Refused(Exception):
@@ -20,8 +28,10 @@ class Refused(Exception):
 
 
 class Commands:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, tested: bool = False) -> None:
+        """*tested*: whoever asks may have it believe things that are not so."""
         self._node = node
+        self._tested = tested
         self._restarting = False
         # name: (what it does, its arguments with their types)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
@@ -31,11 +41,21 @@ class Commands:
             "reload": (self._reload, {}),
             "clients": (self._clients, {"limit": int, "match": str}),
             "client": (self._client, {"client": str}),
+            "why": (self._why, {"client": str}),
             "kick": (self._kick, {"client": str}),
+            "overload": (self._overload, {}),
+            "top": (self._top, {}),
+            "inject": (self._inject, {"worker": int, "signal": str, "value": float, "seconds": float}),
+            "limit_set": (
+                self._limit_set,
+                {"client": str, "rate": str, "exempt": bool, "seconds": float, "reason": str},
+            ),
+            "limit_drop": (self._limit_drop, {"client": str}),
+            "limit_list": (self._limit_list, {}),
         }
 
-    async def do(self, command: str, arguments: Arguments) -> object:
-        """The answer to *command*. Refused."""
+    async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
+        """The answer to *command*, which *by* asks for. Refused."""
         if command not in self._known:
             raise Refused(f"There is no command {command!r}: this node knows {', '.join(self._known)}.")
         what, types = self._known[command]
@@ -47,9 +67,11 @@ class Commands:
         for name in types:
             if name not in arguments:
                 raise Refused(f"The command {command} lacks its argument {name}.")
+        if command in AUDITED:
+            arguments = {**arguments, "by": by}
         try:
             return await what(arguments)
-        except NoAnswer as error:
+        except (NoAnswer, LimitRefused) as error:
             raise Refused(str(error)) from None
 
     async def _status(self, arguments: Arguments) -> object:
@@ -127,15 +149,119 @@ class Commands:
                 return {**found, "worker": process.shard}
         raise Refused(f"There is no client {arguments['client']!r}.")
 
+    async def _why(self, arguments: Arguments) -> object:
+        """What all workers know of a client, of whom it may have been at several."""
+        found: list[Facts] = []
+        unanswered: list[int] = []
+
+        async def ask(process: WorkerProcess) -> None:
+            try:
+                found.append(await process.ask("why", arguments))
+            except NoAnswer:
+                unanswered.append(process.shard)
+
+        async with trio.open_nursery() as nursery:
+            for process in self._serving():
+                nursery.start_soon(ask, process)
+        known = together(found, sorted(unanswered))
+        if known is None:
+            raise Refused(_nothing_known(arguments["client"], unanswered))
+        return known
+
     async def _kick(self, arguments: Arguments) -> object:
         for process in self._serving():
             if await process.ask("kick", arguments):
                 return {"worker": process.shard}
         raise Refused(f"No client {arguments['client']!r} is connected.")
 
+    async def _overload(self, arguments: Arguments) -> object:
+        """How overloaded each worker is and by what, as it sees that itself (broker/overview.py)."""
+        return {"node": self._node.config.node.name, "workers": await self._ask_each("overload")}
+
+    async def _top(self, arguments: Arguments) -> object:
+        """The last metrics record of each worker (broker/metrics/record.py)."""
+        return {"node": self._node.config.node.name, "workers": await self._ask_each("record")}
+
+    async def _ask_each(self, what: str) -> list[dict[str, Any]]:
+        """Of each worker its answer under the name *what*, or under "error" why there is none: the others matter."""
+        told = [
+            {"worker": shard.number, "state": "dead" if shard.process is None else shard.process.state}
+            for shard in self._node.shards
+        ]
+        async with trio.open_nursery() as asking:  # or a few that hang would take all the time there is
+            for shard, answer in zip(self._node.shards, told, strict=True):
+                if shard.process is not None:
+                    asking.start_soon(_ask_into, answer, shard.process, what)
+        return told
+
+    async def _inject(self, arguments: Arguments) -> object:
+        """A signal of overload has *value*, in its own unit (seconds, or a share), at *worker* for *seconds*."""
+        if not self._tested:
+            raise Refused(f"Signals are injected only into a node that was started with {TESTED}=1 in its environment.")
+        number, value, seconds = arguments["worker"], arguments["value"], arguments["seconds"]
+        shards = self._node.shards
+        if not 0 <= number < len(shards):
+            raise Refused(f"There is no worker {number}: this node has {len(shards)}, counted from 0.")
+        if not math.isfinite(value):
+            raise Refused(f"The argument value = {value} of inject is no finite number.")
+        if not 0 < seconds <= LONGEST_INJECTION:
+            raise Refused(
+                f"The argument seconds = {seconds} of inject is not above 0 and at most {LONGEST_INJECTION:g}."
+            )
+        process = shards[number].process
+        if process is None:
+            raise Refused(f"Worker {number} is dead and cannot be asked now.")
+        return await process.ask("inject", {"signal": arguments["signal"], "value": value, "seconds": seconds})
+
+    async def _limit_set(self, arguments: Arguments) -> object:
+        """*client* has a limit of its own for so many *seconds*; at which workers it is, and feels it already."""
+        self._node.limits.set(**arguments)
+        return {"client": arguments["client"], "workers": await self._feel(arguments["client"])}
+
+    async def _limit_drop(self, arguments: Arguments) -> object:
+        if not self._node.limits.drop(**arguments):
+            raise Refused(f"The client {arguments['client']!r} has no limit of its own.")
+        return {"client": arguments["client"], "workers": await self._feel(arguments["client"])}
+
+    async def _limit_list(self, arguments: Arguments) -> object:
+        self._node.limits.end_due()
+        return {"limits": self._node.limits.listed()}
+
+    async def _feel(self, client: str) -> list[int]:
+        """The workers where *client* is connected, once all have taken what they were told before.
+
+        One that does not answer will take it when it can, and the one that replaces it knows.
+        """
+        found = []
+        for process in self._serving():
+            try:
+                told = await process.ask("client", {"client": client})
+            except NoAnswer:
+                continue
+            if told is not None and told["connected"]:
+                found.append(process.shard)
+        return found
+
     def _serving(self) -> list[WorkerProcess]:
         found = [shard.process for shard in self._node.shards if shard.process is not None]
         return [process for process in found if process.state == "serving"]
+
+
+def _nothing_known(client: str, unanswered: list[int]) -> str:
+    told = (
+        f"Nothing is known of a client {client!r} here: it has no session, and none of the last ends and refusals that "
+        "are remembered was its own; look whether it uses that id and this node, or in `weir clients list`."
+    )
+    if unanswered:
+        told = f"{told[:-1]}, and ask again, as {len(unanswered)} of the workers did not answer."
+    return told
+
+
+async def _ask_into(answer: dict[str, Any], process: WorkerProcess, what: str) -> None:
+    try:
+        answer[what] = await process.ask(what, {})
+    except NoAnswer as error:
+        answer["error"] = str(error)
 
 
 def _worker(shard: Shard) -> dict[str, Any]:

@@ -5,7 +5,9 @@
 # What is malformed, unknown or too large is answered by what is wrong with it, and changes nothing.
 import json
 import os
+import pwd
 import socket
+import struct
 from typing import Any, Final
 
 import structlog
@@ -19,6 +21,7 @@ LONGEST: Final = 64 * 1024  # bytes of a request
 PATIENCE: Final = 5.0  # seconds to say what is wanted, and to take an answer
 BACKLOG: Final = 64
 AT_ONCE: Final = 32  # connections; further ones wait
+CREDENTIALS: Final = struct.Struct("3i")  # process, user, group of whoever connected (SO_PEERCRED, unix(7))
 
 
 def bind_control(folder: NodeFolder) -> socket.socket:
@@ -55,7 +58,7 @@ async def _serve_one(stream: trio.SocketStream, commands: Commands) -> None:
         if asking.cancelled_caught:
             raise Refused(f"No request came within {PATIENCE:g} seconds.")
         command, arguments = parse(line)
-        answer: dict[str, Any] = {"ok": True, "result": await commands.do(command, arguments)}
+        answer: dict[str, Any] = {"ok": True, "result": await commands.do(command, arguments, asker(stream))}
     except Refused as error:
         answer = {"ok": False, "error": str(error)}
     except trio.BrokenResourceError:
@@ -67,6 +70,16 @@ async def _serve_one(stream: trio.SocketStream, commands: Commands) -> None:
         await stream.send_all(json.dumps(answer).encode() + b"\n")
     if answer["ok"] and command == "stop":
         await trio.sleep_forever()  # who asked sees by the end of the connection that the node has ended
+
+
+def asker(stream: trio.SocketStream) -> str:
+    """The user at the other end, for the log: "jo (uid 1000)"."""
+    _, user, _ = CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    try:
+        name = pwd.getpwuid(user).pw_name.encode(errors="replace").decode()  # it may be of any bytes
+    except KeyError:
+        return f"uid {user}"
+    return f"{name} (uid {user})"
 
 
 async def _line(stream: trio.SocketStream) -> bytes:

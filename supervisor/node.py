@@ -22,6 +22,7 @@ from broker.machine import raise_descriptor_limit
 from broker.net.listeners import shut
 from broker.version import VERSION, form
 from supervisor.folder import NodeFolder
+from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
 from supervisor.node_redis import NodeRedis
 from supervisor.obituaries import Obituaries
@@ -72,6 +73,8 @@ class Node:
         self.shards = [Shard(number, opened) for number, opened in enumerate(doors)]
         self.totals = Totals()
         self.log = structlog.get_logger()
+        self.limits = ClientLimits(folder.path / "limits", self.log)
+        self.limits.tell = self._tell_limits
         self.on_ready: Callable[[], None] = _nothing  # called once, when all workers are ready for the first time
         self.sentence = ""  # why the node ended, if it did not mean to
         self.addresses = [(name, *door.getsockname()[:2]) for name, door in doors[0]]
@@ -100,6 +103,7 @@ class Node:
                 self._beside = beside
                 beside.start_soon(self._watch_signals, signals)
                 beside.start_soon(self._log_file.rotate, self._reopen_logs)
+                beside.start_soon(self.limits.watch)
                 for service in services:
                     beside.start_soon(service)
                 if await self._redis_serves(beside):
@@ -144,6 +148,10 @@ class Node:
         self.log.info("redis_moved", address=str(self.redis.address))
         for process in self._processes():
             process.send("redis", {"address": self.redis.address.parts()})
+
+    def _tell_limits(self, change: Frame) -> None:
+        for process in self._processes():
+            process.send("limits", change)
 
     def stop(self, why: str) -> None:
         """Have all clients told that we shut down, and end."""
@@ -292,6 +300,7 @@ class Node:
             "log_path": self._log_file.path,
             "listeners": doors,
             "redis": self.redis.address.parts(),
+            "limits": self.limits.holding(),
             "alone": len(self.shards) == 1 and self.redis.private(),
         }
         self._obituaries.born(process.incarnation)
@@ -304,7 +313,7 @@ class Node:
                 lane.close()
 
     def _introduce(self, newcomer: WorkerProcess, assignment: Frame) -> list[socket.socket]:
-        """Give each living worker an end of two sockets, one a lane; the other ends are for *newcomer*."""
+        """Ends of two sockets, one a lane, to each living worker, for *newcomer*; the others are for those workers."""
         lanes: list[socket.socket] = []
         assignment["peers"] = []
         for process in self._processes():
@@ -314,8 +323,7 @@ class Node:
             lanes += [data[0], control[0]]
             known = {"shard": process.shard, "incarnation": process.incarnation}
             assignment["peers"].append({**known, "descriptors": [data[0].fileno(), control[0].fileno()]})
-            facts = {"shard": newcomer.shard, "incarnation": newcomer.incarnation}
-            process.send("peer", facts, [data[1], control[1]])
+            newcomer.will_meet(process, [data[1], control[1]])
         return lanes
 
     def _mourn(self, process: WorkerProcess, code: int, words: str) -> None:

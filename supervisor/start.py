@@ -17,7 +17,7 @@ from broker.logs import configure
 from broker.machine import raise_descriptor_limit
 from broker.net.certificates import CertificateError, make_context
 from broker.net.listeners import ListenError, listen, listen_for_shards
-from supervisor.commands import Commands
+from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
@@ -96,8 +96,11 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
     except RedisUnusable as error:
         raise StartError(str(error)) from None
     _tell_doors(config, doors, admin)
+    tested = os.environ.get(TESTED) == "1"
+    if tested:
+        structlog.get_logger().warning("signals_can_be_injected", variable=TESTED)
     node = Node(config, folder, doors, log_file, check, redis)
-    services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node))]
+    services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
 

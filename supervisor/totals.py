@@ -1,13 +1,15 @@
 # Totals: what all workers of a node report, summed; and over the lives of each, so that a counter never goes back.
 from collections import Counter
+from dataclasses import asdict
+from typing import Any
 
-from broker.metrics.report import EVERYWHERE, Report
+from broker.metrics.report import GREATEST, REASONS, Report, overload_of
 
 
 class Totals:
     def __init__(self) -> None:
         self._counters: Counter[str] = Counter()  # of workers that are no more
-        self._reasons: dict[str, Counter[str]] = {"dropped": Counter(), "closed": Counter(), "refused": Counter()}
+        self._reasons: dict[str, Counter[str]] = {kind: Counter() for kind in REASONS}
 
     def bury(self, last: Report) -> None:
         """A worker has ended; *last* is its last report, {} if it never made one."""
@@ -19,13 +21,17 @@ class Totals:
         """The sum of all, with the last reports of those who live."""
         counters = Counter(self._counters)
         reasons = {kind: Counter(counts) for kind, counts in self._reasons.items()}
-        gauges: Counter[str] = Counter()
+        gauges: dict[str, Any] = dict.fromkeys(GREATEST, 0)
         for report in living:
             counters.update(report.get("counters", {}))
-            held = report.get("gauges", {})
-            gauges.update({name: value for name, value in held.items() if name not in EVERYWHERE})
-            for name in EVERYWHERE:
-                gauges[name] = max(gauges[name], held.get(name, 0))
+            for name, value in report.get("gauges", {}).items():
+                former = gauges.get(name, 0)
+                gauges[name] = max(former, value) if name in GREATEST else former + value
             for kind, counts in report.get("reasons", {}).items():
                 reasons[kind].update(counts)
-        return {"counters": dict(counters), "reasons": {k: dict(v) for k, v in reasons.items()}, "gauges": dict(gauges)}
+        return {
+            "counters": dict(counters),
+            "reasons": {kind: dict(counts) for kind, counts in reasons.items()},
+            "gauges": gauges,
+            "overload": asdict(overload_of(living)),
+        }

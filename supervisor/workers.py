@@ -68,6 +68,14 @@ class WorkerProcess:
         self._asked = 0
         self._answers: dict[int, trio.MemorySendChannel[Frame]] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._to_meet: list[tuple[WorkerProcess, list[socket.socket]]] = []
+
+    def will_meet(self, other: "WorkerProcess", lanes: list[socket.socket]) -> None:
+        """Tell *other* of this one, and give it its ends of the *lanes* between them, once the loop of this one turns.
+
+        Until then *other* would wait for it: with each SUBACK, and with each session that goes from worker to worker.
+        """
+        self._to_meet.append((other, lanes))
 
     def start(self, assignment: Frame, descriptors: Sequence[int]) -> None:
         """Execute it; it inherits *descriptors*. OSError."""
@@ -178,6 +186,9 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Forget what is left of it."""
+        for _, lanes in self._to_meet:
+            for lane in lanes:
+                lane.close()
         os.close(self._words)
         self._to_send.close()
         with contextlib.suppress(trio.ClosedResourceError, trio.EndOfChannel):
@@ -223,6 +234,9 @@ class WorkerProcess:
             if waiting is not None:
                 waiting.send_nowait(found)
             return
+        if kind == "begun":
+            self._meet_others()
+            return
         if kind == "ready":
             self.ready_at = time.monotonic()
             if self.state == "starting":
@@ -234,6 +248,15 @@ class WorkerProcess:
         elif kind == "fatal":
             self.sentence = found["sentence"]
         self._audience.heard(self, found)
+
+    def _meet_others(self) -> None:
+        to_meet, self._to_meet = self._to_meet, []
+        for other, lanes in to_meet:
+            if other.state == "dead":
+                for lane in lanes:
+                    lane.close()
+            else:
+                other.send("peer", {"shard": self.shard, "incarnation": self.incarnation}, lanes)
 
     async def _until_gone(self, process_descriptor: int, gone: trio.Event, reading: trio.CancelScope) -> None:
         await trio.lowlevel.wait_readable(process_descriptor)

@@ -41,6 +41,8 @@ def test_version_needs_neither_trio_nor_structlog() -> None:
         (["sub", "--help"], ["FILTER", "--count", "--json", "--verbose", "-v"]),
         (["start", "--help"], ["--config", "--host", "--port", "--set", "SIGTERM"]),
         (["config", "--help"], ["check", "show"]),
+        (["limit", "--help"], ["set", "list", "drop"]),
+        (["limit", "set", "--help"], ["CLIENT", "--rate", "--no-protection", "--ttl", "--reason", "quotas.session"]),
         (["passwd", "--help"], ["FILE", "USER", "--create", "--delete", "--iterations", "SIGHUP"]),
     ],
 )

@@ -10,32 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import broker as broker_package
 from broker.mqtt.packets import V5, Disconnect, Will
 from cli.nodes import duration, short
 from supervisor.folder import base_folder
 from tests.cli.running import weir
 from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port
-from tests.system.processes import start_weir as start_process
 from tests.system.raw import RawClient
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A node in the foreground, that tests leave running."""
-    assert broker_package.__file__ is not None
-    folder = tmp_path_factory.mktemp("node")
-    process = start_process(free_port(), folder, {"log.format": "json"}, Path(broker_package.__file__).parent.parent)
-    yield process
-    assert 0 == process.terminate()
-
-
-@pytest.fixture
-def folder(running: BrokerProcess) -> str:
-    assert running.control is not None
-    return str(running.control.parent)
 
 
 @pytest.fixture
@@ -92,7 +74,7 @@ def test_clients_are_listed_shown_and_kicked(folder: str, client: RawClient) -> 
     assert [0x98] == [packet.code for packet in client.expect_end() if isinstance(packet, Disconnect)]
 
 
-@pytest.mark.parametrize("command", [["clients", "show"], ["clients", "kick"]])
+@pytest.mark.parametrize("command", [["clients", "show"], ["clients", "kick"], ["why"]])
 def test_a_client_that_is_not_there_is_exit_code_1(folder: str, command: list[str]) -> None:
     """A program could not tell a slip from an answer."""
     done = weir(*command, "nobody", "--folder", folder)
@@ -103,7 +85,17 @@ def test_a_client_that_is_not_there_is_exit_code_1(folder: str, command: list[st
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["stop"], ["restart"], ["reload"], ["clients", "list"], ["clients", "show", "x"], ["logs"]],
+    [
+        ["status"],
+        ["stop"],
+        ["restart"],
+        ["reload"],
+        ["clients", "list"],
+        ["clients", "show", "x"],
+        ["limit", "list"],
+        ["why", "x"],
+        ["logs"],
+    ],
 )
 def test_a_node_that_does_not_run_is_one_sentence_and_exit_code_1(tmp_path: Path, command: list[str]) -> None:
     """The user would see a traceback, or wait."""
