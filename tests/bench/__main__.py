@@ -1,5 +1,6 @@
-# python -m tests.bench [speed|transports|connects|storm|fanout|hostile|node]: Weir beside Mosquitto, as tables;
-# `hostile` is Weir alone, beside clients that mean harm, and `node` two workers beside one.
+# python -m tests.bench [speed|transports|connects|crowd|storm|fanout|hostile|node|flush]: Weir beside Mosquitto, as
+# tables; `hostile` is Weir alone, beside clients that mean harm, `crowd` beside many that connect, `node` two workers
+# beside one, and `flush` adaptive flushing beside a send at the end of each tick.
 import argparse
 import json
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import hostile, node, scale, speed, transports
+from tests.bench import crowd, flush, hostile, node, scale, speed, transports
 from tests.bench.attackers import ATTACKS
 from tests.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.bench.loads import LOADS, Load
@@ -19,7 +20,7 @@ QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
-    benches = ["speed", "transports", "connects", "storm", "fanout", "hostile", "node"]
+    benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -33,7 +34,12 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
-    parser.add_argument("--seconds", type=int, default=10, help="of `hostile`, beside each attacker (default 10)")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=10,
+        help="of `hostile`, beside each attacker, and of a run of `flush` (default 10)",
+    )
     parser.add_argument(
         "--rate", type=int, default=1000, help="SUBSCRIBE, and as many UNSUBSCRIBE, a second (default 1000)"
     )
@@ -82,10 +88,14 @@ def main() -> None:
                 table, results = transports.measure(bench, roads, arguments.runs, arguments.v5, least_cpu, *sizes)
             elif arguments.what == "connects":
                 table, results = scale.connects(bench, arguments.runs, connects, clients)
+            elif arguments.what == "crowd":
+                table, results = crowd.measure(bench, arguments.runs, 2 * connects)
             elif arguments.what == "hostile":
                 table, results = hostile.measure(bench, arguments.transport or "tcp", attackers, arguments.seconds)
             elif arguments.what == "node":
                 table, results = node.measure(bench, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "flush":
+                table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":
                 table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)
             else:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -63,9 +63,11 @@ class Bench:
         return said.stdout.strip()
 
     @contextmanager
-    def weir(self, transport: str = "tcp", workers: int = 1) -> Iterator[BrokerProcess]:
-        """A Weir that listens for *transport* alone."""
-        settings, port = {**WEIR_SETTINGS, "node.workers": workers}, free_port()
+    def weir(
+        self, transport: str = "tcp", workers: int = 1, more: Mapping[str, object] | None = None
+    ) -> Iterator[BrokerProcess]:
+        """A Weir that listens for *transport* alone; *more* are settings beside the usual ones."""
+        settings, port = {**WEIR_SETTINGS, "node.workers": workers, **(more or {})}, free_port()
         if transport != "tcp":
             settings |= {"listeners.tcp.enabled": "false", f"listeners.{transport}.enabled": "true"}
             settings[f"listeners.{transport}.port"] = port

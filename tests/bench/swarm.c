@@ -2,7 +2,8 @@
 //   swarm connects --count N --window W   N clients connect, at most W of them waiting for their CONNACK, and leave
 //   swarm idle --count N                  N clients connect and stay until standard input ends
 //   swarm storm --rate R                  R SUBSCRIBE and R UNSUBSCRIBE a second, until standard input ends
-// --transport tcp|tls|ws|wss: see transport.h.
+// --transport tcp|tls|ws|wss: see transport.h. --first N numbers the clients from N on: several swarms side by side would
+// otherwise take each other's sessions over.
 // Each prints one JSON line; idle prints it when all are connected, the others at the end.
 // Source addresses go round 127.0.0.2 and up, so that ports in TIME_WAIT do not run out.
 #define _GNU_SOURCE
@@ -26,7 +27,7 @@
 
 enum { SOURCES = 50, KEEP_ALIVE = 600, MOST_EVENTS = 512, STDIN_EVENT = -1, TIMER_EVENT = -2 };
 
-static int port = 1883, count = 1000, window = 100, rate = 1000;
+static int port = 1883, count = 1000, window = 100, rate = 1000, first = 0;
 static int ep;
 
 static void die(const char* what) {
@@ -111,7 +112,7 @@ static double connect_all(int stay) {
   double begin = seconds();
   while (done < count) {
     for (; opened < count && opened - done < window; opened++) {
-      begin_client(&clients[opened], opened);
+      begin_client(&clients[opened], first + opened);
       connected(&clients[opened]);
       watch(clients[opened].stream.fd, opened, EPOLLIN);
     }
@@ -196,12 +197,13 @@ static double storm(void) {
 int main(int argc, char** argv) {
   static struct option options[] = {
       {"port", 1, 0, 'p'}, {"count", 1, 0, 'n'}, {"window", 1, 0, 'w'}, {"rate", 1, 0, 'r'},
-      {"transport", 1, 0, 'T'}, {0}};
+      {"first", 1, 0, 'f'}, {"transport", 1, 0, 'T'}, {0}};
   for (int o; (o = getopt_long(argc, argv, "", options, 0)) != -1;) switch (o) {
       case 'p': port = atoi(optarg); break;
       case 'n': count = atoi(optarg); break;
       case 'w': window = atoi(optarg); break;
       case 'r': rate = atoi(optarg); break;
+      case 'f': first = atoi(optarg); break;
       case 'T': choose_transport(optarg); break;
       default: return 1;
     }

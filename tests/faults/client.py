@@ -34,7 +34,7 @@ REFUSED: Final = 0x80
 
 
 class Client:
-    """Subscribes to *filter*, if there is one, as soon as it is connected and has no session."""
+    """Subscribes to *filter*, if there is one, as soon as it is connected and has no session that is `certain`."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Client:
         self.worker = 0  # process id of the one that serves it; 0: not known (yet)
         self.address = ""
         self.present = False  # the session was
+        self.certain = True  # a session that is present has the subscription
         self.left = False  # the connection that ends was ended by us
         self.on_greeted: Callable[[], None] = _nothing  # CONNACK: `present` is known
         self.on_up: Callable[[], None] = _nothing
@@ -101,9 +102,6 @@ class Client:
         self._packet_id = self._packet_id % 60000 + 1
         self.say(Publish(topic.encode(), payload, qos, retain, packet_id=self._packet_id if qos else 0))
         return self._packet_id
-
-    def subscribe(self) -> None:
-        self.say(Subscribe(1, [Wanted(self._filter.encode(), self._qos)]))
 
     def leave(self, politely: bool) -> None:
         """End the connection, to connect again; not *politely*: without a DISCONNECT."""
@@ -164,8 +162,8 @@ class Client:
         address, number = self._sock.getsockname()
         self.address = f"{address}:{number}"
         self.on_greeted()
-        if self._filter and not self.present:
-            self.subscribe()
+        if self._filter and not (self.present and self.certain):
+            self.say(Subscribe(1, [Wanted(self._filter.encode(), self._qos)]))
         else:
             self._settled()
 

@@ -125,7 +125,8 @@ class RoamingFlow(Flow):
         self._holder = 0  # the process that has the session
         self._left = 0.0
         self._subscribed = False
-        self._uncertain = False  # an attempt failed: its worker may have had the session
+        self._entitled = False  # the session that there is has its SUBACK: until then a message need not come
+        self._uncertain = False  # an attempt failed: its worker may have had the session, or have begun one
         subscriber.on_greeted = self._greeted
         subscriber.on_up = self._back
 
@@ -133,7 +134,7 @@ class RoamingFlow(Flow):
         if self.publisher.up and self._subscribed:
             self._number += 1
             now = self._loop.now
-            if now >= self._amnesty:
+            if self._entitled and now >= self._amnesty:
                 self.owed[self._life, self._number] = now
             self.publisher.publish(self.topic, f"{self._life} {self._number} {now!r}".encode(), 1)
 
@@ -150,20 +151,19 @@ class RoamingFlow(Flow):
             super().judge(subscriber, sent, now)
 
     def _greeted(self) -> None:
-        if not self.subscriber.present:
+        client = self.subscriber
+        client.certain = not self._uncertain
+        if not (client.present and client.certain):
             self.owed.clear()
+            self._entitled = False
 
     def _back(self) -> None:
         client, now = self.subscriber, self._loop.now
-        if client.present and self._uncertain:
-            self.owed.clear()  # it may be one that an attempt began whose answer never came
-            client.subscribe()
-        elif client.present:
-            self.resumed += 1
+        self._entitled = True
+        if client.present:
+            self.resumed += client.certain
         elif self._subscribed:
             self.lost += 1
-            self.owed.clear()
-            self._amnesty = now
             if self._holder and state(self._holder) and not self._uncertain:
                 self._fail(f"its session was not there any more, and process {self._holder}, which had it, lives")
         if self._left and not self._uncertain:

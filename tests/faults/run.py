@@ -208,6 +208,7 @@ class Run:
         self._pause = False
 
     def _serves(self) -> bool:
+        self._node.look()  # who has come may have waited for a processor
         self._node.pids = self._node.workers()
         return self._node.ready()
 

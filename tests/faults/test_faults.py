@@ -6,7 +6,7 @@ import pytest
 from broker.mqtt.packets import Publish
 from tests.faults.__main__ import report
 from tests.faults.client import Client
-from tests.faults.flow import Flow
+from tests.faults.flow import Flow, RoamingFlow
 from tests.faults.plan import DEADLY, MOST_DEATHS, plan
 from tests.faults.relay import Ring
 from tests.faults.run import Run
@@ -58,7 +58,7 @@ class Judged:
         for seconds in seconds_ago:
             self.loop.now = now - seconds
             self.flow.send()
-            found.append(f"1 {len(self.flow.owed)} {now - seconds!r}".encode())
+            found.append(f"1 {self.flow._number} {now - seconds!r}".encode())
         self.loop.now = now
         return found
 
@@ -127,3 +127,30 @@ def test_losing_a_connection_to_a_worker_that_is_well_is_seen() -> None:
     judged.close()
 
     assert "lost its connection to worker 2, which was well" in judged.troubles.failures[0]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_has_a_session_again_is_owed_what_is_sent_from_its_suback_on(begun: bool) -> None:
+    """A message that came before the SUBACK would show those before it to be lost, or a loss after it be none.
+
+    *begun*: by an attempt that failed, perhaps before it subscribed.
+    """
+    judged = Judged()
+    client = judged.subscriber
+    flow = judged.flow = RoamingFlow(judged.loop, judged.troubles, "t", judged.publisher, client)
+    judged.publisher.on_up()
+    client.on_greeted()
+    client.on_up()
+    client.left = True
+    client.on_down(not begun)
+    client.present = begun
+    client.on_greeted()
+    _before, early = judged.send(0.04, 0.03)
+    judged.take(early)
+    assert [] == judged.troubles.failures and client.certain != begun
+    client.on_up()
+    _lost, last = judged.send(0.02, 0.01)
+    judged.take(last)
+
+    assert flow.settled()
+    assert ["t: (1, 3) and 0 more were overtaken by (1, 4)"] == judged.finish()

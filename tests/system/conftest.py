@@ -121,9 +121,12 @@ def mosquitto_listeners(addresses: dict[Transport, Address], certificate: Certif
     return "".join(f"{line}\n" for line in lines)
 
 
-def launch_weir(port: int, folder: Path, settings: dict[str, object]) -> BrokerProcess:
+def launch_weir(
+    port: int, folder: Path, settings: dict[str, object], environment: dict[str, str] | None = None
+) -> BrokerProcess:
     assert broker_package.__file__ is not None
-    return processes.start_weir(port, folder, settings, packages=Path(broker_package.__file__).parent.parent)
+    packages = Path(broker_package.__file__).parent.parent
+    return processes.start_weir(port, folder, settings, packages, environment)
 
 
 @pytest.fixture
@@ -133,11 +136,16 @@ def port(broker: BrokerProcess) -> int:
 
 @pytest.fixture
 def start_weir(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
-    """A function that starts one more Weir with these settings; it is stopped and checked after the test."""
+    """A function that starts one more Weir with these settings; it is stopped and checked after the test.
+
+    *environment*: variables that it has beside ours.
+    """
     started: list[BrokerProcess] = []
 
-    def start(settings: dict[str, object], *, port: int = 0) -> BrokerProcess:
-        process = launch_weir(port or free_port(), tmp_path, settings)
+    def start(
+        settings: dict[str, object], *, port: int = 0, environment: dict[str, str] | None = None
+    ) -> BrokerProcess:
+        process = launch_weir(port or free_port(), tmp_path, settings, environment)
         started.append(process)
         RUNNING.append(process)
         return process

@@ -130,9 +130,17 @@ def weir_environment(packages: Path | None) -> dict[str, str]:
     return environment
 
 
-def start_weir(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> BrokerProcess:
+def start_weir(
+    port: int,
+    folder: Path,
+    settings: Mapping[str, object],
+    packages: Path | None,
+    environment: Mapping[str, str] | None = None,
+) -> BrokerProcess:
+    """*environment*: variables beside `weir_environment()`."""
     command = weir_command(port, settings)
-    return BrokerProcess(command, port, folder, weir_environment(packages), control_socket(port, folder))
+    variables = {**weir_environment(packages), **(environment or {})}
+    return BrokerProcess(command, port, folder, variables, control_socket(port, folder))
 
 
 def refused_start(port: int, folder: Path, settings: Mapping[str, object], packages: Path | None) -> str:

@@ -1,12 +1,13 @@
 # The benchmarks' own programs: what they measure over a transport must have gone over that transport.
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import broker as broker_package
-from tests.bench import hostile, node, scale
+from tests.bench import flush, hostile, node, overload, scale
 from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.system.processes import BrokerProcess
 
@@ -92,3 +93,44 @@ def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
     (measured,) = results.values()
     assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
     assert "us a message that crosses" in table
+
+
+def test_flushing_is_measured_both_ways(bench: Bench) -> None:
+    """`python -m tests.bench flush` would compare a strategy with itself, lose messages, or end with an error."""
+    table, results = flush.measure(bench, runs=1, seconds=0.2, rates=(5000,))
+
+    for measured in results["flush"]:
+        assert set(flush.STRATEGIES) == set(measured["runs"])
+        for runs in measured["runs"].values():
+            assert [flush.PUBLISHERS] == [one["received"] for one in runs]
+            assert 0 < runs[0]["broker_cpu_us_per_rx"]
+    assert "| 2 " in table
+
+
+@pytest.mark.parametrize("scene", overload.SCENES, ids=lambda scene: scene.name)
+def test_an_overload_is_measured_by_the_second(bench: Bench, scene: overload.Scene) -> None:
+    """`make charts` would show a run without clients, without memory, or end with an error."""
+    surge = build_tool("surge", bench.folder, tls=False)
+    with overload.overloaded(bench, protected=True) as weir:
+        found = overload.run(surge, weir, scene, overload.CLOSED[0], 0, seconds=3)
+        assert weir.control is not None
+        records = overload.told(weir.control, time.time() - 3, seconds=3)
+
+    assert [1, 2, 3] == [row["second"] for row in found.rows]
+    for row in found.rows:
+        assert 0 < float(row["aggressors_received"]) < float(row["goodput"])
+        assert 0 < float(row["worker0_mib"]) < float(row["budget_mib"])
+    for fleet in (overload.AGGRESSORS, overload.MODEST):
+        total = found.total[fleet]
+        assert 0 < total["p50_ms"] <= total["p99_ms"]
+        assert total["received"] == sum(float(row[f"{fleet}_received"]) for row in found.rows)
+    assert any({0, 1} == {record["worker"] for record in second} for second in records)
+
+
+def test_an_open_loop_offers_what_it_was_told(bench: Bench) -> None:
+    """An overload would be one in name alone: clients that wait for answers offer what the broker can do."""
+    surge = build_tool("surge", bench.folder, tls=False)
+    with overload.overloaded(bench, protected=True) as weir:
+        found = overload.run(surge, weir, overload.SCENES[0], overload.AGGRESSIVE, 100, seconds=3)
+
+    assert 290 <= found.total[overload.AGGRESSORS]["sent"] <= 330  # a run that ends late has gone on until then

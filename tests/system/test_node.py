@@ -238,6 +238,21 @@ def test_the_others_serve_on_when_one_dies(start_node: StartNode) -> None:
         client.ping()
 
 
+def test_nobody_waits_for_a_worker_that_has_not_begun(start_node: StartNode) -> None:
+    """Each SUBACK, and each session that moves, would come only once the successor of a killed worker is there."""
+    weir = start_node(workers=2)
+    client = weir.client("client")
+    (its,) = [one["worker"] for one in node.ask(weir.control, "clients", limit=100, match="")["clients"]]
+    former = weir.pids[1 - its]
+    os.kill(former, signal.SIGKILL)
+    weir.wait_for("worker_restarts")
+    weir.wait_until(lambda: weir.pids[1 - its] not in (0, former), "start another worker")
+    stop(weir.pids[1 - its])
+    client.subscribe("a")
+
+    assert 2 == len(weir.lines("worker_ready"))
+
+
 def test_workers_that_cannot_live_end_the_node(start_node: StartNode, tmp_path: Path) -> None:
     """The node would try for ever, at the cost of a processor, and nobody would learn why nothing works."""
     passwords = tmp_path / "passwords"

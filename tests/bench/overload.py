@@ -1,0 +1,278 @@
+# Two overloads, each with protection and without: what clients get and what the node measures of itself, each second.
+#
+# Aggressors publish three times what the workers can do to subscribers who get it all, at QoS 1; beside them are modest
+# clients, who ask for less than anybody's share at any level. Once all of it is bound by the processor. Once all
+# publishers are at one worker and all subscribers at another one, which is made slow: its process is stopped for most
+# of each moment, as a container without processor time would be, so what it cannot do waits in the first one.
+#
+# What the workers can do is measured first: the best of closed loops of the same clients. Each run has its own node.
+# What clients see is measured by them: aggressors and the modest are processes of their own, so that neither waits for
+# the other's turn. A latency counts from when a publish reached the client's socket, and so from before its arrival.
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from tests.bench.contenders import Bench, ToolFailed, build_tool
+from tests.bench.cost import family
+from tests.system import node
+from tests.system.processes import BrokerProcess
+
+AGGRESSORS: Final = "aggressors"
+MODEST: Final = "modest"
+WORKERS: Final = 2
+TIMES: Final = 3  # what they can do
+PEAK_SECONDS: Final = 8
+WARM_UP: Final = 2  # seconds, of each run, that do not count
+SPARE: Final = 3  # times the clients that are needed: as many land at the right worker
+LIST: Final = 10_000
+LATE: Final = 3.0  # seconds, of a record
+
+# A worker may hold what it held at the start, and what its settings allow: these, and one gate's bytes.
+BUDGETS: Final[dict[str, int]] = {
+    "delivery.outbound_budget": 64 << 20,
+    "limits.queue_budget": 64 << 20,
+    "overload.gate_bytes": 16 << 20,
+}
+
+STOPPED: Final = 0.020  # seconds, of the slow worker
+RUNS: Final = 0.005
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    slow: bool  # the worker of the subscribers is
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Publishers and their subscribers, in a process of their own. Without *fanout* each has one of these."""
+
+    name: str
+    publishers: int
+    subscribers: int
+    fanout: bool
+    window: int  # publishes that one has unacknowledged, at most
+
+
+SCENES: Final = (Scene("processor", slow=False), Scene("slow-worker", slow=True))
+AGGRESSIVE: Final = Fleet(AGGRESSORS, 20, 50, True, window=4096)
+# In closed loops; more under way would be more than may be unacknowledged by a subscriber and wait for it, and be lost.
+CLOSED: Final = tuple(Fleet(AGGRESSORS, 20, 50, True, window) for window in (20, 50, 90))
+MODESTY: Final = Fleet(MODEST, 100, 20, False, window=1000)
+MODEST_RATE: Final = 500  # messages a second, of all of them
+
+Row = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row for each second, and what the fleets saw over all of them."""
+
+    rows: list[Row]
+    total: dict[str, dict[str, float]]
+
+
+def measure(bench: Bench, scene: Scene, seconds: int) -> tuple[dict[str, Any], dict[str, Run]]:
+    """What holds for all of it, and a run with protection and one without."""
+    surge = build_tool("surge", bench.folder, tls=False)
+    peak, publishes = max(at_most(bench, surge, scene, fleet) for fleet in CLOSED)
+    offered = round(TIMES * publishes)
+    print(f"... {scene.name}: {peak:.0f} deliveries a second at most; offering {offered} publishes", flush=True)
+    runs = {}
+    for protected in (True, False):
+        with overloaded(bench, protected) as weir:
+            name = "protected" if protected else "unprotected"
+            runs[name] = run(surge, weir, scene, AGGRESSIVE, offered, seconds)
+            print(f"... {scene.name}, {name}", flush=True)
+    return {"peak": peak, "offered": offered, "weir": bench.banner()}, runs
+
+
+def at_most(bench: Bench, surge: Path, scene: Scene, fleet: Fleet) -> tuple[float, float]:
+    """Deliveries a second, and publishes of the aggressors, of *fleet* in a closed loop."""
+    with overloaded(bench, protected=False) as weir:
+        rows = run(surge, weir, scene, fleet, 0, PEAK_SECONDS).rows[WARM_UP:]
+    deliveries = statistics.median(float(row["goodput"]) for row in rows)
+    return deliveries, statistics.median(float(row["aggressors_acknowledged"]) for row in rows)
+
+
+@contextmanager
+def overloaded(bench: Bench, protected: bool) -> Iterator[BrokerProcess]:
+    settings = {**BUDGETS, "overload.enabled": str(protected).lower(), "overload.connects_per_second": 0}
+    with bench.weir(workers=WORKERS, more=settings) as weir:
+        yield weir
+
+
+def run(surge: Path, weir: BrokerProcess, scene: Scene, aggressive: Fleet, rate: int, seconds: int) -> Run:
+    """*rate*: publishes a second of the aggressors, 0 in a closed loop."""
+    assert weir.control is not None
+    processes = members(weir)
+    at_rest = {name: resident_mib(pid) for name, pid in processes.items()}
+    slow = processes["worker1"] if scene.slow else 0
+    with (
+        surging(surge, weir, aggressive, rate, seconds) as aggressors,
+        surging(surge, weir, MODESTY, MODEST_RATE, seconds) as modest,
+    ):
+        for fleet, process in ((aggressive, aggressors), (MODESTY, modest)):
+            choose(weir.control, fleet, process, scene.slow)
+        began = time.time()
+        for process in (aggressors, modest):
+            say(process, "begin")
+        resident = watch(processes, slow, seconds)
+        seen = {AGGRESSORS: finish(aggressors), MODEST: finish(modest)}
+    records = told(weir.control, began, seconds)
+    budget = max(at_rest["worker0"], at_rest["worker1"]) + sum(BUDGETS.values()) / (1 << 20)
+    total = {fleet: lines.pop() for fleet, lines in seen.items()}
+    return Run([row(second, seen, records, resident[second], budget) for second in range(seconds)], total)
+
+
+def members(weir: BrokerProcess) -> dict[str, int]:
+    """The processes of the node by name."""
+    assert weir.control is not None
+    workers = {f"worker{n}": pid for n, pid in enumerate(node.worker_pids(weir.control))}
+    known = {"supervisor": node.status(weir.control)["pid"], **workers}
+    (server,) = set(family(weir.pid)) - set(known.values())
+    return {**known, "redis": server}
+
+
+# The fleets.
+
+
+@contextmanager
+def surging(
+    surge: Path, weir: BrokerProcess, fleet: Fleet, rate: int, seconds: int, quiet: int = 0
+) -> Iterator["subprocess.Popen[str]"]:
+    """*fleet*, connected: more clients than it needs. In the last *quiet* of its *seconds* it publishes nothing."""
+    clients = SPARE * (fleet.publishers + fleet.subscribers)
+    command = [str(surge), "--port", str(weir.port), "--prefix", fleet.name, "--clients", str(clients)]
+    command += ["--window", str(fleet.window), "--seconds", str(seconds), "--rate", str(rate), "--quiet", str(quiet)]
+    command += ["--fanout"] if fleet.fanout else []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            expect(process, "connected")
+            yield process
+        finally:
+            process.kill()
+
+
+def choose(control: Path, fleet: Fleet, process: "subprocess.Popen[str]", apart: bool) -> list[str]:
+    """Who of the connected publishes and who subscribes; *apart*: at the first worker and at the second one.
+
+    The client ids of those who publish.
+    """
+    listed = node.ask(control, "clients", limit=LIST, match=f"{fleet.name}-")["clients"]
+    at = {int(client["client"].rpartition("-")[2]): client["worker"] for client in listed}
+    numbers = sorted(at)
+    publishers = [number for number in numbers if not apart or at[number] == 0][: fleet.publishers]
+    others = [number for number in numbers if number not in publishers]
+    subscribers = [number for number in others if not apart or at[number] == 1][: fleet.subscribers]
+    if len(publishers) < fleet.publishers or len(subscribers) < fleet.subscribers:
+        raise ToolFailed(f"of {len(at)} {fleet.name} too few are at either worker")
+    for chosen in (publishers, subscribers):
+        say(process, " ".join(map(str, chosen)))
+    expect(process, "subscribed")
+    return [f"{fleet.name}-{number}" for number in publishers]
+
+
+def say(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def expect(process: "subprocess.Popen[str]", word: str) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline() != f"{word}\n":
+        raise ToolFailed(f"{process.args!r} never {word}")
+
+
+def finish(process: "subprocess.Popen[str]") -> list[dict[str, float]]:
+    """What a fleet has seen each second, and last in all."""
+    said, _ = process.communicate(timeout=30)
+    if process.returncode:
+        raise ToolFailed(f"{process.args!r} ended with {process.returncode}")
+    return [json.loads(line) for line in said.splitlines()]
+
+
+# The node.
+
+
+def watch(processes: dict[str, int], slow: int, seconds: int) -> list[dict[str, float]]:
+    """Resident memory of each process, MiB, at the end of each second; *slow* is a process to slow down, if any."""
+    began = time.monotonic()
+    found: list[dict[str, float]] = []
+    try:
+        while len(found) < seconds:
+            if slow:
+                os.kill(slow, signal.SIGSTOP)
+                time.sleep(STOPPED)
+                os.kill(slow, signal.SIGCONT)
+                time.sleep(RUNS)
+            else:
+                time.sleep(max(0.0, began + len(found) + 1 - time.monotonic()))
+            if time.monotonic() >= began + len(found) + 1:
+                found.append({name: resident_mib(pid) for name, pid in processes.items()})
+    finally:
+        if slow:
+            os.kill(slow, signal.SIGCONT)
+    return found
+
+
+def resident_mib(pid: int) -> float:
+    """Of this process alone."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def told(control: Path, began: float, seconds: int) -> list[list[dict[str, Any]]]:
+    """The metrics records of the workers for each second since *began*, Unix time; the last may be under way still."""
+    deadline = time.monotonic() + LATE
+    with redis.Redis(unix_socket_path=str(control.parent / "redis" / "redis.sock")) as server:
+        while True:
+            found: list[list[dict[str, Any]]] = [[] for _ in range(seconds)]
+            entries: Any = server.xrange("weir:metrics")
+            for _, entry in entries:
+                record = json.loads(entry[b"record"])
+                second = round(record["ts"] - began) - 1  # the record is of the second before it
+                if 0 <= second < seconds:
+                    found[second].append(record)
+            if len(found[-1]) == WORKERS or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)  # nobody tells us when the next one is there
+
+
+def row(
+    second: int,
+    seen: dict[str, list[dict[str, float]]],
+    records: list[list[dict[str, Any]]],
+    resident: dict[str, float],
+    budget: float,
+) -> Row:
+    """*budget*: MiB that a worker may have resident."""
+    found: Row = {"second": second + 1, "goodput": sum(rows[second]["received"] for rows in seen.values())}
+    for fleet, rows in seen.items():
+        found |= {f"{fleet}_{key}": value for key, value in rows[second].items() if key != "second"}
+    of_workers = records[second]
+    found["level"] = max((record["level"] for record in of_workers), default=0)
+    worst = max(of_workers, key=lambda record: max(record["signals"].values(), default=0.0), default=None)
+    found["cause"] = "" if worst is None else worst["cause"]
+    found["held"] = sum(mean_held(record) for record in of_workers)
+    found |= {f"{name}_mib": mib for name, mib in resident.items()}
+    found["budget_mib"] = budget
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def mean_held(record: dict[str, Any]) -> float:
+    """Clients that were held back, on average over the interval."""
+    paused: float = sum(reason["ms"] for reason in record["paused"].values())
+    return paused / 1e3 / float(record["interval_s"])
