@@ -2,8 +2,10 @@
 # make test   the whole suite, on the sources as they are and on an installed, compiled copy, with 1, 2 and 4 workers
 # make check  format, lint, types, import contracts and the fast tests: under a minute
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick
+# make charts sustained overload, with protection and without, measured and drawn: make charts ARGS="--seconds 10"
 # make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
 # make faults workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
+# make scenes modest clients beside what wants all of a node, and how long all that takes
 # make clean  remove all that the others made
 #
 # Compiled files are never in the source tree. .venv holds an installed copy, made again whenever the text of
@@ -29,10 +31,11 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-# What clients of one broker can see: also tried with several workers.
-CLIENT_TESTS := $(filter-out %/test_node.py %/test_load.py %/test_bench.py,$(wildcard tests/system/test_*.py))
+# What clients of one broker can see: also tried with several workers. The others decide themselves how many there are.
+CLIENT_TESTS := $(filter-out $(addprefix %/test_,node.py load.py bench.py client_limits.py quotas.py why.py) \
+	$(wildcard tests/system/test_overload_*.py),$(wildcard tests/system/test_*.py))
 
-.PHONY: run test check bench fuzz faults clean FORCE
+.PHONY: run test check bench charts fuzz faults scenes clean FORCE
 FORCE:
 
 run: $(VENV)/installed
@@ -61,11 +64,17 @@ check: $(VENV)/dev
 bench: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.bench $(ARGS)
 
+charts: $(VENV)/installed $(VENV)/dev
+	@$(INSTALLED) -m tests.bench.charts $(ARGS)
+
 fuzz: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.fuzz $(ARGS)
 
 faults: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.faults $(ARGS)
+
+scenes: $(VENV)/installed $(VENV)/dev
+	@$(INSTALLED) -m pytest -q -s -m faults tests/system
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -104,7 +113,7 @@ $(VENV)/node/installed: $(NODE_NEEDS) $(BIN)/python
 # Every source with its checksum, and what else decides how the copy is built; rewritten only when it changes.
 $(VENV)/contents: $(BIN)/python FORCE
 	@{ echo "WEIR_COMPILE=$$WEIR_COMPILE CC=$$CC"; \
-		find $(SOURCES) -type f ! -name '*.pyc' -exec cksum {} + | sort; } >$@.new
+		find $(SOURCES) -type f ! -name '*.pyc' ! -path '*/overload/charts/*' -exec cksum {} + | sort; } >$@.new
 	@cmp -s $@.new $@ || mv $@.new $@
 
 # Built from a fresh copy: setuptools would otherwise carry on what an earlier build left in ./build.
