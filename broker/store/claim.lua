@@ -4,10 +4,10 @@
 -- "EPOCH INCARNATION SHARD NODE"; of two claims the one with the greater epoch is the later one, whatever order they
 -- arrive in. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
---   claim    KEYS wills of the claimant, owner
+--   claim    KEYS wills of the claimant, owner, mark of the dead
 --            ARGV op, lease in s, incarnation, "SHARD NODE", client id, will or ""
 --            -> {epoch, the former owner or false}
---   reclaim  KEYS wills of the claimant, owner...
+--   reclaim  KEYS wills of the claimant, owner..., mark of the dead
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, will or ""
 --            -> for each {epoch or 0 if another's claim is later, the other owner that was there or false}
 --   release  KEYS wills of the claimant, owner...
@@ -16,6 +16,9 @@
 --   unwill   KEYS wills of the claimant
 --            ARGV op, then for each: client id, epoch
 --            -> how many were there
+--   bury     KEYS mark of the dead
+--            ARGV op, seconds that it stays
+--            -> 1; what the dead one has asked for and Redis has still to read is refused from now on
 --   mourn    KEYS wills of the dead, owner...
 --            ARGV op, incarnation of the dead, then client ids
 --            -> for each the will that is to be published now, or false if its client is back or it is not there
@@ -58,7 +61,14 @@ local function drop_will(client, epoch)
   return 0
 end
 
+-- A Redis that stood still reads what a worker has sent it after that worker has died and been mourned: nobody would
+-- ever take back what such a claim leaves.
+local DEAD = 'ERR the claimant has been mourned'
+
 if op == 'claim' then
+  if redis.call('EXISTS', KEYS[3]) == 1 then
+    return redis.error_reply(DEAD)
+  end
   local lease, incarnation, place, client, will = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
   local stored, _, former = owner_of(KEYS[2])
   local time = redis.call('TIME')
@@ -69,9 +79,12 @@ if op == 'claim' then
 end
 
 if op == 'reclaim' then
+  if redis.call('EXISTS', KEYS[#KEYS]) == 1 then
+    return redis.error_reply(DEAD)
+  end
   local lease, incarnation, place = ARGV[2], ARGV[3], ARGV[4]
   local answers = {}
-  for i = 2, #KEYS do
+  for i = 2, #KEYS - 1 do
     local at = 5 + (i - 2) * 3
     local client, epoch, will = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     local stored, holder, text = owner_of(KEYS[i])
@@ -115,6 +128,11 @@ if op == 'unwill' then
     dropped = dropped + drop_will(ARGV[at], tonumber(ARGV[at + 1]))
   end
   return dropped
+end
+
+if op == 'bury' then
+  redis.call('SET', KEYS[1], '', 'EX', ARGV[2])
+  return 1
 end
 
 if op == 'mourn' then

@@ -190,6 +190,7 @@ class Holdings:
             held = self._current[client_id]
             keys.append(self._keys.owner(client))
             words += [client, held.epoch, held.will]
+        keys.append(self._keys.dead(number, self._me.encode()))
         self._pages += 1
         self._commands.ask(_Reclaim(self._script.call(keys, words), self, client_ids), now)
 

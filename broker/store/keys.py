@@ -2,6 +2,7 @@
 #
 #   PREFIX:{R}:owner:CLIENT     string  "EPOCH INCARNATION SHARD NODE": whose session that client id is
 #   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
+#   PREFIX:{R}:dead:INCARNATION string  it has been mourned, and claims nothing any more; for BURIED
 #   PREFIX:metrics              stream  the log `weir.metrics`: in each entry `record`, one of metrics/record.py
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that all workers share, by windows: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of the workers that share quotas, by when they last asked
@@ -21,6 +22,7 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
+BURIED: Final = 3600  # seconds; whoever is dead has sent nothing later than that
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 
 
@@ -30,6 +32,7 @@ class Keys:
         self._prefix = prefix
         self._owners = [f"{prefix}:{{{number}}}:owner:".encode() for number in range(SLICES)]
         self._wills = [f"{prefix}:{{{number}}}:wills:".encode() for number in range(SLICES)]
+        self._dead = [f"{prefix}:{{{number}}}:dead:".encode() for number in range(SLICES)]
         self._quotas = [f"{prefix}:{{{number}}}:quota:".encode() for number in range(SLICES)]
         self.quota_workers = f"{prefix}:quota:workers".encode()
         self.generation = f"{prefix}:generation".encode()
@@ -48,6 +51,10 @@ class Keys:
 
     def quota(self, name: bytes) -> bytes:
         return self._quotas[zlib.crc32(name) % SLICES] + name
+
+    def dead(self, number: int, incarnation: bytes) -> bytes:
+        """The mark of a worker that has been mourned, as far as client ids in slice *number* go."""
+        return self._dead[number] + incarnation
 
     def wills(self, number: int, incarnation: bytes) -> bytes:
         """The wills of a worker's clients whose ids are in slice *number*."""

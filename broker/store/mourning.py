@@ -1,5 +1,7 @@
 # Mourning: the wills of a worker that died are published by another one, each once [MQTT-3.1.2-8].
 #
+# First Redis is told, slice by slice, that the worker is dead: what it had asked for and Redis has not read yet, as it
+# stood still, would else be carried out afterwards, and stay.
 # The dead worker's wills are read from Redis a page at a time and wait here for their delay, which counts from now on,
 # as nobody knows the moment. When some are due, claim.lua takes them out of Redis and says which of them to publish, in
 # one step: not those whose client is back, and none of them twice, whoever else mourns. So a mourner that dies leaves
@@ -11,7 +13,7 @@ from typing import Final, Protocol
 
 from broker.mqtt.packets import Will
 from broker.reasons import ProtocolError, StoreFailure
-from broker.store.keys import SLICES, Keys
+from broker.store.keys import BURIED, SLICES, Keys
 from broker.store.line import READY, packed
 from broker.store.resp import Command, Commands
 from broker.store.script import Script
@@ -44,6 +46,7 @@ class Mourning:
         self._keys = keys
         self._script = script
         self._undertaker = undertaker
+        self._unburied: list[tuple[str, int]] = []  # (incarnation, slice)
         self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
         self._asked = 0  # pages and batches under way
@@ -51,17 +54,19 @@ class Mourning:
 
     def mourn(self, incarnation: str, now: float) -> None:
         """The worker *incarnation* is dead: publish what its clients left. Twice does no harm."""
-        self._unread += [(incarnation, number, b"0") for number in range(SLICES)]
+        self._unburied += [(incarnation, number) for number in range(SLICES)]
 
     def idle(self) -> bool:
         """Nothing is left to do."""
-        return not (self._unread or self._due or self._asked)
+        return not (self._unburied or self._unread or self._due or self._asked)
 
     def tick(self, now: float) -> float:
         """Do what is due; when the next thing will be."""
-        if self._asked or self._commands.state != READY or not (self._unread or self._due):
-            return now + INTERVAL if self._unread or self._due else float("inf")
-        if self._unread:
+        if self._asked or self._commands.state != READY or self.idle():
+            return float("inf") if self.idle() else now + INTERVAL
+        if self._unburied:
+            self._bury(now)
+        elif self._unread:
             incarnation, number, cursor = self._unread.pop()
             self._asked += 1
             command = packed("HSCAN", self._keys.wills(number, incarnation.encode()), cursor, "COUNT", PAGE)
@@ -70,6 +75,13 @@ class Mourning:
             self._next = now + INTERVAL
             self._take_batch(now)
         return max(self._next, now + INTERVAL) if not self._due else max(self._next, self._due[0][0])
+
+    def _bury(self, now: float) -> None:
+        unburied, self._unburied = self._unburied, []
+        for incarnation, number in unburied:
+            self._asked += 1
+            command = self._script.call([self._keys.dead(number, incarnation.encode())], ["bury", BURIED])
+            self._commands.ask(_Bury(command, self, incarnation, number), now)
 
     def _take_batch(self, now: float) -> None:
         batches: dict[tuple[str, int], list[bytes]] = {}
@@ -83,6 +95,15 @@ class Mourning:
             words: list[str | bytes | int] = ["mourn", incarnation, *clients]
             self._asked += 1
             self._commands.ask(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
+
+    def _buried(self, incarnation: str, number: int) -> None:
+        self._asked -= 1
+        self._unread.append((incarnation, number, b"0"))
+
+    def _not_buried(self, incarnation: str, number: int, failure: StoreFailure, now: float) -> None:
+        self._script.failed(failure, now)
+        self._asked -= 1
+        self._unburied.append((incarnation, number))
 
     def _read(self, incarnation: str, number: int, reply: object, now: float) -> None:
         assert isinstance(reply, list)
@@ -121,6 +142,20 @@ class Mourning:
         self._asked -= 1
         for client in clients:
             heapq.heappush(self._due, (now, incarnation, number, client))
+
+
+class _Bury(Command):
+    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int) -> None:
+        super().__init__(command, PATIENCE)
+        self._mourning = mourning
+        self._incarnation = incarnation
+        self._number = number
+
+    def replied(self, reply: object, now: float) -> None:
+        self._mourning._buried(self._incarnation, self._number)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._mourning._not_buried(self._incarnation, self._number, failure, now)
 
 
 class _Read(Command):

@@ -183,9 +183,9 @@ class Registry(Greeter):
     def _ask(self, claim: "_Claim", now: float) -> None:
         client = claim.client_id.encode()
         keys = self._keys
-        wills = keys.wills(keys.slice_of(client), self._me.encode())
+        number, me = keys.slice_of(client), self._me.encode()
         words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.will]
-        command = self.script.call([wills, keys.owner(client)], words)
+        command = self.script.call([keys.wills(number, me), keys.owner(client), keys.dead(number, me)], words)
         self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now)
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:

@@ -58,6 +58,24 @@ def test_the_wills_of_a_dead_worker_are_published(
         assert [] == client.keys("*:wills:*")
 
 
+def test_what_a_dead_worker_had_asked_for_is_not_done_any_more(start_redis: StartRedis, loop: Loop) -> None:
+    """A Redis that stood still reads it after the mourner: its will would wait, and its owner be nobody, for a day."""
+    server = start_redis()
+    dead, mourner, other = (Shard(loop, server.address, number) for number in (1, 2, 3))
+    dead.claim("known", left("known"))
+    mourner.mourning.mourn(dead.incarnation, loop.now())
+    assert [("known", b"known")] == mourned(mourner)
+
+    verdicts = dead.ask("late", will=left("late"))  # what is read now was sent before it died
+    loop.until(lambda: bool(verdicts))
+    dead.registry.holdings.all_again()
+    loop.for_seconds(0.3)
+
+    with server.client() as client:
+        assert [] == client.keys("*:owner:*") + client.keys("*:wills:*")
+    assert 0 < other.claim("late")
+
+
 def test_the_user_of_a_will_is_known_to_the_mourner(start_redis: StartRedis, loop: Loop) -> None:
     """It would be published though its client might not, or not though it might."""
     server = start_redis()
@@ -173,6 +191,8 @@ def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> No
     published = Published()
     mourning = Mourning(commands, KEYS, Script(commands, b"script"), published)
     mourning.mourn("dead", 0.0)
+    mourning.tick(0.0)
+    commands.take(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead
     will = b"$%d\r\n%b\r\n" % (len(left("x")) + 2, b"7 " + left("x"))
     for page in range(SLICES):
         mourning.tick(0.0)
