@@ -81,31 +81,36 @@ class Publisher(Client):
 
     def publish(self, count: int, intended: int) -> None:
         """Publish *count* messages that were to be sent at *intended* (us)."""
-        time = (intended & WRAP).to_bytes(4, "big")
         out = self.out
-        head = self._head
-        middle = self._middle
-        filler = self._filler
+        first = self.sent
+        last = first + count
+        # What lies between the numbers of one message and those of the next is the same for all up to a carry.
+        tail = (intended & WRAP).to_bytes(4, "big") + self._filler
+        link = tail + self._head
+        lead = self._head
+        while first < last:
+            carry = min(last, (first | 0xFFFF) + 1)
+            middle = self._middle + TWO[first >> 16 & 0xFFFF]
+            if self.qos:
+                for sequence in range(first, carry):
+                    out.append(lead)
+                    out.append(TWO[sequence % PACKET_IDS + 1])
+                    out.append(middle)
+                    out.append(TWO[sequence & 0xFFFF])
+                    lead = link
+            else:
+                out.append(lead + middle)
+                out.append(TWO[first & 0xFFFF])
+                between = link + middle
+                for sequence in range(first + 1, carry):
+                    out.append(between)
+                    out.append(TWO[sequence & 0xFFFF])
+                lead = link
+            first = carry
+        if count:
+            out.append(tail)
         if self.qos:
-            for sequence in range(self.sent, self.sent + count):
-                out.append(
-                    b"%b%b%b%b%b%b%b"
-                    % (
-                        head,
-                        TWO[sequence % PACKET_IDS + 1],
-                        middle,
-                        TWO[sequence >> 16 & 0xFFFF],
-                        TWO[sequence & 0xFFFF],
-                        time,
-                        filler,
-                    )
-                )
             self.unacknowledged += count
-        else:
-            for sequence in range(self.sent, self.sent + count):
-                out.append(
-                    b"%b%b%b%b%b%b" % (head, middle, TWO[sequence >> 16 & 0xFFFF], TWO[sequence & 0xFFFF], time, filler)
-                )
         self.sent += count
         self.outstanding += count * max(1, self.copies)
 

@@ -72,7 +72,10 @@ class Subscriber(Client):
         expected = 0
         time = -1
         count = 0  # messages of *publisher* with *time*
+        stamp = b""  # the first ten bytes of theirs: run, publisher, and what of their number seldom changes
+        when = b""
         level = 0
+        high = 0
         while position + 4 <= end:
             first = data[position]
             length = data[position + 1]
@@ -99,30 +102,34 @@ class Subscriber(Client):
                 if at >= stop or data[at]:
                     break
                 at += 1
-            if at + STAMP > stop or data[at : at + 4] != run:
+            if at + STAMP > stop:
                 break
-            position = stop
-            if qos:
-                acknowledged.append(data[identifier : identifier + 2])
-                level = qos
-            who = data[at + 4] << 24 | data[at + 5] << 16 | data[at + 6] << 8 | data[at + 7]
-            sequence = data[at + 8] << 24 | data[at + 9] << 16 | data[at + 10] << 8 | data[at + 11]
-            when = data[at + 12] << 24 | data[at + 13] << 16 | data[at + 14] << 8 | data[at + 15]
-            if when != time or who != publisher:
+            if data[at : at + 10] != stamp or data[at + 12 : at + 16] != when:
+                if data[at : at + 4] != run:
+                    break
                 if count:
                     self._measured(publisher, count, time, now)
                     count = 0
+                stamp = data[at : at + 10]
+                when = data[at + 12 : at + 16]
+                time = when[0] << 24 | when[1] << 16 | when[2] << 8 | when[3]
+                high = stamp[8] << 24 | stamp[9] << 16
+                who = stamp[4] << 24 | stamp[5] << 16 | stamp[6] << 8 | stamp[7]
                 if who != publisher:
                     if publisher >= 0:
                         self._next[publisher] = expected
                     publisher = who
                     expected = self._next.get(who, 0)
-                time = when
+            position = stop
+            if qos:
+                acknowledged.append(data[identifier : identifier + 2])
+                level = qos
+            sequence = high | data[at + 10] << 8 | data[at + 11]
             count += 1
             if sequence == expected:
                 expected = sequence + 1 & WRAP
             else:
-                expected = self._irregular(who, sequence, expected)
+                expected = self._irregular(publisher, sequence, expected)
         if count:
             self._measured(publisher, count, time, now)
             self._next[publisher] = expected
