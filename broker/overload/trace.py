@@ -213,6 +213,7 @@ class Replayed:
         self.at = at  # by the clock of who recorded it
         self.publish = publish  # of a run, one like all of them
         self.count = count
+        self.run = False  # they followed one that was taken
         self.size = publish.size  # of all of them
         self.cost = publish.cost
         self.gates = gates  # numbers
@@ -337,6 +338,7 @@ class Player:
         publish.exempt = exempt
         publish.deliveries = deliveries
         found = Replayed(account.client, self.now, publish, count, number, numbers)
+        found.run = True
         found.size = size
         found.cost = cost
         found.room = quota
