@@ -10,6 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+URL: Final = "WEIR_ANALYTICS_REDIS"  # the variable that the job finds its address in: it may hold a password
 PATIENCE: Final = 5.0  # seconds, for each answer
 SENTINEL_PORT: Final = 26379
 

@@ -10,8 +10,7 @@
 # made before that.
 from typing import TYPE_CHECKING, Final
 
-from analytics.source import COLUMNS as ENTRY
-from broker.metrics.record import RECORD, REAL, TEXT, VERSION, Group, Kind, Rows, Table, Value
+from broker.metrics.record import REAL, RECORD, TEXT, VERSION, Group, Kind, Table, Value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,8 +20,6 @@ DELAY: Final = "10 seconds"  # of the watermark: what comes later than that is l
 LARGEST: Final = "1.7976931348623157E308D"
 SHOWN: Final = 4096  # characters of a body that does not fit that are kept
 OPTIONS: Final = "map('mode', 'PERMISSIVE', 'allowNonNumericNumbers', 'false')"
-
-assert "id string, at timestamp, body string" == ENTRY
 
 
 def schema(kind: Kind = RECORD) -> str:

@@ -2,12 +2,11 @@
 #
 #   the log -> decoded, each record once (Spark) -> seconds (Spark) -> folded (Python) -> Redis, Parquet
 #
-# A batch is done when its state is saved (checkpoint.py); until then all of it can be done again and comes out the same:
-# its entries are exact, folding is a pure function, and "now" is when Redis took in the last entry of the batch.
+# A batch is done when its state is saved (checkpoint.py). Until then all of it can be done again and comes out the
+# same: its entries are exact, folding is a pure function, and "now" is when Redis took in the last entry of the batch.
 # Whatever fails, and Redis being away above all, ends the query and not the job: it begins again from its checkpoint.
 # Only what fails again and again while Redis answers ends it.
 import argparse
-import json
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ import redis
 
 from analytics import folding
 from analytics.checkpoint import Checkpoint, CheckpointUnusable
-from analytics.connecting import connect
+from analytics.connecting import URL, connect
 from analytics.keys import AnalyticsKeys
 from analytics.rows import VERSION, Status
 from analytics.sinks import History, RedisSink, unfit_entries
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-URL: Final = "WEIR_ANALYTICS_REDIS"  # the variable with the address of Redis: it may hold a password
+
 TRIGGER: Final = 1.0  # seconds
 QUIET: Final = 4.0  # seconds without a batch, after which the job says that it lives
 MOST_UNFIT: Final = 100  # entries of a batch that are kept; all are counted
@@ -96,8 +95,8 @@ class Job:
 
     def _run_query(self) -> str:
         """One life of the query; what ended it, "" for `stop()`."""
-        from pyspark.errors import StreamingQueryException
         from py4j.protocol import Py4JError
+        from pyspark.errors import StreamingQueryException
 
         query = None
         try:

@@ -13,6 +13,7 @@
 # the records alone.
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow
@@ -92,7 +93,7 @@ class RedisLogReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Part]:
         cuts = end["cuts"].split() if end != start else []
-        return [Part(after, to) for after, to in zip(cuts, cuts[1:], strict=False)]
+        return [Part(after, to) for after, to in pairwise(cuts)]
 
     def read(self, partition: InputPartition) -> "Iterator[tuple[Any, ...]] | Iterator[pyarrow.RecordBatch]":
         """The entries of *partition*. redis.RedisError: Redis was away too long."""

@@ -19,6 +19,7 @@ SETTINGS: Final = {
     "spark.sql.streaming.minBatchesToRetain": "20",  # files of the checkpoint; a restart needs the last two
     "spark.sql.streaming.stopTimeout": "20s",
     "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
 }
 LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 STACK: Final = "-Xss4m"  # planning recurses over the fields of a record
@@ -28,6 +29,8 @@ def session(master: str = LOCAL) -> SparkSession:
     """The session of this process, made if there is none."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-java-options {STACK} pyspark-shell")
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK["spark.driver.host"])  # else it says which address it guesses
     builder = SparkSession.builder.master(master)
     for name, value in {**SETTINGS, **(LOOPBACK if is_local(master) else {})}.items():
         builder = builder.config(name, value)
