@@ -1,5 +1,5 @@
-# One worker's second: what a batch is boiled down to before it is folded (seconds.py makes them, windows.py, episodes.py
-# and findings.py fold them).
+# One worker's second: what a batch is boiled down to before it is folded. seconds.py makes them; windows.py,
+# episodes.py and findings.py fold them.
 from typing import TypedDict
 
 from analytics.rows import Hitter
