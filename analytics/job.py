@@ -3,7 +3,7 @@
 #   the log -> decoded, each record once (Spark) -> seconds (Spark) -> folded (Python) -> Redis, Parquet
 #
 # A batch is done when its state is saved (checkpoint.py). Until then all of it can be done again and comes out the
-# same: its entries are exact, folding is a pure function, and "now" is when Redis took in the last entry of the batch.
+# same: its entries are exact, folding is a pure function, and "now" is what the offset says.
 # Whatever fails, and Redis being away above all, ends the query and not the job: it begins again from its checkpoint.
 # Only what fails again and again while Redis answers ends it.
 import argparse
@@ -144,7 +144,8 @@ class Job:
         counts["ahead"] += table.column("ahead").to_pylist().count(True)
         counts["lost"] = offset["lost"]
         made = of_workers(table)
-        folded = folding.fold(state, made, int(offset["after"].partition("-")[0]) / 1000)
+        folded = folding.fold(state, made, offset["now"] / 1000)
+        counts["late"] += folded.late
         newest = max([saved["newest"] if saved else 0, *(one["second"] for one in made)])
         with self._writing, connect(self._settings.url) as client:
             sink = RedisSink(client, self._settings.prefix)

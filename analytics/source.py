@@ -1,9 +1,11 @@
 # The log of metrics records as a source of Spark: the Redis stream PREFIX:metrics.
 #
 # An offset says exactly what was read: `after`, the id of the last entry; `seen`, how many entries Redis had taken in
-# by then; `lost`, how many of them Redis had cut off before anybody read them. And how it was reached from the one
-# before: `cuts`, the ids between which the partitions lie, each of CHUNK entries at most. So a batch that is read again
-# after a failure has the same entries in the same partitions, however the stream has grown since.
+# by then; `lost`, how many of them Redis had cut off before anybody read them; `now`, what the clock of Redis says, in
+# milliseconds. And how the offset was reached from the one before it: `cuts`, the ids between which the partitions lie,
+# each of CHUNK entries at most. So a batch that is read again after a failure has the same entries in the same
+# partitions, however the stream has grown since. When nobody writes there is a batch without entries each IDLE
+# milliseconds, so that time passes in what is folded, and on repetition the same.
 # Counting is done in Redis, by a script in small steps: the records themselves go from there to the executors alone.
 #
 # Redis away is no failure here: then there is nothing new. Reading what was promised already waits for it a while, and
@@ -36,6 +38,7 @@ LIMIT: Final = 10_000  # entries of a batch: some 30 MB
 LONGEST: Final = 1 << 20  # characters of a body; a longer one is no record, and cut
 LAST_MS: Final = 4_102_444_800_000  # 2100: an id may be any number of 64 bits, a timestamp may not
 FROM_THE_BEGINNING: Final = "0-0"
+IDLE: Final = 10_000  # milliseconds
 PATIENCE: Final = 20.0  # seconds that reading waits for Redis to come back
 PAUSE: Final = 0.5
 
@@ -77,7 +80,7 @@ class RedisLogReader(DataSourceStreamReader):
         self._limit = int(options.get("limit") or LIMIT)
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"after": FROM_THE_BEGINNING, "seen": -1, "lost": 0, "cuts": ""}
+        return {"after": FROM_THE_BEGINNING, "seen": -1, "lost": 0, "now": 0, "cuts": ""}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._limit)
@@ -107,10 +110,10 @@ def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None
         told: dict[str, Any] = client.xinfo_stream(key)  # type: ignore[assignment]  # not the asynchronous one
     except redis.ResponseError as error:
         if "no such key" in str(error):
-            return start
+            return _later(client, start)
         raise
     if not told["length"]:
-        return start
+        return _later(client, start)
     after, seen, lost = start["after"], start["seen"], start["lost"]
     added = told.get("entries-added")
     cut_off = max(0, added - told["length"]) if added is not None else 0
@@ -133,8 +136,18 @@ def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None
             break
         left = None if left is None else left - found
     if len(cuts) == 1:
+        return _later(client, start)
+    now = max(start["now"], min(order(cuts[-1])[0], LAST_MS))
+    return {"after": cuts[-1], "seen": seen, "lost": lost, "now": now, "cuts": " ".join(cuts)}
+
+
+def _later(client: "redis.Redis", start: Offset) -> Offset:
+    """*start*, or IDLE later the same place at another time."""
+    if start["seen"] < 0:
         return start
-    return {"after": cuts[-1], "seen": seen, "lost": lost, "cuts": " ".join(cuts)}
+    seconds, _ = cast(tuple[int, int], client.time())
+    now = seconds * 1000
+    return start if now < start["now"] + IDLE else {**start, "now": now, "cuts": ""}
 
 
 def order(id: str) -> tuple[int, int]:

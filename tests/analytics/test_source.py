@@ -33,6 +33,9 @@ class Log:
         for id in ids:
             self.redis.xadd(KEY, {"record": id}, id=id)
 
+    def now(self, body: str) -> None:
+        self.redis.xadd(KEY, {"record": body})
+
     def batch(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The offsets of the next one."""
         before, self.offset = self.offset, self.reader.latestOffset(self.offset, self.limit)
@@ -87,12 +90,25 @@ def test_nothing_new_is_the_same_offset(log: Log) -> None:
     """Spark would run a batch a second for nothing, or one for a log that is not there yet."""
     before, after = log.batch()
     assert before == after
-    log.add("1-0")
+    log.now("1")
     log.batch()
 
     before, after = log.batch()
 
     assert before == after
+
+
+def test_when_nobody_writes_time_passes(log: Log) -> None:
+    """An overload that ended as its only node was killed would go on for ever."""
+    log.add("1-0")
+    log.batch()
+
+    before, after = log.batch()
+
+    assert (before["after"], before["seen"], before["lost"]) == (after["after"], after["seen"], after["lost"])
+    assert after["now"] > 1_700_000_000_000
+    assert [] == log.entries(before, after)
+    assert log.batch()[1] == after
 
 
 def test_a_batch_has_at_most_so_many_entries_in_partitions_of_a_chunk(log: Log) -> None:
@@ -177,6 +193,7 @@ def test_without_redis_there_is_nothing_new(start_redis: Callable[..., RunningRe
     log = Log(server)
     log.add("1-0")
     log.batch()
+    log.batch()  # of the time that has passed since 1970
     server.kill()
 
     before, after = log.batch()
