@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import clients, limit, nodes
+from cli import analytics, clients, limit, nodes
 from cli.bench import bench
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(limit.app, name="limit")
 app.command()(nodes.stop)
