@@ -11,6 +11,7 @@ from cli.bench import bench
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 from cli.overload import overload
+from cli.simulate import simulate
 from cli.top import top
 from cli.why import why
 
@@ -36,6 +37,7 @@ app.command()(nodes.logs)
 app.command()(why)
 app.command()(overload)
 app.command()(top)
+app.command()(simulate)
 
 
 def _print_version(wanted: bool) -> None:
