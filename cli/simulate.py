@@ -139,7 +139,7 @@ def _nothing() -> None:
 def _see_that_something_was_played(found: "Backtest", since: str | None) -> None:
     for problem in found.problems if found.traces else found.problems[1:]:
         typer.echo(f"weir: {problem}", err=True)
-    if not found.traces or any(not one.outcome.seconds for one in found.policies if found.recorded.seconds):
-        refuse(found.problems[0])
+    if not found.traces or any(one.outcome.seconds < found.recorded.seconds for one in found.policies):
+        refuse(found.problems[0])  # also of a policy that cannot be, with the settings of one of the traces
     if not found.recorded.seconds:
         refuse(f"Nothing was recorded within the last {since}." if since else "There is nothing in the traces.", NOT_SO)

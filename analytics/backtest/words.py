@@ -82,7 +82,7 @@ def _waits(was: Outcome, would: Outcome) -> str:
     before, after = was.wait_of(0.99), would.wait_of(0.99)
     if abs(after - before) < SAME_S:
         return ""
-    return f"of a hundred publishes 99 would have been taken within {_time(after)} instead of {_time(before)}"
+    return f"of a hundred publishes 99 would have been taken {_within(after)} instead of {_within(before)}"
 
 
 def _lost(outcome: Outcome) -> int:
@@ -100,6 +100,10 @@ def _clients(count: int) -> str:
 
 def _publishes(count: int) -> str:
     return "1 publish" if count == 1 else f"{count} publishes"
+
+
+def _within(seconds: float) -> str:
+    return f"within {_time(seconds)}" if seconds > 0.0 else "at once"
 
 
 def _time(seconds: float) -> str:
