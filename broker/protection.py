@@ -39,7 +39,7 @@ from broker.overload.level import STEP, Level, Resources, Signal, Signals
 from broker.overload.overrides import Limit
 from broker.overload.quotas import Quotas
 from broker.overload.reports import Reports
-from broker.overload.waiting import SLOT, Slots, Waiting
+from broker.overload.waiting import SLOT, Slots, Waiting, of_credits, of_gate
 from broker.reasons import PauseReason
 from broker.routing.neighbour import Gates, Neighbour, Neighbours
 from broker.routing.routes import Route
@@ -47,7 +47,6 @@ from broker.session.session import Session
 from broker.tracing import Tracing
 
 SOON: Final = 0.01  # seconds between two looks at who waits for credits or a quota
-ANY: Final = 1 << 30
 EVENTS: Final = {  # of the log, once for decisions that follow each other and are the same
     DROP: "publish_dropped",
     PAUSE: "client_held_back",
@@ -175,6 +174,8 @@ class Protection(Gates):
 
     def leave(self, connection: Connection, session: Session, now: float) -> None:
         """It has it no longer."""
+        if self.tracing is not None and connection.pause is not None and connection.account is not None:
+            self.tracing.released(connection.account, True, now)
         self._forget(connection)
         self._measuring.pauses.end(session.client_id, now)
         if connection.account is not None:
@@ -250,7 +251,7 @@ class Protection(Gates):
         tracing = self.tracing
         if tracing is not None:
             gates = [neighbour.gate for neighbour in route.neighbours]
-            tracing.run(account, gates, now < connection.exempt_until, count, size, cost, now)
+            tracing.run(account, gates, now < connection.exempt_until, count, size, cost, route.receivers, now)
         for neighbour in route.neighbours:
             neighbour.take(count, size, now)
         if tracing is not None:
@@ -314,6 +315,8 @@ class Protection(Gates):
         connection.heeded = False
         if connection.session is not None:
             self._measuring.pauses.end(connection.session.client_id, now)
+        if self.tracing is not None and connection.account is not None:
+            self.tracing.released(connection.account, False, now)
         self._reactor.release(connection)
 
     def _forget(self, connection: Connection) -> None:
@@ -348,21 +351,16 @@ class Protection(Gates):
         left = False
         for gate, (waiting, _) in self._gates.items():
             if len(waiting):
-                room = gate.room() if gate.open and not gate.shut else 0
-                self._release_all(waiting, room, gate.idle_room(), now)
+                for connection in of_gate(waiting, gate, now):
+                    self._release(connection, now)
                 left = left or len(waiting) > 0
         if len(self._credits):
-            self._release_all(self._credits, ANY, 0 if self.reports.contended & self._own else ANY, now)
+            for connection in of_credits(self._credits, self.reports.contended & self._own != 0, now):
+                self._release(connection, now)
             left = left or len(self._credits) > 0
         for connection in self._later.take(int(now / SLOT)):
             self._release(connection, now)
         return left or not self._later.empty()
-
-    def _release_all(self, waiting: Waiting, room: int, idle: int, now: float) -> None:
-        for connection in waiting.expired(now):
-            self._release(connection, now)
-        for connection in waiting.wake(room, idle, now):
-            self._release(connection, now)
 
     def _measure(self, now: float) -> None:
         signals = self.signals
@@ -375,6 +373,8 @@ class Protection(Gates):
         self._inject(now)
         signals.look(now)
         self.level.step(signals.worst, signals.worst_name)
+        if self.tracing is not None:
+            self.tracing.measured(signals, self.resources, now)
         self._here.step(signals.worst_here)
         self.judging = self.tracing is not None and self.tracing.recording
         if not self._settings.enabled:

@@ -15,6 +15,7 @@ from broker.net.offload import Offload
 from broker.overload.admit import Publish, Quotas, Verdict
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
+from broker.overload.level import Resources, Signals
 from broker.overload.reports import Reports
 from broker.overload.trace import Answered, Trace
 
@@ -94,14 +95,22 @@ class Tracing:
         self._run = (quota, longest, cost)
 
     def run(
-        self, account: Account, gates: list[Gate], exempt: bool, count: int, size: int, cost: int, now: float
+        self,
+        account: Account,
+        gates: list[Gate],
+        exempt: bool,
+        count: int,
+        size: int,
+        cost: int,
+        deliveries: int,
+        now: float,
     ) -> None:
-        """*count* of them are about to follow, of *size* bytes and *cost* together."""
+        """*count* of them are about to follow, of *size* bytes and *cost* together, each to so many *deliveries*."""
         if not self.recording:
             return
         quota, longest, price = self._run
         self._trace.slice(self._reports.contended, now)
-        self._trace.run(account, gates, quota, longest, price, exempt, count, size, cost)
+        self._trace.run(account, gates, quota, longest, price, exempt, count, size, cost, deliveries)
         self._deciding = True
 
     def decided(self) -> None:
@@ -115,6 +124,27 @@ class Tracing:
         if self.recording:
             self._trace.slice(self._reports.contended, now)
             self._trace.level(level)
+
+    def measured(self, signals: Signals, resources: Resources, now: float) -> None:
+        """The worker's own level makes a step."""
+        if not self.recording:
+            return
+        others = 0.0
+        contended = 0
+        for report in self._reports.known(now):
+            others = max(others, report.level)
+            contended |= resources.bits(report.contended)
+        every = signals.all()
+        names = [(signal.name, resources.bits((signal.resource,))) for signal in every]
+        values = [signal.measured if signal.value else 0.0 for signal in every]
+        self._trace.slice(self._reports.contended, now)
+        self._trace.measured(names, values, others, contended)
+
+    def released(self, account: Account, gone: bool, now: float) -> None:
+        """A connection of *account*, which was held, is read again; or *gone*."""
+        if self.recording:
+            self._trace.slice(self._reports.contended, now)
+            self._trace.released(account, gone)
 
     def gate(self, settings: Overload, bit: int, now: float) -> Gate:
         """A gate that is recorded."""

@@ -6,11 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import clients, limit, nodes
+from cli import analytics, clients, limit, nodes
 from cli.bench import bench
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 from cli.overload import overload
+from cli.simulate import simulate
 from cli.top import top
 from cli.why import why
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(limit.app, name="limit")
 app.command()(nodes.stop)
@@ -35,6 +37,7 @@ app.command()(nodes.logs)
 app.command()(why)
 app.command()(overload)
 app.command()(top)
+app.command()(simulate)
 
 
 def _print_version(wanted: bool) -> None:

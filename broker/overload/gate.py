@@ -235,6 +235,10 @@ class Gate:
         """Seconds that answers are late for no other reason than that they come in batches, and rare ones."""
         return self._latency.gap / 2
 
+    def capacity(self) -> tuple[float, float]:
+        """What its resource does, as far as it is known: (completions a second, seconds that one takes at least)."""
+        return self._rate.value, max(0.0, self._latency.least)
+
     def state(self) -> list[object]:
         """All that was measured, for `restore()`: numbers in lists."""
         under_way = [[batch.count, batch.size, batch.at] for batch in self._under_way]

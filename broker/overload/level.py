@@ -55,6 +55,7 @@ class Signal:
         self.contended = False
         self.since = 0.0  # when it became contended last
         self.value = 0.0  # targets
+        self.measured = 0.0  # in its unit
         self.nonsense = 0  # measurements that were none
         self.target = target
         self._measured = EVER_BEFORE
@@ -68,6 +69,7 @@ class Signal:
         if value < 0.0:
             self.nonsense += 1
             value = 0.0
+        self.measured = value
         self.value = min(WORST, value / self.target)
 
     def look(self, now: float, above: float, below: float) -> None:

@@ -8,9 +8,11 @@ from typing import Final
 
 from broker.config import Overload
 from broker.overload.credits import Account, Ledger
+from broker.overload.gate import Gate
 
 RICHER: Final = 4  # classes of those with credits, by their share of the cap
 POOR: Final = 0  # the class of those without
+ANY: Final = 1 << 30
 SLOT: Final = 0.01  # seconds: times are kept so exactly; at 100 ms, all who wait for credits would come in waves
 
 
@@ -128,6 +130,17 @@ class Waiting:
             connection = next(iter(same))
             woken.append(connection)
             self.remove(connection)
+
+
+def of_gate(waiting: Waiting, gate: Gate, now: float) -> list[object]:
+    """Of those who wait for *gate* the ones whose turn has come, or whose time is over; they wait no more."""
+    room = gate.room() if gate.open and not gate.shut else 0
+    return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
+
+
+def of_credits(waiting: Waiting, contended: bool, now: float) -> list[object]:
+    """The same of those who wait for nothing but credits, while what they need is *contended*."""
+    return waiting.expired(now) + waiting.wake(ANY, 0 if contended else ANY, now)
 
 
 def _slot_after(time: float) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.config import Config, Overload, Quotas, QuotaScope
 from broker.config_sources import restored
 from broker.mesh.peer import SHUT
-from broker.mqtt.packets import V5, V31, V311, Publish
+from broker.mqtt.packets import V5, V31, V311, Connect, Publish
 from broker.overload.admit import ACCEPT, CLOSE, DROP, PAUSE, REFUSE, Verdict
 from broker.overload.trace import Player, Replayed, replay
 from broker.reasons import DropReason, PauseReason
@@ -81,7 +81,9 @@ class Load:
     def _publish(self, number: int, topic: bytes, qos: int, size: int, count: int) -> None:
         client = self._clients[number]
         if client is None or client.closed:
-            client = self._clients[number] = self.node.workers[0].connect(f"client-{number}", VERSIONS[number])
+            version = VERSIONS[number]
+            client = self._clients[number] = self.node.workers[0].open(version)
+            client.send(Connect(version, f"client-{number}", True, 0, None, None, None, {}))  # at a high level it waits
         for _ in range(count):
             self._sent = self._sent % 65535 + 1
             client.post(Publish(topic, bytes(size), qos, packet_id=self._sent if qos else 0))

@@ -202,7 +202,7 @@ def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
     worker.slice(0.1, 5.0, 1)
     worker.accounts[0].zero = worker.ledger.granted(worker.now) - 1010.0  # which is its balance
     worker.judge(Publish(5, 0, 100, 10, 1), worker.accounts[0], [worker.gates[0]], None)
-    worker.trace.run(worker.accounts[0], [worker.gates[0]], 50, 100, 10, False, 2, 200, 20)
+    worker.trace.run(worker.accounts[0], [worker.gates[0]], 50, 100, 10, False, 2, 200, 20, 0)
 
     data = worker.trace.taken()
 
@@ -215,7 +215,7 @@ def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
     [
         b"\xc1",
         b"nonsense",
-        msgpack.packb([0, 2, [0.0, 0.0, 0.0]]),
+        msgpack.packb([0, 3, [0.0, 0.0, 0.0]]),
         msgpack.packb([77, 0]),
         msgpack.packb([6, 3, 1, 1, 0.1]),
         msgpack.packb([]),

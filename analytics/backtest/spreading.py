@@ -1,0 +1,96 @@
+# Many traces under several policies, each pair by itself: on Spark, or here one after another.
+#
+# A pair is a file, a policy and a time, and what comes back is an outcome of bounded size, so nothing is shuffled: the
+# traces are read where they are played. (Which has to be a machine that has them: with a cluster, a shared folder.)
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analytics.backtest.outcome import Outcome, unpacked
+from analytics.backtest.playing import BadTrace, play
+from analytics.backtest.policy import Policy
+from broker.config import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = tuple[str, Policy | None, float]  # trace, policy (None: that in force, estimated for comparison), since
+Answer = dict[str, Any]
+
+
+@dataclass
+class Compared:
+    """All traces under one policy."""
+
+    name: str
+    outcome: Outcome
+    estimate: bool  # false: it is the policy that was in force at each worker
+
+
+@dataclass
+class Backtest:
+    traces: list[dict[str, Any]]  # what was played: file, node, worker, decisions, how many came out otherwise
+    recorded: Outcome
+    checked: Outcome  # the estimate of what is recorded
+    policies: list[Compared]
+    problems: list[str]  # sentences, of traces that could not be played
+
+
+def here(tasks: list[Task]) -> list[Answer]:
+    return [answer(task) for task in tasks]
+
+
+def on_spark(session: "SparkSession") -> Callable[[list[Task]], list[Answer]]:
+    """The same, in parallel."""
+
+    def spread(tasks: list[Task]) -> list[Answer]:
+        return session.sparkContext.parallelize(tasks, len(tasks)).map(answer).collect()
+
+    return spread
+
+
+def answer(task: Task) -> Answer:
+    """One trace under one policy, or a sentence why not."""
+    file, policy, since = task
+    try:
+        played = play(Path(file), policy, since, check=policy is None)
+    except (BadTrace, ConfigError) as error:
+        return {"file": file, "problem": str(error)}
+    return {
+        "file": file,
+        "node": played.about.node,
+        "worker": played.about.worker,
+        "decisions": played.decisions,
+        "different": played.different,
+        "same": played.same,
+        "recorded": played.recorded.packed(),
+        "estimate": None if played.estimate is None else played.estimate.packed(),
+    }
+
+
+def backtest(
+    files: Iterable[Path], policies: list[Policy], since: float, run: Callable[[list[Task]], list[Answer]]
+) -> Backtest:
+    """Every trace under every policy, by *run*."""
+    wanted: list[Policy | None] = [None, *policies]
+    tasks: list[Task] = [(str(file), policy, since) for file in files for policy in wanted]
+    answers = run(tasks)
+    by_policy = [answers[position :: len(wanted)] for position in range(len(wanted))]
+    problems = list(dict.fromkeys(one["problem"] for one in answers if "problem" in one))
+    found = Backtest([], Outcome(), Outcome(), [], problems)
+    for one in by_policy[0]:
+        if "problem" in one:
+            continue
+        found.traces.append({key: one[key] for key in ("file", "node", "worker", "decisions", "different")})
+        found.recorded.add(unpacked(one["recorded"]))
+        found.checked.add(unpacked(one["estimate"]))
+    for policy, told in zip(policies, by_policy[1:], strict=True):
+        compared = Compared(policy.name, Outcome(), False)
+        for one in told:
+            if "problem" in one:
+                continue
+            compared.outcome.add(unpacked(one["recorded"] if one["same"] else one["estimate"]))
+            compared.estimate = compared.estimate or not one["same"]
+        found.policies.append(compared)
+    return found

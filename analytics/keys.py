@@ -1,0 +1,27 @@
+# Every key that the analysis has in Redis, beside those of the broker (broker/store/keys.py). PREFIX is `redis.prefix`.
+#
+#   PREFIX:analytics:windows:SPAN   hash  start of the window -> Window
+#   PREFIX:analytics:episodes       hash  id of the episode -> Episode
+#   PREFIX:analytics:findings       string  Findings
+#   PREFIX:analytics:status         string  Status
+#   PREFIX:analytics:unfit          stream  entries of the log that are no records: `id`, `problem`, `record` (cut)
+#
+# Whatever a batch writes, it writes under a name that follows from what it is of: written twice, it is there once.
+from typing import Final
+
+KEPT: Final = {1: 900, 10: 3 * 3600, 60: 24 * 3600}  # seconds of windows, by span
+EPISODES: Final = 500  # that are kept, the newest
+UNFIT: Final = 1000  # entries, about
+
+
+class AnalyticsKeys:
+    def __init__(self, prefix: str) -> None:
+        self.metrics = f"{prefix}:metrics"  # the broker's: the log that is analysed
+        self.episodes = f"{prefix}:analytics:episodes"
+        self.findings = f"{prefix}:analytics:findings"
+        self.status = f"{prefix}:analytics:status"
+        self.unfit = f"{prefix}:analytics:unfit"
+        self._windows = f"{prefix}:analytics:windows:"
+
+    def windows(self, span: int) -> str:
+        return f"{self._windows}{span}"
