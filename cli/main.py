@@ -8,6 +8,7 @@ import typer
 
 from cli import clients, limit, nodes
 from cli.bench import bench
+from cli.dashboard import dashboard
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 from cli.overload import overload
@@ -35,6 +36,7 @@ app.command()(nodes.logs)
 app.command()(why)
 app.command()(overload)
 app.command()(top)
+app.command()(dashboard)
 
 
 def _print_version(wanted: bool) -> None:
