@@ -1,6 +1,7 @@
 # `weir dashboard`: composes the page that shows the cluster: where its Redis is, and whom to ask about clients.
 import errno
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -111,7 +112,7 @@ def _asked(node: "NodeFolder", name: str | None, folder: str | None, config: Pat
 
     if name is not None or folder is not None or config is not None:
         return [node]
-    return [one for one in folders() if runs(one)] or [node]
+    return [one for one in folders() if runs(one)]
 
 
 def _records(nodes: "list[NodeFolder]") -> list[dict[str, Any]]:
@@ -130,6 +131,9 @@ def _why(nodes: "list[NodeFolder]", client: str) -> "list[Answer]":
     from analytics.dashboard.page import Answer
     from broker.overload.explain import explain
 
+    if not nodes:
+        here = f"No node runs on this machine: `weir why {quote(client)}` where its node is says more."
+        return [Answer("", (here,), known=False)]
     answers = []
     for node, told in zip(nodes, _ask(nodes, "why", client=client), strict=True):
         if isinstance(told, str):

@@ -92,6 +92,9 @@ def level_options(lines: Lines, marks: Iterable[tuple[float, float]]) -> dict[st
         _series(name, points, f"var(--line-{at})", filled=False, step=True)
         for at, (name, points) in enumerate(lines.nodes.items())
     ]
+    for one in others:
+        one["lineStyle"] |= {"width": 1.5, "type": "dashed"}
+    cluster["z"] = 3  # above those of nodes, of which it is the highest
     options = _options(lines, [cluster, *others])
     options["yAxis"] |= {"min": 0, "max": 10, "interval": 2}
     return options

@@ -1,7 +1,7 @@
 # What the workers said lately: the records of the last minutes, folded as they come.
 #
-# The log is read once for all who look on. What is kept is bounded, however long somebody looks: the last record of each
-# worker, a row for each of KEPT seconds, what was counted in COUNTED of them, and the heavy hitters of HITTING.
+# The log is read once for all who look on. What is kept is bounded, however long somebody looks: the last record of
+# each worker, a row for each of KEPT seconds, what was counted in COUNTED of them, and the heavy hitters of HITTING.
 # Time is that of the log (the ids of its entries), one clock for all nodes; what it says of itself is not asked.
 from collections import deque
 from collections.abc import Iterator
@@ -97,9 +97,7 @@ class Live:
             self._second = now
         if now <= self._second:
             return
-        self.seconds.append(self._row(self._second))
-        silent = range(max(self._second + 1, now - KEPT), now)
-        self.seconds.extend(Second(one, None, {}, None, None, 0) for one in silent)
+        self.seconds.extend(self._row(one) for one in range(max(self._second, now - KEPT), now))
         self._second = now
         for name in [name for name, heard in self.workers.items() if now - heard.at > FORGOTTEN]:
             del self.workers[name]
@@ -153,7 +151,8 @@ class Live:
             held += record["clients"]["throttled"]
         if not spoke:
             return Second(second, None, {}, None, None, 0)
-        return Second(second, max(levels.values()), levels, round(incoming, 1), round(outgoing, 1), held)
+        highest = min(10, max(levels.values()))
+        return Second(second, highest, levels, round(incoming, 1), round(outgoing, 1), held)
 
     def _count(self, record: Record, second: int) -> None:
         if not self._counted or self._counted[-1].at < second:

@@ -1,8 +1,8 @@
 # What is to be shown, as values: from the records of the workers and the rows of the analysis to words and numbers.
 #
 # Whoever opens the page in the middle of trouble asks: how bad, because of what, because of whom, and who pays. The
-# first sentences answer that, from the live records alone, so they hold while the analysis does not run. The rest is what
-# they rest on. Nothing here waits, and nothing knows of browsers: page.py shows a Board, and a test reads one.
+# first sentences answer that, from the live records alone, so they hold while the analysis does not run. The rest is
+# what they rest on. Nothing here waits, and nothing knows of browsers: page.py shows a Board, and a test reads one.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,6 +13,8 @@ from analytics.dashboard.live import COUNTED, HITTING, Counts, Heard, Hits, Live
 from analytics.rows import VERSION, Episode, Findings, Status
 from broker.overload.explain import span
 
+HIGHEST: Final = 10
+NONE: Final = "\N{EN DASH}"
 ROWS: Final = 10  # clients, and topics
 REASONS: Final = 8
 WORKERS: Final = 48  # rows; of more, the worst
@@ -132,6 +134,7 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
     """What there is to see; *now*: by the clock of the log."""
     fresh = live.fresh(now)
     level = max((max(one.record["level"], one.record["cluster_level"]) for one in fresh.values()), default=0)
+    level = min(level, HIGHEST)
     name, meaning = words.word(level)
     analysing, said = _job(analysis.status, now)
     clients = live.hitters("client", now)
@@ -334,18 +337,18 @@ def _workers(live: Live, now: float) -> tuple[tuple[Row, ...], str]:
 def _worker(name: tuple[str, int], heard: Heard, fresh: bool, now: float) -> Row:
     node, number = name
     record = heard.record
-    level, cause, clients = record["level"], record["cause"], record["clients"]
+    level, cause, clients = min(record["level"], HIGHEST), record["cause"], record["clients"]
     key = f"{node}/{number}"
     if not fresh:
         silence = f"silent for {span(now - heard.at)}"
         blank = (Cell(""),) * 8
-        return Row(key, (Cell(words.shown(key), title=node), Cell("–", "level unknown"), Cell(silence), *blank))
+        return Row(key, (Cell(words.shown(key), title=node), Cell(NONE, "level unknown"), Cell(silence), *blank))
     return Row(
         key,
         (
             Cell(words.shown(key), title=node),
             Cell(str(level), f"level {words.tone(level)}"),
-            Cell(f"{cause} {record['signals'].get(cause, 0.0):.2f}" if cause else "–"),
+            Cell(f"{cause} {record['signals'].get(cause, 0.0):.2f}" if cause else NONE),
             Cell(words.count(clients["connected"])),
             Cell(words.count(clients["throttled"]), "some" if clients["throttled"] else ""),
             Cell(words.count(clients["non_writable"]), "some" if clients["non_writable"] else ""),
@@ -369,7 +372,7 @@ def _worst_first(item: tuple[tuple[str, int], Heard]) -> tuple[int, int]:
 
 
 def _minute(analysis: Analysis, analysing: bool, what: str) -> dict[str, float] | None:
-    """Of each client or topic its share of the cost of the last minute, as far as the analysis tells; None: not at all."""
+    """Of each client or topic its share of the cost of the last minute, as the analysis has it; None: it has not."""
     if not analysing or analysis.findings is None:
         return None
     try:
@@ -414,7 +417,7 @@ def _topics(hits: list[Hits], minute: dict[str, float] | None) -> Iterator[Row]:
 
 def _of_minute(name: str, minute: dict[str, float] | None) -> str:
     if minute is None or name not in minute:
-        return "–"
+        return NONE
     return words.share(minute[name])
 
 
@@ -479,8 +482,9 @@ def _found(findings: Findings) -> Iterator[tuple[str, str, Any]]:
 
 
 def _slow(row: Any) -> str:
+    readers = words.plural(row["non_writable"], "slow reader")
     return (
-        f"Worker {row['worker']} of node {words.shown(row['node'])} has {words.plural(row['non_writable'], 'slow reader')} "
+        f"Worker {row['worker']} of node {words.shown(row['node'])} has {readers} "
         f"since {words.clock(row['since'])}; {words.share(row['outbound_share'])} of its outbound budget is used."
     )
 
@@ -504,7 +508,7 @@ def _stories(episodes: tuple[Episode, ...], now: float) -> Iterator[Story]:
 def _story(episode: Episode, now: float) -> Story:
     start, end, peak = float(episode["start"]), episode["end"], int(episode["peak"])
     until = words.clock(end) if end is not None else "now"
-    when = " ".join([part for part in (words.day(start, now), f"{words.clock(start)} – {until}") if part])
+    when = " ".join([part for part in (words.day(start, now), f"{words.clock(start)} {NONE} {until}") if part])
     culprits = [one for one in episode["culprits"] if one["share"] >= CULPRIT]
     lost = {**episode["dropped"], **episode["refused"]}
     return Story(

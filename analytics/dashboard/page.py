@@ -7,7 +7,7 @@ from typing import Any, Final
 from nicegui import run, ui
 
 from analytics.dashboard import charts, words
-from analytics.dashboard.model import Board, Cell, Row, Story, client_page, lately
+from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
 from analytics.dashboard.parts import Notes, Sentence, Table, box, changed, give, kind_of, link, text
 from analytics.dashboard.reading import SPANS, Reader
 
@@ -32,7 +32,8 @@ SEARCH: Final = """(event) => {
   if (id) location.href = "/client/" + encodeURIComponent(id);
 }"""
 LOGO: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7" fill="#0b63b5"/>'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32" aria-hidden="true">'
+    '<rect width="32" height="32" rx="7" fill="#0b63b5"/>'
     '<path d="M5 12c3-3 6-3 9 0s6 3 9 0M5 19h9v6M17 19c3 0 4 2 4 6" fill="none" stroke="#fff" stroke-width="2.6" '
     'stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
@@ -118,7 +119,7 @@ class _BoardPage:
                 for _ in range(5):
                     self._tiles.append(_tile())
             self._build_charts()
-            with box("div", "pair"):
+            with box("div", "pair uneven"):
                 with box("section", "card", aria_labelledby="notes"):
                     text("h2", "What to watch", id="notes")
                     self._notes = Notes("Nothing stands out.")
@@ -135,7 +136,7 @@ class _BoardPage:
         self._empty.show(board.empty)
         kind_of(self._empty.element, "nothing" if board.empty else "nothing gone")
         known = board.tone != "unknown"
-        self._level.text = str(board.level) if known else "–"
+        self._level.text = str(board.level) if known else NONE
         self._word.text = board.word
         kind_of(self._hero, f"hero {board.tone}")
         for number, step in enumerate(self._steps):

@@ -97,13 +97,12 @@ class Table:
         """*columns*: (title, class); *empty*: what is said when there are no rows."""
         self._columns = columns
         self._rows: dict[str, tuple[ui.element, list[_Cell]]] = {}
-        with box("div", "scroll", tabindex="0", role="region", aria_label=caption):
-            with box("table", kind):
-                text("caption", caption, "unseen")
-                with box("thead"), box("tr"):
-                    for title, of in columns:
-                        text("th", title, of, scope="col")
-                self._body = box("tbody")
+        with box("div", "scroll", tabindex="0", role="region", aria_label=caption), box("table", kind):
+            text("caption", caption, "unseen")
+            with box("thead"), box("tr"):
+                for title, of in columns:
+                    text("th", title, of, scope="col")
+            self._body = box("tbody")
         self._empty = text("p", empty, "empty")
 
     def show(self, rows: Sequence[Row]) -> None:

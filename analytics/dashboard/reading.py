@@ -1,8 +1,8 @@
 # The reader: what is in Redis, and what nodes say themselves while it is away. One for all pages, however many look on.
 #
 # The log is read from its last entry on, never again; what the analysis wrote, when it has written something new. Each
-# answer is bounded. When Redis is away, the nodes of this machine are asked instead, so that the picture stays live just
-# when something is wrong; and Redis is looked for where it may be by then.
+# answer is bounded. When Redis is away, the nodes of this machine are asked instead, so that the picture stays live
+# just when something is wrong; and Redis is looked for where it may be by then.
 import asyncio
 import json
 import re
@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 
 from analytics.dashboard.charts import Mark, mark_of
 from analytics.dashboard.live import KEPT, Live
-from analytics.dashboard.model import EPISODES, Analysis, Away, Board, board
+from analytics.dashboard.model import EPISODES, Analysis, Away, board
 from analytics.keys import AnalyticsKeys
 from broker.store.address import RedisAddress
 from broker.store.record_log import FIELD
@@ -40,7 +40,7 @@ class Nowhere(Exception):
 
 class Reader:
     def __init__(self, find: Find, prefix: str, ask_nodes: AskNodes) -> None:
-        """*find*: where Redis is, or Nowhere; *ask_nodes*: the last records of nodes. Both may block for some seconds."""
+        """*find*: where Redis is, or Nowhere; *ask_nodes*: the last records of nodes. Both may block for seconds."""
         self.live = Live()
         self.away: Away | None = None
         self.windows: dict[int, dict[int, Mark]] = {span: {} for span in SPANS}
@@ -67,17 +67,21 @@ class Reader:
         """For ever. Whatever is wrong with Redis is shown, and passes."""
         while True:
             began = time.monotonic()
-            try:
-                await self._read()
-                self.away = None
-            except (refusals.RedisError, OSError, TimeoutError, Nowhere, asyncio.IncompleteReadError) as error:
-                await self._drop_connection()
-                self.away = Away(time.time() if self.away is None else self.away.since, _why(error))
-                await self._read_nodes()
-            now = self.now
-            self.live.pass_time(now)
-            self.board = board(self.live, self._analysis, self.away, now)
+            await self.look()
             await asyncio.sleep(max(0.05, began + EVERY - time.monotonic()))
+
+    async def look(self) -> None:
+        """Read what is new, and make another board of it."""
+        try:
+            await self._read()
+            self.away = None
+        except (refusals.RedisError, OSError, TimeoutError, Nowhere, asyncio.IncompleteReadError) as error:
+            await self.close()
+            self.away = Away(time.time() if self.away is None else self.away.since, _why(error))
+            await self._read_nodes()
+        now = self.now
+        self.live.pass_time(now)
+        self.board = board(self.live, self._analysis, self.away, now)
 
     async def _read(self) -> None:
         server = await self._connected()
@@ -92,15 +96,15 @@ class Reader:
         if self._redis is not None:
             return self._redis
         address = await asyncio.to_thread(self._find)
-        server = client(address)
-        self._redis = server
+        server = self._redis = client(address)
         seconds, micros = await server.time()
         self._ahead = int(seconds) + int(micros) / 1e6 - time.time()
         oldest = int((self.now - KEPT) * 1e3)
         self._last = max(self._last, b"%d-0" % oldest, key=_order)
         return server
 
-    async def _drop_connection(self) -> None:
+    async def close(self) -> None:
+        """End the connection to Redis; the next look makes another."""
         if self._redis is None:
             return
         leaving, self._redis = self._redis, None

@@ -54,7 +54,7 @@ def serve(listener: socket.socket, reader: Reader, ask_why: AskWhy, ready: Calla
     def cluster() -> None:
         page.build_board(reader)
 
-    @ui.page("/client/{name:path}", title=f"Client – {TITLE}")
+    @ui.page("/client/{name:path}", title=f"A client - {TITLE}")
     def client(name: str) -> None:
         page.build_client(reader, ask_why, name)
 
