@@ -1,0 +1,390 @@
+# The pages: built once for each browser that looks on, and then told each second what there is.
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nicegui import run, ui
+
+from analytics.dashboard import charts, words
+from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
+from analytics.dashboard.parts import Notes, Sentence, Table, box, changed, give, kind_of, link, text
+from analytics.dashboard.reading import SPANS, Reader
+
+EVERY: Final = 1.0  # seconds
+ASK_EVERY: Final = 2.0  # seconds, of the nodes for one client, while its page is open
+TITLE: Final = "Weir"
+STYLE: Final = (Path(__file__).parent / "style.css").read_text()
+# Before anything is drawn: the theme that was chosen here, else the system's.
+THEME: Final = """
+const chosen = localStorage.getItem("weir-theme");
+if (chosen) document.documentElement.dataset.theme = chosen;
+"""
+TOGGLE: Final = """() => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("weir-theme", root.dataset.theme);
+}"""
+SEARCH: Final = """(event) => {
+  event.preventDefault();
+  const id = event.target.querySelector("input").value;
+  if (id) location.href = "/client/" + encodeURIComponent(id);
+}"""
+LOGO: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32" aria-hidden="true">'
+    '<rect width="32" height="32" rx="7" fill="#0b63b5"/>'
+    '<path d="M5 12c3-3 6-3 9 0s6 3 9 0M5 19h9v6M17 19c3 0 4 2 4 6" fill="none" stroke="#fff" stroke-width="2.6" '
+    'stroke-linecap="round" stroke-linejoin="round"/></svg>'
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node says of a client."""
+
+    node: str
+    paragraphs: tuple[str, ...]
+    known: bool  # else the one paragraph says why there is nothing to say
+
+
+AskWhy = Callable[[str], Sequence[Answer]]
+
+
+def head() -> None:
+    """What all pages have in their head."""
+    ui.add_head_html(f"<script>{THEME}</script><style>{STYLE}</style>", shared=True)
+
+
+def build_board(reader: Reader) -> None:
+    """The page of the cluster."""
+    page = _BoardPage(reader)
+    page.show()
+    ui.timer(EVERY, page.show)
+
+
+def build_client(reader: Reader, ask_why: AskWhy, name: str) -> None:
+    """The page of a client."""
+    page = _ClientPage(reader, ask_why, name)
+    page.show()
+    ui.timer(EVERY, page.show)
+    ui.timer(ASK_EVERY, page.ask, immediate=True)
+
+
+class _Top:
+    """What stands above every page."""
+
+    def __init__(self) -> None:
+        link("Skip to what matters", "#main", "skip")
+        with box("header", "top"):
+            with box("a", "brand", href="/", aria_label="Weir: the cluster"):
+                ui.html(LOGO, sanitize=False, tag="span")
+                text("span", TITLE)
+            self._summary = text("p", "", "summary")
+            self._moment = text("p", "", "moment")
+            with box("form", "ask", role="search").on("submit", js_handler=SEARCH):
+                text("label", "Client", for_="ask-client")
+                box("input", id="ask-client", name="client", placeholder="client id", autocomplete="off", type="search")
+                text("button", "Why?", type="submit", title="Why is this client slow, gone, or gets nothing?")
+            text("button", "Light / dark", "theme", type="button").on("click", js_handler=TOGGLE)
+        self._trouble = Sentence("trouble", role="status")
+
+    def show(self, board: Board) -> None:
+        self._summary.text = board.summary
+        self._moment.text = board.moment
+        self._trouble.show(board.trouble)
+        kind_of(self._trouble.element, "trouble" if board.trouble else "trouble gone")
+
+
+class _BoardPage:
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._span = 1
+        self._top = _Top()
+        with box("main", id="main", tabindex="-1"):
+            text("h1", "Overload of the cluster", "unseen")
+            self._empty = Sentence("nothing")
+            with box("section", "hero", aria_label="Now") as self._hero:
+                with box("div", "level-now"):
+                    self._level = text("span", "0", "number")
+                    with box("div", "of"):
+                        text("span", "level of 10")
+                        self._word = text("strong", "", role="status")
+                    with box("div", "meter", aria_hidden="true"):
+                        self._steps = [box("i") for _ in range(10)]
+                with box("div", "because"):
+                    self._sentences = [Sentence() for _ in range(4)]
+            self._tiles: list[tuple[Any, Any, Any, Any]] = []
+            with box("dl", "tiles"):
+                for _ in range(5):
+                    self._tiles.append(_tile())
+            self._build_charts()
+            with box("div", "pair uneven"):
+                with box("section", "card", aria_labelledby="notes"):
+                    text("h2", "What to watch", id="notes")
+                    self._notes = Notes("Nothing stands out.")
+                with box("section", "card", aria_labelledby="job"):
+                    text("h2", "Analysis", id="job")
+                    self._analysis = Sentence("job", role="status")
+                    self._footnote = text("p", "", "fine")
+            self._stories = _Stories()
+            self._build_tables()
+
+    def show(self) -> None:
+        board = self._reader.board
+        self._top.show(board)
+        self._empty.show(board.empty)
+        kind_of(self._empty.element, "nothing" if board.empty else "nothing gone")
+        known = board.tone != "unknown"
+        self._level.text = str(board.level) if known else NONE
+        self._word.text = board.word
+        kind_of(self._hero, f"hero {board.tone}")
+        for number, step in enumerate(self._steps):
+            kind_of(step, "on" if known and number < board.level else "off")
+        for number, sentence in enumerate(self._sentences):
+            sentence.show(board.sentences[number] if number < len(board.sentences) else ())
+        for (label, value, unit, note), tile in zip(self._tiles, board.tiles, strict=True):
+            label.text, value.text, unit.text, note.text = tile.label, tile.value, tile.unit, tile.note
+        self._show_charts(board)
+        self._notes.show(board.notes, "" if board.analysing else "Early warnings come from the analysis, see there.")
+        self._analysis.show(board.analysis)
+        kind_of(self._analysis.element, "job" if board.analysing else "job off")
+        self._footnote.text = board.footnote
+        self._stories.show(board)
+        self._workers.show(board.workers)
+        self._more.text = board.workers_more
+        for table, rows in zip(self._tables, _tables_of(board), strict=True):
+            table.show(rows)
+
+    def _build_charts(self) -> None:
+        with box("section", "card", aria_labelledby="time"):
+            with box("div", "line"):
+                text("h2", "Over time", id="time")
+                with box("div", "ranges", role="group", aria_label="How long"):
+                    self._ranges = [
+                        (span, text("button", name, type="button").on("click", self._chooser(span)))
+                        for name, span in charts.RANGES.items()
+                    ]
+            self._no_windows = Sentence("fine gone")
+            with box("div", "pair charts"):
+                lines, marks = self._lines()
+                with box("figure"):
+                    text("figcaption", "Level, 0 to 10")
+                    self._level_chart = ui.echart(charts.level_options(lines, marks), renderer="svg").classes("chart")
+                with box("figure"):
+                    text("figcaption", "Messages a second")
+                    self._traffic_chart = ui.echart(charts.traffic_options(lines), renderer="svg").classes("chart")
+
+    def _chooser(self, span: int) -> Callable[[], None]:
+        def choose() -> None:
+            self._span = span
+            self._show_charts(self._reader.board)
+
+        return choose
+
+    def _lines(self) -> tuple[charts.Lines, tuple[tuple[float, float], ...]]:
+        reader, now = self._reader, self._reader.now
+        if self._span == 1:
+            return charts.of_seconds(reader.live.seconds, now), reader.board.marks
+        reader.want(self._span)
+        windows = reader.windows[self._span]
+        return charts.of_windows(windows, self._span, SPANS[self._span], now), reader.board.marks
+
+    def _show_charts(self, board: Board) -> None:
+        for span, button in self._ranges:
+            give(button, aria_pressed="true" if span == self._span else "false")
+        missing = self._span != 1 and not board.analysing
+        self._no_windows.show("Longer times come from the analysis. " + board.analysis if missing else "")
+        kind_of(self._no_windows.element, "fine" if missing else "fine gone")
+        lines, marks = self._lines()
+        changed(self._level_chart, charts.level_options(lines, marks))
+        changed(self._traffic_chart, charts.traffic_options(lines))
+
+    def _build_tables(self) -> None:
+        with box("section", "card", aria_labelledby="workers"):
+            text("h2", "Workers", id="workers")
+            self._workers = Table("Workers", WORKERS, "No worker speaks.", "workers")
+            self._more = text("p", "", "fine")
+        self._tables: list[Table] = []
+        with box("div", "pair"):
+            self._add("Clients by cost", "clients", CLIENTS, "Nobody publishes.")
+            self._add("Topics by cost", "topics", TOPICS, "Nothing is published.")
+        with box("div", "triple"):
+            self._add("Dropped in the last minute", "dropped", REASONS, "Nothing was dropped.")
+            self._add("Refused in the last minute", "refused", REASONS, "Nothing was refused.")
+            self._add("Held back in the last minute", "held", HELD, "Nobody was held back.")
+
+    def _add(self, title: str, name: str, columns: Sequence[tuple[str, str]], empty: str) -> None:
+        with box("section", "card", aria_labelledby=name):
+            text("h2", title, id=name)
+            self._tables.append(Table(title, columns, empty, name))
+
+
+WORKERS: Final = (
+    ("worker", ""),
+    ("level", "mid"),
+    ("cause", "cause"),
+    ("clients", "right"),
+    ("held", "right"),
+    ("slow", "right"),
+    ("credits", "right"),
+    ("in/s", "right"),
+    ("out/s", "right"),
+    ("p99 ms", "right"),
+    ("outbound", "right"),
+)
+CLIENTS: Final = (
+    ("client", "wide"),
+    ("of the cost", "right"),
+    ("msg/s", "right"),
+    ("bytes/s", "right"),
+    ("held", "right"),
+    ("last min", "right"),
+)
+TOPICS: Final = (
+    ("topic", "wide"),
+    ("of the cost", "right"),
+    ("msg/s", "right"),
+    ("bytes/s", "right"),
+    ("last min", "right"),
+)
+REASONS: Final = (("reason", ""), ("which means", "wide"), ("times", "right"))
+HELD: Final = (("reason", ""), ("as", "wide"), ("in all", "right"))
+
+
+def _tables_of(board: Board) -> tuple[tuple[Row, ...], ...]:
+    return board.clients, board.topics, board.dropped, board.refused, board.held
+
+
+def _tile() -> tuple[Any, Any, Any, Any]:
+    with box("div", "tile"):
+        label = text("dt")
+        with box("dd"):
+            value, unit = text("strong"), text("span", "", "unit")
+        return label, value, unit, text("dd", "", "note")
+
+
+class _Stories:
+    """The episodes, each to be opened."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, _StoryShown] = {}
+        with box("section", "card", aria_labelledby="episodes"):
+            text("h2", "Episodes of overload", id="episodes")
+            self._list = box("div", "episodes")
+            self._empty = Sentence("empty")
+
+    def show(self, board: Board) -> None:
+        for key in self._shown.keys() - {story.key for story in board.stories}:
+            self._shown.pop(key).element.delete()
+        for number, story in enumerate(board.stories):
+            if story.key not in self._shown:
+                with self._list:
+                    self._shown[story.key] = _StoryShown(story)
+            shown = self._shown[story.key]
+            if self._list.default_slot.children[number] is not shown.element:
+                shown.element.move(self._list, target_index=number)
+            shown.show(story)
+        self._empty.show(
+            "None so far. An episode is a time at which the level was above 0 for long enough to matter."
+            if board.analysing
+            else f"Episodes are told by the analysis. {board.analysis}"
+        )
+        kind_of(self._empty.element, "empty gone" if board.stories else "empty")
+
+
+class _StoryShown:
+    def __init__(self, story: Story) -> None:
+        self._before: Story | None = None
+        with box("details", "episode", data_episode=story.key) as self.element:
+            with box("summary"):
+                self._peak = text("span", "", "peak")
+                with box("span", "when"):
+                    self._when, self._lasted = text("span"), text("span", "", "fine")
+                self._cause = text("span", "", "cause")
+                self._culprit = text("span", "", "culprit")
+            with box("div", "told"):
+                self._story = box("div", "story")
+                with box("div", "triple"):
+                    columns = (("client", "wide"), ("of the cost", "right"))
+                    self._clients = _small("Who cost most", columns)
+                    self._throttled = _small("Who was held back", (("client", "wide"), ("for", "right")))
+                    self._losses = _small("What was lost", REASONS)
+
+    def show(self, story: Story) -> None:
+        if story == self._before:
+            return
+        before, self._before = self._before, story
+        kind_of(self.element, f"episode {'open' if story.open else 'closed'}")
+        give(self.element, data_start=f"{story.start:.0f}", data_end="" if story.end is None else f"{story.end:.0f}")
+        self._peak.text = f"peak {story.peak}"
+        kind_of(self._peak, f"peak {story.tone}")
+        self._when.text = story.when
+        self._lasted.text = f"for {story.lasted} so far" if story.open else f"for {story.lasted}"
+        self._cause.text = story.cause
+        self._culprit.text = words.shown(story.culprit) if story.culprit else "no single client"
+        if before is None or before.story != story.story:
+            self._story.clear()
+            with self._story:
+                for sentence in story.story:
+                    text("p", sentence)
+        self._clients.show(story.clients)
+        self._throttled.show(story.throttled)
+        self._losses.show(story.losses)
+
+
+def _small(title: str, columns: Sequence[tuple[str, str]]) -> Table:
+    with box("div"):
+        text("h3", title)
+        return Table(title, columns, "Nobody." if title.startswith("Who") else "Nothing.", "small")
+
+
+class _ClientPage:
+    def __init__(self, reader: Reader, ask_why: AskWhy, name: str) -> None:
+        self._reader = reader
+        self._ask_why = ask_why
+        self._name = name
+        self._before: Sequence[Answer] | None = None
+        self._top = _Top()
+        with box("main", "client", id="main", tabindex="-1"):
+            link("← The cluster", "/", "back")
+            text("h1", words.shown(name))
+            with box("section", "card", aria_labelledby="why"):
+                text("h2", "Why", id="why")
+                self._answers = box("div", "answers", role="status")
+                with self._answers:
+                    text("p", "Asking …", "fine")
+            with box("section", "card", aria_labelledby="lately"):
+                text("h2", "In the last 10 seconds", id="lately")
+                self._lately = text("p")
+            with box("section", "card", aria_labelledby="part"):
+                text("h2", "Episodes that it had a part in", id="part")
+                self._part = Table("Episodes", (("when", "wide"), ("peak", "right"), ("its cost", "right")), "None.")
+
+    def show(self) -> None:
+        board = self._reader.board
+        self._top.show(board)
+        self._lately.text = lately(self._reader.live, self._name, self._reader.now)
+        here = client_page(self._name)
+        self._part.show(
+            [
+                Row(story.key, (Cell(story.when), Cell(f"peak {story.peak}"), row.cells[1]))
+                for story in board.stories
+                for row in story.clients
+                if row.cells[0].href == here
+            ]
+        )
+
+    async def ask(self) -> None:
+        """What the nodes say, while somebody looks."""
+        answers = await run.io_bound(self._ask_why, self._name)
+        if answers is None or answers == self._before:  # None: we are ending
+            return
+        self._before = answers
+        self._answers.clear()
+        with self._answers:
+            for answer in answers:
+                if len(answers) > 1:
+                    text("h3", f"Node {words.shown(answer.node)}")
+                for paragraph in answer.paragraphs:
+                    Sentence("" if answer.known else "fine").show(paragraph)
