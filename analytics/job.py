@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import redis
 
@@ -28,7 +28,7 @@ from analytics.sinks import History, RedisSink, unfit_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 TRIGGER: Final = 1.0  # seconds
@@ -128,7 +128,8 @@ class Job:
         """All that is done with *batch*."""
         from analytics.seconds import fewer, of_workers, seconds
 
-        if self._checkpoint.done(batch):
+        if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write
+            records.write.format("noop").mode("overwrite").save()
             return
         began = time.time()
         saved = self._checkpoint.state_before(batch)
@@ -220,8 +221,19 @@ class Job:
 
 
 def _no_batch() -> Status:
-    counted: Any = dict.fromkeys(Status.__annotations__, 0)
-    return {**counted, "version": VERSION, "batch": -1}
+    return Status(
+        version=VERSION,
+        batch=-1,
+        updated=0.0,
+        newest=0.0,
+        delay_s=0.0,
+        batch_s=0.0,
+        records=0,
+        duplicates=0,
+        late=0,
+        unfit=0,
+        lost=0,
+    )
 
 
 def _cause(error: Exception) -> str:

@@ -48,7 +48,7 @@ class Log:
     def read(self, part: Any) -> list[Entry]:
         found: list[Entry] = []
         for batch in self.reader.read(part):
-            found += [(row["id"], row["at"], row["body"]) for row in batch.to_pylist()]  # type: ignore[union-attr]
+            found += [(row["id"], row["at"], row["body"]) for row in batch.to_pylist()]
         return found
 
     def ids(self) -> list[str]:
