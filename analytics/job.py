@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -265,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trigger=given.trigger,
     )
 
+    from py4j.protocol import Py4JError
+
     from analytics.spark import LOCAL, session
 
     spark = session(given.master or LOCAL)
@@ -277,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(one, lambda *_: job.stop())
     _say(f"The analysis of {settings.prefix}:metrics runs, and keeps its place in {settings.checkpoint}.")
     wrong = job.run()
-    spark.stop()
+    with suppress(Py4JError, OSError):  # it may be Java that ended
+        spark.stop()
     if wrong:
         _say(f"The analysis ended, as this failed again and again: {wrong}")
         return 1
