@@ -37,6 +37,7 @@ QUIET: Final = 4.0  # seconds without a batch, after which the job says that it 
 MOST_UNFIT: Final = 100  # entries of a batch that are kept; all are counted
 FAILURES: Final = 6  # in a row without a batch between them, while Redis answers
 LONGEST_PAUSE: Final = 10.0
+LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
 LOOK: Final = 0.5  # seconds
 
 Counts = dict[str, int]
@@ -64,7 +65,8 @@ class Job:
         self._history = None if settings.history is None else History(settings.history)
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
-        self._writing = threading.Lock()  # a batch runs in a thread of its own
+        self._taking = threading.Lock()  # held while a batch is taken, in a thread of its own
+        self._writing = threading.Lock()
         self._status: Status | None = None
         self._away = False
         self._batches = 0  # done by this process
@@ -104,6 +106,7 @@ class Job:
             query = self._query = self._start()
             while not query.awaitTermination(LOOK):  # type: ignore[arg-type]  # seconds with decimals will do
                 if self._stopping.is_set():
+                    self._taking.acquire(timeout=LAST_BATCH)  # never given back: there is no batch after it
                     query.stop()
                     return ""
                 self._tell_if_quiet()
@@ -127,6 +130,10 @@ class Job:
 
     def take(self, records: "DataFrame", batch: int) -> None:
         """All that is done with *batch*."""
+        with self._taking:
+            self._take(records, batch)
+
+    def _take(self, records: "DataFrame", batch: int) -> None:
         from analytics.seconds import fewer, of_workers, seconds
 
         if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write

@@ -45,7 +45,7 @@ def write(socket: str, key: str, workers: int, seconds: int) -> None:
                 )
                 if worker // NODE % 8 == 0 and second % 60 >= 40:
                     body = body.replace('"level":0', '"level":6').replace('"cause":""', '"cause":"lag"')
-                line.execute_command("XADD", key, "MAXLEN", "~", 40 * workers, "*", "record", body)
+                line.xadd(key, {"record": body}, maxlen=40 * workers, approximate=True)
             line.execute()
 
 
