@@ -27,6 +27,7 @@ class Checkpoint:
         """That of a job that analyses the log *key*; made if it is not there. CheckpointUnusable."""
         self.spark = folder / "spark"
         self._states = folder / "state"
+        self._lock = -1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -34,16 +35,22 @@ class Checkpoint:
             _check(folder, key)
             self._states.mkdir(exist_ok=True)
         except BlockingIOError:
+            self.close()
             raise CheckpointUnusable(
                 f"Another analysis runs with the checkpoint {folder}: end it, or name another one with --checkpoint."
             ) from None
         except OSError as error:
+            self.close()
             raise CheckpointUnusable(
                 f"The checkpoint {folder} cannot be used: {error.strerror}; name another one with --checkpoint."
             ) from None
+        except CheckpointUnusable:
+            self.close()
+            raise
 
     def close(self) -> None:
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
 
     def done(self, batch: int) -> bool:
         return self._path(batch).exists()

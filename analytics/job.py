@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import redis
 
@@ -28,7 +29,7 @@ from analytics.sinks import History, RedisSink, unfit_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 TRIGGER: Final = 1.0  # seconds
@@ -36,6 +37,7 @@ QUIET: Final = 4.0  # seconds without a batch, after which the job says that it 
 MOST_UNFIT: Final = 100  # entries of a batch that are kept; all are counted
 FAILURES: Final = 6  # in a row without a batch between them, while Redis answers
 LONGEST_PAUSE: Final = 10.0
+LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
 LOOK: Final = 0.5  # seconds
 
 Counts = dict[str, int]
@@ -63,7 +65,8 @@ class Job:
         self._history = None if settings.history is None else History(settings.history)
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
-        self._writing = threading.Lock()  # a batch runs in a thread of its own
+        self._taking = threading.Lock()  # held while a batch is taken, in a thread of its own
+        self._writing = threading.Lock()
         self._status: Status | None = None
         self._away = False
         self._batches = 0  # done by this process
@@ -103,6 +106,7 @@ class Job:
             query = self._query = self._start()
             while not query.awaitTermination(LOOK):  # type: ignore[arg-type]  # seconds with decimals will do
                 if self._stopping.is_set():
+                    self._taking.acquire(timeout=LAST_BATCH)  # never given back: there is no batch after it
                     query.stop()
                     return ""
                 self._tell_if_quiet()
@@ -126,9 +130,14 @@ class Job:
 
     def take(self, records: "DataFrame", batch: int) -> None:
         """All that is done with *batch*."""
+        with self._taking:
+            self._take(records, batch)
+
+    def _take(self, records: "DataFrame", batch: int) -> None:
         from analytics.seconds import fewer, of_workers, seconds
 
-        if self._checkpoint.done(batch):
+        if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write
+            records.write.format("noop").mode("overwrite").save()
             return
         began = time.time()
         saved = self._checkpoint.state_before(batch)
@@ -220,8 +229,19 @@ class Job:
 
 
 def _no_batch() -> Status:
-    counted: Any = dict.fromkeys(Status.__annotations__, 0)
-    return {**counted, "version": VERSION, "batch": -1}
+    return Status(
+        version=VERSION,
+        batch=-1,
+        updated=0.0,
+        newest=0.0,
+        delay_s=0.0,
+        batch_s=0.0,
+        records=0,
+        duplicates=0,
+        late=0,
+        unfit=0,
+        lost=0,
+    )
 
 
 def _cause(error: Exception) -> str:
@@ -253,6 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trigger=given.trigger,
     )
 
+    from py4j.protocol import Py4JError
+
     from analytics.spark import LOCAL, session
 
     spark = session(given.master or LOCAL)
@@ -265,7 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(one, lambda *_: job.stop())
     _say(f"The analysis of {settings.prefix}:metrics runs, and keeps its place in {settings.checkpoint}.")
     wrong = job.run()
-    spark.stop()
+    with suppress(Py4JError, OSError):  # it may be Java that ended
+        spark.stop()
     if wrong:
         _say(f"The analysis ended, as this failed again and again: {wrong}")
         return 1

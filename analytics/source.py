@@ -107,7 +107,7 @@ class RedisLogReader(DataSourceStreamReader):
 def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None) -> Offset:
     """*start* and at most *most* entries further. redis.RedisError."""
     try:
-        told: dict[str, Any] = client.xinfo_stream(key)  # type: ignore[assignment]  # not the asynchronous one
+        told: dict[str, Any] = client.xinfo_stream(key)
     except redis.ResponseError as error:
         if "no such key" in str(error):
             return _later(client, start)
@@ -145,7 +145,7 @@ def _later(client: "redis.Redis", start: Offset) -> Offset:
     """*start*, or IDLE later the same place at another time."""
     if start["seen"] < 0:
         return start
-    seconds, _ = cast(tuple[int, int], client.time())
+    seconds, _ = client.time()
     now = seconds * 1000
     return start if now < start["now"] + IDLE else {**start, "now": now, "cuts": ""}
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -76,7 +77,7 @@ def find_log(
 ) -> tuple[str, str, Path]:
     """The address of Redis, the prefix of its keys, and where to keep what is of its analysis; or the command ends."""
     from broker.config_sources import Given
-    from cli.asking import chosen
+    from cli.asking import Answers, chosen
     from cli.options import load_settings
     from supervisor.folder import base_folder
     from supervisor.redis_address import find_redis
@@ -95,13 +96,15 @@ def find_log(
             refuse(str(error))
         return settings.redis.url, settings.redis.prefix, base_folder() / "analytics" / settings.redis.prefix
     node = chosen(name, settings.node.folder or None, config)
+    with closing(Answers(node)) as asking:
+        asking.ask("status")  # it runs, or the command ends with how to start it
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)
     except RedisUnusable:
         refuse(
-            f"The node {node.name} has no Redis that answers: `weir start --detach {node.options}` starts it, "
-            "and --redis names that of a node elsewhere.",
+            f"The node {node.name} has no Redis of its own, or it does not answer yet: if the node was started with "
+            "redis.url, name that with --redis.",
             NOT_SO,
         )
     return address, settings.redis.prefix, node.path / "analytics"

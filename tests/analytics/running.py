@@ -18,7 +18,7 @@ from tests.redis_servers import RunningRedis
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE: Final = 90.0  # seconds for what takes five on a machine with nothing else to do
+PATIENCE: Final = 240.0  # seconds for what takes five on a machine with nothing else to do
 LOOK: Final = 0.05  # seconds; Redis tells nobody that the job wrote
 
 Record = dict[str, Any]

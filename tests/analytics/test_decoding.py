@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 AT = datetime.fromtimestamp(BEGAN + 1, UTC)
 
 
-def entries(spark: "SparkSession", bodies: list[str | None]) -> "DataFrame":
+def entries(spark: "SparkSession", bodies: Sequence[str | None]) -> "DataFrame":
     """A log of *bodies*, all taken in at the same time."""
     rows = [(f"{(BEGAN + 1) * 1000}-{number}", AT, one) for number, one in enumerate(bodies)]
     return spark.createDataFrame(rows, "id string, at timestamp, body string")

@@ -90,7 +90,7 @@ def test_state_stays_as_it_is_however_long_the_job_runs(spark: "SparkSession", l
         log.reaches(BEGAN + 399)
 
         kept = [one["stateOperators"][0]["numRowsTotal"] for one in running.progress()]
-    assert 16 == len(kept)
+    assert len(kept) >= 15  # the last one may not be told yet
     assert max(kept) <= 2 * 50 + 2 * 12  # records of two batches, and of the watermark's delay
     assert len(list((tmp_path / "checkpoint" / "state").iterdir())) <= 5
 
