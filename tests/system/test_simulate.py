@@ -14,7 +14,7 @@ from tests.system.raw import RawClient
 pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
 
 StartWeir = Callable[..., BrokerProcess]
-TABLE = [4000, 2000, 1000, 500, 250, 120, 60, 60, 60, 60, 60]  # credits, so few that a flood is soon held
+TABLE = [1000, 200, 100, 100, 60, 60, 60, 60, 60, 60, 60]  # credits, so few that a flood is soon held
 FLOOD = 200  # publishes
 
 
@@ -31,7 +31,7 @@ def held_now(weir: BrokerProcess) -> int:
 
 def test_who_was_held_and_for_how_long_is_what_the_node_counted(start_weir: StartWeir) -> None:
     """What is said of the past would be wrong, and so all that is concluded from it."""
-    settings = {"node.workers": 1, "overload.trace": "4MiB", "overload.cap": 4000, "overload.cap_least": 500}
+    settings = {"node.workers": 1, "overload.trace": "4MiB", "overload.cap": 1000, "overload.cap_least": 200}
     table = {"overload.refill": ",".join(map(str, TABLE))}
     weir = start_weir({**settings, **table}, environment=scene.TESTED)
     modest, aggressor = RawClient(weir.port), RawClient(weir.port)
