@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import structlog
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.config import Config
@@ -39,8 +40,17 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Family]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     """By name what a node with one worker serves, of which each thing has happened once."""
+    found: dict[str, Family] = {}
+    text = trio.run(served, NodeFolder("weir", str(tmp_path_factory.mktemp("node"))))
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, Family()).labels |= sample.labels.keys()
+    return found
+
+
+async def served(folder: NodeFolder) -> str:
     counters = Counters()
     counters.dropped(DropReason.EXPIRED, 1)
     counters.closed(CloseReason.KICKED)
@@ -49,22 +59,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fam
     told = report(counters, Gauges(overload=OverloadFigures(signals={"lag": 0.5})))
     for kind in told["reasons"]:
         told["reasons"][kind] = told["reasons"][kind] or {"any": 1}
-    folder = NodeFolder("weir", str(tmp_path_factory.mktemp("node")))
     config = Config()
-    log_file = LogFile()
-    node = Node(config, folder, [[]], log_file, lambda: "", NodeRedis(config, folder, structlog.get_logger()))
+    redis = NodeRedis(config, folder, structlog.get_logger())
+    node = Node(config, folder, [[]], LogFile(), lambda: "", redis)
     worker = WorkerProcess(0, 1, node._page, node)
     worker.state = "serving"
     worker.statistics = dict(told)
     node.shards[0].process = worker
-    found: dict[str, Family] = {}
-    for family in text_string_to_metric_families(exposition(node).decode()):
-        for sample in family.samples:
-            found.setdefault(sample.name, Family()).labels |= sample.labels.keys()
-    yield found
+    text = exposition(node).decode()
     worker._link.close()
     assert worker._theirs is not None
     worker._theirs.close()
+    return text
 
 
 def rules() -> Iterator[dict[str, str]]:

@@ -201,7 +201,7 @@ def test_a_node_that_does_not_run_is_one_sentence_and_exit_code_1(tmp_path: Path
 
 def test_a_node_records_what_its_workers_decide_until_that_is_full(start_weir: StartWeir, dial: Dial) -> None:
     """There would be nothing to try a policy on, or the disk be filled with it."""
-    weir = start_weir({"node.workers": 2, "overload.trace": "4KiB"}, environment={"WEIR_TEST": "1"})
+    weir = start_weir({"node.workers": 2, "overload.trace": "8KiB"}, environment={"WEIR_TEST": "1"})
     clients = [dial(port=weir.port) for _ in range(8)]  # the kernel spreads them
     for number, client in enumerate(clients):
         client.connect(f"client-{number}")
@@ -217,6 +217,6 @@ def test_a_node_records_what_its_workers_decide_until_that_is_full(start_weir: S
     files = [control(weir).parent / "trace" / f"worker-{number}.trace" for number in range(2)]
 
     assert weir.wait_for_log("trace_ends")
-    assert all(0 < file.stat().st_size <= 4096 for file in files)
+    assert all(0 < file.stat().st_size <= 8192 for file in files)
     who = {one.client for file in files for one in replay(file.read_bytes(), Overload())}
     assert who and who <= {f"client-{number}" for number in range(8)}
