@@ -5,14 +5,14 @@
 # the level moves by how far the signal is off its target, and by how it has changed; a signal that rises evenly raises
 # it with the square of the time. The gains are those that the broker has if nobody changed them.
 #
-# The state, JSON: {"workers": "NODE/NUMBER" -> what it told last, and its signals and cost of the last seconds;
+# The state, JSON: {"workers": "NODE/NUMBER" -> what it told last, its signals of the last seconds, and its mean cost;
 # "tops": second -> {"clients", "topics"}}. Unlike episodes, findings are of the moment: who is late is left out.
 from math import sqrt
 from typing import Any, Final
 
 from analytics.rows import CreditPressure, Findings, Hitter, Skew, SlowReaders, Warning
 from analytics.second import Second
-from analytics.tops import Tops, add_hitters, add_tops, copied, cut, first
+from analytics.tops import Tops, add_tops, copied, cut, first
 from broker.config import Overload
 from broker.metrics.overload_figures import CALM_CREDITS
 from broker.overload.level import STEP
@@ -29,10 +29,11 @@ SHOWN: Final = 10  # of each kind
 
 FRESH: Final = 5  # seconds: who has told nothing since is not spoken of
 FORGOTTEN: Final = 60
+RECENT: Final = 0.1  # of a mean cost is the last second's: what has been for ten seconds or so is no accident
 UNEVEN: Final = 1.5  # times the mean
 WORTH: Final = 1000  # units of cost a second of a worker on the mean: with less to do it does not matter who does it
 SPANS: Final = (10, 60)  # seconds that heavy hitters are told over
-KEPT: Final = 40  # names of one second, by each measure
+KEPT: Final = 20  # names of one second, by each measure; ten are shown
 
 DEFAULTS: Final = Overload()
 CLIMB: Final = DEFAULTS.position_gain / STEP  # levels a second for a signal that is one target off
@@ -45,23 +46,19 @@ def begin() -> State:
     return {"workers": {}, "tops": {}}
 
 
-def fold(state: State, seconds: list[Second], newest: int) -> tuple[State, Findings]:
-    """The state, and what is so at *newest*."""
+def fold(
+    state: State, seconds: list[Second], moments: dict[str, dict[str, Tops]], newest: int
+) -> tuple[State, Findings]:
+    """The state, and what is so at *newest*. *moments*: who cost most, by second, as the episodes have it."""
     workers = dict(state["workers"])
     tops = dict(state["tops"])
-    fresh: set[int] = set()
     for second in sorted(seconds, key=lambda second: second["second"]):
         worker = f"{second['node']}/{second['worker']}"
         workers[worker] = _told(workers.get(worker), second)
-        at = second["second"]
-        if at not in fresh:
-            known = tops.get(str(at), {"clients": {}, "topics": {}})
-            tops[str(at)] = {name: copied(known[name]) for name in known}
-            fresh.add(at)
-        add_hitters(tops[str(at)]["clients"], second["clients"], second["node"])
-        add_hitters(tops[str(at)]["topics"], second["topics"], second["node"])
-    for at in fresh:
-        tops[str(at)] = {name: cut(found, KEPT) for name, found in tops[str(at)].items()}
+    for at in {str(second["second"]) for second in seconds}:
+        moment = moments.get(at)
+        if moment is not None:
+            tops[at] = {what: copied(cut(moment[what], KEPT)) for what in ("clients", "topics")}
     tops = {at: found for at, found in tops.items() if int(at) > newest - SPANS[-1]}
     workers = {worker: told for worker, told in workers.items() if told["second"] > newest - FORGOTTEN}
     heard = {worker: told for worker, told in sorted(workers.items()) if told["second"] > newest - FRESH}
@@ -79,13 +76,16 @@ def fold(state: State, seconds: list[Second], newest: int) -> tuple[State, Findi
 def _told(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
     """What is known of a worker after *second*; another object."""
     at = second["second"]
-    signals, costs = (known["signals"], known["costs"]) if known else ([], [])
-    highest = sorted(second["signals"].items(), key=lambda each: (-each[1], each[0]))[:SIGNALS]
-    signals = [each for each in signals if at - TREND < each[0] != at]
-    signals.append([at, {name: value for name, value in highest if value >= HIGH}])
-    costs = [*(each for each in costs if each[0] > at - TREND), [at, second["cost_in"]]]
-    if known is not None and known["second"] > at:  # it comes late: only its part of the last seconds is news
-        return {**known, "signals": sorted(signals, key=_at)[-TREND:], "costs": sorted(costs, key=_at)[-TREND:]}
+    if known is not None and known["second"] > at:  # it comes late, and something newer is known already
+        return known
+    high = {name: value for name, value in second["signals"].items() if value >= HIGH}
+    if len(high) > SIGNALS:
+        high = dict(sorted(high.items(), key=lambda each: (-each[1], each[0]))[:SIGNALS])
+    signals = [each for each in known["signals"] if at - TREND < each[0] != at] if known else []
+    signals.append([at, high])
+    cost = float(second["cost_in"])
+    if known is not None:
+        cost = round(known["cost"] + (cost - known["cost"]) * RECENT, 1)
     since = known["slow_since"] if known else None
     limit = second["outbound_limit_bytes"]
     return {
@@ -93,8 +93,8 @@ def _told(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
         "node": second["node"],
         "worker": second["worker"],
         "level": second["level"],
-        "signals": signals[-TREND:],
-        "costs": costs[-TREND:],
+        "signals": signals,
+        "cost": cost,
         "non_writable": second["non_writable"],
         "outbound_share": round(min(1.0, second["outbound_bytes"] / limit), 3) if limit else 0.0,
         "slow_since": (at if since is None else since) if second["non_writable"] else None,
@@ -103,10 +103,6 @@ def _told(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
         "average_credits": second["average_credits"],
         "credits_per_tick": second["credits_per_tick"],
     }
-
-
-def _at(each: list[Any]) -> int:
-    return int(each[0])
 
 
 # Warnings.
@@ -185,8 +181,7 @@ def seconds_left(level: float, value: float, slope: float) -> float:
 def _skew(heard: dict[str, dict[str, Any]]) -> list[Skew]:
     nodes: dict[str, dict[str, float]] = {}
     for worker, told in heard.items():
-        costs = [cost for _, cost in told["costs"]]
-        nodes.setdefault(told["node"], {})[worker] = sum(costs) / len(costs)
+        nodes.setdefault(told["node"], {})[worker] = told["cost"]
     found = [_uneven(f"workers of {node}", costs, 1) for node, costs in nodes.items()]
     mean = max(1.0, len(heard) / max(1, len(nodes)))  # a node has as many workers
     found.append(_uneven("nodes", {node: sum(costs.values()) for node, costs in nodes.items()}, mean))

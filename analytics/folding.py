@@ -58,7 +58,7 @@ def fold(state: State, seconds: list[Second], now: float) -> Folded:
     # Nobody has told of anything: so it is not the clocks of nodes that say how late it is, but ours.
     passed = newest if seconds else max(newest, int(now) - HORIZON)
     overloads, overload = episodes.fold(state["episodes"], fresh, holes, passed, rolled_to)
-    looked, found = findings.fold(state["findings"], fresh, newest)
+    looked, found = findings.fold(state["findings"], fresh, overloads["moments"], newest)
     return Folded(
         state={
             "version": VERSION,

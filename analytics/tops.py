@@ -5,13 +5,13 @@
 # cut and comes again begins at nothing, which loses him what he had: less than KEPT others have, so never who matters.
 #
 # Up to MOST names the result does not depend on the order in which things are added.
-from heapq import nsmallest
+from heapq import nlargest
 from typing import Final
 
 from analytics.rows import Hitter
 
-KEPT: Final = 100  # names, by each of two measures
-MOST: Final = 2 * KEPT
+KEPT: Final = 50  # names, by each of two measures
+MOST: Final = 4 * KEPT  # twice what a cut can leave: so there are few
 LABELS: Final = 100  # of counts; there are fewer reasons than that, so more are nonsense
 OTHER: Final = "other"  # what they are counted under
 
@@ -56,7 +56,7 @@ def add_tops(tops: Tops, more: Tops) -> None:
 
 def cut(tops: Tops, kept: int = KEPT) -> Tops:
     """*tops*, or if there are too many those that are great by either measure."""
-    if len(tops) <= 2 * kept:
+    if len(tops) <= 4 * kept:
         return tops
     names = {name: None for by in (COST, PAUSED) for name in _greatest(tops, kept, by)}
     return {name: tops[name] for name in names}
@@ -80,7 +80,10 @@ def add_counts(into: Counts, more: Counts) -> None:
 
 
 def _greatest(tops: Tops, count: int, by: int) -> list[str]:
-    return nsmallest(count, tops, key=lambda name: (-tops[name][by], name))
+    """Names, the greatest first; those that are equal by name. Of many names most are dismissed by one comparison."""
+    least = nlargest(count, (entry[by] for entry in tops.values()))[-1:]
+    names = [name for name, entry in tops.items() if entry[by] >= least[0]]
+    return sorted(names, key=lambda name: (-tops[name][by], name))[:count]
 
 
 def _hitter(name: str, entry: list) -> Hitter:  # type: ignore[type-arg]
