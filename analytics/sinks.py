@@ -81,7 +81,7 @@ class RedisSink:
             old = [start.decode() for start in starts if int(start) <= newest - kept]
             if old:
                 found[self._keys.windows(span)] = old
-        if episodes and cast(int, self._client.hlen(self._keys.episodes)) + len(episodes) > EPISODES:
+        if episodes and self._client.hlen(self._keys.episodes) + len(episodes) > EPISODES:
             written = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
             starts_by_id = {id.decode(): float(json.loads(value)["start"]) for id, value in written.items()}
             starts_by_id |= {one["id"]: one["start"] for one in episodes}

@@ -99,7 +99,7 @@ def test_what_is_no_record_is_kept_once_with_what_is_wrong(client: "redis.Redis"
 
     sink.write_unfit(found)
 
-    told = [(id, fields["id"], fields["problem"]) for id, fields in client.xrange(KEYS.unfit)]
+    told = [(id, fields["id"], fields["problem"]) for id, fields in cast(list[Any], client.xrange(KEYS.unfit))]
     assert [
         ("5-0", "5-0", "not JSON, or too long"),
         ("5-9", "5-9", "the entry has no field `record`"),
