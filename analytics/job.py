@@ -41,7 +41,7 @@ LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
 LOOK: Final = 0.5  # seconds
 
 Counts = dict[str, int]
-NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "lost": 0, "ahead": 0}
+NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}  # gone: as a batch was to read it
 NO_ROWS: Final = ("id", "unfit", "ahead", "text")  # columns of a batch that are not of a Second
 
 
@@ -148,10 +148,9 @@ class Job:
         table = seconds(records, fewer(expected)).toArrow()
         ids, bodies = table.column("id").to_pylist(), table.column("unfit").to_pylist()
         wrong = len(ids) - bodies.count(None)
-        duplicates = self._count_what_was_dropped(counts)
+        duplicates = self._count_what_was_dropped(counts, saved["expected"] if saved else 0)
         counts["unfit"] += wrong
         counts["ahead"] += table.column("ahead").to_pylist().count(True)
-        counts["lost"] = offset["lost"]
         made = of_workers(table)
         folded = folding.fold(state, made, offset["now"] / 1000)
         counts["late"] += folded.late
@@ -175,15 +174,17 @@ class Job:
                 "duplicates": duplicates,
                 "late": counts["late"],
                 "unfit": counts["unfit"],
-                "lost": counts["lost"],
+                "lost": offset["lost"] + counts["gone"],
             }
             sink.write(folded.windows, folded.episodes, folded.findings, status)
             self._status = status
         self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, "seen": offset["seen"], "newest": newest})
         self._batches += 1
 
-    def _count_what_was_dropped(self, counts: Counts) -> int:
-        """Add what the batch before this one found too late to *counts*; how many duplicates it had."""
+    def _count_what_was_dropped(self, counts: Counts, expected: int) -> int:
+        """Add to *counts* what the batch before this one found too late, and what of the *expected* entries it did not
+        find at all; how many duplicates it had. What the last batch before a crash dropped, nobody knows.
+        """
         progress = self._query.lastProgress if self._query is not None else None
         if progress is None or not progress["stateOperators"]:
             return 0
@@ -192,6 +193,7 @@ class Job:
         counts["progress"] = progress["batchId"]
         operator = progress["stateOperators"][0]
         counts["late"] += operator["numRowsDroppedByWatermark"]
+        counts["gone"] += max(0, expected - progress["numInputRows"])
         return int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
 
     def _tell_if_quiet(self) -> None:

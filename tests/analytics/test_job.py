@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from analytics.rows import Status
-from analytics.source import CHUNK
+from analytics.source import CHUNK, next_offset
 from tests.analytics.records import BEGAN, body
 from tests.analytics.running import InProcess, InThread, Log, Record, story, wait_for
 from tests.redis_servers import RunningRedis
@@ -113,6 +113,33 @@ def test_without_redis_the_job_waits_and_goes_on(
     assert dict.fromkeys(range(10), 2 * MESSAGES) == messages(log)
 
 
+def test_entries_that_redis_cut_off_as_they_were_to_be_read_are_lost(
+    spark: "SparkSession", log: Log, tmp_path: Path, start_redis: Callable[..., RunningRedis]
+) -> None:
+    """A batch would have fewer records than were promised, and nobody would know."""
+    server = start_redis()
+    log = Log(server)
+    offsets, commits = (tmp_path / "checkpoint" / "spark" / name for name in ("offsets", "commits"))
+    with InThread(spark, log, tmp_path):
+        log.add(story(5))
+        log.reaches(BEGAN + 4)
+        wait_for((commits / "0").exists)
+    *head, last = (offsets / "0").read_text().splitlines()
+    log.add(story(5, first=5))
+    with server.client() as client:
+        planned = next_offset(client, log.keys.metrics, json.loads(last), None)
+        client.xtrim(log.keys.metrics, maxlen=3, approximate=False)
+    newest = max(int(one.name) for one in offsets.iterdir() if one.name.isdigit())
+    (offsets / f"{newest + 1}").write_text("\n".join([*head, json.dumps(planned)]))
+
+    with InThread(spark, log, tmp_path):
+        log.reaches(BEGAN + 9)
+        log.add(story(1, first=10))
+        log.reaches(BEGAN + 10)
+
+    assert 7 == status(log)["lost"]
+
+
 def test_a_batch_that_cannot_be_written_is_written_later_and_once(
     spark: "SparkSession", log: Log, tmp_path: Path
 ) -> None:
@@ -149,7 +176,7 @@ def test_time_passes_when_nobody_writes(
 
 def killed(log: Log, sure: Log, folder: Path, spark: "SparkSession", kills: int) -> None:
     """Kill the job of *log* so often on its way; then it says what one says of *sure* that nobody killed."""
-    seconds = 60 * (kills + 1)
+    seconds = 30 * (kills + 1)
     for one in (log, sure):
         one.add(["no record", *story(seconds)])
     steps = [BEGAN + seconds * part // (kills + 1) for part in range(1, kills + 1)]
@@ -169,7 +196,7 @@ def killed(log: Log, sure: Log, folder: Path, spark: "SparkSession", kills: int)
     with InThread(spark, sure, folder / "sure"):
         sure.reaches(BEGAN + seconds - 1)
     assert dict.fromkeys(range(seconds), 2 * MESSAGES) == messages(log)
-    assert kills + 1 == len(log.episodes())
+    assert [BEGAN + start for start in range(20, seconds, 60)] == [one["start"] for one in log.episodes().values()]
     assert sure.all_of_it() == log.all_of_it()
     assert (1, 0, 0) == (status(log)["unfit"], status(log)["late"], status(log)["lost"])
     assert names(story(seconds)) == history(folder)

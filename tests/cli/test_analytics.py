@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from cli import analytics
 from tests.conftest import ROOT
@@ -123,3 +124,26 @@ def test_a_java_that_will_do_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for version in ("17.0.15", "21", "25-ea"):
         monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path / version, f'openjdk version "{version}" 2025-04-15'))
         assert "" == analytics.java()
+
+
+def test_what_is_missing_is_installed_or_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command would end with a ModuleNotFoundError, or install 400 MB for somebody who said no."""
+    asked = tmp_path / "asked"
+    pip = tmp_path / "python"
+    pip.write_text(f'#!/bin/sh\necho "$@" > {asked}\nexit 1\n')
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    monkeypatch.setattr(analytics, "MODULES", ("pyspark", "no_such_module"))
+
+    with pytest.raises(typer.Exit) as refused:
+        analytics._see_that_spark_is_there(install=False)
+    assert (2, False) == (refused.value.exit_code, asked.exists())
+    assert f"`{pip} -m pip install 'pyspark>=4.2,<4.3' " in capfd.readouterr().err
+    with pytest.raises(typer.Exit):
+        analytics._see_that_spark_is_there(install=True)
+    assert f"-m pip install --quiet --disable-pip-version-check {' '.join(analytics.NEEDS)}\n" == asked.read_text()
+    first, second = capfd.readouterr().err.splitlines()
+    assert "weir: Installing PySpark, which the analysis needs: some 400 MB, once." == first
+    assert second.startswith("weir: PySpark could not be installed, for the reason above: `")
