@@ -60,7 +60,7 @@ class Episode(TypedDict):
     id: str  # the same for every version of it: its first second, "" never
     start: float
     end: float | None  # the end of its last second; None: it goes on
-    state: Literal["open", "closed"]
+    state: Literal["open", "closed", "merged"]  # merged: it was a part of an earlier one; whoever has it deletes it
     peak: int  # the highest level
     peak_at: float
     cause: str  # the signal that held the highest level longest

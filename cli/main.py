@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import clients, limit, nodes
+from cli import analytics, clients, limit, nodes
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.first_try import pub, sub
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(limit.app, name="limit")
 app.command()(nodes.stop)

@@ -1,0 +1,90 @@
+# A batch of records, boiled down to one compact row for each second of a worker (second.py).
+#
+# Spark does this in its own code: of some 80 rows of tops those that matter are left, and the row comes as columns, for
+# the history, and as the JSON text of a Second, which Python reads ten times as fast as it takes in Spark's rows.
+# Entries that are no records come along, as their ids and bodies: a batch is looked at once.
+import json
+from typing import TYPE_CHECKING, Final, cast
+
+from analytics.second import Second
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+
+MOST: Final = 10  # clients, and topics, of a row, by cost; and clients who were held back
+LEAST: Final = 3
+HITTERS: Final = 40_000  # of a batch, that Python is to fold
+LONGEST_INTERVAL: Final = 60  # seconds, as configured
+
+
+def hitters(rows: str, name: str, most: int) -> str:
+    """The first *most* of *rows* by cost, and those held back longest, each once, as Hitters; in SQL."""
+    by_cost = _first(rows, "cost", most)
+    held_back = _first(f"filter({rows}, r -> r.paused_ms > 0)", "paused_ms", most)
+    hitter = (
+        f"named_struct('name', r.`{name}`, 'node', record.node, 'cost', r.cost, 'messages', r.messages, "
+        "'bytes', r.bytes, 'paused_ms', r.paused_ms)"
+    )
+    return f"transform(array_union({by_cost}, {held_back}), r -> {hitter})"
+
+
+def _first(rows: str, by: str, most: int) -> str:
+    order = f"(a, b) -> IF(a.{by} > b.{by}, -1, IF(a.{by} < b.{by}, 1, 0))"
+    return f"slice(array_sort({rows}, {order}), 1, {most})"
+
+
+def columns(most: int = MOST) -> dict[str, str]:
+    """The columns of a Second, by name, as SQL over a record."""
+    half = f"greatest(0, least(record.interval_s, {LONGEST_INTERVAL})) / 2"
+    return {
+        "node": "record.node",
+        "worker": "record.worker",
+        "boot": "record.boot",
+        "sequence": "record.sequence",
+        "second": f"CAST(floor(unix_micros(time) / 1e6 - {half}) AS BIGINT)",
+        "level": "record.level",
+        "cluster_level": "record.cluster_level",
+        "cause": "record.cause",
+        "signals": "record.signals",
+        "credits_per_tick": "record.credits_per_tick",
+        "connected": "record.clients.connected",
+        "throttled": "record.clients.throttled",
+        "using_credits": "record.clients.using_credits",
+        "average_credits": "record.clients.average_credits",
+        "non_writable": "record.clients.non_writable",
+        "outbound_bytes": "record.queues.outbound_bytes",
+        "outbound_limit_bytes": "record.queues.outbound_limit_bytes",
+        "paused": "transform_values(record.paused, (k, v) -> v.ms)",
+        "connects": "record.connects.received",
+        "connects_refused": "record.connects.refused",
+        "messages_in": "record.`in`.messages",
+        "messages_out": "record.`out`.messages",
+        # A sum of figures that were made up may be more than 63 bits have room for.
+        "cost_in": "CAST(least(9e18, aggregate(record.top.clients.rows, 0D, (sum, r) -> sum + r.cost)) AS BIGINT)",
+        "dropped": "record.dropped",
+        "refused": "record.refused",
+        "p99_ms": "record.latency.p99_ms",
+        "clients": hitters("record.top.clients.rows", "client", most),
+        "topics": hitters("record.top.topics.rows", "topic", most),
+    }
+
+
+def seconds(records: "DataFrame", most: int = MOST) -> "DataFrame":
+    """*records* as `decoded` gives them: a Second each, by columns and as `text`; or `unfit`, which is no record."""
+    rows = columns(most)
+    fields = ", ".join(f"'{name}', {name}" for name in rows)
+    return records.selectExpr("id", "ahead", "unfit", *(f"{sql} AS {name}" for name, sql in rows.items())).selectExpr(
+        "*", f"IF(unfit IS NULL, to_json(named_struct({fields})), NULL) AS text"
+    )
+
+
+def of_workers(table: "pyarrow.Table") -> list[Second]:
+    """The Seconds in what `seconds` gave."""
+    texts = [text for text in table.column("text").to_pylist() if text is not None]
+    return cast(list[Second], json.loads(f"[{','.join(texts)}]"))
+
+
+def fewer(expected: int) -> int:
+    """How many clients and topics of a row there is room for, in a batch of about so many records."""
+    return max(LEAST, min(MOST, HITTERS // (2 * max(1, expected))))

@@ -1,0 +1,160 @@
+# Where a batch goes: to Redis for the dashboard, to Parquet for later.
+#
+# Whatever is written is written under a name that follows from what it is of, or from the batch, so a batch that is
+# written again after a failure changes nothing:
+# - windows and episodes are fields of hashes, by start and by id;
+# - an entry that is no record goes into its stream under its own id, which Redis takes once;
+# - a file of the history has the number of its batch, and appears whole or not at all.
+# Nothing grows for ever: KEPT, EPISODES and UNFIT say what stays in Redis. Of the history we remove nothing; MERGED
+# files of a day become one, or there would be 80 000 of them.
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+import redis
+
+from analytics.keys import EPISODES, KEPT, UNFIT, AnalyticsKeys
+from analytics.rows import Episode, Findings, Status, Window
+from analytics.source import order
+from broker.metrics.record import misfit
+
+MERGED: Final = 64  # files of batches become one
+DIGITS: Final = 10  # of a batch's number in a name: they sort as they came
+BAD_ID: Final = "equal or smaller"  # in Redis' words: that entry is there
+
+
+class RedisSink:
+    def __init__(self, client: "redis.Redis", prefix: str) -> None:
+        self._client = client
+        self._keys = AnalyticsKeys(prefix)
+
+    def write(self, windows: list[Window], episodes: list[Episode], findings: Findings, status: Status) -> None:
+        """What a batch made. redis.RedisError: some of it may be written."""
+        keys = self._keys
+        stale = self._stale(windows, episodes)
+        with self._client.pipeline(transaction=True) as line:
+            for span in {window["span"] for window in windows}:
+                rows = {str(one["start"]): _json(one) for one in windows if one["span"] == span}
+                line.hset(keys.windows(span), mapping=cast(Any, rows))
+            for key, fields in stale.items():
+                line.hdel(key, *fields)
+            kept = {one["id"]: _json(one) for one in episodes if one["state"] in ("open", "closed")}
+            if kept:
+                line.hset(keys.episodes, mapping=cast(Any, kept))
+            gone = [one["id"] for one in episodes if one["id"] not in kept]
+            if gone:
+                line.hdel(keys.episodes, *gone)
+            line.set(keys.findings, _json(findings))
+            line.set(keys.status, _json(status))
+            line.execute()
+
+    def tell(self, status: Status) -> None:
+        """Only how the job is. redis.RedisError."""
+        self._client.set(self._keys.status, _json(status))
+
+    def write_unfit(self, entries: Mapping[str, str]) -> None:
+        """*entries* of the log that are no records, by id. redis.RedisError."""
+        for id in sorted(entries, key=order):
+            fields = {"id": id, "problem": problem(entries[id]), "record": entries[id]}
+            clean: dict[Any, Any] = {name: value.encode(errors="replace") for name, value in fields.items()}
+            try:
+                self._client.xadd(self._keys.unfit, clean, id=id, maxlen=UNFIT, approximate=True)
+            except redis.ResponseError as error:
+                if BAD_ID not in str(error):
+                    raise
+
+    def _stale(self, windows: list[Window], episodes: list[Episode]) -> dict[str, list[str]]:
+        """What has been kept long enough, by key."""
+        found: dict[str, list[str]] = {}
+        for span in {window["span"] for window in windows}:
+            newest = max(window["start"] for window in windows if window["span"] == span)
+            starts = cast(list[bytes], self._client.hkeys(self._keys.windows(span)))
+            old = [start.decode() for start in starts if int(start) <= newest - KEPT[span]]
+            if old:
+                found[self._keys.windows(span)] = old
+        if episodes:
+            written = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
+            by_start = sorted((json.loads(value)["start"], id.decode()) for id, value in written.items())
+            changed = {one["id"] for one in episodes}
+            old = [id for _, id in by_start[: max(0, len(by_start) + len(episodes) - EPISODES)] if id not in changed]
+            if old:
+                found[self._keys.episodes] = old
+        return found
+
+
+class History:
+    """Files of Parquet: FOLDER/seconds/date=YYYY-MM-DD/BATCH.parquet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, batch: int, rows: pyarrow.Table) -> None:
+        """The seconds of *batch*. OSError."""
+        dates = pyarrow.compute.strftime(
+            pyarrow.compute.cast(rows.column("second"), pyarrow.timestamp("s", tz="UTC")), format="%Y-%m-%d"
+        )
+        for date in sorted(set(dates.to_pylist())):
+            folder = self._folder / "seconds" / f"date={date}"
+            folder.mkdir(parents=True, exist_ok=True)
+            if not _covered(folder, batch):
+                _write(folder / f"{batch:0{DIGITS}}.parquet", rows.filter(pyarrow.compute.equal(dates, date)))
+                _merge(folder, batch)
+
+    def batches(self) -> list[int]:
+        """The numbers of all batches that are there, those of merged files by their first."""
+        return sorted({int(one.name.partition(".")[0].partition("-")[0]) for one in self._folder.rglob("*.parquet")})
+
+
+def _covered(folder: Path, batch: int) -> bool:
+    """Whether *batch* is in a file of several."""
+    spans = (one.stem.split("-") for one in folder.glob("*-*.parquet"))
+    return any(int(first) <= batch <= int(last) for first, last in spans)
+
+
+def _merge(folder: Path, newest: int) -> None:
+    """Make one file of MERGED; that of *newest*, which may be written again, stays."""
+    single = sorted(one for one in folder.glob("*.parquet") if "-" not in one.name and int(one.stem) < newest)
+    if len(single) < MERGED:
+        return
+    left = [one for one in single if not _covered(folder, int(one.stem))]  # the others are of a merge that was killed
+    if left:
+        tables = [pyarrow.parquet.ParquetFile(one).read() for one in left]
+        _write(folder / f"{left[0].stem}-{left[-1].stem}.parquet", pyarrow.concat_tables(tables))
+    for one in single:  # who reads meanwhile finds some seconds twice: (boot, sequence) names each
+        one.unlink()
+
+
+def _write(path: Path, table: pyarrow.Table) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    pyarrow.parquet.write_table(table, unfinished)
+    os.replace(unfinished, path)
+
+
+def problem(body: str) -> str:
+    """Why *body*, or its beginning, is no record."""
+    if not body:
+        return "the entry has no field `record`"
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return "not JSON, or too long"
+    return misfit(found) or "of another version, or of no time"
+
+
+def unfit_entries(ids: Iterable[str], bodies: Iterable[str | None], most: int) -> dict[str, str]:
+    """The first *most* of those that have a body here."""
+    found = sorted(((id, body) for id, body in zip(ids, bodies, strict=True) if body is not None), key=_by_id)
+    return dict(found[:most])
+
+
+def _by_id(entry: tuple[str, str]) -> tuple[int, int]:
+    return order(entry[0])
+
+
+def _json(row: object) -> str:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()

@@ -1,0 +1,27 @@
+# One Spark for the whole run: it takes seconds to start. Tests that use it are `slow`.
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    from analytics.spark import session
+    from cli.analytics import java
+
+    wrong = java()
+    if wrong:
+        pytest.skip(wrong)
+    made = session()
+    yield made
+    made.stop()

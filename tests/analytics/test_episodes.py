@@ -1,0 +1,348 @@
+# Episodes: when they begin and end, whatever comes how; and what is told of them.
+import pytest
+
+from analytics.episodes import AMENDED, GAP, HORIZON, LEAD, NODES
+from analytics.second import Second
+from analytics.tops import MOST
+from tests.analytics.seconds import Fold, T, hitter, overloaded, second
+
+
+def calm(start: int, end: int, worker: int = 1, node: str = "a") -> list[Second]:
+    return [second(at, worker, node) for at in range(start, end)]
+
+
+def bad(start: int, end: int, worker: int = 1, node: str = "a", level: int = 5) -> list[Second]:
+    return [overloaded(at, worker, node, level) for at in range(start, end)]
+
+
+def test_an_overload_is_one_episode_from_its_first_second_to_the_end_of_its_last() -> None:
+    """Its row is what people look at afterwards: each field is exact."""
+    fold = Fold().add(*calm(0, 3), *bad(3, 5), overloaded(5, level=7), *bad(6, 8), *calm(8, 30))
+
+    episode = fold.only()
+    assert episode == {
+        "id": str(T + 3),
+        "start": T + 3.0,
+        "end": T + 8.0,
+        "state": "closed",
+        "peak": 7,
+        "peak_at": T + 5.0,
+        "cause": "lag",
+        "cause_worker": "a/1",
+        "nodes": ["a"],
+        "culprits": [],
+        "clients": [],
+        "topics": [],
+        "throttled": [],
+        "throttled_most": 0,
+        "paused_ms": 0,
+        "dropped": {},
+        "refused": {},
+        "connects": 0,
+        "connects_refused": 0,
+        "lost_seconds": 0,
+        "story": [
+            "At 22:13:23 UTC worker a/1 became overloaded: it was late to serve clients that had sent something "
+            "(signal lag).",
+            "It was over at 22:13:28 UTC, after 5.0 s; the level reached 7 of 10 at 22:13:25 UTC.",
+        ],
+    }
+
+
+def test_an_episode_is_open_until_it_was_quiet_for_the_gap() -> None:
+    """Who looks in the meantime is told that it goes on, and once more when it is over."""
+    fold = Fold().add(*calm(0, 3), *bad(3, 5))
+    assert [(3, None)] == fold.overloads()
+
+    fold.add(*calm(5, 5 + GAP))
+    assert [(3, None)] == fold.overloads()
+    assert [] == fold.told
+
+    fold.add(second(5 + GAP))
+    assert [(3, 5)] == fold.overloads()
+    assert ["closed"] == [episode["state"] for episode in fold.told]
+
+
+@pytest.mark.parametrize(("quiet", "found"), [(0, [(0, 4)]), (GAP, [(0, 4 + GAP)]), (GAP + 1, [(0, 2), (13, 15)])])
+def test_episodes_that_touch_are_one_and_those_more_than_the_gap_apart_are_two(
+    quiet: int, found: list[tuple[int, int]]
+) -> None:
+    """One overload that falters would be told of as many, or two as one."""
+    fold = Fold().add(*bad(0, 2), *calm(2, 2 + quiet), *bad(2 + quiet, 4 + quiet), *calm(4 + quiet, 40 + quiet))
+
+    assert found == fold.overloads()
+
+
+def test_overloads_of_two_nodes_that_overlap_are_one_episode_of_both() -> None:
+    """The cluster has one overload: who is on call is called once."""
+    fold = Fold().add(*bad(0, 6, node="a", level=4), *bad(4, 9, node="b", level=8), *calm(9, 30))
+
+    episode = fold.only()
+    assert [(0, 9)] == fold.overloads()
+    assert (["a", "b"], 8, T + 4.0, "b/1") == (
+        episode["nodes"],
+        episode["peak"],
+        episode["peak_at"],
+        episode["cause_worker"],
+    )
+
+
+def test_an_episode_that_never_ends_stays_open_and_costs_no_more() -> None:
+    """A state that grows with the length of an overload would end the job in the middle of it."""
+    fold = Fold()
+    sizes = []
+    for start in range(0, 1200, 20):
+        rows = [hitter(f"client-{start}-{i}", 10 + i % 7) for i in range(30)]
+        fold.add(*(overloaded(at, clients=rows, topics=rows) for at in range(start, start + 20)))
+        if start >= 600:
+            sizes.append(len(str(fold.state)))
+
+    assert [(0, None)] == fold.overloads()
+    assert max(sizes) < 1.1 * min(sizes)
+    assert len(fold.state["episodes"]["span"]["clients"]) <= MOST
+
+
+def test_a_late_second_that_bridges_two_episodes_merges_them() -> None:
+    """The later one would stay for ever, as an episode that was none."""
+    fold = Fold().add(*bad(0, 3), *bad(3 + GAP + 1, 17))
+    assert [(0, 3), (14, None)] == fold.overloads()
+
+    fold.add(overloaded(8, sequence=5, worker=2))
+    assert [(0, None)] == fold.overloads()
+    assert [(str(T), "open"), (str(T + 14), "merged")] == [(each["id"], each["state"]) for each in fold.told]
+
+
+def test_a_late_second_before_the_first_renames_the_episode() -> None:
+    """The name is the first second, whichever came first: a replay in other batches would else double it."""
+    fold = Fold().add(*bad(5, 8)).add(overloaded(3, worker=2))
+
+    assert [(3, None)] == fold.overloads()
+    assert [(str(T + 3), "open"), (str(T + 5), "merged")] == [(each["id"], each["state"]) for each in fold.told]
+
+
+def test_a_record_that_comes_again_counts_once() -> None:
+    """A replayed batch would double what was dropped."""
+    rows = [overloaded(at, dropped={"not_writable": 10}, paused={"credits": 500}) for at in range(4)]
+    fold = Fold().add(*rows).add(*rows).add(*rows[2:], *calm(4, 20))
+
+    assert ({"not_writable": 40}, 2000) == (fold.only()["dropped"], fold.only()["paused_ms"])
+
+
+def test_what_is_too_late_is_left_out_and_counted() -> None:
+    """It would be taken into an episode that is done with, or double what was rolled up already."""
+    fold = Fold().add(*bad(0, 3), *calm(3, HORIZON + 5)).add(overloaded(4, worker=2, level=9))
+
+    assert [(0, 3)] == fold.overloads()
+    assert 1 == fold.late
+
+
+def test_a_node_that_goes_silent_does_not_keep_an_episode_open() -> None:
+    """Its last word was level 9, and it has died of it: the others are well."""
+    fold = Fold().add(*bad(0, 3, node="b", level=9), *calm(0, 3))
+    for at in range(3, 20):
+        fold.add(second(at))
+
+    assert [(0, 3)] == fold.overloads()
+
+
+def test_an_episode_ends_although_nobody_says_anything_any_more() -> None:
+    """All nodes were stopped in the middle of it: batches are empty, and only our clock goes on."""
+    fold = Fold().add(*bad(0, 3), now=T + 3.0).add(now=T + 20.0)
+    assert [(0, None)] == fold.overloads()
+
+    fold.add(now=T + 3.0 + GAP + HORIZON)
+    assert [(0, 3)] == fold.overloads()
+
+
+def test_seconds_that_are_missing_are_counted() -> None:
+    """An overload that keeps a worker from telling of it would look smaller than it was."""
+    fold = Fold().add(*bad(0, 3), *bad(0, 3, worker=2), *bad(3, 8), *bad(6, 8, worker=2), *calm(8, 30))
+
+    assert 3 == fold.only()["lost_seconds"]
+    assert (
+        "3 records are missing, a second of one worker each: it may have been worse than this."
+        in (fold.only()["story"])
+    )
+
+
+def test_seconds_that_came_after_all_are_not_missing() -> None:
+    """Late is not lost."""
+    fold = Fold().add(*bad(0, 3), *bad(6, 8))
+    assert 3 == fold.only()["lost_seconds"]
+
+    fold.add(*bad(3, 6)).add(*calm(8, 60))
+    assert 0 == fold.only()["lost_seconds"]
+
+
+@pytest.mark.parametrize("silence", [5, 20, HORIZON + 15, 300])
+def test_a_worker_that_was_silent_for_long_lost_what_it_could_not_tell(silence: int) -> None:
+    """It is known only when it is back, by a gap in its sequence, and the episode may be over by then."""
+    fold = Fold().add(*bad(-5, 0), second(-1, worker=2))
+    for at in range(50):
+        fold.add(overloaded(at) if at < 20 else second(at), *([second(at, worker=2)] if at >= silence else []))
+    for at in range(50, 320, 5):
+        rows = [second(each, worker=2) for each in range(at, at + 5) if each >= silence]
+        fold.add(*calm(at, at + 5), *rows)
+
+    assert [(-5, 20)] == fold.overloads()
+    assert min(20, silence) == fold.only()["lost_seconds"]
+
+
+@pytest.mark.parametrize("skew", [-7, 7])
+def test_clocks_that_differ_by_seconds_make_one_episode(skew: int) -> None:
+    """The same overload, seen by two nodes, would be told of twice."""
+    fold = Fold()
+    for at in range(40):
+        level = 6 if 5 <= at < 10 else 0
+        fold.add(second(at, level=level, cause="lag"), second(at + skew, node="b", level=level, cause="lag"))
+
+    assert [(min(5, 5 + skew), max(10, 10 + skew))] == fold.overloads()
+    assert 0 == fold.late
+
+
+def test_a_clock_that_is_an_hour_ahead_leaves_the_others_what_they_are() -> None:
+    """One wrong clock would make the records of all other nodes too late, for an hour."""
+    fold = Fold()
+    for at in range(40):
+        level = 6 if 5 <= at < 10 else 0
+        fold.add(second(at, level=level, cause="lag"), second(at + 3600, node="b"), now=T + at + 1.0)
+
+    assert [(5, 10)] == fold.overloads()
+    assert 0 == fold.late
+
+
+def test_a_hiccup_is_no_episode() -> None:
+    """Level 1 and 2 for a moment is protection that works: nobody is called for it."""
+    fold = Fold().add(*calm(0, 3), *bad(3, 5, level=2), *calm(5, 30), *bad(30, 33, level=1), *calm(33, 60))
+
+    assert {} == fold.episodes
+
+
+@pytest.mark.parametrize(("lead", "start"), [(5, 10), (LEAD, 0), (LEAD + 30, 30)])
+@pytest.mark.parametrize("batch", [1, 2, 1000])
+def test_an_episode_begins_with_level_1_but_not_long_before_it_is_serious(lead: int, start: int, batch: int) -> None:
+    """A worker that is at level 1 all day would make an episode of the whole day."""
+    began = LEAD - lead if lead <= LEAD else 0
+    rows = [*bad(began, began + lead, level=1), *bad(began + lead, began + lead + 3)]
+    rows += calm(began + lead + 3, began + lead + 60)
+    fold = Fold()
+    for at in range(0, len(rows), batch):
+        fold.add(*rows[at : at + batch])
+
+    assert [(start, began + lead + 3)] == fold.overloads()
+
+
+def test_a_storm_of_connects_is_an_episode_without_any_level() -> None:
+    """Thousands of clients wait outside while all who are in are well: someone has to know."""
+    storm = [
+        second(at, paused={"connect": 40_000}, connects=500, connects_refused=20, clients=[hitter("busy", 900)])
+        for at in range(3, 9)
+    ]
+    fold = Fold().add(*calm(0, 3), *storm, *calm(9, 30))
+
+    episode = fold.only()
+    assert [(3, 9)] == fold.overloads()
+    assert ("connects", "a/1", 0, 3000, 120, 240_000, []) == (
+        episode["cause"],
+        episode["cause_worker"],
+        episode["peak"],
+        episode["connects"],
+        episode["connects_refused"],
+        episode["paused_ms"],
+        episode["culprits"],
+    )
+    assert [
+        "At 22:13:23 UTC more clients connected than can be let in at once, most of them waiting at worker a/1.",
+        "It was over at 22:13:29 UTC, after 6.0 s; no level was raised by it.",
+        "3 000 CONNECTs came, and they waited for 4 min 0 s in all; 120 of them were turned away.",
+    ] == episode["story"]
+
+
+def test_a_storm_that_raises_the_level_is_a_storm_still() -> None:
+    """The signal and the storm are one cause; counted as two, something else could seem to be worse."""
+    storm = [second(at, paused={"connect": 40_000}, connects=500) for at in range(4)]
+    raised = [overloaded(at, level=2, cause="connect", paused={"connect": 90_000}) for at in range(4, 8)]
+    fold = Fold().add(*storm, *raised, overloaded(8, level=5, cause="lag"), *calm(9, 30))
+
+    assert "connects" == fold.only()["cause"]
+
+
+def test_connects_that_wait_for_a_moment_or_have_a_wrong_password_are_no_storm() -> None:
+    """A fleet that comes in as fast as it may is well."""
+    fold = Fold().add(*(second(at, connects=100, connects_refused=90) for at in range(5)))
+    fold.add(*(second(at, connects=100, paused={"connect": 300}) for at in range(5, 10)), *calm(10, 30))
+
+    assert {} == fold.episodes
+
+
+def test_one_client_that_asks_for_too_much_is_named() -> None:
+    """The question is always: who?"""
+    rows = [
+        overloaded(
+            at,
+            level=2,
+            cause="a/2",
+            throttled=1,
+            cost_in=10_000,
+            paused={"credits": 700, "quota_session_messages": 50},
+            dropped={"not_writable": 30},
+            clients=[hitter("aggressor", 9_000, 700), hitter("b", 600), hitter("c", 100)],
+            topics=[hitter("t", 10_000)],
+        )
+        for at in range(4)
+    ]
+    fold = Fold().add(*calm(-2, 0), *rows, *calm(4, 30))
+
+    episode = fold.only()
+    assert [{"name": "aggressor", "share": 0.9}, {"name": "b", "share": 0.06}] == episode["culprits"]
+    assert ["aggressor", "b", "c"] == [each["name"] for each in episode["clients"]]
+    assert [
+        {"name": "aggressor", "node": "a", "cost": 36_000, "messages": 3600, "bytes": 36_000, "paused_ms": 2800}
+    ] == episode["throttled"]
+    assert ("a/2", 1, 3000) == (episode["cause"], episode["throttled_most"], episode["paused_ms"])
+    assert [
+        "At 22:13:20 UTC worker a/1 became overloaded: worker a/2 had more work before it than it could do in time.",
+        "It was over at 22:13:24 UTC, after 4.0 s; the level reached 2 of 10 at 22:13:20 UTC.",
+        "Most of the work came from aggressor (90%) and b (6%).",
+        "To protect the rest, 1 client was held back at once at most, for 3.0 s in all; longest aggressor (2.8 s).",
+        "120 messages were dropped: 120 as their reader was too slow.",
+    ] == episode["story"]
+
+
+def test_the_cause_is_what_held_the_highest_level_longest() -> None:
+    """The signal that began it may be gone at once, and another one is what kept it up."""
+    fold = Fold().add(overloaded(0, level=6, cause="lag"), *(overloaded(at, cause="memory") for at in range(1, 5)))
+    fold.add(*(overloaded(at, worker=2, level=4, cause="outbound") for at in range(5)))
+
+    assert ("memory", "a/1", 6) == (fold.only()["cause"], fold.only()["cause_worker"], fold.only()["peak"])
+
+
+def test_who_is_held_back_at_once_is_added_over_workers_of_one_second() -> None:
+    """Not over time: the same client is held second after second."""
+    fold = Fold().add(
+        *(overloaded(at, worker, throttled=at + worker) for at in range(3) for worker in (1, 2)), *calm(3, 30)
+    )
+
+    assert 3 + 4 == fold.only()["throttled_most"]
+
+
+def test_an_old_episode_is_not_amended_any_more() -> None:
+    """What is told must not be remembered for ever."""
+    fold = Fold().add(*bad(0, 3))
+    for at in range(3, AMENDED + 20, 10):
+        fold.add(*calm(at, at + 10))
+
+    assert {} == fold.state["episodes"]["told"]
+    assert [(0, 3)] == fold.overloads()
+
+
+def test_any_number_of_nodes_and_labels_is_bounded() -> None:
+    """Names come from records, and those from whoever can write them."""
+    fold = Fold()
+    rows = [overloaded(at, node=f"n{at * 10 + i}", dropped={f"{at}-{i}": 1}) for at in range(60) for i in range(10)]
+    for start in range(0, 600, 150):
+        fold.add(*rows[start : start + 150])
+
+    assert NODES == len(fold.only()["nodes"])
+    assert len(fold.only()["dropped"]) < 110
+    assert 600 == sum(fold.only()["dropped"].values())

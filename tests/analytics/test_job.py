@@ -1,0 +1,261 @@
+# The job on Spark and Redis. The folding it calls has tests of its own: here nothing may be lost or doubled on the way.
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow.parquet
+import pytest
+
+from analytics.rows import Status
+from analytics.source import CHUNK, next_offset
+from tests.analytics.records import BEGAN, body
+from tests.analytics.running import InProcess, InThread, Log, Record, story, wait_for
+from tests.redis_servers import RunningRedis
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+MESSAGES: Final = 5  # of a record
+
+
+@pytest.fixture
+def log(start_redis: Callable[..., RunningRedis]) -> Log:
+    return Log(start_redis())
+
+
+def status(log: Log) -> Status:
+    found = log.status()
+    assert found is not None
+    return found
+
+
+def messages(log: Log) -> dict[int, int]:
+    """What came in, by second from the beginning."""
+    return {start - BEGAN: one["cluster"]["messages_in"] for start, one in log.windows().items()}
+
+
+def history(folder: Path) -> list[tuple[str, int]]:
+    """The records in the files, by boot and sequence."""
+    rows: list[dict[str, Any]] = []
+    for file in (folder / "history").rglob("*.parquet"):
+        rows += pyarrow.parquet.ParquetFile(file).read().to_pylist()
+    return sorted((row["boot"], row["sequence"]) for row in rows)
+
+
+def names(records: list[Record]) -> list[tuple[str, int]]:
+    return sorted((one["boot"], one["sequence"]) for one in records)
+
+
+def test_what_is_written_twice_or_is_no_record_or_late_counts_once_or_not_at_all(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    """Messages would be counted twice, or a record of yesterday be in the figures of today, or nobody know of it."""
+    first, second = story(40), story(40, first=40)
+    late = [body(boot="late", ts=BEGAN + 5.0)]
+    with InThread(spark, log, tmp_path) as running:
+        log.add([one for record in first for one in (record, record)])
+        log.reaches(BEGAN + 39)
+        log.add(["no record", *second, body(sequence=-1)])
+        log.reaches(BEGAN + 79)
+        log.add([*late, *story(1, first=80)])
+        log.reaches(BEGAN + 80)
+        log.add(story(1, first=81))
+        log.reaches(BEGAN + 81)
+
+        assert dict.fromkeys(range(82), 2 * MESSAGES) == messages(log)
+        assert (1, 2, 0) == (status(log)["late"], status(log)["unfit"], status(log)["lost"])
+        assert 80 == sum(
+            one["stateOperators"][0]["customMetrics"]["numDroppedDuplicateRows"] for one in running.progress()
+        )
+    assert ["not JSON, or too long", "sequence: -1 is not whole"] == [one["problem"] for one in log.unfit()]
+    assert ["no record", body(sequence=-1)] == [one["record"] for one in log.unfit()]
+    assert names([*first, *second, *story(2, first=80)]) == history(tmp_path)
+    (episode,) = [one for one in log.episodes().values() if one["start"] < BEGAN + 60]
+    assert (BEGAN + 20, BEGAN + 30, "closed", "lag") == (
+        episode["start"],
+        episode["end"],
+        episode["state"],
+        episode["cause"],
+    )
+    assert "pump" == episode["clients"][0]["name"]
+
+
+def test_state_stays_as_it_is_however_long_the_job_runs(spark: "SparkSession", log: Log, tmp_path: Path) -> None:
+    """The job would need more memory each hour, and be killed in a week."""
+    log.add(story(400))
+    with InThread(spark, log, tmp_path, limit=50) as running:
+        log.reaches(BEGAN + 399)
+
+        kept = [one["stateOperators"][0]["numRowsTotal"] for one in running.progress()]
+    assert len(kept) >= 15  # the last one may not be told yet
+    assert max(kept) <= 2 * 50 + 2 * 12  # records of two batches, and of the watermark's delay
+    assert len(list((tmp_path / "checkpoint" / "state").iterdir())) <= 5
+
+
+def test_without_redis_the_job_waits_and_goes_on(
+    spark: "SparkSession", log: Log, tmp_path: Path, start_redis: Callable[..., RunningRedis]
+) -> None:
+    """Each restart of Redis would end the analysis until somebody looks."""
+    server = start_redis()
+    log = Log(server)
+    with InThread(spark, log, tmp_path) as running:
+        log.add(story(5))
+        log.reaches(BEGAN + 4)
+        server.kill()
+        wait_for(lambda: running.job._away)
+        server.start()
+        log.add(story(5, first=5))
+        log.reaches(BEGAN + 9)
+
+    assert dict.fromkeys(range(10), 2 * MESSAGES) == messages(log)
+
+
+def test_entries_that_redis_cut_off_as_they_were_to_be_read_are_lost(
+    spark: "SparkSession", log: Log, tmp_path: Path, start_redis: Callable[..., RunningRedis]
+) -> None:
+    """A batch would have fewer records than were promised, and nobody would know."""
+    server = start_redis()
+    log = Log(server)
+    with InThread(spark, log, tmp_path):
+        log.add(story(5))
+        log.reaches(BEGAN + 4)
+    offsets = tmp_path / "checkpoint" / "spark" / "offsets"
+    *head, last = (offsets / "0").read_text().splitlines()
+    log.add(story(5, first=5))
+    with server.client() as client:
+        planned = next_offset(client, log.keys.metrics, json.loads(last), None)
+        client.xtrim(log.keys.metrics, maxlen=3, approximate=False)
+    newest = max(int(one.name) for one in offsets.iterdir() if one.name.isdigit())
+    (offsets / f"{newest + 1}").write_text("\n".join([*head, json.dumps(planned)]))
+
+    with InThread(spark, log, tmp_path):
+        log.reaches(BEGAN + 9)
+        log.add(story(1, first=10))
+        log.reaches(BEGAN + 10)
+
+    assert 7 == status(log)["lost"]
+
+
+def test_a_batch_that_cannot_be_written_is_written_later_and_once(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    """What was folded as the disk was full would be in the figures twice, or never."""
+    blocked = tmp_path / "history" / "seconds"
+    with InThread(spark, log, tmp_path):
+        log.add(story(5))
+        log.reaches(BEGAN + 4)
+        shutil.rmtree(blocked)
+        blocked.write_text("in the way")
+        log.add(["no record", *story(5, first=5)])
+        wait_for(lambda: bool(log.unfit()))
+        blocked.unlink()
+        log.reaches(BEGAN + 9)
+
+    assert dict.fromkeys(range(10), 2 * MESSAGES) == messages(log)
+    assert (1, 1) == (status(log)["unfit"], len(log.unfit()))
+
+
+def test_time_passes_when_nobody_writes(
+    spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overload that ended with its node would stay open, and the job seem to be dead."""
+    monkeypatch.setattr("analytics.job.QUIET", 0.1)
+    with InThread(spark, log, tmp_path):
+        log.add(story(25))
+        log.reaches(BEGAN + 24)
+        before = status(log)
+
+        wait_for(lambda: status(log)["updated"] > before["updated"])
+        wait_for(lambda: [one["state"] for one in log.episodes().values()] == ["closed"])
+    assert dict.fromkeys(range(25), 2 * MESSAGES) == messages(log)
+
+
+def killed(log: Log, sure: Log, folder: Path, spark: "SparkSession", kills: int) -> None:
+    """Kill the job of *log* so often on its way; then it says what one says of *sure* that nobody killed."""
+    seconds = 30 * (kills + 1)
+    for one in (log, sure):
+        one.add(["no record", *story(seconds)])
+    steps = [BEGAN + seconds * part // (kills + 1) for part in range(1, kills + 1)]
+    for step in steps:
+        running = InProcess(log, folder, limit=20)
+        try:
+            log.reaches(step)
+        finally:
+            running.kill()
+    running = InProcess(log, folder, limit=CHUNK)
+    try:
+        log.reaches(BEGAN + seconds - 1)
+    finally:
+        code = running.terminate()
+
+    assert 0 == code, (folder / "errors").read_text()
+    with InThread(spark, sure, folder / "sure"):
+        sure.reaches(BEGAN + seconds - 1)
+    assert dict.fromkeys(range(seconds), 2 * MESSAGES) == messages(log)
+    assert [BEGAN + start for start in range(20, seconds, 60)] == [one["start"] for one in log.episodes().values()]
+    assert sure.all_of_it() == log.all_of_it()
+    assert (1, 0, 0) == (status(log)["unfit"], status(log)["late"], status(log)["lost"])
+    assert names(story(seconds)) == history(folder)
+
+
+def test_a_job_that_is_killed_thrice_says_what_one_says_that_is_not(
+    spark: "SparkSession", log: Log, tmp_path: Path, start_redis: Callable[..., RunningRedis]
+) -> None:
+    """After a crash an episode would be there twice, or with half of what it was."""
+    killed(log, Log(start_redis()), tmp_path, spark, kills=3)
+
+
+@pytest.mark.faults
+def test_a_job_that_is_killed_ten_times_says_what_one_says_that_is_not(
+    spark: "SparkSession", log: Log, tmp_path: Path, start_redis: Callable[..., RunningRedis]
+) -> None:
+    """The same, with more chances to be killed between two writes."""
+    killed(log, Log(start_redis()), tmp_path, spark, kills=10)
+
+
+def test_the_history_of_a_day_is_a_few_files(tmp_path: Path) -> None:
+    """A file a second would be 80 000 a day, and reading them takes longer than living through it."""
+    from analytics.sinks import MERGED, History
+
+    kept = History(tmp_path / "history")
+
+    def rows(batch: int) -> pyarrow.Table:
+        return pyarrow.table({"second": [BEGAN + batch], "boot": ["b"], "sequence": [batch]})
+
+    for batch in range(3 * MERGED):
+        kept.write(batch, rows(batch))
+        kept.write(batch, rows(batch))
+    kept.write(5, rows(5))  # is in another's file by now
+
+    assert [("b", batch) for batch in range(3 * MERGED)] == history(tmp_path)
+    assert len(list((tmp_path / "history").rglob("*.parquet"))) <= MERGED + 2
+    assert [] == list((tmp_path / "history").rglob("*.unfinished"))
+
+
+def test_a_checkpoint_is_of_one_version_one_log_and_one_job_at_a_time(tmp_path: Path) -> None:
+    """The job would go on from what it misunderstands, and say nonsense."""
+    from analytics.checkpoint import Checkpoint, CheckpointUnusable
+
+    folder = tmp_path / "checkpoint"
+    first = Checkpoint(folder, "weir:metrics")
+    with pytest.raises(CheckpointUnusable, match=r"^Another analysis runs with the checkpoint .*: end it, or name"):
+        Checkpoint(folder, "weir:metrics")
+    first.close()
+    with pytest.raises(CheckpointUnusable, match=r"is of the log weir:metrics: name another one"):
+        Checkpoint(folder, "other:metrics")
+    (folder / "VERSION").write_text(json.dumps({"version": 99, "log": "weir:metrics"}))
+    with pytest.raises(CheckpointUnusable, match=r"is of version 99, and this analysis of 1: remove it, or name"):
+        Checkpoint(folder, "weir:metrics")
+    (folder / "VERSION").write_text("")
+    with pytest.raises(CheckpointUnusable, match="is of version unknown"):
+        Checkpoint(folder, "weir:metrics")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(CheckpointUnusable, match=r"is not empty and no checkpoint: name another"):
+        Checkpoint(tmp_path / "photos", "weir:metrics")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointUnusable, match=r"cannot be used: Not a directory; name another"):
+        Checkpoint(tmp_path / "file" / "below", "weir:metrics")
