@@ -48,6 +48,9 @@ def weir_process(*arguments: str) -> "Iterator[tuple[subprocess.Popen[str], str]
             yield process, line.split("serves on ")[1].split()[0]
         finally:
             process.kill()
+        if not process.stdout.closed:
+            log = process.stdout.read()
+            assert "Traceback" not in log, log
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +120,7 @@ def look(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
         page.set_default_timeout(PATIENCE * 1e3)
         home = "/".join(address.split("/")[:3])
         page.on("request", lambda asked: wrong.append(asked.url) if _elsewhere(asked.url, home) else None)
+        page.on("response", lambda said: wrong.append(f"{said.status} {said.url}") if said.status >= 400 else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(address)
         return page
