@@ -1,4 +1,5 @@
-# make run    set up everything and start a broker in the foreground: make run ARGS="--port 1884"
+# make run    set up everything, and start a broker and its dashboard in the foreground: make run ARGS="--port 1884"
+# make demo   a node of its own, its dashboard and its analysis, and two loads that overload it: what to look at is said
 # make test   the whole suite, on the sources as they are and on an installed, compiled copy, with 1, 2 and 4 workers
 # make check  format, lint, types, import contracts and the fast tests: under a minute
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick

@@ -9,6 +9,7 @@ import typer
 from cli import analytics, clients, limit, nodes
 from cli.bench import bench
 from cli.dashboard import dashboard
+from cli.demo import demo
 from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 from cli.overload import overload
@@ -40,6 +41,7 @@ app.command()(overload)
 app.command()(top)
 app.command()(simulate)
 app.command()(dashboard)
+app.command()(demo)
 
 
 def _print_version(wanted: bool) -> None:

@@ -500,6 +500,8 @@ def _pressure(row: Any) -> str:
 def _stories(episodes: tuple[Episode, ...], now: float) -> Iterator[Story]:
     for episode in episodes[:EPISODES]:
         try:
+            if episode["state"] == "merged":
+                continue  # it is a part of another one
             yield _story(episode, now)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             continue  # it is no episode, or of another version; the next may be one

@@ -275,9 +275,10 @@ class _Stories:
             self._empty = Sentence("empty")
 
     def show(self, board: Board) -> None:
-        for key in self._shown.keys() - {story.key for story in board.stories}:
+        stories = {story.key: story for story in board.stories}
+        for key in self._shown.keys() - stories.keys():
             self._shown.pop(key).element.delete()
-        for number, story in enumerate(board.stories):
+        for number, story in enumerate(stories.values()):
             if story.key not in self._shown:
                 with self._list:
                     self._shown[story.key] = _StoryShown(story)

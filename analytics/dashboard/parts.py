@@ -106,6 +106,7 @@ class Table:
         self._empty = text("p", empty, "empty")
 
     def show(self, rows: Sequence[Row]) -> None:
+        rows = list({row.key: row for row in rows}.values())  # who wrote a name twice does not break the page
         for key in self._rows.keys() - {row.key for row in rows}:
             self._rows.pop(key)[0].delete()
         for number, row in enumerate(rows):

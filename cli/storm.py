@@ -1,0 +1,43 @@
+# A storm of connects, as after an outage: clients that come all at once, stay for a moment, and come again.
+#
+# `weir bench` measures what a broker does for clients that it lets in; here not being let in is what is wanted.
+from typing import Final
+
+import trio
+
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V5, Connect, Disconnect
+
+STAY: Final = 1.0  # seconds that a client stays when it was let in
+PATIENCE: Final = 15.0  # seconds that it waits for that
+AT_ONCE: Final = 800  # connections: fewer than any system allows a process
+TICK: Final = 0.05  # seconds
+
+
+async def storm(port: int, seconds: float, rate: float) -> None:
+    """For so long, *rate* connections a second to this machine; returns when the last of them has gone."""
+    room = trio.CapacityLimiter(AT_ONCE)
+    deadline = trio.current_time() + seconds
+    number = 0
+    async with trio.open_nursery() as clients:
+        while trio.current_time() < deadline:
+            for _ in range(max(1, round(rate * TICK))):
+                if room.available_tokens:
+                    number += 1
+                    clients.start_soon(_come, port, f"storm-{number}", room)
+                    await trio.lowlevel.checkpoint()
+            await trio.sleep(TICK)
+
+
+async def _come(port: int, name: str, room: trio.CapacityLimiter) -> None:
+    async with room:
+        try:
+            with trio.move_on_after(PATIENCE):
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
+                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                    await stream.send_all(encode(Connect(client_id=name, version=V5, clean_start=True), V5))
+                    if await stream.receive_some(100):
+                        await trio.sleep(STAY)
+                        await stream.send_all(encode(Disconnect(), V5))
+        except (OSError, trio.BrokenResourceError):
+            pass  # it was not let in

@@ -1,0 +1,146 @@
+# A dashboard as a process, a browser that looks at it, and a Redis that tests write into as workers and the job do.
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from analytics.keys import AnalyticsKeys
+from tests.dashboard import rows
+from tests.dashboard.rows import Row
+from tests.redis_servers import SERVERS, RunningRedis
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATIENCE: Final = 30.0  # seconds for what should take one: a busy machine is no failure
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS: Final = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@contextmanager
+def weir_process(*arguments: str) -> "Iterator[tuple[subprocess.Popen[str], str]]":
+    """A `weir dashboard` with *arguments*, on a free port, and its URL."""
+    command = [sys.executable, "-m", "cli", "dashboard", "--port", "0", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "serves on http://" in line, line + process.stdout.read()
+            yield process, line.split("serves on ")[1].split()[0]
+        finally:
+            process.kill()
+        if not process.stdout.closed:
+            log = process.stdout.read()
+            assert "Traceback" not in log, log
+
+
+@pytest.fixture(scope="session")
+def chromium() -> "Iterator[Browser]":
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+class Writer:
+    """Writes what workers and the job do."""
+
+    def __init__(self, server: RunningRedis) -> None:
+        self._client = server.client()
+        self._sequence = count()
+        self._batch = count(1)
+
+    def worker(self, made: Callable[..., Row] = rows.record, *arguments: Any, **given: Any) -> None:
+        one = made(*arguments, sequence=next(self._sequence), **given)
+        self._client.xadd(AnalyticsKeys("weir").metrics, {"record": json.dumps(one)})
+
+    def job(self, *episodes: Row, **findings: Any) -> None:
+        now = time.time()
+        job = rows.status(now, next(self._batch))
+        rows.write(self._client, "weir", episodes=[*episodes], found=rows.findings(now, **findings), job=job)
+
+    def forget(self) -> None:
+        self._client.flushall()
+
+
+@pytest.fixture(scope="module")
+def redis_of_pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRedis]:
+    made = RunningRedis(SERVERS[-1], tmp_path_factory.mktemp("redis"))
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def url(redis_of_pages: RunningRedis) -> Iterator[str]:
+    """A dashboard of that Redis."""
+    with weir_process("--redis", f"unix://{redis_of_pages.socket}") as (_, address):
+        yield address
+
+
+@pytest.fixture
+def writer(redis_of_pages: RunningRedis) -> Writer:
+    return Writer(redis_of_pages)
+
+
+@pytest.fixture
+def look(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
+    """Opens pages, `look(url)`; each fails the test if it asks anybody else for anything, or has an error."""
+    contexts = []
+    wrong: list[str] = []
+
+    def open_page(address: str, width: int = 1280, height: int = 900, scheme: Any = "light") -> "Page":
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE * 1e3)
+        home = "/".join(address.split("/")[:3])
+        page.on("request", lambda asked: wrong.append(asked.url) if _elsewhere(asked.url, home) else None)
+        page.on("response", lambda said: wrong.append(f"{said.status} {said.url}") if said.status >= 400 else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [] == wrong
+
+
+def _elsewhere(asked: str, home: str) -> bool:
+    return not asked.startswith((home, home.replace("http", "ws"), "data:"))
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> "Callable[[Page, str], None]":
+    """Keeps a picture of a page under a name; in the folder WEIR_SCREENSHOTS, if that is set."""
+    folder = Path(os.environ.get("WEIR_SCREENSHOTS") or tmp_path)
+
+    def picture(page: "Page", name: str) -> None:
+        page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+    return picture

@@ -1,0 +1,313 @@
+# What the dashboard says, without a browser: from records and rows to words.
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from analytics.dashboard import charts, words
+from analytics.dashboard.live import FORGOTTEN, FRESH, HITTING, KEPT, WORKERS, Live
+from analytics.dashboard.model import Analysis, Away, Board, Part, board, client_page, lately
+from analytics.rows import VERSION
+from tests.dashboard import rows
+from tests.dashboard.rows import aggressor, record, top
+
+NOW = 1_700_000_000.5
+
+
+def told(*records: Any, at: float = NOW) -> Live:
+    live = Live()
+    for one in records:
+        live.take(one, at)
+    return live
+
+
+def seen(live: Live, analysis: Analysis | None = None, away: Away | None = None, now: float = NOW) -> Board:
+    return board(live, analysis or Analysis(), away, now)
+
+
+def said(shown: Board) -> str:
+    return " ".join("".join(part.text for part in sentence) for sentence in shown.sentences)
+
+
+def analysed(**given: Any) -> Analysis:
+    status: Any = rows.status(NOW)
+    found: Any = given.pop("findings", rows.findings(NOW))
+    return Analysis(status=given.pop("status", status), findings=found, **given)
+
+
+def test_a_calm_cluster_is_called_calm() -> None:
+    """A page that always warns is not read when it matters."""
+    shown = seen(told(record(), record(1)))
+
+    assert (0, "Calm", "calm") == (shown.level, shown.word, shown.tone)
+    assert "Nobody is held back." == said(shown)
+    assert "1 node, 2 workers, 6 clients" == shown.summary
+
+
+def test_an_aggressor_is_named_with_the_signal_and_the_worker() -> None:
+    """Somebody would know that it is bad, and not because of what and whom."""
+    shown = seen(told(aggressor(7), record(1)))
+
+    assert (7, "Holding back hard") == (shown.level, shown.word)
+    assert "(lag). Worker 0 of node a has this signal at 2.3 times its target." in said(shown)
+    assert "Most of it is due to pump-1: 80 % of the cost" in said(shown)
+    assert Part("pump-1", client_page("pump-1")) in [part for sentence in shown.sentences for part in sentence]
+
+
+def test_nobody_is_blamed_who_is_one_of_many() -> None:
+    """A fleet that is too busy as a whole would cost somebody innocent their connection."""
+    fleet = top("client", *((f"c{number}", 100, 10) for number in range(10)))
+    shown = seen(told(record(level=3, cause="lag", signals={"lag": 2.0}, top={"clients": fleet})))
+
+    assert "No single client is behind it: the most costly has 10 % of the cost." in said(shown)
+
+
+def test_a_storm_of_connects_has_no_culprit() -> None:
+    """While clients come by the thousand, the busiest publisher would be blamed for it."""
+    storm = aggressor(4, connects={"received": 3000, "refused": 1000})
+    storm["cause"] = "connect"
+    shown = seen(told(storm))
+
+    assert "A storm of connects: 300 CONNECTs a second, 100 of them refused" in said(shown)
+    assert "pump-1" not in said(shown)
+
+
+def test_an_overload_elsewhere_is_no_riddle() -> None:
+    """A level that no worker of this log has would be shown without any cause."""
+    assert "another log" in said(seen(told(record(cluster_level=5))))
+
+
+def test_a_level_that_cannot_be_is_not_shown() -> None:
+    """A record from who knows where would break the scale of the page."""
+    assert 10 == seen(told(record(level=99))).level
+
+
+def test_what_is_no_record_is_counted_and_left_out() -> None:
+    """One corrupt entry of the log would end the dashboard, or hide that something is wrong."""
+    live = told(record(), {"version": 1}, "text", 7)
+    live.take(None, NOW)
+
+    assert (4, 1) == (live.unfit, len(live.workers))
+    assert "4 entries of the log could not be read" in seen(live).footnote
+
+
+def test_a_record_that_comes_twice_counts_once() -> None:
+    """When the reader begins anew, or the nodes are asked beside the log, traffic would double."""
+    twice = record(sequence=5, dropped={"expired": 3})
+
+    assert {"expired": 3} == told(twice, twice).counted(NOW).dropped
+    assert {"expired": 6} == told(twice, {**twice, "boot": "another"}).counted(NOW).dropped
+
+
+def test_a_worker_that_is_silent_does_not_count() -> None:
+    """The level of a worker that died would stand on the page for ever."""
+    live = told(aggressor(9))
+    live.take(record(1), NOW + FRESH + 1)
+    shown = seen(live, now=NOW + FRESH + 1)
+
+    assert 0 == shown.level
+    assert "silent for 4.5 s" == shown.workers[0].cells[2].text
+    live.pass_time(NOW + FORGOTTEN + 2)
+    assert ["a/1"] == [row.key for row in seen(live, now=NOW + FORGOTTEN + 2).workers]
+
+
+def test_when_nobody_speaks_no_level_is_claimed() -> None:
+    """A cluster that is down would look calm."""
+    shown = seen(told(record()), now=NOW + 30)
+
+    assert ("unknown", "Unknown", ()) == (shown.tone, shown.word, shown.sentences)
+    assert "No worker has written for 30 s" in shown.trouble
+
+
+def test_before_the_first_record_it_says_what_to_do() -> None:
+    """An empty page is a riddle."""
+    assert "`weir start --detach` starts a node" in seen(Live()).empty
+    assert "until Redis answers" in seen(Live(), away=Away(NOW, "gone")).empty
+    assert "" == seen(told(record())).empty
+
+
+def test_redis_away_is_said_with_since_when_and_what_is_shown() -> None:
+    """Old figures would pass for those of now."""
+    gone = Away(NOW - 9, "connection refused")
+
+    assert f"since {words.clock(NOW - 9)} (connection refused)" in seen(told(record()), away=gone).trouble
+    assert "comes from the nodes of this machine" in seen(told(record()), away=gone).trouble
+    assert "What you see is what was." in seen(told(record()), away=gone, now=NOW + 60).trouble
+
+
+def test_everything_is_bounded() -> None:
+    """Somebody leaves the page open for weeks, and a cluster may grow, or somebody writes nonsense into the log."""
+    live = Live()
+    for second in range(KEPT * 2):
+        live.take(record(sequence=second, top={"clients": top("client", (f"c{second}", 1, 1))}), NOW + second)
+    for worker in range(WORKERS + 100):
+        live.take(record(worker), NOW + KEPT * 2)
+
+    assert KEPT == len(live.seconds)
+    assert WORKERS == len(live.workers)
+    assert HITTING >= len(live.hitters("client", NOW + KEPT * 2))
+    assert 48 == len(seen(live, now=NOW + KEPT * 2).workers)
+    assert "952 more workers are not shown" in seen(live, now=NOW + KEPT * 2).workers_more
+
+
+def test_a_second_without_a_record_is_a_gap_only_if_nobody_speaks() -> None:
+    """A record that is late by a moment would tear the line, and an outage would be drawn through."""
+    live = told(record(level=2))
+    live.take(record(sequence=1, level=3), NOW + 2)
+    live.take(record(sequence=2), NOW + 12)
+
+    assert [2, 2, 3, 3, 3, 3, None, None, None, None, None, None] == [one.level for one in live.seconds]
+
+
+def test_rates_are_by_the_second_whatever_the_interval() -> None:
+    """With metrics.interval = 5 all figures would be five times too high."""
+    shown = seen(told(record(interval_s=5.0, in_={"messages": 500, "bytes": 5000})))
+
+    assert ("100", "/s", "1.0kB/s of payload") == (shown.tiles[0].value, shown.tiles[0].unit, shown.tiles[0].note)
+
+
+def test_losses_are_told_with_what_they_mean() -> None:
+    """A label alone says nothing to who has not read the sources."""
+    shown = seen(
+        told(
+            record(
+                dropped={"not_writable": 7, "expired": 9},
+                refused={"quota_session_messages": 2},
+                connects={"refused": 3},
+                paused={"credits": {"clients": 1, "pauses": 1, "ms": 1500}},
+            )
+        )
+    )
+
+    assert ["expired", "not_writable"] == [row.key for row in shown.dropped]
+    assert ["CONNECT", "quota_session_messages"] == [row.key for row in shown.refused]
+    assert "1.5 s" == shown.held[0].cells[2].text
+    assert all(row.cells[1].text for row in (*shown.dropped, *shown.refused, *shown.held))
+
+
+@pytest.mark.parametrize(
+    ("status", "runs", "words_of_it"),
+    [
+        (None, False, "`weir analytics run` starts it"),
+        (rows.status(NOW), True, "a batch took 800 ms"),
+        (rows.status(NOW - 16), False, "wrote last at"),
+        (rows.status(NOW, newest=NOW - 60), True, "60 s behind"),
+        (rows.status(NOW, version=VERSION + 1), False, "another version"),
+        ({"version": VERSION, "updated": "soon"}, False, "starts it"),
+    ],
+)
+def test_it_says_how_the_analysis_is(status: Any, runs: bool, words_of_it: str) -> None:
+    """Who waits for an episode would not know that nobody writes any."""
+    shown = seen(told(record()), Analysis(status=status))
+
+    assert runs == shown.analysing
+    assert words_of_it in shown.analysis
+
+
+def test_an_episode_is_told_with_its_story() -> None:
+    """The row of an episode would lack what it is for: when, because of what and whom, and who paid."""
+    ended: Any = rows.episode(NOW - 100, NOW - 60)
+    shown = seen(told(record()), analysed(episodes=(ended,)))
+    (story,) = shown.stories
+
+    assert (False, 7, "lag", "pump-1", "40 s") == (story.open, story.peak, story.cause, story.culprit, story.lasted)
+    assert f"{words.clock(NOW - 100)} \N{EN DASH} {words.clock(NOW - 60)}" == story.when
+    assert "pump-1 had 83 % of the cost" in story.story[0]
+    assert client_page("pump-1") == story.clients[0].cells[0].href
+    assert ("22 s", "not_writable") == (story.throttled[0].cells[1].text, story.losses[0].key)
+    assert ((NOW - 100, NOW - 60),) == shown.marks
+
+
+def test_an_episode_that_goes_on_ends_now() -> None:
+    """It would look over, or last as long as at the last batch."""
+    going: Any = rows.episode(NOW - 7, None)
+    (story,) = seen(told(record()), analysed(episodes=(going,)), now=NOW + 3).stories
+
+    assert (True, None, "10 s") == (story.open, story.end, story.lasted)
+
+
+@pytest.mark.parametrize("broken", [{}, {"id": 1}, {**rows.episode(NOW, None), "culprits": 5}, {"start": "soon"}])
+def test_a_row_that_is_no_episode_is_left_out(broken: Any) -> None:
+    """One bad row in Redis, or one of another version, would take the page with it."""
+    good: Any = rows.episode(NOW - 7, None)
+    shown = seen(told(record()), analysed(episodes=(broken, good)))
+
+    assert [good["id"]] == [story.key for story in shown.stories]
+
+
+def test_warnings_come_before_facts() -> None:
+    """What will hurt in eight seconds would stand below what is merely so."""
+    slow = {"node": "a", "worker": 0, "non_writable": 2, "outbound_share": 0.3, "since": NOW - 60}
+    found = rows.findings(NOW, warnings=[rows.warning()], slow_readers=[slow, {"node": "broken"}])
+    shown = seen(told(record()), analysed(findings=found))
+
+    assert ["warning", "fact"] == [note.kind for note in shown.notes]
+    assert "2 slow readers" in shown.notes[1].text
+
+
+def test_old_findings_are_not_shown_as_those_of_now() -> None:
+    """A warning of yesterday would stand there while the analysis is down."""
+    found = rows.findings(NOW, warnings=[rows.warning()])
+
+    assert () == seen(told(record()), analysed(findings=found, status=rows.status(NOW - 60))).notes
+
+
+def test_the_minute_comes_from_the_analysis() -> None:
+    """Its figures would be computed and never seen."""
+    assert ["80 %", "80 %"] == [seen(told(aggressor(5)), analysed()).clients[0].cells[at].text for at in (1, 5)]
+    assert "\N{EN DASH}" == seen(told(aggressor(5))).clients[0].cells[5].text
+
+
+def test_what_clients_choose_cannot_move_what_is_around_it() -> None:
+    """Somebody with a long id, or one that turns the direction of writing, could hide others."""
+    assert "a\ufffdb" == words.shown("a\u202eb")
+    assert words.LONGEST >= len(words.shown("x" * 500))
+    assert "(empty)" == words.shown("")
+    assert "/client/a%2Fb%20%3C%3E%3F%23" == client_page("a/b <>?#")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (9960, "10k"), (999_499, "999k"), (3.1e6, "3.1M"), (2e9, "2.0G")],
+)
+def test_numbers_are_short(number: float, shown: str) -> None:
+    """Columns would not line up, or 1000k would be among them."""
+    assert shown == words.count(number)
+
+
+def test_a_client_page_says_what_it_did_lately() -> None:
+    """The page of a client would only know what the broker decided, and not what it sends."""
+    assert "8 messages" in lately(told(aggressor(3)), "pump-1", NOW)
+    assert "not among" in lately(told(aggressor(3)), "nobody", NOW)
+
+
+def test_charts_draw_windows_and_gaps() -> None:
+    """An hour in which the analysis stood still would be drawn as calm."""
+    marks = {start: charts.mark_of(rows.window(start, 10, 4)) for start in (1000, 1020)}
+    lines = charts.of_windows({start: mark for start, mark in marks.items() if mark}, 10, 3, 1025.0)
+
+    assert [[990e3, None], [1000e3, 4], [1010e3, None], [1020e3, 4]] == lines.level
+    assert [100.0, None, 100.0] == [value for _, value in lines.incoming[1:]]
+    for broken in (None, 5, {}, {"span": 0, "cluster": {}, "nodes": {}}):
+        assert charts.mark_of(broken) is None
+
+
+def test_charts_show_nodes_only_if_there_are_several() -> None:
+    """The one line would be drawn twice."""
+    one = told(record(), at=NOW - 2)
+    one.pass_time(NOW)
+    two = told(record(), {**record(), "node": "b", "level": 4}, at=NOW - 2)
+    two.pass_time(NOW)
+
+    assert {} == charts.of_seconds(one.seconds, NOW).nodes
+    assert ["a", "b"] == list(charts.of_seconds(two.seconds, NOW).nodes)
+    assert json.dumps(charts.level_options(charts.of_seconds(two.seconds, NOW), [(NOW - 5, NOW)]))
+
+
+def test_the_model_needs_no_browser() -> None:
+    """What it says could only be tested, and imported, where NiceGUI is installed."""
+    import subprocess
+
+    source = "import sys, analytics.dashboard.model, analytics.dashboard.charts; sys.exit('nicegui' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", source], check=False).returncode
