@@ -33,7 +33,7 @@ INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/pyt
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
 # What clients of one broker can see: also tried with several workers. The others decide themselves how many there are.
-CLIENT_TESTS := $(filter-out $(addprefix %/test_,node.py load.py bench.py client_limits.py quotas.py why.py) \
+CLIENT_TESTS := $(filter-out $(addprefix %/test_,node.py load.py bench.py client_limits.py quotas.py why.py simulate.py demo.py) \
 	$(wildcard tests/system/test_overload_*.py),$(wildcard tests/system/test_*.py))
 
 .PHONY: run test check bench charts fuzz faults scenes clean FORCE
@@ -44,8 +44,11 @@ run: $(VENV)/installed
 
 # What starts whole nodes has the machine to itself; it is told the time by other programs, too, so what fails is tried
 # once more, and named. The others share the processors.
+# The analysis is not compiled, and is tried once. What one broker's clients see of the installed copy is tried with
+# several workers alone: that the sources do the same with one has been seen by then.
 ALONE  := -m pytest -q --reruns 1 -rR -m "system and not faults"
 SHARED := -m pytest -q -n auto -m "not system and not faults"
+ONCE   := $(addprefix --ignore=tests/,analytics dashboard deploy system/test_demo.py)
 
 test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 	@echo "== the sources, interpreted =="
@@ -55,8 +58,8 @@ test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 	@set -e; form=$$($(INSTALLED) -c 'from broker.version import form; print(form())'); \
 	export WEIR_FORM=$$form WEIR_INSTALLED=1; \
 	echo "== the installed copy, $$form =="; \
-	$(INSTALLED) $(SHARED) tests; \
-	$(INSTALLED) $(ALONE) tests; \
+	$(INSTALLED) $(SHARED) $(ONCE) tests; \
+	$(INSTALLED) $(ALONE) $(ONCE) $(addprefix --ignore=,$(CLIENT_TESTS)) tests; \
 	for workers in 2 4; do \
 		echo "== the installed copy, $$form, $$workers workers =="; \
 		WEIR_SYSTEM_WORKERS=$$workers $(INSTALLED) $(ALONE) $(CLIENT_TESTS); \

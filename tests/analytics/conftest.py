@@ -1,4 +1,4 @@
-# One Spark for the whole run: it takes seconds to start. Tests that use it are `slow`.
+# One Spark for the whole run: it takes seconds to start. Tests that use it have the machine to themselves.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.system)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tests.redis_servers import RunningRedis
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 MESSAGES: Final = 5  # of a record
 
 

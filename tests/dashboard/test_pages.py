@@ -19,7 +19,7 @@ from tests.redis_servers import SERVERS, RunningRedis
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 Look = Callable[..., "Page"]
 Keep = Callable[["Page", str], None]
