@@ -55,7 +55,7 @@ class Share(TypedDict):
 
 
 class Episode(TypedDict):
-    """An overload of the cluster, from the first second at level FROM or above to the last, gaps of GAP bridged."""
+    """An overload of the cluster: what counts as one, and as its start and end, is said in episodes.py."""
 
     id: str  # the same for every version of it: its first second, "" never
     start: float
@@ -63,7 +63,7 @@ class Episode(TypedDict):
     state: Literal["open", "closed", "merged"]  # merged: it was a part of an earlier one; whoever has it deletes it
     peak: int  # the highest level
     peak_at: float
-    cause: str  # the signal that held the highest level longest
+    cause: str  # the signal that held the highest level longest; "connects": more wanted to come in than may at once
     cause_worker: str  # "NODE/NUMBER"
     nodes: list[str]  # that took part
     culprits: list[Share]  # clients that cost most, at most 5, the most costly first

@@ -5,7 +5,6 @@
 # cut and comes again begins at nothing, which loses him what he had: less than KEPT others have, so never who matters.
 #
 # Up to MOST names the result does not depend on the order in which things are added.
-from heapq import nlargest
 from typing import Final
 
 from analytics.rows import Hitter
@@ -81,8 +80,9 @@ def add_counts(into: Counts, more: Counts) -> None:
 
 def _greatest(tops: Tops, count: int, by: int) -> list[str]:
     """Names, the greatest first; those that are equal by name. Of many names most are dismissed by one comparison."""
-    least = nlargest(count, (entry[by] for entry in tops.values()))[-1:]
-    names = [name for name, entry in tops.items() if entry[by] >= least[0]]
+    figures = sorted([entry[by] for entry in tops.values()], reverse=True)
+    least = figures[min(count, len(figures)) - 1] if figures else 0
+    names = [name for name, entry in tops.items() if entry[by] >= least]
     return sorted(names, key=lambda name: (-tops[name][by], name))[:count]
 
 

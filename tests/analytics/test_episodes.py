@@ -314,6 +314,8 @@ def test_the_cause_is_what_held_the_highest_level_longest() -> None:
     fold = Fold().add(overloaded(0, level=6, cause="lag"), *(overloaded(at, cause="memory") for at in range(1, 5)))
     fold.add(*(overloaded(at, worker=2, level=4, cause="outbound") for at in range(5)))
 
+    fold.add(*(overloaded(at, level=1) for at in range(5, 14)), *calm(14, 30))
+
     assert ("memory", "a/1", 6) == (fold.only()["cause"], fold.only()["cause_worker"], fold.only()["peak"])
 
 
