@@ -223,7 +223,6 @@ class _Demo:
         _say(f"Open {log.read_text().split(' serves on ')[1].split()[0]} now: that is the dashboard.")
 
     def _start_analysis(self) -> None:
-        from analytics.keys import AnalyticsKeys
         from cli.analytics import java
 
         wrong = java()
@@ -232,12 +231,18 @@ class _Demo:
             return
         process = self._start("analysis", "analytics", "run", "--folder", str(self._node.path), "--no-install")
         _say("The analysis starts; Spark takes some 15 s for that, on a busy machine more.")
-        key = AnalyticsKeys("weir").status
-        if self._until(lambda: self._ask_redis("GET", key), SPARK, "the analysis to begin", process):
+        if self._until(self._analyses, SPARK, "the analysis to begin", process):
             self._analysed = True
             _say("The analysis runs.")
         else:
             _say(f"There will be no episodes, as the analysis does not run: {self._last_words('analysis')}")
+
+    def _analyses(self) -> bool:
+        """It has read a record."""
+        from analytics.keys import AnalyticsKeys
+
+        said = self._ask_redis("GET", AnalyticsKeys("weir").status)
+        return bool(said and json.loads(said)["newest"])
 
     def _start_fleet(self) -> None:
         load = ("--publishers", str(FLEET), "--rate", str(FLEET_RATE), "--connect-rate", "20", "--seconds", "86400")

@@ -102,6 +102,7 @@ class Away:
 
     since: float
     why: str
+    nodes_speak: bool = False  # those of this machine, which are asked instead
 
 
 @dataclass(frozen=True)
@@ -458,6 +459,8 @@ def _job(status: Status | None, now: float) -> tuple[bool, str]:
     updated = _number(status.get("updated"))
     if now - updated > LATE:
         return False, f"The analysis is not running, and wrote last at {words.clock(updated)}: {START}"
+    if not _number(status.get("newest")):
+        return True, "The analysis runs, and has not read a record yet."
     behind = now - _number(status.get("newest"))
     if behind > BEHIND:
         return True, f"The analysis runs, and is {span(behind)} behind."

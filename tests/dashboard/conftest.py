@@ -1,6 +1,7 @@
 # A dashboard as a process, a browser that looks at it, and a Redis that tests write into as workers and the job do.
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -70,11 +71,12 @@ class Writer:
 
     def __init__(self, server: RunningRedis) -> None:
         self._client = server.client()
+        self._boot = secrets.token_hex(4)
         self._sequence = count()
         self._batch = count(1)
 
     def worker(self, made: Callable[..., Row] = rows.record, *arguments: Any, **given: Any) -> None:
-        one = made(*arguments, sequence=next(self._sequence), **given)
+        one = made(*arguments, sequence=next(self._sequence), **given) | {"boot": self._boot}
         self._client.xadd(AnalyticsKeys("weir").metrics, {"record": json.dumps(one)})
 
     def job(self, *episodes: Row, **findings: Any) -> None:

@@ -129,11 +129,12 @@ def test_before_the_first_record_it_says_what_to_do() -> None:
 
 def test_redis_away_is_said_with_since_when_and_what_is_shown() -> None:
     """Old figures would pass for those of now."""
-    gone = Away(NOW - 9, "connection refused")
+    gone = Away(NOW - 9, "connection refused", nodes_speak=True)
 
     assert f"since {words.clock(NOW - 9)} (connection refused)" in seen(told(record()), away=gone).trouble
     assert "comes from the nodes of this machine" in seen(told(record()), away=gone).trouble
     assert "What you see is what was." in seen(told(record()), away=gone, now=NOW + 60).trouble
+    assert "What you see is what was." in seen(told(record()), away=Away(NOW, "gone")).trouble
 
 
 def test_everything_is_bounded() -> None:
@@ -193,6 +194,7 @@ def test_losses_are_told_with_what_they_mean() -> None:
         (rows.status(NOW), True, "a batch took 800 ms"),
         (rows.status(NOW - 16), False, "wrote last at"),
         (rows.status(NOW, newest=NOW - 60), True, "60 s behind"),
+        (rows.status(NOW, newest=0), True, "has not read a record yet"),
         (rows.status(NOW, version=VERSION + 1), False, "another version"),
         ({"version": VERSION, "updated": "soon"}, False, "starts it"),
     ],
