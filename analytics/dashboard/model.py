@@ -258,7 +258,7 @@ def _empty(live: Live, away: Away | None) -> str:
 def _trouble(live: Live, fresh: Mapping[Any, Heard], away: Away | None, now: float) -> str:
     if away is not None:
         told = f"Redis does not answer since {words.clock(away.since)} ({away.why})."
-        if fresh:
+        if fresh and away.nodes_speak:
             return (
                 f"{told} What you see comes from the nodes of this machine. This goes on by itself when Redis is back."
             )
