@@ -129,7 +129,7 @@ class _Demo:
             f"1 of 2. One client, aggressor-p0, now publishes as fast as it can to a topic with {SUBSCRIBERS} "
             f"subscribers, for {seconds:g} s."
         )
-        _say("   Look: the level rises because of what is on its way to readers (outbound), and aggressor-p0 is named.")
+        _say("   Look: the level rises because of what is on its way to readers, and aggressor-p0 is named.")
         _say("   The modest clients go on: it is the aggressor that is held back.")
         since = time.time()
         endpoint = endpoint_of(f"127.0.0.1:{self._port}", None, False, None, False)
@@ -198,7 +198,7 @@ class _Demo:
         settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
         where = ["--name", NAME, "--set", f"node.folder={self._node.path}"]
         self._port = _free_port()
-        process = self._start("node", "start", *where, "--workers", "2", "--port", str(self._port), *settings)
+        process = self._start("node", "start", *where, "--workers", "1", "--port", str(self._port), *settings)
         if not self._until(self._serves, STARTING, "the node to serve", process):
             raise Failed(f"the node of the demo does not start: {self._last_words('node')}")
         _say(f"A node of its own serves on port {self._port}; it is allowed little, so that it can be overloaded.")

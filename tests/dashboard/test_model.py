@@ -229,6 +229,25 @@ def test_an_episode_that_goes_on_ends_now() -> None:
     assert (True, None, "10 s") == (story.open, story.end, story.lasted)
 
 
+def test_what_the_analysis_knew_is_not_said_of_now() -> None:
+    """While it is behind, or down, an episode that is over would go on, and a warning be believed that is past."""
+    going: Any = rows.episode(NOW - 100, None)
+    found = rows.findings(NOW, warnings=[rows.warning()])
+    shown = seen(told(record()), analysed(episodes=(going,), findings=found, status=rows.status(NOW, newest=NOW - 60)))
+    (story,) = shown.stories
+
+    assert (True, False, "40 s") == (story.open, story.current, story.lasted)
+    assert words.clock(NOW - 60) in story.when
+    assert () == shown.notes
+
+
+def test_a_gate_is_named_as_what_lies_behind_it() -> None:
+    """`b/1` as a cause says nothing to who does not know the names of resources."""
+    gate: Any = rows.episode(NOW - 7, None, cause="b/1")
+
+    assert "worker 1 of node b is slow" == seen(told(record()), analysed(episodes=(gate,))).stories[0].cause
+
+
 @pytest.mark.parametrize("broken", [{}, {"id": 1}, {**rows.episode(NOW, None), "culprits": 5}, {"start": "soon"}])
 def test_a_row_that_is_no_episode_is_left_out(broken: Any) -> None:
     """One bad row in Redis, or one of another version, would take the page with it."""
