@@ -67,7 +67,7 @@ def fold(
 
     done = state["rolled_to"]
     span = _tell_of_holes(state["span"], told, changed, [hole for hole in holes if hole.new], done)
-    lost = _lost(holes, done + 1, newest + 1)
+    lost = _lost(holes, done + 1 if span is None else span["last"] + 1, newest + 1)
     span, finished = _roll(span, moments, rolled_to, lost)
     last, live = _roll(_copied(span), dict(moments), max(moments, default=rolled_to), lost)
     spans = [*finished, *live] if last is None else [*finished, *live, last]

@@ -192,9 +192,11 @@ def _skew(heard: dict[str, dict[str, Any]]) -> list[Skew]:
 
 def _uneven(of: str, costs: dict[str, float], workers: float) -> Skew | None:
     """Something to say of who shares the work with *costs* a second; each is so many *workers* on the mean."""
+    if len(costs) < 2:
+        return None
     mean = sum(costs.values()) / len(costs)
     busiest = min(costs, key=lambda name: (-costs[name], name))
-    if len(costs) < 2 or mean < WORTH * workers or costs[busiest] < UNEVEN * mean:
+    if mean < WORTH * workers or costs[busiest] < UNEVEN * mean:
         return None
     ratio = round(costs[busiest] / mean, 2)
     said = f"{busiest} does {ratio:.1f} times as much as the mean of the {len(costs)} {of}."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from analytics import episodes, findings, sequences, windows
-from analytics.episodes import HORIZON
+from analytics.episodes import GAP, HORIZON
 from analytics.rows import VERSION, Episode, Findings, Window
 from analytics.second import Second
 
@@ -53,7 +53,7 @@ def fold(state: State, seconds: list[Second], now: float) -> Folded:
     newest = max([state["newest"], *(second["second"] for second in fresh)])
     rolled_to = max(0, newest - HORIZON)
     holes = sequences.holes(known)
-    sequences.forget(known, rolled_to)
+    sequences.forget(known, rolled_to - GAP - 1)  # a hole may lie in a gap that is not known to be bridged yet
     told, changed = windows.fold(state["windows"], fresh, rolled_to)
     # Nobody has told of anything: so it is not the clocks of nodes that say how late it is, but ours.
     passed = newest if seconds else max(newest, int(now) - HORIZON)
@@ -85,7 +85,7 @@ def _fresh(known: sequences.Sequences, seconds: list[Second], rolled_to: int, la
         if at <= rolled_to or (second["boot"] not in known and len(known) >= WORKERS):
             late += 1
         elif sequences.mark(known, second["boot"], second["sequence"], at):
-            fresh.append(second if at == second["second"] else Second(**{**second, "second": at}))  # type: ignore[typeddict-item]
+            fresh.append(second if at == second["second"] else Second(**{**second, "second": at}))
     return fresh, late
 
 

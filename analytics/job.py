@@ -178,7 +178,8 @@ class Job:
             }
             sink.write(folded.windows, folded.episodes, folded.findings, status)
             self._status = status
-        self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, "seen": offset["seen"], "newest": newest})
+        read = {"seen": offset["seen"], "expected": expected, "newest": newest}
+        self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, **read})
         self._batches += 1
 
     def _count_what_was_dropped(self, counts: Counts, expected: int) -> int:

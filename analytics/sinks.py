@@ -24,6 +24,7 @@ from analytics.source import order
 from broker.metrics.record import misfit
 
 MERGED: Final = 64  # files of batches become one
+NODES: Final = 32  # whose windows are kept as long as KEPT says, some 40 MB; those of more nodes are kept shorter
 DIGITS: Final = 10  # of a batch's number in a name: they sort as they came
 BAD_ID: Final = "equal or smaller"  # in Redis' words: that entry is there
 
@@ -41,14 +42,14 @@ class RedisSink:
             for span in {window["span"] for window in windows}:
                 rows = {str(one["start"]): _json(one) for one in windows if one["span"] == span}
                 line.hset(keys.windows(span), mapping=cast(Any, rows))
-            for key, fields in stale.items():
-                line.hdel(key, *fields)
             kept = {one["id"]: _json(one) for one in episodes if one["state"] in ("open", "closed")}
             if kept:
                 line.hset(keys.episodes, mapping=cast(Any, kept))
             gone = [one["id"] for one in episodes if one["id"] not in kept]
             if gone:
                 line.hdel(keys.episodes, *gone)
+            for key, fields in stale.items():
+                line.hdel(key, *fields)
             line.set(keys.findings, _json(findings))
             line.set(keys.status, _json(status))
             line.execute()
@@ -72,18 +73,21 @@ class RedisSink:
         """What has been kept long enough, by key."""
         found: dict[str, list[str]] = {}
         for span in {window["span"] for window in windows}:
-            newest = max(window["start"] for window in windows if window["span"] == span)
+            rows = [window for window in windows if window["span"] == span]
+            newest = max(window["start"] for window in rows)
+            nodes = max(len(window["nodes"]) for window in rows)
+            kept = KEPT[span] * min(1, NODES / max(1, nodes))
             starts = cast(list[bytes], self._client.hkeys(self._keys.windows(span)))
-            old = [start.decode() for start in starts if int(start) <= newest - KEPT[span]]
+            old = [start.decode() for start in starts if int(start) <= newest - kept]
             if old:
                 found[self._keys.windows(span)] = old
-        if episodes:
+        if episodes and self._client.hlen(self._keys.episodes) + len(episodes) > EPISODES:
             written = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
-            by_start = sorted((json.loads(value)["start"], id.decode()) for id, value in written.items())
-            changed = {one["id"] for one in episodes}
-            old = [id for _, id in by_start[: max(0, len(by_start) + len(episodes) - EPISODES)] if id not in changed]
-            if old:
-                found[self._keys.episodes] = old
+            starts_by_id = {id.decode(): float(json.loads(value)["start"]) for id, value in written.items()}
+            starts_by_id |= {one["id"]: one["start"] for one in episodes}
+            by_start = sorted(starts_by_id, key=lambda id: starts_by_id[id])
+            if len(by_start) > EPISODES:
+                found[self._keys.episodes] = by_start[:-EPISODES]
         return found
 
 

@@ -112,7 +112,7 @@ def _count(figures: dict[str, Any], row: Second) -> None:
     figures["messages_out"] += row["messages_out"]
     figures["p99_ms"] = max(figures["p99_ms"], row["p99_ms"])
     for name in BY_REASON:
-        add_counts(figures[name], row[name])  # type: ignore[literal-required]
+        add_counts(figures[name], row[name])
     for name in LEAST:
         _lower(figures, name, row[name])  # type: ignore[literal-required]
 

@@ -41,7 +41,8 @@ def second(at: int, worker: int = 1, node: str = "a", sequence: int | None = Non
         clients=[],
         topics=[],
     )
-    return Second(**{**calm, **said})
+    calm.update(said)  # type: ignore[typeddict-item]
+    return calm
 
 
 def overloaded(at: int, worker: int = 1, node: str = "a", level: int = 5, cause: str = "lag", **said: Any) -> Second:

@@ -119,10 +119,11 @@ def test_entries_that_redis_cut_off_as_they_were_to_be_read_are_lost(
     """A batch would have fewer records than were promised, and nobody would know."""
     server = start_redis()
     log = Log(server)
+    offsets, commits = (tmp_path / "checkpoint" / "spark" / name for name in ("offsets", "commits"))
     with InThread(spark, log, tmp_path):
         log.add(story(5))
         log.reaches(BEGAN + 4)
-    offsets = tmp_path / "checkpoint" / "spark" / "offsets"
+        wait_for((commits / "0").exists)
     *head, last = (offsets / "0").read_text().splitlines()
     log.add(story(5, first=5))
     with server.client() as client:

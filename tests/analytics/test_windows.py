@@ -21,7 +21,7 @@ CALM = {
     "refused": {},
     "p99_ms": 1.5,
 }
-BUSY = {
+BUSY: dict[str, Any] = {
     "level": 4,
     "cause": "lag",
     "throttled": 2,
