@@ -28,6 +28,9 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 	print(*(t["dependency-groups"]["dev"] if sys.argv[1] == "dev" else t["build-system"]["requires"] + \
 	t["project"]["dependencies"] + t["project"]["optional-dependencies"]["embedded"]), sep="\n")
 
+EXTRA := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb")); \
+	print(*t["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+
 # Where the sources are not importable but the tests are; -P keeps the current folder out, too.
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
@@ -36,11 +39,19 @@ TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 CLIENT_TESTS := $(filter-out $(addprefix %/test_,node.py load.py bench.py client_limits.py quotas.py why.py simulate.py demo.py) \
 	$(wildcard tests/system/test_overload_*.py),$(wildcard tests/system/test_*.py))
 
-.PHONY: run test check bench charts fuzz faults scenes clean FORCE
+.PHONY: run demo test check bench charts fuzz faults scenes clean FORCE
 FORCE:
 
-run: $(VENV)/installed
-	@exec $(BIN)/weir start $(ARGS)
+# Ctrl-C reaches all of them by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
+run: $(VENV)/installed $(VENV)/dashboard
+	@$(BIN)/weir start $(ARGS) & node=$$!; \
+	$(BIN)/weir dashboard --wait 60 $(DASHBOARD) & dashboard=$$!; \
+	trap : INT; trap 'kill -TERM $$node' TERM; \
+	while wait $$node; code=$$?; kill -0 $$node 2>/dev/null; do :; done; \
+	kill -TERM $$dashboard 2>/dev/null; wait; exit $$code
+
+demo: $(VENV)/installed $(VENV)/dashboard $(VENV)/analytics
+	@exec $(BIN)/weir demo $(ARGS)
 
 # What starts whole nodes has the machine to itself; it is told the time by other programs, too, so what fails is tried
 # once more, and named. The others share the processors.
@@ -106,6 +117,12 @@ $(VENV)/needs: $(BIN)/python pyproject.toml
 	@$(BIN)/python -c '$(REQUIREMENTS)' run >$@.txt
 	@$(PIP) install -r $@.txt
 	@touch $@
+
+# The dashboard and the analysis do without each other, and the broker without both: who cannot get them goes on.
+$(VENV)/dashboard $(VENV)/analytics: $(VENV)/needs
+	@echo "Installing what the $(@F) needs"
+	@$(BIN)/python -c '$(EXTRA)' $(@F) >$@.txt
+	@$(PIP) install -r $@.txt && touch $@ || echo "It could not be installed: Weir runs without the $(@F)."
 
 $(VENV)/dev: $(VENV)/needs
 	@echo "Installing what its tests need"

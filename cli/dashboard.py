@@ -1,5 +1,6 @@
 # `weir dashboard`: composes the page that shows the cluster: where its Redis is, and whom to ask about clients.
 import errno
+import time
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from supervisor.folder import NodeFolder
 
 PORT: Final = 8088
+LOOK_AGAIN: Final = 0.5  # seconds
 SILENT: Final = 6.0  # seconds without an answer; a worker has five for its part of one
-NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` installs it (or `make run`, which asks)."
+NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` installs it."
 
 
 def dashboard(
@@ -31,6 +33,9 @@ def dashboard(
     redis: Annotated[
         str | None, typer.Option("--redis", metavar="URL", help="The Redis of the cluster, if its node is not here.")
     ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, metavar="S", help="How long the node may take to be there.")
+    ] = 0.0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Show the cluster in a browser: how overloaded it is, because of what and whom, and who pays.
@@ -48,10 +53,15 @@ def dashboard(
     node = chosen(name, folder, config)
     settings = load_settings(config, None).config.redis
     find = _finder(redis or settings.url, node)
-    try:
-        find()
-    except Nowhere as error:
-        refuse(str(error), NOT_SO)
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            find()
+            break
+        except Nowhere as error:
+            if time.monotonic() >= deadline:
+                refuse(str(error), NOT_SO)
+        time.sleep(LOOK_AGAIN)
     try:
         listener = listen(host, port)
     except OSError as error:

@@ -129,7 +129,7 @@ class _Demo:
             f"1 of 2. One client, aggressor-p0, now publishes as fast as it can to a topic with {SUBSCRIBERS} "
             f"subscribers, for {seconds:g} s."
         )
-        _say("   Look: the level rises because of what is on its way to readers (outbound), and aggressor-p0 is named.")
+        _say("   Look: the level rises because of what is on its way to readers, and aggressor-p0 is named.")
         _say("   The modest clients go on: it is the aggressor that is held back.")
         since = time.time()
         endpoint = endpoint_of(f"127.0.0.1:{self._port}", None, False, None, False)
@@ -198,7 +198,7 @@ class _Demo:
         settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
         where = ["--name", NAME, "--set", f"node.folder={self._node.path}"]
         self._port = _free_port()
-        process = self._start("node", "start", *where, "--workers", "2", "--port", str(self._port), *settings)
+        process = self._start("node", "start", *where, "--workers", "1", "--port", str(self._port), *settings)
         if not self._until(self._serves, STARTING, "the node to serve", process):
             raise Failed(f"the node of the demo does not start: {self._last_words('node')}")
         _say(f"A node of its own serves on port {self._port}; it is allowed little, so that it can be overloaded.")
@@ -223,7 +223,6 @@ class _Demo:
         _say(f"Open {log.read_text().split(' serves on ')[1].split()[0]} now: that is the dashboard.")
 
     def _start_analysis(self) -> None:
-        from analytics.keys import AnalyticsKeys
         from cli.analytics import java
 
         wrong = java()
@@ -232,12 +231,18 @@ class _Demo:
             return
         process = self._start("analysis", "analytics", "run", "--folder", str(self._node.path), "--no-install")
         _say("The analysis starts; Spark takes some 15 s for that, on a busy machine more.")
-        key = AnalyticsKeys("weir").status
-        if self._until(lambda: self._ask_redis("GET", key), SPARK, "the analysis to begin", process):
+        if self._until(self._analyses, SPARK, "the analysis to begin", process):
             self._analysed = True
             _say("The analysis runs.")
         else:
             _say(f"There will be no episodes, as the analysis does not run: {self._last_words('analysis')}")
+
+    def _analyses(self) -> bool:
+        """It has read a record."""
+        from analytics.keys import AnalyticsKeys
+
+        said = self._ask_redis("GET", AnalyticsKeys("weir").status)
+        return bool(said and json.loads(said)["newest"])
 
     def _start_fleet(self) -> None:
         load = ("--publishers", str(FLEET), "--rate", str(FLEET_RATE), "--connect-rate", "20", "--seconds", "86400")

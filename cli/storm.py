@@ -33,7 +33,6 @@ async def _come(port: int, name: str, room: trio.CapacityLimiter) -> None:
     async with room:
         try:
             with trio.move_on_after(PATIENCE):
-                stream = await trio.open_tcp_stream("127.0.0.1", port)
                 async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
                     await stream.send_all(encode(Connect(client_id=name, version=V5, clean_start=True), V5))
                     if await stream.receive_some(100):

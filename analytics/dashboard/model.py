@@ -72,10 +72,12 @@ class Story:
 
     key: str
     open: bool
+    current: bool  # it goes on now
     peak: int
     tone: str
     start: float
     end: float | None
+    until: float  # the end, or how far it is known
     when: str
     lasted: str
     cause: str
@@ -102,6 +104,7 @@ class Away:
 
     since: float
     why: str
+    nodes_speak: bool = False  # those of this machine, which are asked instead
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Board:
     held: tuple[Row, ...]
     analysis: str  # how the job is, in a sentence
     analysing: bool
+    current: bool  # it knows what is now
     notes: tuple[Note, ...]
     stories: tuple[Story, ...]
     footnote: str
@@ -139,7 +143,9 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
     analysing, said = _job(analysis.status, now)
     clients = live.hitters("client", now)
     told, more = _workers(live, now)
-    stories = tuple(_stories(analysis.episodes, now))
+    known = _known(analysis.status, now)
+    current = analysing and now - known <= BEHIND
+    stories = tuple(_stories(analysis.episodes, now if current else known, now))
     return Board(
         moment=words.clock(now),
         trouble=_trouble(live, fresh, away, now),
@@ -159,10 +165,11 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
         held=tuple(_held(live.counted(now).held_ms)),
         analysis=said,
         analysing=analysing,
-        notes=tuple(_notes(analysis.findings))[:NOTES] if analysing and analysis.findings else (),
+        current=current,
+        notes=tuple(_notes(analysis.findings))[:NOTES] if current and analysis.findings else (),
         stories=stories,
         footnote=_footnote(live, analysis),
-        marks=tuple((one.start, now if one.end is None else one.end) for one in stories),
+        marks=tuple((one.start, one.until) for one in stories),
     )
 
 
@@ -257,7 +264,7 @@ def _empty(live: Live, away: Away | None) -> str:
 def _trouble(live: Live, fresh: Mapping[Any, Heard], away: Away | None, now: float) -> str:
     if away is not None:
         told = f"Redis does not answer since {words.clock(away.since)} ({away.why})."
-        if fresh:
+        if fresh and away.nodes_speak:
             return (
                 f"{told} What you see comes from the nodes of this machine. This goes on by itself when Redis is back."
             )
@@ -458,10 +465,17 @@ def _job(status: Status | None, now: float) -> tuple[bool, str]:
     updated = _number(status.get("updated"))
     if now - updated > LATE:
         return False, f"The analysis is not running, and wrote last at {words.clock(updated)}: {START}"
+    if not _number(status.get("newest")):
+        return True, "The analysis runs, and has not read a record yet."
     behind = now - _number(status.get("newest"))
     if behind > BEHIND:
         return True, f"The analysis runs, and is {span(behind)} behind."
     return True, f"The analysis runs; a batch took {span(_number(status.get('batch_s')))}."
+
+
+def _known(status: Status | None, now: float) -> float:
+    """The last second that the analysis knows of."""
+    return now if status is None else min(now, _number(status.get("newest")))
 
 
 def _notes(findings: Findings) -> Iterator[Note]:
@@ -497,32 +511,36 @@ def _pressure(row: Any) -> str:
     )
 
 
-def _stories(episodes: tuple[Episode, ...], now: float) -> Iterator[Story]:
+def _stories(episodes: tuple[Episode, ...], known: float, now: float) -> Iterator[Story]:
+    """*known*: how far the analysis is; what goes on may have ended since."""
     for episode in episodes[:EPISODES]:
         try:
             if episode["state"] == "merged":
                 continue  # it is a part of another one
-            yield _story(episode, now)
+            yield _story(episode, known, now)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             continue  # it is no episode, or of another version; the next may be one
 
 
-def _story(episode: Episode, now: float) -> Story:
+def _story(episode: Episode, known: float, now: float) -> Story:
     start, end, peak = float(episode["start"]), episode["end"], int(episode["peak"])
-    until = words.clock(end) if end is not None else "now"
+    last = float(known if end is None else end)
+    until = "now" if end is None and known == now else words.clock(last)
     when = " ".join([part for part in (words.day(start, now), f"{words.clock(start)} {NONE} {until}") if part])
     culprits = [one for one in episode["culprits"] if one["share"] >= CULPRIT]
     lost = {**episode["dropped"], **episode["refused"]}
     return Story(
         key=str(episode["id"]),
         open=episode["state"] == "open",
+        current=end is None and known == now,
         peak=peak,
         tone=words.tone(peak),
         start=start,
         end=None if end is None else float(end),
+        until=last,
         when=when,
-        lasted=span(max(0.0, (now if end is None else float(end)) - start)),
-        cause=str(episode["cause"]),
+        lasted=span(max(0.0, last - start)),
+        cause=words.cause(str(episode["cause"])),
         culprit=str(culprits[0]["name"]) if culprits else "",
         story=tuple(str(sentence) for sentence in episode["story"]),
         clients=tuple(

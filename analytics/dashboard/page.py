@@ -146,7 +146,7 @@ class _BoardPage:
         for (label, value, unit, note), tile in zip(self._tiles, board.tiles, strict=True):
             label.text, value.text, unit.text, note.text = tile.label, tile.value, tile.unit, tile.note
         self._show_charts(board)
-        self._notes.show(board.notes, "" if board.analysing else "Early warnings come from the analysis, see there.")
+        self._notes.show(board.notes, "" if board.current else "Early warnings come from the analysis, see there.")
         self._analysis.show(board.analysis)
         kind_of(self._analysis.element, "job" if board.analysing else "job off")
         self._footnote.text = board.footnote
@@ -316,7 +316,7 @@ class _StoryShown:
         if story == self._before:
             return
         before, self._before = self._before, story
-        kind_of(self.element, f"episode {'open' if story.open else 'closed'}")
+        kind_of(self.element, f"episode {'open' if story.open else 'closed'}{' now' if story.current else ''}")
         give(self.element, data_start=f"{story.start:.0f}", data_end="" if story.end is None else f"{story.end:.0f}")
         self._peak.text = f"peak {story.peak}"
         kind_of(self._peak, f"peak {story.tone}")

@@ -77,8 +77,8 @@ class Reader:
             self.away = None
         except (refusals.RedisError, OSError, TimeoutError, Nowhere, asyncio.IncompleteReadError) as error:
             await self.close()
-            self.away = Away(time.time() if self.away is None else self.away.since, _why(error))
-            await self._read_nodes()
+            since = time.time() if self.away is None else self.away.since
+            self.away = Away(since, _why(error), await self._read_nodes())
         now = self.now
         self.live.pass_time(now)
         self.board = board(self.live, self._analysis, self.away, now)
@@ -124,11 +124,13 @@ class Reader:
                 return
             await asyncio.sleep(0)  # pages have their turn, too
 
-    async def _read_nodes(self) -> None:
-        """What the nodes of this machine say, instead of the log."""
+    async def _read_nodes(self) -> bool:
+        """What the nodes of this machine say, instead of the log; False: none says anything."""
         now = self.now
-        for record in await asyncio.to_thread(self._ask_nodes):
+        told = await asyncio.to_thread(self._ask_nodes)
+        for record in told:
             self.live.take(record, now)
+        return bool(told)
 
     async def _read_analysis(self, server: "redis.asyncio.Redis") -> Analysis:
         keys = self._keys

@@ -40,6 +40,11 @@ def signal(name: str) -> str:
     return SIGNALS.get(name) or f"{place(name)} takes too long ({name})"
 
 
+def cause(name: str) -> str:
+    """The signal *name*, shortly."""
+    return name if name in SIGNALS or "/" not in name else f"{place(name)} is slow"
+
+
 def reason(label: str) -> str:
     """What the reason with *label* means, of whatever it is a reason for; "": nobody knows."""
     for words in (DROPPED, FILTERS, CLOSED):

@@ -1,9 +1,11 @@
 # A dashboard as a process, a browser that looks at it, and a Redis that tests write into as workers and the job do.
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import redis
 
 from analytics.keys import AnalyticsKeys
 from tests.dashboard import rows
@@ -21,6 +24,7 @@ from tests.redis_servers import SERVERS, RunningRedis
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+EVERY: Final = 0.8  # seconds
 PATIENCE: Final = 30.0  # seconds for what should take one: a busy machine is no failure
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS: Final = (
@@ -66,16 +70,42 @@ def chromium() -> "Iterator[Browser]":
 
 
 class Writer:
-    """Writes what workers and the job do."""
+    """Writes what workers and the job do: each worker says each second what it said last, until `end()`."""
 
     def __init__(self, server: RunningRedis) -> None:
         self._client = server.client()
+        self._said: dict[int, Row] = {}
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._speaking = threading.Thread(target=self._speak, daemon=True)
+        self._speaking.start()
+        self._boot = secrets.token_hex(4)
         self._sequence = count()
         self._batch = count(1)
 
     def worker(self, made: Callable[..., Row] = rows.record, *arguments: Any, **given: Any) -> None:
-        one = made(*arguments, sequence=next(self._sequence), **given)
+        with self._lock:
+            one = made(*arguments, **given)
+            self._said[one["worker"]] = one
+            self._write(one)
+
+    def _write(self, record: Row) -> None:
+        one = record | {"boot": self._boot, "sequence": next(self._sequence)}
         self._client.xadd(AnalyticsKeys("weir").metrics, {"record": json.dumps(one)})
+
+    def _speak(self) -> None:
+        while not self._ended.wait(EVERY):
+            with self._lock:
+                try:
+                    for one in self._said.values():
+                        self._write(one)
+                except redis.RedisError:
+                    pass  # a test has killed it
+
+    def end(self) -> None:
+        self._ended.set()
+        self._speaking.join()
+        self._client.close()
 
     def job(self, *episodes: Row, **findings: Any) -> None:
         now = time.time()
@@ -83,7 +113,9 @@ class Writer:
         rows.write(self._client, "weir", episodes=[*episodes], found=rows.findings(now, **findings), job=job)
 
     def forget(self) -> None:
-        self._client.flushall()
+        with self._lock:
+            self._said.clear()
+            self._client.flushall()
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +133,10 @@ def url(redis_of_pages: RunningRedis) -> Iterator[str]:
 
 
 @pytest.fixture
-def writer(redis_of_pages: RunningRedis) -> Writer:
-    return Writer(redis_of_pages)
+def writer(redis_of_pages: RunningRedis) -> Iterator[Writer]:
+    made = Writer(redis_of_pages)
+    yield made
+    made.end()
 
 
 @pytest.fixture

@@ -129,11 +129,12 @@ def test_before_the_first_record_it_says_what_to_do() -> None:
 
 def test_redis_away_is_said_with_since_when_and_what_is_shown() -> None:
     """Old figures would pass for those of now."""
-    gone = Away(NOW - 9, "connection refused")
+    gone = Away(NOW - 9, "connection refused", nodes_speak=True)
 
     assert f"since {words.clock(NOW - 9)} (connection refused)" in seen(told(record()), away=gone).trouble
     assert "comes from the nodes of this machine" in seen(told(record()), away=gone).trouble
     assert "What you see is what was." in seen(told(record()), away=gone, now=NOW + 60).trouble
+    assert "What you see is what was." in seen(told(record()), away=Away(NOW, "gone")).trouble
 
 
 def test_everything_is_bounded() -> None:
@@ -193,6 +194,7 @@ def test_losses_are_told_with_what_they_mean() -> None:
         (rows.status(NOW), True, "a batch took 800 ms"),
         (rows.status(NOW - 16), False, "wrote last at"),
         (rows.status(NOW, newest=NOW - 60), True, "60 s behind"),
+        (rows.status(NOW, newest=0), True, "has not read a record yet"),
         (rows.status(NOW, version=VERSION + 1), False, "another version"),
         ({"version": VERSION, "updated": "soon"}, False, "starts it"),
     ],
@@ -225,6 +227,25 @@ def test_an_episode_that_goes_on_ends_now() -> None:
     (story,) = seen(told(record()), analysed(episodes=(going,)), now=NOW + 3).stories
 
     assert (True, None, "10 s") == (story.open, story.end, story.lasted)
+
+
+def test_what_the_analysis_knew_is_not_said_of_now() -> None:
+    """While it is behind, or down, an episode that is over would go on, and a warning be believed that is past."""
+    going: Any = rows.episode(NOW - 100, None)
+    found = rows.findings(NOW, warnings=[rows.warning()])
+    shown = seen(told(record()), analysed(episodes=(going,), findings=found, status=rows.status(NOW, newest=NOW - 60)))
+    (story,) = shown.stories
+
+    assert (True, False, "40 s") == (story.open, story.current, story.lasted)
+    assert words.clock(NOW - 60) in story.when
+    assert () == shown.notes
+
+
+def test_a_gate_is_named_as_what_lies_behind_it() -> None:
+    """`b/1` as a cause says nothing to who does not know the names of resources."""
+    gate: Any = rows.episode(NOW - 7, None, cause="b/1")
+
+    assert "worker 1 of node b is slow" == seen(told(record()), analysed(episodes=(gate,))).stories[0].cause
 
 
 @pytest.mark.parametrize("broken", [{}, {"id": 1}, {**rows.episode(NOW, None), "culprits": 5}, {"start": "soon"}])
