@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from analytics.rows import Status
-from analytics.source import CHUNK, next_offset
+from analytics.source import next_offset
 from tests.analytics.records import BEGAN, body
 from tests.analytics.running import InProcess, InThread, Log, Record, story, wait_for
 from tests.redis_servers import RunningRedis
@@ -186,14 +186,14 @@ def killed(log: Log, sure: Log, folder: Path, spark: "SparkSession", kills: int)
             log.reaches(step)
         finally:
             running.kill()
-    running = InProcess(log, folder, limit=CHUNK)
+    running = InProcess(log, folder, limit=20)
     try:
         log.reaches(BEGAN + seconds - 1)
     finally:
         code = running.terminate()
 
     assert 0 == code, (folder / "errors").read_text()
-    with InThread(spark, sure, folder / "sure"):
+    with InThread(spark, sure, folder / "sure", limit=20):  # of the same batches: findings are of what was known then
         sure.reaches(BEGAN + seconds - 1)
     assert dict.fromkeys(range(seconds), 2 * MESSAGES) == messages(log)
     assert [BEGAN + start for start in range(20, seconds, 60)] == [one["start"] for one in log.episodes().values()]
