@@ -48,6 +48,7 @@ def test_the_log_is_read_once_and_then_what_is_new(server: RunningRedis) -> None
     """Each second the whole log would be read again, or what came meanwhile would be missing."""
     append(server, *(record(sequence=number, dropped={"expired": 1}) for number in range(AT_ONCE + 5)))
     reading = looked(reader(server))
+    assert AT_ONCE + 5 == reading.live.taken
     append(server, record(sequence=AT_ONCE + 5, dropped={"expired": 1}))
     looked(reading, times=2)
 
