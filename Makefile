@@ -6,7 +6,7 @@
 # make charts sustained overload, with protection and without, measured and drawn: make charts ARGS="--seconds 10"
 # make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
 # make faults workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
-# make scenes modest clients beside what wants all of a node, and how long all that takes
+# make scenes modest clients beside what wants all of a node, an analysis that is killed, and how long all that takes
 # make clean  remove all that the others made
 #
 # Compiled files are never in the source tree. .venv holds an installed copy, made again whenever the text of
@@ -97,7 +97,7 @@ faults: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m tests.faults $(ARGS)
 
 scenes: $(VENV)/installed $(VENV)/dev
-	@$(INSTALLED) -m pytest -q -s -m faults tests/system
+	@$(INSTALLED) -m pytest -q -s -m faults tests/system tests/analytics
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
