@@ -15,12 +15,15 @@ import pytest
 import broker
 from broker.config import Config
 from broker.version import form
+from tests.browser import chromium, look
 from tests.innode import Node
 from tests.inprocess import Broker
 
 if TYPE_CHECKING:
     from supervisor.redis_server import RedisServer
     from tests.redis_servers import RunningRedis
+
+__all__ = ["chromium", "look"]  # fixtures
 
 ROOT = Path(__file__).resolve().parent.parent
 

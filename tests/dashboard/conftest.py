@@ -1,8 +1,7 @@
-# A dashboard as a process, a browser that looks at it, and a Redis that tests write into as workers and the job do.
+# A dashboard as a process, and a Redis that tests write into as workers and the job do.
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,19 +21,10 @@ from tests.dashboard.rows import Row
 from tests.redis_servers import SERVERS, RunningRedis
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 EVERY: Final = 0.8  # seconds
 PATIENCE: Final = 30.0  # seconds for what should take one: a busy machine is no failure
-CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS: Final = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
 
 
 @contextmanager
@@ -55,18 +45,6 @@ def weir_process(*arguments: str) -> "Iterator[tuple[subprocess.Popen[str], str]
         if not process.stdout.closed:
             log = process.stdout.read()
             assert "Traceback" not in log, log
-
-
-@pytest.fixture(scope="session")
-def chromium() -> "Iterator[Browser]":
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
-        yield browser
-        browser.close()
 
 
 class Writer:
@@ -137,36 +115,6 @@ def writer(redis_of_pages: RunningRedis) -> Iterator[Writer]:
     made = Writer(redis_of_pages)
     yield made
     made.end()
-
-
-@pytest.fixture
-def look(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
-    """Opens pages, `look(url)`; each fails the test if it asks anybody else for anything, or has an error."""
-    contexts = []
-    wrong: list[str] = []
-
-    def open_page(address: str, width: int = 1280, height: int = 900, scheme: Any = "light") -> "Page":
-        context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE * 1e3)
-        home = "/".join(address.split("/")[:3])
-        page.on("request", lambda asked: wrong.append(asked.url) if _elsewhere(asked.url, home) else None)
-        page.on("response", lambda said: wrong.append(f"{said.status} {said.url}") if said.status >= 400 else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(address)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert [] == wrong
-
-
-def _elsewhere(asked: str, home: str) -> bool:
-    return not asked.startswith((home, home.replace("http", "ws"), "data:"))
 
 
 @pytest.fixture

@@ -119,9 +119,15 @@ def test_an_episode_opens_by_keyboard_and_stays_open(url: str, writer: Writer, l
     busy(writer)
     page = look(url)
     episode = page.locator("details.episode").first
-    episode.locator("summary").focus()
-    page.keyboard.press("Enter")
-    assert "pump-1 had 83 % of the cost" in episode.inner_text()
+
+    def opens() -> bool:
+        if "pump-1 had 83 % of the cost" in episode.inner_text():
+            return True
+        episode.locator("summary").focus()
+        page.keyboard.press("Enter")
+        return False
+
+    until(opens, "it does not open")
     busy(writer)
     until(lambda: "21.5 s in all" in episode.inner_text(), "it closed when it was told of again")
 
@@ -187,9 +193,8 @@ def test_what_a_client_calls_itself_is_only_a_text(url: str, writer: Writer, loo
     writer.job(rows.episode(now - 9, None, HOSTILE, story=[HOSTILE]))
     page = look(url)
     link = page.locator("table.clients a").first
-    until(lambda: link.count() > 0, "the client is not shown")
+    until(lambda: link.count() > 0 and link.inner_text() == HOSTILE, "the client is not shown")
     page.locator("details.episode summary").first.click()
-    assert HOSTILE == link.inner_text()
     link.click()
     page.wait_for_selector("h1")
     assert HOSTILE == page.locator("h1").inner_text()

@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from cli.analytics import java
-from tests.dashboard.conftest import chromium, look
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-__all__ = ["chromium", "look"]  # fixtures
 
 pytestmark = [pytest.mark.slow, pytest.mark.weir_only("a matter of Weir's processes")]
 
