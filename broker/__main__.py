@@ -67,6 +67,7 @@ class Process:
         )
         assert worker.registration is not None
         self._registration = worker.registration
+        self._registration.store.untold = self._tell_of_will
         self._inspection = Inspection(worker.store, worker.reception, worker.reactor, worker.clock)
         self._inspection.inject = worker.protection.inject
         self._inspection.explaining = worker.explaining
@@ -132,7 +133,8 @@ class Process:
         elif kind == "others":
             self.worker.others = found
         elif kind == "mourn":
-            self._registration.mourn(found["incarnation"], self.worker.clock())
+            done = [(client, epoch) for client, epoch in found["done"]]
+            self._registration.mourn(found["incarnation"], self.worker.clock(), done)
         elif kind == "redis":
             self._move_redis(from_parts(found["address"]))
         elif kind == "limits":
@@ -143,6 +145,10 @@ class Process:
             self._link.send("answer", {"id": found["id"], **self._answer(found["what"], found["arguments"])})
         else:
             self.worker.log.error("unknown_frame", kind=kind)
+
+    def _tell_of_will(self, client_id: str, epoch: int) -> None:
+        """Should we die before Redis is back, whoever mourns for us finds it there still."""
+        self._link.send("will_done", {"client": client_id, "epoch": epoch})
 
     def _move_redis(self, address: RedisAddress) -> None:
         now = self.worker.clock()

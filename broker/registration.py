@@ -4,7 +4,7 @@
 # who knows the other workers: `store.give_up()` when one of them has claimed what is ours, `mourn()` when one has died.
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from broker.config import Overload
 from broker.mqtt.packets import Will
@@ -70,9 +70,12 @@ class Registration:
         told = self.registry.holdings.statistics()
         return self.commands.state != READY or not (self.commands.statistics.waiting or told.ended)
 
-    def mourn(self, incarnation: int, now: float) -> None:
-        """That worker is dead: publish what its clients left, unless they are back. One worker has to do it."""
-        self.mourning.mourn(name_of(incarnation), now)
+    def mourn(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+        """That worker is dead: publish what its clients left, unless they are back. One worker has to do it.
+
+        *done*: what it said by `store.untold`.
+        """
+        self.mourning.mourn(name_of(incarnation), now, done)
 
     def move(self, address: RedisAddress, now: float) -> None:
         """Redis is somewhere else from now on."""

@@ -223,6 +223,8 @@ class Node:
                 self.on_ready()
         elif kind == "reloaded":
             process.reloaded = found["error"]
+        elif kind == "will_done":
+            self._obituaries.has_done(process.incarnation, found["client"], found["epoch"])
         elif kind == "statistics":
             words = process.words()
             if words:
@@ -269,7 +271,8 @@ class Node:
         for shard in self.shards:
             if _serves(shard) and shard.process is not None:
                 for incarnation in self._obituaries.told(shard.process.incarnation):
-                    shard.process.send("mourn", {"incarnation": incarnation})
+                    done = self._obituaries.done_by(incarnation)
+                    shard.process.send("mourn", {"incarnation": incarnation, "done": done})
                 return
 
     def _shut(self, shard: Shard) -> None:

@@ -124,19 +124,20 @@ class Holdings:
         self._counts.superseded += 1
         return True
 
-    def drop_will(self, client_id: str, now: float) -> None:
-        """The will of *client_id* was published or taken back: nobody else has to publish it."""
+    def drop_will(self, client_id: str, now: float) -> bool:
+        """The will of *client_id* was published or taken back: nobody else has to publish it. False: Redis is away."""
         held = self.get(client_id)
         if held is None or not held.will:
-            return
+            return True
         held.will = b""
         if self._commands.state == READY:
             client = client_id.encode()
             wills = self._keys.wills(self._keys.slice_of(client), self._me.encode())
             command = self._script.call([wills], ["unwill", client, held.epoch])
             self._commands.ask(_Unwill(command, self, client_id), now)
-        else:
-            self.outdated([client_id])
+            return True
+        self.outdated([client_id])
+        return False
 
     def drop_will_of(self, former: Owner, client_id: str, now: float) -> None:
         """*client_id* is ours now: what it left to be published when *former* dies, or has died, is taken back.

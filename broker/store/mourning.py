@@ -9,6 +9,7 @@
 # than said twice.
 # At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
 import heapq
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from broker.mqtt.packets import Will
@@ -49,11 +50,18 @@ class Mourning:
         self._unburied: list[tuple[str, int]] = []  # (incarnation, slice)
         self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
+        self._done: dict[
+            tuple[str, bytes], int
+        ] = {}  # (incarnation, client id): epoch, of wills the dead did themselves
         self._asked = 0  # pages and batches under way
         self._next = 0.0
 
-    def mourn(self, incarnation: str, now: float) -> None:
-        """The worker *incarnation* is dead: publish what its clients left. Twice does no harm."""
+    def mourn(self, incarnation: str, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+        """The worker *incarnation* is dead: publish what its clients left. Twice does no harm.
+
+        *done*: (client id, epoch of its claim) of those whose wills it was done with, and could not tell Redis so.
+        """
+        self._done.update({(incarnation, client_id.encode()): epoch for client_id, epoch in done})
         self._unburied += [(incarnation, number) for number in range(SLICES)]
 
     def idle(self) -> bool:
@@ -120,7 +128,7 @@ class Mourning:
         self._asked -= 1
         self._unread.append((incarnation, number, cursor))
 
-    def _taken(self, clients: list[bytes], reply: object, now: float) -> None:
+    def _taken(self, incarnation: str, clients: list[bytes], reply: object, now: float) -> None:
         assert isinstance(reply, list)
         self._asked -= 1
         for client, text in zip(clients, reply, strict=True):
@@ -128,7 +136,11 @@ class Mourning:
                 self.statistics.spared += 1
                 continue
             try:
-                will, user = decode(text.split(b" ", 2)[2])
+                epoch, _, record = text.split(b" ", 2)
+                if int(epoch) <= self._done.get((incarnation, client), 0):
+                    self.statistics.spared += 1
+                    continue
+                will, user = decode(record)
             except (IndexError, ValueError, ProtocolError):
                 self.statistics.damaged += 1
                 continue
@@ -182,7 +194,7 @@ class _Take(Command):
         self._clients = clients
 
     def replied(self, reply: object, now: float) -> None:
-        self._mourning._taken(self._clients, reply, now)
+        self._mourning._taken(self._incarnation, self._clients, reply, now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._mourning._not_taken(self._incarnation, self._number, self._clients, failure, now)
@@ -190,4 +202,4 @@ class _Take(Command):
     def late(self, reply: object, now: float) -> None:
         """Redis has taken them out after all: they are ours to publish, and will not be found when asked for again."""
         self._mourning._asked += 1
-        self._mourning._taken(self._clients, reply, now)
+        self._mourning._taken(self._incarnation, self._clients, reply, now)

@@ -47,6 +47,8 @@ class RegisteredSessions:
         self.neighbours = neighbours
         self.clock = clock
         self.evict = evict
+        # Told of client ids, with the epochs of their claims, whose wills are done with while Redis cannot be told.
+        self.untold: Callable[[str, int], None] = _nobody
         self._claims: dict[str, _Claim] = {}  # under way, by client id
         self.registry = make_registry(self)
 
@@ -156,13 +158,17 @@ class RegisteredSessions:
     def forget(self, session: Session) -> None:
         client_id = session.client_id
         if self.memory.find(client_id) is session and client_id not in self._claims:
+            epoch = self.registry.epoch_of(client_id)
             self.registry.release(client_id)  # else it was claimed again, for its successor
-            if session.will is not None:
-                self.registry.tell(self.clock())  # it is published now: killed next, we would be mourned with it again
+            if session.will is not None:  # it is published now: killed next, we would be mourned with it again
+                self.registry.tell(self.clock())
+                if self.registry.holdings.ended(client_id):  # Redis cannot be told now
+                    self.untold(client_id, epoch)
         self.memory.forget(session)
 
     def without_will(self, session: Session) -> None:
-        self.registry.drop_will(session.client_id, self.clock())
+        if not self.registry.drop_will(session.client_id, self.clock()):
+            self.untold(session.client_id, self.registry.epoch_of(session.client_id))
 
     def find(self, client_id: str) -> Session | None:
         return self.memory.find(client_id)
@@ -288,4 +294,8 @@ def _left_by(session: Session) -> bytes:
 
 
 def _ignore(handover: Handover) -> None:
+    pass
+
+
+def _nobody(client_id: str, epoch: int) -> None:
     pass

@@ -143,9 +143,9 @@ class Registry(Greeter):
         if held is not None and held.will != will:
             self.holdings.hold_unknown(client_id, held.epoch, will)
 
-    def drop_will(self, client_id: str, now: float) -> None:
-        """The will of *client_id* was published or taken back: nobody else has to publish it."""
-        self.holdings.drop_will(client_id, now)
+    def drop_will(self, client_id: str, now: float) -> bool:
+        """The will of *client_id* was published or taken back: nobody else has to publish it. False: Redis is away."""
+        return self.holdings.drop_will(client_id, now)
 
     def epoch_of(self, client_id: str) -> int:
         """The epoch that this worker holds *client_id* with; 0 if it does not."""

@@ -76,6 +76,21 @@ def test_what_a_dead_worker_had_asked_for_is_not_done_any_more(start_redis: Star
     assert 0 < other.claim("late")
 
 
+def test_what_the_dead_worker_was_done_with_is_not_published_again(start_redis: StartRedis, loop: Loop) -> None:
+    """What it published while Redis was away would be heard twice; or what its client left after that, never."""
+    server = start_redis()
+    dead, mourner = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
+    done = dead.claim("done", left("done"))
+    before = dead.claim("came back", left("before"))
+    dead.claim("came back", left("after"))
+    dead.claim("gone", left("gone"))
+    mourner.mourning.mourn(dead.incarnation, loop.now(), [("done", done), ("came back", before)])
+
+    assert [("came back", b"after"), ("gone", b"gone")] == mourned(mourner)
+    with server.client() as client:
+        assert [] == client.keys("*:wills:*")
+
+
 def test_the_user_of_a_will_is_known_to_the_mourner(start_redis: StartRedis, loop: Loop) -> None:
     """It would be published though its client might not, or not though it might."""
     server = start_redis()

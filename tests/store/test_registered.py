@@ -8,6 +8,7 @@ from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.session.will import Will as SessionWill
 from broker.store.holdings import Rival
+from broker.store.line import READY
 from broker.store.neighbours import Handover, Then
 from broker.store.owner import Owner
 from broker.store.registered import MOST_BEHIND, RegisteredSessions
@@ -265,6 +266,33 @@ def test_a_session_that_ends_takes_its_will_back_at_once(server: RunningRedis, l
         client.ping()  # it was said before this, and Redis does one after the other
 
         assert [] == client.keys("*:wills:*")
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_will_that_redis_cannot_be_told_of_is_told_to_the_node(
+    server: RunningRedis, loop: Loop, lasting: bool
+) -> None:
+    """A worker that is killed while Redis is away would have it published again, by whoever mourns it."""
+    worker = Worker(loop, server, 1)
+    told: list[tuple[str, int]] = []
+    worker.store.untold = lambda client_id, epoch: told.append((client_id, epoch))
+    coming = Coming(worker.store, "me", False, 60 if lasting else 0)
+    coming.will = Will(b"gone", b"")
+    worker.store.claim(coming)
+    loop.until(lambda: bool(coming.answers))
+    there = worker.store.find("me")
+    assert there is not None
+    there.will = SessionWill(coming.will)
+    epoch = worker.store.registry.epoch_of("me")
+    server.end()
+    loop.until(lambda: worker.store.registry._commands.state != READY)
+    assert [] == told
+    if lasting:
+        worker.store.without_will(there)
+    else:
+        worker.store.forget(there)
+
+    assert [("me", epoch)] == told
 
 
 def test_a_client_that_went_while_it_was_asked_for_leaves_nothing(server: RunningRedis, loop: Loop) -> None:

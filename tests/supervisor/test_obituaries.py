@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.obituaries import MOST, Obituaries
+from supervisor.obituaries import MOST, MOST_DONE, Obituaries
 
 
 @pytest.fixture
@@ -57,3 +57,28 @@ def test_a_damaged_file_costs_its_damaged_lines(path: Path) -> None:
     path.write_bytes(b"0000000000000001\nwhat?\n00000000000000xy\n\xff\n0000000000000002\n00")
 
     assert [1, 2] == list(Obituaries(path).told(3))
+
+
+def test_what_a_worker_has_done_itself_is_known_of_it_alone(path: Path) -> None:
+    """A will would be heard twice; or that of another's client of the same name never."""
+    obituaries = Obituaries(path)
+    obituaries.born(1)
+    obituaries.has_done(1, "a", 70)
+    obituaries.has_done(1, "a", 80)
+    obituaries.has_done(1, "b", 90)
+
+    assert [("a", 80), ("b", 90)] == obituaries.done_by(1)
+    assert [] == obituaries.done_by(2)
+
+
+def test_what_workers_have_done_is_bounded(path: Path) -> None:
+    """An hour without Redis would fill the supervisor with names."""
+    obituaries = Obituaries(path)
+    obituaries.born(1)
+    for number in range(10):
+        obituaries.has_done(1, f"{number}" * (MOST_DONE // 4), 1)
+    assert 4 == len(obituaries.done_by(1))
+    for number in range(2, 2 + MOST):
+        obituaries.born(number)
+
+    assert [] == obituaries.done_by(1)
