@@ -53,11 +53,10 @@ run: $(VENV)/installed $(VENV)/dashboard
 demo: $(VENV)/installed $(VENV)/dashboard $(VENV)/analytics
 	@exec $(BIN)/weir demo $(ARGS)
 
-# What starts whole nodes has the machine to itself; it is told the time by other programs, too, so what fails is tried
-# once more, and named. The others share the processors.
+# What starts whole nodes has the machine to itself; the others share the processors.
 # The analysis is not compiled, and is tried once. What one broker's clients see of the installed copy is tried with
 # several workers alone: that the sources do the same with one has been seen by then.
-ALONE  := -m pytest -q --reruns 1 -rR -m "system and not faults"
+ALONE  := -m pytest -q -m "system and not faults"
 SHARED := -m pytest -q -n auto -m "not system and not faults"
 ONCE   := $(addprefix --ignore=tests/,analytics dashboard deploy system/test_demo.py)
 
