@@ -58,13 +58,17 @@ demo: $(VENV)/installed $(VENV)/dashboard $(VENV)/analytics
 # several workers alone: that the sources do the same with one has been seen by then.
 ALONE  := -m pytest -q -m "system and not faults"
 SHARED := -m pytest -q -n auto -m "not system and not faults"
+# A thousand long conversations take minutes: the compiled copy has them, and short ones are had everywhere.
+LONG   := $(addprefix --deselect=tests/model/test_,\
+	conversations.py::test_many_long_conversations_go_as_the_reference_says \
+	node_conversations.py::test_nor_after_many_long_conversations)
 ONCE   := $(addprefix --ignore=tests/,analytics dashboard deploy system/test_demo.py)
 
 test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 	@echo "== the sources, interpreted =="
-	@WEIR_FORM=interpreted $(TREE) $(SHARED) --cov=broker.mqtt --cov=broker.session --cov=broker.routing \
+	@WEIR_FORM=interpreted $(TREE) $(SHARED) $(LONG) --cov=broker.mqtt --cov=broker.session --cov=broker.routing \
 		--cov-branch --cov-report=term:skip-covered --cov-fail-under=97 tests
-	@WEIR_FORM=interpreted $(TREE) $(ALONE) tests
+	@WEIR_FORM=interpreted $(TREE) $(ALONE) $(LONG) tests
 	@set -e; form=$$($(INSTALLED) -c 'from broker.version import form; print(form())'); \
 	export WEIR_FORM=$$form WEIR_INSTALLED=1; \
 	echo "== the installed copy, $$form =="; \
