@@ -19,7 +19,7 @@ from cli.analytics import java
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.slow, pytest.mark.weir_only("a matter of Weir's processes")]
+pytestmark = [pytest.mark.faults, pytest.mark.weir_only("a matter of Weir's processes")]
 
 PART: Final = 12  # seconds
 PATIENCE: Final = 240.0  # seconds for what Spark takes to start on a busy machine
@@ -68,10 +68,12 @@ def demo(*arguments: str) -> "Iterator[tuple[subprocess.Popen[str], Said]]":
     ) as process:
         try:
             yield process, Said(process)
+        finally:  # politely: what it has started would outlive it otherwise
             process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE)
-        finally:
-            process.kill()
+            try:
+                process.wait(PATIENCE)
+            finally:
+                process.kill()
 
 
 def test_an_aggressor_and_a_storm_are_explained_and_told(
