@@ -7,6 +7,7 @@
 # and removes no statements; cosmic-ray starts a process and imports everything for each mutant, seconds each.
 import argparse
 import gc
+import os
 import random
 import sys
 import tempfile
@@ -99,6 +100,7 @@ def main() -> int:
         share = arguments.sample / max(1, sum(score.total for score in scores))
         for score in scores:
             score.sample(share, chance)
+    os.environ.pop("PYTEST_ADDOPTS", None)  # what the run around this one is told may mean nothing without a terminal
     with tempfile.TemporaryDirectory(prefix="weir-mutation-") as folder:
         collect = [*PYTEST, f"--basetemp={folder}/tests"]
         run = Run(root, scores, arguments, collect)
