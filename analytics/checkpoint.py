@@ -3,9 +3,9 @@
 #   VERSION         of what is in it, and which log it is of
 #   lock            held while a job runs: two at once would spoil it
 #   spark/          Spark's own: which entries each batch is of, and which records were seen
-#   state/N.json    what the driver knows after batch N
+#   state/N         what the driver knows after batch N, as MessagePack
 #
-# state/N.json appears whole, and after all of batch N is written elsewhere. So a batch that has one is done; one that
+# state/N appears whole, and after all of batch N is written elsewhere. So a batch that has one is done; one that
 # has none is done again, from the state after the batch before it, and comes out the same.
 import fcntl
 import json
@@ -13,9 +13,12 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgpack
+
 from analytics.rows import VERSION
 
 KEPT: Final = 5  # states; one more than Spark may go back is enough
+LARGE: Final = 0  # the extension for integers of more than 64 bits: sums of figures that somebody made up
 
 
 class CheckpointUnusable(Exception):
@@ -28,6 +31,7 @@ class Checkpoint:
         self.spark = folder / "spark"
         self._states = folder / "state"
         self._lock = -1
+        self._saved: tuple[int, dict[str, Any]] | None = None  # the last batch, and the state after it
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,15 +60,18 @@ class Checkpoint:
         return self._path(batch).exists()
 
     def state_before(self, batch: int) -> dict[str, Any] | None:
-        """What was saved after the batch before *batch*; None: there is none."""
+        """What was saved after the batch before *batch*, which is not to be changed; None: there is none."""
+        if self._saved is not None and self._saved[0] == batch - 1:
+            return self._saved[1]
         for number in sorted(self._numbers(), reverse=True):
             if number < batch:
-                return cast(dict[str, Any], json.loads(self._path(number).read_bytes()))
+                return _unpacked(self._path(number).read_bytes())
         return None
 
     def save(self, batch: int, state: dict[str, Any]) -> None:
         """*batch* is done, and this is the state after it. OSError."""
-        _write(self._path(batch), json.dumps(state, separators=(",", ":")))
+        _write(self._path(batch), _packed(state))
+        self._saved = batch, state
         for number in self._numbers():
             if number <= batch - KEPT:
                 self._path(number).unlink(missing_ok=True)
@@ -75,10 +82,10 @@ class Checkpoint:
         return cast(dict[str, Any], json.loads(lines[-1]))
 
     def _numbers(self) -> list[int]:
-        return [int(one.stem) for one in self._states.glob("*.json") if one.stem.isdigit()]
+        return [int(one.name) for one in self._states.iterdir() if one.name.isdigit()]
 
     def _path(self, batch: int) -> Path:
-        return self._states / f"{batch}.json"
+        return self._states / str(batch)
 
 
 def _check(folder: Path, key: str) -> None:
@@ -92,7 +99,7 @@ def _check(folder: Path, key: str) -> None:
             raise CheckpointUnusable(
                 f"The folder {folder} is not empty and no checkpoint: name another one with --checkpoint."
             ) from None
-        _write(named, json.dumps({"version": VERSION, "log": key}))
+        _write(named, json.dumps({"version": VERSION, "log": key}).encode())
         return
     except (ValueError, KeyError, TypeError):
         version, of = "unknown", key
@@ -105,7 +112,24 @@ def _check(folder: Path, key: str) -> None:
         raise CheckpointUnusable(f"The checkpoint {folder} is of the log {of}: name another one with --checkpoint.")
 
 
-def _write(path: Path, text: str) -> None:
+def _packed(state: dict[str, Any]) -> bytes:
+    # A name may have what UTF-8 has not, as JSON may.
+    return cast(bytes, msgpack.packb(state, default=_large, unicode_errors="surrogatepass"))
+
+
+def _unpacked(found: bytes) -> dict[str, Any]:
+    return cast(dict[str, Any], msgpack.unpackb(found, ext_hook=_number, unicode_errors="surrogatepass"))
+
+
+def _large(value: object) -> msgpack.ExtType:
+    return msgpack.ExtType(LARGE, str(value).encode())
+
+
+def _number(code: int, data: bytes) -> int:
+    return int(data)
+
+
+def _write(path: Path, content: bytes) -> None:
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text)
+    unfinished.write_bytes(content)
     os.replace(unfinished, path)

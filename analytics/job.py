@@ -7,6 +7,7 @@
 # Whatever fails, and Redis being away above all, ends the query and not the job: it begins again from its checkpoint.
 # Only what fails again and again while Redis answers ends it.
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,9 @@ FAILURES: Final = 6  # in a row without a batch between them, while Redis answer
 LONGEST_PAUSE: Final = 10.0
 LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
 LOOK: Final = 0.5  # seconds
+YOUNG: Final = (
+    100_000  # objects: what is folded has no cycles, and to look for some in all of it takes longer than folding
+)
 
 Counts = dict[str, int]
 NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}  # gone: as a batch was to read it
@@ -76,6 +80,7 @@ class Job:
 
     def run(self) -> str:
         """Until `stop()`; what ended it otherwise, "" for nothing."""
+        gc.set_threshold(YOUNG)
         failures, before = 0, 0
         try:
             while not self._stopping.is_set():

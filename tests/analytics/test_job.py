@@ -238,29 +238,3 @@ def test_the_history_of_a_day_is_a_few_files(tmp_path: Path) -> None:
     assert [("b", batch) for batch in range(3 * MERGED)] == history(tmp_path)
     assert len(list((tmp_path / "history").rglob("*.parquet"))) <= MERGED + 2
     assert [] == list((tmp_path / "history").rglob("*.unfinished"))
-
-
-def test_a_checkpoint_is_of_one_version_one_log_and_one_job_at_a_time(tmp_path: Path) -> None:
-    """The job would go on from what it misunderstands, and say nonsense."""
-    from analytics.checkpoint import Checkpoint, CheckpointUnusable
-
-    folder = tmp_path / "checkpoint"
-    first = Checkpoint(folder, "weir:metrics")
-    with pytest.raises(CheckpointUnusable, match=r"^Another analysis runs with the checkpoint .*: end it, or name"):
-        Checkpoint(folder, "weir:metrics")
-    first.close()
-    with pytest.raises(CheckpointUnusable, match=r"is of the log weir:metrics: name another one"):
-        Checkpoint(folder, "other:metrics")
-    (folder / "VERSION").write_text(json.dumps({"version": 99, "log": "weir:metrics"}))
-    with pytest.raises(CheckpointUnusable, match=r"is of version 99, and this analysis of 1: remove it, or name"):
-        Checkpoint(folder, "weir:metrics")
-    (folder / "VERSION").write_text("")
-    with pytest.raises(CheckpointUnusable, match="is of version unknown"):
-        Checkpoint(folder, "weir:metrics")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(CheckpointUnusable, match=r"is not empty and no checkpoint: name another"):
-        Checkpoint(tmp_path / "photos", "weir:metrics")
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointUnusable, match=r"cannot be used: Not a directory; name another"):
-        Checkpoint(tmp_path / "file" / "below", "weir:metrics")
