@@ -1,7 +1,8 @@
 # make run    set up everything, and start a broker and its dashboard in the foreground: make run ARGS="--port 1884"
 # make demo   a node of its own, its dashboard and its analysis, and two loads that overload it: what to look at is said
 # make test   the whole suite, on the sources as they are and on an installed, compiled copy, with 1, 2 and 4 workers
-# make check  format, lint, types, import contracts and the fast tests: under a minute
+# make lint   format, lint, types and import contracts
+# make check  these and the fast tests: what to run before a commit
 # make bench  Weir beside Mosquitto: make bench ARGS=--quick
 # make charts sustained overload, with protection and without, measured and drawn: make charts ARGS="--seconds 10"
 # make fuzz   mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
@@ -39,7 +40,7 @@ TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 CLIENT_TESTS := $(filter-out $(addprefix %/test_,node.py load.py bench.py client_limits.py quotas.py why.py simulate.py demo.py) \
 	$(wildcard tests/system/test_overload_*.py),$(wildcard tests/system/test_*.py))
 
-.PHONY: run demo test check bench charts fuzz faults scenes clean FORCE
+.PHONY: run demo test lint check bench charts fuzz faults scenes clean FORCE
 FORCE:
 
 # Ctrl-C reaches all of them by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
@@ -84,12 +85,14 @@ test: $(VENV)/installed $(VENV)/dev $(VENV)/node/installed
 		$(call try,$(INSTALLED),$(NODES) $(CLIENT_TESTS)); \
 	done
 
-check: $(VENV)/dev
+lint: $(VENV)/dev
 	@$(BIN)/ruff format --quiet --check .  || { echo 'Run "$(BIN)/ruff format ." to put this right.'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(TREE) -c 'from importlinter.cli import lint_imports_command as run; run()' >$(VENV)/contracts || \
 		{ cat $(VENV)/contracts; exit 1; }
+
+check: lint
 	@WEIR_FORM=interpreted $(TREE) -m pytest -q -n auto -m "not slow and not system" tests
 
 bench: $(VENV)/installed $(VENV)/dev
