@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from broker.reasons import StoreFailure
 from broker.store.keys import LEASE, SLICES, Keys
 from broker.store.line import READY
-from broker.store.owner import Held, Owner, epoch_and_owner
+from broker.store.owner import Held, Owner, epoch_and_owner, read_owner
 from broker.store.resp import Command, Commands
 from broker.store.script import Script
 
@@ -105,6 +105,11 @@ class Holdings:
     def ended(self, client_id: str) -> bool:
         """It was released, and Redis may not know."""
         return client_id in self._ended
+
+    def goes_back_to(self, client_id: str) -> Owner | None:
+        """Who is the owner again of what was claimed too late, which Redis may not know."""
+        _, former = self._ended.get(client_id, (0, ""))
+        return read_owner(former.encode())
 
     def release_epoch(self, client_id: str, epoch: int, former: str = "") -> None:
         """The same, of a claim with *epoch* that is not held; *former*: who is the owner again, as Redis has it."""

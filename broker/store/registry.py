@@ -195,13 +195,13 @@ class Registry(Greeter):
         held = self.holdings.get(claim.client_id)
         doubtful = ours or (former is None and now < self._doubtful_until)
         doubtful = doubtful and held is None and not self.holdings.ended(claim.client_id)
+        if ours:  # perhaps by an earlier CONNECT, whose claim came too late: then the session is still where it was
+            former = self.holdings.goes_back_to(claim.client_id) if held is None else None
         if held is None or held.epoch < epoch:
             self.holdings.hold(claim.client_id, epoch, claim.will)
         else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
             epoch = held.epoch
             self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
-        if ours:
-            former = None
         if former is not None:
             self.holdings.drop_will_of(former, claim.client_id, now)
         claim.decide(CLAIMED, epoch, former, doubtful)

@@ -187,6 +187,29 @@ def test_a_session_is_found_though_redis_has_forgotten_who_has_it(server: Runnin
     assert there is two.connect("me", lasting=True)
 
 
+def test_who_was_refused_while_redis_hung_finds_the_session_when_it_comes_again(
+    server: RunningRedis, loop: Loop
+) -> None:
+    """Redis names the worker of the refused claim, which never had the session: its client would begin another one."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    assert there is not None
+    loop.ready(two.shard.commands)
+    server.pause()
+    assert CloseReason.SERVER_UNAVAILABLE is two.connect("me", lasting=True)
+    coming = two.ask("me", lasting=True)
+    loop.for_seconds(0.2)
+    server.go_on()
+    loop.until(lambda: bool(coming.answers))
+
+    assert [there] == coming.answers
+    assert one.store.find("me") is None
+    two.shard.settle()
+    assert owned_by(server, two, "me")
+
+
 def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server: RunningRedis, loop: Loop) -> None:
     """Their claims are carried out when it goes on: the session would be nobody's, or of somebody without it."""
     node = Node()
