@@ -164,7 +164,8 @@ class RoamingFlow(Flow):
             self.resumed += client.certain
         elif self._subscribed:
             self.lost += 1
-            if self._holder and state(self._holder) and not self._uncertain:
+            lives = state(self._holder) and self._holder not in self._troubles.killed
+            if self._holder and lives and not self._uncertain:
                 self._fail(f"its session was not there any more, and process {self._holder}, which had it, lives")
         if self._left and not self._uncertain:
             self._troubles.took(f"{self.name}: coming back", {0}, self._left, now, REPLACED)  # any worker

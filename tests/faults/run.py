@@ -180,6 +180,7 @@ class Run:
             return  # it suffers from an earlier one
         trouble = self._troubles.begin(REDIS if fault.worker < 0 else pid)
         if not fault.stopped:
+            self._troubles.killed.add(pid)
             _signal(pid, signal.SIGKILL)
             self._loop.later(1.0 if fault.worker < 0 else 0.05, lambda: self._troubles.over(trouble))
             return

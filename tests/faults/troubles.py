@@ -30,6 +30,7 @@ class Troubles:
         self.worst_needing = 0.0  # seconds after the end of a trouble
         self.worst_outage = 0.0  # seconds from the last trouble until a pair that had lost a process was served again
         self.messages = 0
+        self.killed: set[int] = set()  # processes, which may take a moment to be gone
         self.began = loop.now
         self._waited = waited
         self._loop = loop
