@@ -145,7 +145,7 @@ class Protection(Gates):
 
     def remove_gate(self, gate: Gate, now: float) -> None:
         waiting, signal = self._gates.pop(gate)
-        self.signals.remove(signal.name)
+        self.signals.remove(signal)
         for connection in waiting.everybody():
             self._release(connection, now)
 

@@ -435,7 +435,7 @@ class World:
         if known.keys() == resources.keys():
             return
         for name in known.keys() - resources.keys():
-            self._signals.remove(name)
+            self._signals.remove(self._signals.named(name))
         for name in resources.keys() - known.keys():
             self._signals.add_gate(name)
 

@@ -134,7 +134,7 @@ class Takeovers:
         self._shard = shard
         self._clock = clock
         self._failed = failed
-        self._numbers = 0
+        self._numbers = int(clock() * 1e6)  # others than those of a worker that was in our place before
         self._offers = 0
         self._arrivals: dict[int, Arrival] = {}
         self._departures: dict[tuple[int, int], Departure] = {}  # by shard of who asked, and its number

@@ -111,9 +111,10 @@ class Signals:
         """The signal of that name; KeyError."""
         return self._all[name]
 
-    def remove(self, name: str) -> None:
-        """Its resource is no more."""
-        del self._all[name]
+    def remove(self, signal: Signal) -> None:
+        """Its resource is no more; one of the same name that has come since is another one, and stays."""
+        if self._all.get(signal.name) is signal:
+            del self._all[signal.name]
 
     def look(self, now: float) -> None:
         """Find the worst signal, and what is contended; before each step of the level."""

@@ -280,7 +280,7 @@ class Player:
         """These are the signals from now on."""
         known = self.signals.values()
         for name in known.keys() - resources.keys():
-            self.signals.remove(name)
+            self.signals.remove(self.signals.named(name))
         for name in resources.keys() - known.keys():
             self.signals.add_gate(name)
         self.resources = resources

@@ -83,8 +83,21 @@ def test_the_worst_signal_in_units_of_its_target_is_the_cause() -> None:
 
     assert (2.0, "store") == (looked(signals, 0.0).worst, signals.worst_name)
     assert {"lag": 0.0, "outbound": 0.0, "memory": 1.0, "connect": 0.5, "store": 2.0} == signals.values()
-    signals.remove("store")
+    signals.remove(store)
     assert (1.0, "memory") == (looked(signals, 0.0).worst, signals.worst_name)
+
+
+def test_a_successor_keeps_its_signal_when_the_one_before_it_goes() -> None:
+    """Of a worker that was replaced the end is heard after its successor has come: that one's load would be unseen."""
+    signals = Signals(SETTINGS, "here")
+    before = signals.add_gate("there")
+    after = signals.add_gate("there")
+    signals.remove(before)
+    after.measure(0.1, 0.0)
+
+    assert (2.0, "there") == (looked(signals, 0.0).worst, signals.worst_name)
+    signals.remove(after)
+    assert (0.0, "") == (looked(signals, 0.0).worst, signals.worst_name)
 
 
 def test_the_cause_is_what_raised_the_level_until_it_has_fallen() -> None:
@@ -98,7 +111,7 @@ def test_the_cause_is_what_raised_the_level_until_it_has_fallen() -> None:
         if 1 <= step < 4:
             signals.named("there").measure(10.0, now)
         elif step == 4:
-            signals.remove("there")
+            signals.remove(signals.named("there"))
         level.step(looked(signals, now).worst, signals.worst_name)
         blamed.append(level.cause)
 
