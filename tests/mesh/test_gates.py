@@ -147,6 +147,27 @@ def test_a_death_lets_go_on_who_waited(nodes: Nodes) -> None:
     assert MANY == before + acks(publisher)
 
 
+def test_a_worker_is_replaced_before_its_end_is_heard(nodes: Nodes) -> None:
+    """The load of its successor would be unseen, and the end of that one an error that ends this worker as well."""
+    node = nodes(2)
+    one, two = node
+    one.stopped = True
+    node.workers.remove(two)
+    two.close()
+    three = node.start(1)
+    one.stopped = False
+    node.settle()
+    signals = one.worker.protection.signals
+    assert [1] == [peer.shard for peer in one.worker.mesh.peers]
+    assert ["weir/1"] == [name for name in signals.values() if "/" in name]
+
+    node.kill(three)
+    assert [] == [name for name in signals.values() if "/" in name]
+    client = one.connect("me", V5)
+    client.send(PingReq())
+    assert [PingResp()] == client.receive()
+
+
 def test_who_waited_and_went_is_forgotten(nodes: Nodes) -> None:
     """A closed connection would be served when the gate opens."""
     one, two = nodes(2)
