@@ -40,9 +40,7 @@ FAILURES: Final = 6  # in a row without a batch between them, while Redis answer
 LONGEST_PAUSE: Final = 10.0
 LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
 LOOK: Final = 0.5  # seconds
-YOUNG: Final = (
-    100_000  # objects: what is folded has no cycles, and to look for some in all of it takes longer than folding
-)
+YOUNG: Final = 100_000  # objects before cycles are looked for: there are none in what is folded, and it is large
 
 Counts = dict[str, int]
 NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}  # gone: as a batch was to read it
