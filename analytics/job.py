@@ -57,6 +57,10 @@ class Settings:
     trigger: float = TRIGGER
 
 
+class JobClosed(Exception):
+    """A batch came after the last one. It may not wait instead: Spark does not stop a query that waits for Python."""
+
+
 class Job:
     def __init__(self, settings: Settings, spark: "SparkSession") -> None:
         """CheckpointUnusable."""
@@ -68,6 +72,7 @@ class Job:
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
         self._taking = threading.Lock()  # held while a batch is taken, in a thread of its own
+        self._closed = False  # no batch is taken any more
         self._writing = threading.Lock()
         self._status: Status | None = None
         self._away = False
@@ -109,7 +114,7 @@ class Job:
             query = self._query = self._start()
             while not query.awaitTermination(LOOK):  # type: ignore[arg-type]  # seconds with decimals will do
                 if self._stopping.is_set():
-                    self._taking.acquire(timeout=LAST_BATCH)  # never given back: there is no batch after it
+                    self._close()
                     query.stop()
                     return ""
                 self._tell_if_quiet()
@@ -131,9 +136,18 @@ class Job:
             .start()
         )
 
+    def _close(self) -> None:
+        """Let the batch that is being taken be the last one."""
+        taken = self._taking.acquire(timeout=LAST_BATCH)
+        self._closed = True
+        if taken:
+            self._taking.release()
+
     def take(self, records: "DataFrame", batch: int) -> None:
-        """All that is done with *batch*."""
+        """All that is done with *batch*. JobClosed: nothing is, and Spark is not to take it for done."""
         with self._taking:
+            if self._closed:
+                raise JobClosed
             self._take(records, batch)
 
     def _take(self, records: "DataFrame", batch: int) -> None:
@@ -251,8 +265,9 @@ def _no_batch() -> Status:
 
 
 def _cause(error: Exception) -> str:
-    """The line that says most: Python's own exception, if there was one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The line that says most: Python's own exception if there was one, else Java's."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("An error occurred while calling ")]
     told = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File "))]
     return (told or lines or [type(error).__name__])[-1 if told else 0][:300]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet
 import pytest
 
+from analytics.job import Job, _cause
 from analytics.rows import Status
 from analytics.source import next_offset
 from tests.analytics.records import BEGAN, body
@@ -15,7 +16,7 @@ from tests.analytics.running import InProcess, InThread, Log, Record, story, wai
 from tests.redis_servers import RunningRedis
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.system
 MESSAGES: Final = 5  # of a record
@@ -141,6 +142,42 @@ def test_entries_that_redis_cut_off_as_they_were_to_be_read_are_lost(
         log.reaches(BEGAN + 10)
 
     assert 7 == status(log)["lost"]
+
+
+def test_a_batch_that_begins_as_the_job_ends_is_left_to_the_next_one(
+    spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would wait for the batch, the batch for the job, and the checkpoint be nobody's for good."""
+    begun, take, close = list[int](), Job.take, Job._close
+
+    def taken(self: Job, records: "DataFrame", batch: int) -> None:
+        begun.append(batch)
+        take(self, records, batch)
+
+    def closed(self: Job) -> None:
+        close(self)
+        before = len(begun)
+        log.add(story(5, first=5))
+        wait_for(lambda: len(begun) > before)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "take", taken)
+        patched.setattr(Job, "_close", closed)
+        with InThread(spark, log, tmp_path):
+            log.add(story(5))
+            log.reaches(BEGAN + 4)
+
+    assert BEGAN + 4 == status(log)["newest"]
+    with InThread(spark, log, tmp_path):
+        log.reaches(BEGAN + 9)
+    assert dict.fromkeys(range(10), 2 * MESSAGES) == messages(log)
+
+
+def test_what_java_says_of_a_failure_is_told() -> None:
+    """Who reads why a batch failed would learn the number of a call."""
+    error = Exception("An error occurred while calling o845.start.\n: java.io.IOException: it is full\n\tat x.y(z)")
+
+    assert "java.io.IOException: it is full" == _cause(error)
 
 
 def test_a_batch_that_cannot_be_written_is_written_later_and_once(
