@@ -15,7 +15,7 @@ from redis.retry import Retry
 from broker.store.address import RedisAddress
 from supervisor.redis_server import RedisServer, candidates, configuration, version_of
 
-PATIENCE: Final = 10.0  # seconds for what should take milliseconds
+PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 HOST: Final = "127.0.0.1"
 PORTS: Final = (10_000, 20_000)
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from broker.store.address import RedisAddress
 from broker.store.line import READY, Line
 
-PATIENCE: Final = 10.0  # seconds for what should take milliseconds
+PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 QUANTUM: Final = 1000
 
 

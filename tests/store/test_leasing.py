@@ -20,6 +20,12 @@ pytestmark = pytest.mark.system  # real servers
 StartRedis = Callable[..., RunningRedis]
 
 
+@pytest.fixture
+def start_redis(start_redis: StartRedis) -> StartRedis:
+    """Servers that wait for no disk: a lease is patient for less than a busy one takes."""
+    return lambda server=None: start_redis(server, "appendfsync no\n")
+
+
 class Tenant:
     """A worker with one shared quota."""
 

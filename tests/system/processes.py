@@ -17,7 +17,7 @@ from tests.system import node
 
 HOST: Final = "127.0.0.1"
 WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
-PATIENCE: Final = 10.0  # seconds for anything that should take milliseconds: a busy machine is no failure
+PATIENCE: Final = 30.0  # seconds for anything that should take milliseconds: a busy machine is no failure
 
 
 def free_port() -> int:
