@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -14,7 +13,7 @@ from broker.overload.facts import Facts, together
 from broker.version import VERSION, form
 from supervisor.limits import LimitRefused
 from supervisor.node import Node, Shard
-from supervisor.workers import NoAnswer, WorkerProcess
+from supervisor.workers import NoAnswer, WorkerProcess, process_stat
 
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
@@ -280,8 +279,5 @@ def _worker(shard: Shard) -> dict[str, Any]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = process_stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

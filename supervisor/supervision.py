@@ -41,8 +41,14 @@ class Silence:
         return self._silent
 
 
-def too_silent(silent: float, phase: int) -> bool:
-    """Whether a worker in *phase* is dead after so many seconds of silence."""
+def too_silent(silent: float, phase: int, stopped: bool) -> bool:
+    """Whether a worker in *phase* is dead after so many seconds of silence.
+
+    One that is not *stopped* (SIGSTOP) has until the next look: it may have been continued a moment ago, and who is
+    killed in its first turn has done what it could tell nobody of.
+    """
+    if not stopped:
+        silent -= LOOK_EVERY
     if phase == STARTING:
         return silent > SILENCE_STARTING
     if phase == DRAINING:

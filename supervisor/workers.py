@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import trio
@@ -274,9 +275,22 @@ class WorkerProcess:
             if incarnation == self.incarnation:
                 phase = told
             silent = self._silence.look(stamped, time.monotonic())
-            if too_silent(silent, phase):
+            if too_silent(silent, phase, stopped(self.pid)):
                 self.kill(f"its loop has not turned for {silent:.1f} s")
                 return
+
+
+def process_stat(pid: int) -> list[str]:
+    """What proc(5) says of process *pid*, from its state on; [] when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def stopped(pid: int) -> bool:
+    """Whether a signal has stopped it, and none continued it."""
+    return process_stat(pid)[:1] in (["T"], ["t"])
 
 
 def interpreter_flags() -> list[str]:

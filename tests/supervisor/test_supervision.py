@@ -24,13 +24,14 @@ def silent_for(looks: list[float], stamp: float = 1.0) -> float:
     return [silence.look(stamp, now) for now in looks][-1]
 
 
-def test_a_worker_that_does_not_stamp_is_dead_after_a_second() -> None:
-    """A wedged loop would hold its clients for ever, or a lively one be killed."""
+@pytest.mark.parametrize(("stopped", "after"), [(True, 1.1), (False, 1.2)])
+def test_a_worker_that_does_not_stamp_is_dead_after_a_second(stopped: bool, after: float) -> None:
+    """A wedged loop would hold its clients for ever, or one be killed that was just continued."""
     looks = [100.0 + LOOK_EVERY * n for n in range(30)]
 
-    found = [now - 100.0 for n, now in enumerate(looks) if too_silent(silent_for(looks[: n + 1]), SERVING)]
+    found = [now - 100.0 for n, now in enumerate(looks) if too_silent(silent_for(looks[: n + 1]), SERVING, stopped)]
 
-    assert found[0] == pytest.approx(1.1)
+    assert found[0] == pytest.approx(after)
 
 
 def test_a_stamp_ends_the_silence() -> None:
@@ -46,13 +47,13 @@ def test_time_in_which_the_supervisor_did_not_look_is_no_silence(pause: float) -
     before = [LOOK_EVERY * n for n in range(5)]
     after = [before[-1] + pause + LOOK_EVERY * n for n in range(5)]
 
-    assert not too_silent(silent_for(before + after), SERVING)
+    assert not too_silent(silent_for(before + after), SERVING, True)
 
 
 def test_who_starts_or_drains_may_be_silent_for_longer() -> None:
     """A worker with a long password file, or a million clients, would be killed at each start or stop."""
-    assert (True, False, False) == (too_silent(2.0, SERVING), too_silent(2.0, STARTING), too_silent(2.0, DRAINING))
-    assert (True, True) == (too_silent(31.0, STARTING), too_silent(5.5, DRAINING))
+    assert [True, False, False] == [too_silent(2.0, phase, False) for phase in (SERVING, STARTING, DRAINING)]
+    assert [True, True] == [too_silent(silent, phase, False) for silent, phase in ((31.0, STARTING), (5.5, DRAINING))]
 
 
 def test_the_pause_doubles_and_is_short_again_after_good_service() -> None:
