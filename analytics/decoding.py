@@ -33,7 +33,7 @@ def schema(kind: Kind = RECORD) -> str:
     return of
 
 
-def unfit(found: str, kind: Kind = RECORD, depth: int = 0) -> str:
+def unfit(found: str, kind: Kind = RECORD) -> str:
     """The condition, in SQL, that *found* is not as *kind* has it; never null."""
     if isinstance(kind, Value):
         if kind.type == TEXT:
@@ -42,15 +42,30 @@ def unfit(found: str, kind: Kind = RECORD, depth: int = 0) -> str:
             return f"({found} IS NULL OR NOT {found} BETWEEN -{LARGEST} AND {LARGEST})"
         return f"({found} IS NULL OR {found} < 0)"
     if isinstance(kind, Group):
-        fields = " OR ".join(unfit(f"{found}.`{name}`", of, depth) for name, of in kind.fields.items())
+        fields = " OR ".join(unfit(f"{found}.`{name}`", of) for name, of in kind.fields.items())
         return f"({found} IS NULL OR {fields})"
-    each = f"x{depth}"
     if isinstance(kind, Table):
-        return f"({found} IS NULL OR exists(map_values({found}), {each} -> {unfit(each, kind.of, depth + 1)}))"
-    return (
-        f"({found} IS NULL OR size({found}) > {kind.most} "
-        f"OR exists({found}, {each} -> {unfit(each, kind.of, depth + 1)}))"
-    )
+        return f"({found} IS NULL OR {_one_is_unfit(f'map_values({found})', kind.of)})"
+    return f"({found} IS NULL OR size({found}) > {kind.most} OR {_one_is_unfit(found, kind.of)})"
+
+
+def _one_is_unfit(array: str, kind: Kind) -> str:
+    """The condition that an element of *array*, which is not null, is not as *kind* has it.
+
+    `exists` would say the same, but Spark interprets lambdas, and this is most of what a record costs. Sorted, a null
+    comes first, and then the least.
+    """
+    if isinstance(kind, Group):  # of an element that is null the fields are
+        return " OR ".join(_one_is_unfit(f"{array}.`{name}`", of) for name, of in kind.fields.items())
+    assert isinstance(kind, Value), "a table in a table needs more than this"
+    least = f"get(sort_array({array}), 0)"
+    if kind.type == TEXT:
+        wrong = f"{least} IS NULL"
+    elif kind.type == REAL:
+        wrong = f"({least} IS NULL OR {least} < -{LARGEST} OR array_max({array}) > {LARGEST})"
+    else:
+        wrong = f"coalesce({least}, -1) < 0"
+    return f"(size({array}) > 0 AND {wrong})"
 
 
 def decoded(entries: "DataFrame") -> "DataFrame":

@@ -19,19 +19,28 @@ LONGEST_INTERVAL: Final = 60  # seconds, as configured
 
 
 def hitters(rows: str, name: str, most: int) -> str:
-    """The first *most* of *rows* by cost, and those held back longest, each once, as Hitters; in SQL."""
-    by_cost = _first(rows, "cost", most)
-    held_back = _first(f"filter({rows}, r -> r.paused_ms > 0)", "paused_ms", most)
-    hitter = (
-        f"named_struct('name', r.`{name}`, 'node', record.node, 'cost', r.cost, 'messages', r.messages, "
-        "'bytes', r.bytes, 'paused_ms', r.paused_ms)"
-    )
-    return f"transform(array_union({by_cost}, {held_back}), r -> {hitter})"
+    """The first *most* of *rows* by cost, and those held back longest, each once, as Hitters; in SQL.
+
+    Without lambdas, which Spark interprets: structs are sorted by their first field.
+    """
+    others = {
+        "name": f"{rows}.`{name}`",
+        "node": f"array_repeat(record.node, size({rows}))",
+        "messages": f"{rows}.messages",
+        "bytes": f"{rows}.bytes",
+    }
+    by_cost = {"cost": f"{rows}.cost", "paused_ms": f"{rows}.paused_ms", **others}
+    by_pause = {"paused_ms": f"{rows}.paused_ms", "cost": f"{rows}.cost", **others}
+    held_back = _first(by_pause, f"least({most}, size(array_remove({rows}.paused_ms, 0)))")
+    same_order = ", ".join(f"{held_back}.{field}" for field in by_cost)
+    return f"array_union({_first(by_cost, str(most))}, arrays_zip({same_order}))"
 
 
-def _first(rows: str, by: str, most: int) -> str:
-    order = f"(a, b) -> IF(a.{by} > b.{by}, -1, IF(a.{by} < b.{by}, 1, 0))"
-    return f"slice(array_sort({rows}, {order}), 1, {most})"
+def _first(fields: dict[str, str], most: str) -> str:
+    """The first *most* of the structs of *fields*, by the first one of these, the greatest first."""
+    types = ", ".join(f"{name}: {'string' if name in ('name', 'node') else 'bigint'}" for name in fields)
+    zipped = f"CAST(arrays_zip({', '.join(fields.values())}) AS array<struct<{types}>>)"
+    return f"slice(sort_array({zipped}, false), 1, {most})"
 
 
 def columns(most: int = MOST) -> dict[str, str]:
@@ -55,7 +64,7 @@ def columns(most: int = MOST) -> dict[str, str]:
         "non_writable": "record.clients.non_writable",
         "outbound_bytes": "record.queues.outbound_bytes",
         "outbound_limit_bytes": "record.queues.outbound_limit_bytes",
-        "paused": "transform_values(record.paused, (k, v) -> v.ms)",
+        "paused": "map_from_arrays(map_keys(record.paused), map_values(record.paused).ms)",
         "connects": "record.connects.received",
         "connects_refused": "record.connects.refused",
         "messages_in": "record.`in`.messages",
