@@ -1,6 +1,6 @@
 # The job: one streaming query, and what the driver does with each of its batches.
 #
-#   the log -> decoded, each record once (Spark) -> seconds (Spark) -> folded (Python) -> Redis, Parquet
+#   the log -> decoded into seconds, each record once (Spark) -> folded (here) -> Redis, Parquet
 #
 # A batch is done when its state is saved (checkpoint.py). Until then all of it can be done again and comes out the
 # same: its entries are exact, folding is a pure function, and "now" is what the offset says.
@@ -44,7 +44,6 @@ YOUNG: Final = 100_000  # objects before cycles are looked for: there are none i
 
 Counts = dict[str, int]
 NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}  # gone: as a batch was to read it
-NO_ROWS: Final = ("id", "unfit", "ahead", "text")  # columns of a batch that are not of a Second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +150,7 @@ class Job:
             self._take(records, batch)
 
     def _take(self, records: "DataFrame", batch: int) -> None:
-        from analytics.seconds import fewer, of_workers, seconds
+        from analytics.seconds import fewer, of_workers, table
 
         if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write
             records.write.format("noop").mode("overwrite").save()
@@ -162,13 +161,13 @@ class Job:
         counts: Counts = NOTHING_COUNTED | (saved["counts"] if saved else {})
         offset = self._checkpoint.offset(batch)
         expected = max(0, offset["seen"] - (saved["seen"] if saved else 0))
-        table = seconds(records, fewer(expected)).toArrow()
-        ids, bodies = table.column("id").to_pylist(), table.column("unfit").to_pylist()
+        found = records.toArrow()
+        ids, bodies = found.column("id").to_pylist(), found.column("unfit").to_pylist()
         wrong = len(ids) - bodies.count(None)
         duplicates = self._count_what_was_dropped(counts, saved["expected"] if saved else 0)
         counts["unfit"] += wrong
-        counts["ahead"] += table.column("ahead").to_pylist().count(True)
-        made = of_workers(table)
+        counts["ahead"] += found.column("ahead").to_pylist().count(True)
+        made = of_workers(found.column("second").to_pylist(), fewer(expected))
         folded = folding.fold(state, made, offset["now"] / 1000)
         counts["late"] += folded.late
         newest = max([saved["newest"] if saved else 0, *(one["second"] for one in made)])
@@ -177,8 +176,7 @@ class Job:
             if wrong:
                 sink.write_unfit(unfit_entries(ids, bodies, MOST_UNFIT))
             if self._history is not None and made:
-                rows = table.filter(table.column("text").is_valid()).drop_columns(list(NO_ROWS))
-                self._history.write(batch, rows)
+                self._history.write(batch, table(made))
             updated = time.time()
             status: Status = {
                 "version": VERSION,

@@ -1,99 +1,120 @@
-# A batch of records, boiled down to one compact row for each second of a worker (second.py).
+# One compact row for each second of a worker (second.py): of some 80 rows of tops those that matter are left.
 #
-# Spark does this in its own code: of some 80 rows of tops those that matter are left, and the row comes as columns, for
-# the history, and as the JSON text of a Second, which Python reads ten times as fast as it takes in Spark's rows.
-# Entries that are no records come along, as their ids and bodies: a batch is looked at once.
-import json
-from typing import TYPE_CHECKING, Final, cast
+# Executors make them and the driver takes them as JSON: so they are one column to Spark, which would take longer to
+# move nested ones about than all else that is done with them.
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter, itemgetter
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import msgspec
+import pyarrow
+
+from analytics.rows import Hitter
 from analytics.second import Second
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import DataFrame
 
 MOST: Final = 10  # clients, and topics, of a row, by cost; and clients who were held back
 LEAST: Final = 3
 HITTERS: Final = 40_000  # of a batch, that Python is to fold
-LONGEST_INTERVAL: Final = 60  # seconds, as configured
+LONGEST_INTERVAL: Final = 60.0  # seconds, as configured
+LARGEST_COST: Final = 9 * 10**18  # a sum of figures that were made up may be more than 63 bits have room for
+
+Row = TypeVar("Row")
+Measure = Callable[[Any], int]
+OF_ROWS: Final = attrgetter("cost"), attrgetter("paused_ms")  # of a record
+OF_HITTERS: Final = itemgetter("cost"), itemgetter("paused_ms")
 
 
-def hitters(rows: str, name: str, most: int) -> str:
-    """The first *most* of *rows* by cost, and those held back longest, each once, as Hitters; in SQL.
-
-    Without lambdas, which Spark interprets: structs are sorted by their first field.
-    """
-    others = {
-        "name": f"{rows}.`{name}`",
-        "node": f"array_repeat(record.node, size({rows}))",
-        "messages": f"{rows}.messages",
-        "bytes": f"{rows}.bytes",
-    }
-    by_cost = {"cost": f"{rows}.cost", "paused_ms": f"{rows}.paused_ms", **others}
-    by_pause = {"paused_ms": f"{rows}.paused_ms", "cost": f"{rows}.cost", **others}
-    held_back = _first(by_pause, f"least({most}, size(array_remove({rows}.paused_ms, 0)))")
-    same_order = ", ".join(f"{held_back}.{field}" for field in by_cost)
-    return f"array_union({_first(by_cost, str(most))}, arrays_zip({same_order}))"
-
-
-def _first(fields: dict[str, str], most: str) -> str:
-    """The first *most* of the structs of *fields*, by the first one of these, the greatest first."""
-    types = ", ".join(f"{name}: {'string' if name in ('name', 'node') else 'bigint'}" for name in fields)
-    zipped = f"CAST(arrays_zip({', '.join(fields.values())}) AS array<struct<{types}>>)"
-    return f"slice(sort_array({zipped}, false), 1, {most})"
-
-
-def columns(most: int = MOST) -> dict[str, str]:
-    """The columns of a Second, by name, as SQL over a record."""
-    half = f"greatest(0, least(record.interval_s, {LONGEST_INTERVAL})) / 2"
+def second_of(record: Any, time: float) -> Second:
+    """The row of *record* (decoding.py), which is of the interval that ended at *time*."""
+    clients, topics, node = record.top.clients.rows, record.top.topics.rows, record.node
+    half = max(0.0, min(record.interval_s, LONGEST_INTERVAL)) / 2
     return {
-        "node": "record.node",
-        "worker": "record.worker",
-        "boot": "record.boot",
-        "sequence": "record.sequence",
-        "second": f"CAST(floor(unix_micros(time) / 1e6 - {half}) AS BIGINT)",
-        "level": "record.level",
-        "cluster_level": "record.cluster_level",
-        "cause": "record.cause",
-        "signals": "record.signals",
-        "credits_per_tick": "record.credits_per_tick",
-        "connected": "record.clients.connected",
-        "throttled": "record.clients.throttled",
-        "using_credits": "record.clients.using_credits",
-        "average_credits": "record.clients.average_credits",
-        "non_writable": "record.clients.non_writable",
-        "outbound_bytes": "record.queues.outbound_bytes",
-        "outbound_limit_bytes": "record.queues.outbound_limit_bytes",
-        "paused": "map_from_arrays(map_keys(record.paused), map_values(record.paused).ms)",
-        "connects": "record.connects.received",
-        "connects_refused": "record.connects.refused",
-        "messages_in": "record.`in`.messages",
-        "messages_out": "record.`out`.messages",
-        # A sum of figures that were made up may be more than 63 bits have room for.
-        "cost_in": "CAST(least(9e18, aggregate(record.top.clients.rows, 0D, (sum, r) -> sum + r.cost)) AS BIGINT)",
-        "dropped": "record.dropped",
-        "refused": "record.refused",
-        "p99_ms": "record.latency.p99_ms",
-        "clients": hitters("record.top.clients.rows", "client", most),
-        "topics": hitters("record.top.topics.rows", "topic", most),
+        "node": node,
+        "worker": record.worker,
+        "boot": record.boot,
+        "sequence": record.sequence,
+        "second": int((time - half) // 1),
+        "level": record.level,
+        "cluster_level": record.cluster_level,
+        "cause": record.cause,
+        "signals": record.signals,
+        "credits_per_tick": record.credits_per_tick,
+        "connected": record.clients.connected,
+        "throttled": record.clients.throttled,
+        "using_credits": record.clients.using_credits,
+        "average_credits": record.clients.average_credits,
+        "non_writable": record.clients.non_writable,
+        "outbound_bytes": record.queues.outbound_bytes,
+        "outbound_limit_bytes": record.queues.outbound_limit_bytes,
+        "paused": {reason: held.ms for reason, held in record.paused.items()},
+        "connects": record.connects.received,
+        "connects_refused": record.connects.refused,
+        "messages_in": record.in_.messages,
+        "messages_out": record.out.messages,
+        "cost_in": min(LARGEST_COST, sum([one.cost for one in clients])),
+        "dropped": record.dropped,
+        "refused": record.refused,
+        "p99_ms": record.latency.p99_ms,
+        "clients": [_hitter(one.client, node, one) for one in _first(clients, MOST, *OF_ROWS)],
+        "topics": [_hitter(one.topic, node, one) for one in _first(topics, MOST, *OF_ROWS)],
     }
 
 
-def seconds(records: "DataFrame", most: int = MOST) -> "DataFrame":
-    """*records* as `decoded` gives them: a Second each, by columns and as `text`; or `unfit`, which is no record."""
-    rows = columns(most)
-    fields = ", ".join(f"'{name}', {name}" for name in rows)
-    return records.selectExpr("id", "ahead", "unfit", *(f"{sql} AS {name}" for name, sql in rows.items())).selectExpr(
-        "*", f"IF(unfit IS NULL, to_json(named_struct({fields})), NULL) AS text"
-    )
+def _first(rows: list[Row], most: int, cost: Measure, paused: Measure) -> list[Row]:
+    """The first *most* of *rows* by cost, then those of the first *most* by how long they were held back that are not
+    among them.
+    """
+    by_cost = sorted(rows, key=cost, reverse=True)[:most]
+    held_back = sorted(filter(paused, rows), key=paused, reverse=True)[:most]
+    return [*by_cost, *(one for one in held_back if one not in by_cost)]
 
 
-def of_workers(table: "pyarrow.Table") -> list[Second]:
-    """The Seconds in what `seconds` gave."""
-    texts = [text for text in table.column("text").to_pylist() if text is not None]
-    return cast(list[Second], json.loads(f"[{','.join(texts)}]"))
+def _hitter(name: str, node: str, row: Any) -> Hitter:
+    return {
+        "name": name,
+        "node": node,
+        "cost": row.cost,
+        "messages": row.messages,
+        "bytes": row.bytes,
+        "paused_ms": row.paused_ms,
+    }
+
+
+def of_workers(texts: Iterable[str | None], most: int = MOST) -> list[Second]:
+    """The Seconds in *texts*, with at most so many clients and topics by each measure."""
+    found = cast(list[Second], msgspec.json.decode(f"[{','.join(filter(None, texts))}]"))
+    if most < MOST:
+        for second in found:
+            second["clients"] = _first(second["clients"], most, *OF_HITTERS)
+            second["topics"] = _first(second["topics"], most, *OF_HITTERS)
+    return found
 
 
 def fewer(expected: int) -> int:
     """How many clients and topics of a row there is room for, in a batch of about so many records."""
     return max(LEAST, min(MOST, HITTERS // (2 * max(1, expected))))
+
+
+def table(seconds: Sequence[Second]) -> pyarrow.Table:
+    """*seconds* by columns, for the history."""
+    fields = get_type_hints(Second).items()
+    return pyarrow.table({name: _array([second[name] for second in seconds], of) for name, of in fields})  # type: ignore[literal-required]
+
+
+def _array(values: list[Any], of: Any) -> pyarrow.Array:
+    """*values* of the type *of*, in Arrow. Made of flat lists: Arrow takes its time for lists of dicts."""
+    if get_origin(of) is None:
+        return pyarrow.array(values, _SCALARS[of])
+    offsets = pyarrow.array(accumulate(map(len, values), initial=0), pyarrow.int32())
+    if get_origin(of) is dict:
+        keys = pyarrow.array([*chain.from_iterable(values)], pyarrow.string())
+        items = [*chain.from_iterable([value.values() for value in values])]
+        return pyarrow.MapArray.from_arrays(offsets, keys, pyarrow.array(items, _SCALARS[get_args(of)[1]]))
+    flat = [*chain.from_iterable(values)]
+    fields = get_type_hints(get_args(of)[0])
+    inner = [_array([one[name] for one in flat], kind) for name, kind in fields.items()]
+    return pyarrow.ListArray.from_arrays(offsets, pyarrow.StructArray.from_arrays(inner, [*fields]))
+
+
+_SCALARS: Final = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}

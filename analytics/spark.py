@@ -14,8 +14,6 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",  # of a second's rows; more tasks cost more than they save
-    # Without this, what the optimizer derives from a condition over the columns of a record takes it minutes.
-    "spark.sql.constraintPropagation.enabled": "false",
     # A watermark that moved drops state with the next records; a batch of its own for it would be one more a second.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "20",  # files of the checkpoint; a restart needs the last two
@@ -23,13 +21,15 @@ SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-STACK: Final = "-Xss4m"  # planning recurses over the fields of a record
+# Planning recurses. And of Java's two compilers the second one takes a processor for minutes, over code that Spark
+# makes anew: without it a batch is faster from the first one on, as most of its work is Python's (decoding.py).
+JAVA: Final = "-Xss4m -XX:TieredStopAtLevel=1"
 
 
 def session(master: str = LOCAL) -> SparkSession:
     """The session of this process, made if there is none."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    java = shlex.quote(f"{STACK} {_quiet()}")
+    java = shlex.quote(f"{JAVA} {_quiet()}")
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-java-options {java} pyspark-shell")
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK["spark.driver.host"])  # else it says which address it guesses

@@ -18,8 +18,9 @@ from cli.options import NOT_SO, Assignments, ConfigFile, Folder, Name, refuse
 if TYPE_CHECKING:
     from broker.config import Config
 
-NEEDS: Final = ("pyspark>=4.2,<4.3", "pandas>=2.2,<3", "pyarrow>=18")  # the extra `analytics` of pyproject.toml
-MODULES: Final = ("pyspark", "pandas", "pyarrow")
+# The extra `analytics` of pyproject.toml.
+NEEDS: Final = ("pyspark>=4.2,<4.3", "pandas>=2.2,<3", "pyarrow>=18", "msgspec>=0.19")
+MODULES: Final = ("pyspark", "pandas", "pyarrow", "msgspec")
 JAVA: Final = 17  # and newer: what Spark 4 runs on
 JAVA_PATIENCE: Final = 60.0  # seconds to say its version
 GET_JAVA: Final = "install one, such as the package openjdk-17-jre-headless, or point JAVA_HOME at one"

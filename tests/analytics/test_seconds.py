@@ -1,27 +1,19 @@
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from analytics.decoding import decoded
+from analytics.decoding import of_entries
 from analytics.second import Second
-from analytics.seconds import HITTERS, LEAST, MOST, columns, fewer, of_workers, seconds
+from analytics.seconds import HITTERS, LEAST, MOST, fewer, of_workers, table
 from tests.analytics.records import BEGAN, record, top
 from tests.analytics.test_decoding import entries
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+
+def boiled(*records: dict[str, Any], most: int = MOST) -> list[Second]:
+    found = of_entries(entries([None, *map(json.dumps, records)]))  # what is no record is no second
+    return of_workers(found.column("second").to_pylist(), most)
 
 
-def boiled(spark: "SparkSession", *records: dict[str, Any], most: int = MOST) -> list[Second]:
-    table = seconds(decoded(entries(spark, [json.dumps(one) for one in records])), most).toArrow()
-    return of_workers(table)
-
-
-def test_a_second_has_every_field_that_folding_reads() -> None:
-    """Folding would fail at a field that is missing, hours later, when there is the first episode."""
-    assert set(Second.__annotations__) == set(columns())
-
-
-def test_a_record_is_boiled_down_to_its_second(spark: "SparkSession") -> None:
+def test_a_record_is_boiled_down_to_its_second() -> None:
     """A figure would be that of another one, or of another second."""
     made = record(
         ts=BEGAN + 1.4,
@@ -73,31 +65,46 @@ def test_a_record_is_boiled_down_to_its_second(spark: "SparkSession") -> None:
                 {"name": "river", "node": 'quo"te', "cost": 60, "messages": 1, "bytes": 10, "paused_ms": 0},
             ],
         }
-    ] == boiled(spark, made)
+    ] == boiled(made)
 
 
-def test_of_those_who_cost_something_the_first_are_left_and_who_was_held_back(spark: "SparkSession") -> None:
+def test_of_those_who_cost_something_the_first_are_left_and_who_was_held_back() -> None:
     """The client that waited longest costs least, as it is not read: it would never be told of."""
     costs = {f"c{number:02}": 100 + number for number in range(30)}
     made = record(
         top={"clients": top("client", {"c00": 900, "c01": 1000, "c29": 5}, **costs), "topics": top("topic", **costs)}
     )
 
-    (row,) = boiled(spark, made, most=3)
+    (row,) = boiled(made, most=3)
 
     assert ["c29", "c28", "c27", "c01", "c00"] == [one["name"] for one in row["clients"]]
     assert ["c29", "c28", "c27"] == [one["name"] for one in row["topics"]]
     assert sum(costs.values()) == row["cost_in"]
 
 
-def test_a_cost_beyond_reason_is_still_a_number(spark: "SparkSession") -> None:
+def test_a_cost_beyond_reason_is_still_a_number() -> None:
     """A sum that overflows would fail the batch, and so would its repetition."""
     huge = (1 << 63) - 1
     made = record(top={"clients": top("client", a=huge, b=huge), "topics": top("topic")}, interval_s=1e300)
 
-    (row,) = boiled(spark, made)
+    (row,) = boiled(made)
 
     assert 9 * 10**18 == row["cost_in"]
+
+
+def test_what_goes_into_the_history_is_what_was_folded() -> None:
+    """A column would have the figures of another one, or of another second."""
+    held = top("client", {"slow": 800}, pump=60, slow=1)
+    busy = record(
+        paused={"credits": {"clients": 1, "pauses": 1, "ms": 5}}, top={"clients": held, "topics": top("topic")}
+    )
+    seconds = boiled(record(sequence=1), busy, record(sequence=3, signals={}))
+
+    rows = table(seconds).to_pylist()
+
+    tables = ("signals", "paused", "dropped", "refused")
+    assert seconds == [row | {name: dict(row[name]) for name in tables} for row in rows]
+    assert [1, 2, 1] == [len(row["clients"]) for row in rows]
 
 
 def test_more_records_leave_room_for_fewer_hitters_of_each() -> None:
