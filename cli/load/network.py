@@ -84,23 +84,36 @@ class Network:
         self._dial(connection, now)
 
     def turn(self, timeout: float) -> bool:
-        """Wait at most *timeout* seconds for something to come, and take it; False if nothing came."""
+        """Wait at most *timeout* seconds for something to come, and take it; False if nothing came.
+
+        That of subscribers first: what they are sent is measured as it is read, and should not wait for what publishers
+        are told of it.
+        """
         events = self.epoll.poll(timeout, EVENTS)
         connections = self._connections
+        of_publishers: list[tuple[Connection, int]] = []
         for fd, mask in events:
             connection = connections[fd] if fd < len(connections) else None
             if connection is None:
                 continue
-            try:
-                if mask & ~OUT and connection.open:
-                    self._receive(connection)
-                elif not connection.open:
-                    self._establish(connection)
-                if mask & OUT and connection.writing:
-                    self._send(connection)
-            except (OSError, Hangup, Refused, ProtocolError) as error:
-                self._end(connection, error)
+            if connection.client.publishes:
+                of_publishers.append((connection, mask))
+            else:
+                self._take(connection, mask)
+        for connection, mask in of_publishers:
+            self._take(connection, mask)
         return len(events) > 0
+
+    def _take(self, connection: Connection, mask: int) -> None:
+        try:
+            if mask & ~OUT and connection.open:
+                self._receive(connection)
+            elif not connection.open:
+                self._establish(connection)
+            if mask & OUT and connection.writing:
+                self._send(connection)
+        except (OSError, Hangup, Refused, ProtocolError) as error:
+            self._end(connection, error)
 
     def send(self, client: Client) -> None:
         """Send what *client* wants to send.

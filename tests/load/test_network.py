@@ -101,6 +101,34 @@ def test_all_clients_come_up_and_how_long_that_took_is_known(load: Callable[...,
     assert (6, 6, 6, 0) == (one.network.up, outcome.connected, len(outcome.connect_times), one.network.connecting())
 
 
+def test_what_subscribers_were_sent_is_read_before_what_publishers_are_told_of_it(load: Callable[..., Load]) -> None:
+    """A latency would have in it the time that we take for acknowledgements."""
+    one = load(2)
+    one.connect()
+    seen: list[list[int]] = []
+
+    class Seeing:
+        def delivered(self, publisher: int, count: int, now: int) -> None:
+            seen.append([publisher.unacknowledged for publisher in one.publishers])
+
+        def duplicated(self) -> None:
+            pass
+
+    for subscriber in one.subscribers:
+        subscriber._deliveries = Seeing()
+    pace = OpenPace(one.network, one.publishers, 2000)
+    pace.start(BEGAN)
+    pace.pump(BEGAN + 10_000)
+    one.broker.settle()
+
+    one.network.turn(0.0)
+
+    sent = [publisher.sent for publisher in one.publishers]
+    assert min(sent) > 0
+    assert seen and [sent] * len(seen) == seen
+    assert [0, 0] == [publisher.unacknowledged for publisher in one.publishers]
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_closed_loop_publishes_its_quota_and_no_more_than_its_window(load: Callable[..., Load], qos: int) -> None:
     """The broker would not set the pace, or messages be published that nobody asked for."""
