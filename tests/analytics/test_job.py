@@ -126,8 +126,8 @@ def test_entries_that_redis_cut_off_as_they_were_to_be_read_are_lost(
         log.reaches(BEGAN + 4)
         wait_for((commits / "0").exists)
     newest = max(int(one.name) for one in commits.iterdir() if one.name.isdigit())
-    for one in offsets.iterdir():  # a batch may have begun as the job ended
-        if int(one.name.strip(".").partition(".")[0]) > newest:
+    for one in (*offsets.iterdir(), *(tmp_path / "checkpoint" / "state").iterdir()):
+        if int(one.name.strip(".").partition(".")[0]) > newest:  # a batch may have begun as the job ended
             one.unlink()
     *head, last = (offsets / f"{newest}").read_text().splitlines()
     log.add(story(5, first=5))

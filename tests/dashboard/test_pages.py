@@ -236,7 +236,8 @@ def test_longer_times_come_from_the_windows_of_the_analysis(
         row = json.dumps(rows.window(start, 10, 9))
         redis_of_pages.client().hset(AnalyticsKeys("weir").windows(10), str(start), row)
     page = look(url)
-    page.get_by_role("button", name="1 hour").click()
+    button = page.get_by_role("button", name="1 hour")
+    button.click()
 
     chart = page.locator(".chart").first
 
@@ -248,7 +249,7 @@ def test_longer_times_come_from_the_windows_of_the_analysis(
         )
 
     until(lambda: 0 < highest() < 80, "the hour is not drawn")
-    assert "true" == page.get_by_role("button", name="1 hour").get_attribute("aria-pressed")
+    until(lambda: "true" == button.get_attribute("aria-pressed"), "the button does not say which time is shown")
 
 
 def test_it_answers_only_who_asks_for_this_machine(url: str) -> None:
