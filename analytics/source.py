@@ -3,9 +3,9 @@
 # An offset says exactly what was read: `after`, the id of the last entry; `seen`, how many entries Redis had taken in
 # by then; `lost`, how many of them Redis had cut off before anybody read them; `now`, what the clock of Redis says, in
 # milliseconds. And how the offset was reached from the one before it: `cuts`, the ids between which the partitions lie,
-# each of CHUNK entries at most. So a batch that is read again after a failure has the same entries in the same
-# partitions, however the stream has grown since. When nobody writes there is a batch without entries each IDLE
-# milliseconds, so that time passes in what is folded, and on repetition the same.
+# few of them, as each costs its executor more than its first hundred entries do. So a batch that is read again after a
+# failure has the same entries in the same partitions, however the stream has grown since. When nobody writes there is a
+# batch without entries each IDLE milliseconds, so that time passes in what is folded, and on repetition the same.
 # Counting is done in Redis, by a script in small steps: the records themselves go from there to the executors alone.
 #
 # Redis away is no failure here: then there is nothing new. Reading what was promised already waits for it a while, and
@@ -13,6 +13,7 @@
 # A stream that was made anew, by a Redis that has forgotten everything, is read from its beginning.
 # Redis before 7 does not say how many entries there were: then `lost` stays 0, and gaps are seen by the sequences of
 # the records alone.
+import math
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import pairwise
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 NAME: Final = "weir_log"
 COLUMNS: Final = "id string, at timestamp, body string"  # of any source; *at*: when its log took the entry in
 FIELD: Final = b"record"  # of an entry (broker/store/record_log.py)
-CHUNK: Final = 500  # entries of a partition, and of one step of counting: about a millisecond of Redis
+CHUNK: Final = 500  # entries that are counted, or read, in one step: a millisecond or two of Redis
+PARTS: Final = 4  # partitions of a batch, at most
 LIMIT: Final = 10_000  # entries of a batch: some 30 MB
 LONGEST: Final = 1 << 20  # characters of a body; a longer one is no record, and cut
 LAST_MS: Final = 4_102_444_800_000  # 2100: an id may be any number of 64 bits, a timestamp may not
@@ -60,7 +62,7 @@ class Part(InputPartition):
 
 
 class RedisLog(DataSource):
-    """Options: `url` of Redis, `key` of the stream, `limit` of entries per batch."""
+    """Options: `url` of Redis, `key` of the stream, `limit` of entries per batch, `parts` of a batch at most."""
 
     @classmethod
     def name(cls) -> str:
@@ -78,6 +80,7 @@ class RedisLogReader(DataSourceStreamReader):
         self._url = options["url"]
         self._key = options["key"]
         self._limit = int(options.get("limit") or LIMIT)
+        self._parts = int(options.get("parts") or PARTS)
 
     def initialOffset(self) -> dict[str, Any]:
         return {"after": FROM_THE_BEGINNING, "seen": -1, "lost": 0, "now": 0, "cuts": ""}
@@ -90,7 +93,7 @@ class RedisLogReader(DataSourceStreamReader):
         most = None if isinstance(limit, ReadAllAvailable) else cast(ReadMaxRows, limit).max_rows
         try:
             with connect(self._url) as client:
-                return next_offset(client, self._key, start, most)
+                return next_offset(client, self._key, start, most, self._parts)
         except (redis.RedisError, OSError):
             return start
 
@@ -104,8 +107,8 @@ class RedisLogReader(DataSourceStreamReader):
         return iter([_columns(_patiently(self._url, self._key, part))])
 
 
-def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None) -> Offset:
-    """*start* and at most *most* entries further. redis.RedisError."""
+def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None, parts: int = PARTS) -> Offset:
+    """*start* and at most *most* entries further, in at most *parts* partitions. redis.RedisError."""
     try:
         told: dict[str, Any] = client.xinfo_stream(key)
     except redis.ResponseError as error:
@@ -138,7 +141,9 @@ def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None
     if len(cuts) == 1:
         return _later(client, start)
     now = max(start["now"], min(order(cuts[-1])[0], LAST_MS))
-    return {"after": cuts[-1], "seen": seen, "lost": lost, "now": now, "cuts": " ".join(cuts)}
+    chunks = math.ceil((len(cuts) - 1) / parts)  # of a partition
+    kept = [*cuts[:-1:chunks], cuts[-1]]
+    return {"after": cuts[-1], "seen": seen, "lost": lost, "now": now, "cuts": " ".join(kept)}
 
 
 def _later(client: "redis.Redis", start: Offset) -> Offset:
@@ -163,7 +168,9 @@ def register(spark: SparkSession) -> None:
 def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT) -> "DataFrame":
     """The log at *url* under *key*, with COLUMNS."""
     register(spark)
-    return spark.readStream.format(NAME).options(url=url, key=key, limit=str(limit)).load()
+    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit}
+    options["parts"] = 2 * spark.sparkContext.defaultParallelism
+    return spark.readStream.format(NAME).options(**options).load()
 
 
 def _patiently(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
@@ -179,12 +186,16 @@ def _patiently(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
 
 
 def _read(client: "redis.Redis", key: str, part: Part) -> list[tuple[str, str | None]]:
-    found = cast(list[Any], client.xrange(key, f"({part.after}", part.to))
     rows: list[tuple[str, str | None]] = []
-    for id, fields in found:
-        body = fields.get(FIELD) if fields else None
-        rows.append((_text(id), None if body is None else body.decode(errors="replace")[:LONGEST]))
-    return rows
+    after = part.after
+    while True:
+        found = cast(list[Any], client.xrange(key, f"({after}", part.to, CHUNK))
+        for id, fields in found:
+            body = fields.get(FIELD) if fields else None
+            rows.append((_text(id), None if body is None else body.decode(errors="replace")[:LONGEST]))
+        if len(found) < CHUNK:
+            return rows
+        after = rows[-1][0]
 
 
 def _columns(rows: list[tuple[str, str | None]]) -> pyarrow.RecordBatch:

@@ -25,7 +25,8 @@ class Log:
 
     def __init__(self, server: RunningRedis, limit: int = 1000) -> None:
         self.redis = server.client()
-        self.reader = RedisLogReader({"url": f"unix://{server.socket}", "key": KEY, "limit": str(limit)})
+        options = {"url": f"unix://{server.socket}", "key": KEY, "limit": str(limit), "parts": "2"}
+        self.reader = RedisLogReader(options)
         self.limit = self.reader.getDefaultReadLimit()
         self.offset = self.reader.initialOffset()
 
@@ -110,7 +111,7 @@ def test_when_nobody_writes_time_passes(log: Log) -> None:
     assert log.batch()[1] == after
 
 
-def test_a_batch_has_at_most_so_many_entries_in_partitions_of_a_chunk(log: Log) -> None:
+def test_a_batch_has_at_most_so_many_entries_in_a_few_partitions(log: Log) -> None:
     """What piled up in an hour would be one batch, and more than there is memory for."""
     numbers = [f"{number}-0" for number in range(1, 2 * 1000 + 301)]
     with log.redis.pipeline() as line:
@@ -125,6 +126,9 @@ def test_a_batch_has_at_most_so_many_entries_in_partitions_of_a_chunk(log: Log) 
     assert isinstance(log.limit, ReadMaxRows)
     everything = log.reader.latestOffset(log.reader.initialOffset(), ReadAllAvailable())
     assert (2300, "2300-0") == (everything["seen"], everything["after"])
+    parts = log.entries(log.reader.initialOffset(), everything)
+    assert [3 * CHUNK, 2300 - 3 * CHUNK] == [len(part) for part in parts]
+    assert numbers == [id for part in parts for id, _, _ in part]
 
 
 def test_a_batch_that_is_read_again_has_the_same_entries(log: Log) -> None:
