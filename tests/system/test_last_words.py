@@ -2,6 +2,8 @@
 #
 # A socket that is closed while bytes wait in it answers with a reset, and the reset overtakes what was said before: the
 # client sees "connection reset", and never why. So the broker ends its side, reads on for a moment, then closes.
+from contextlib import closing
+
 import pytest
 
 from broker.mqtt.packets import V5, Disconnect, Packet
@@ -35,13 +37,13 @@ def test_a_client_that_is_still_sending_hears_why(
     broker: BrokerProcess, addresses: dict[Transport, Address], name: str, transport: Transport
 ) -> None:
     """The reason for a DISCONNECT would be lost in a reset."""
-    client = RawClient(addresses[transport].port, connection=connection(addresses[transport]))
-    client.connect(name)
+    with closing(RawClient(addresses[transport].port, connection=connection(addresses[transport]))) as client:
+        client.connect(name)
 
-    client.socket.sendall(b"\x00\x00")  # no packet has type 0
-    for _ in range(CHUNKS):
-        client.socket.sendall(bytes(CHUNK))
+        client.socket.sendall(b"\x00\x00")  # no packet has type 0
+        for _ in range(CHUNKS):
+            client.socket.sendall(bytes(CHUNK))
 
-    heard = heard_until_end(client)
-    client.close()
+        heard = heard_until_end(client)
+
     assert [MALFORMED] == [packet.code for packet in heard if isinstance(packet, Disconnect)]

@@ -65,5 +65,7 @@ def test_who_was_held_and_for_how_long_is_what_the_node_counted(start_weir: Star
     assert FLOOD + 1 == recorded["publishes"] == recorded["accepted"]
     without = told["policies"][0]
     assert without["estimate"] and not without["outcome"]["held_s"]
+    # How near an estimate is shows where nobody else takes the worker's time: tests/backtest/test_backtest.py.
     estimate = told["recorded_estimated"]["outcome"]
-    assert recorded["held_s"]["credits"] == pytest.approx(estimate["held_s"]["credits"], rel=0.25)
+    assert ["aggressor"] == [one["client"] for one in estimate["clients"]]
+    assert FLOOD + 1 == estimate["publishes"] == estimate["accepted"]
