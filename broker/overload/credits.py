@@ -18,6 +18,7 @@ TICK: Final = 0.2  # seconds; the table grants so much in each
 ROWS_A_LEVEL: Final = 10
 ROWS: Final = 101  # levels 0.0, 0.1, ... 10.0
 BUCKETS: Final = 1024  # of the largest cap, for counting who is below it: the least cap is 20 of them
+REST: Final = 0.05  # seconds: who waits comes back for several publishes at once, which cost less each than one by one
 ROUNDING: Final = 0.001  # seconds: what is promised for a time holds then, however it was rounded
 NOWHERE: Final = -1 << 60  # no bucket
 UNKNOWN: Final = math.inf  # what a client has left that was never here: nothing keeps it from having all it may
@@ -134,9 +135,12 @@ class Account:
         return self.balance(ledger, now) >= min(float(cost), ledger.cap / 2)
 
     def when(self, ledger: Ledger, cost: int, now: float) -> float:
-        """The time from which a publish of *cost* passes, should the level stay as it is; *now* if it does."""
+        """When a publish of *cost* that waits is tried again: it passes, should the level stay; *now* if it does now.
+
+        It could pass a little earlier: nobody rests for less than REST.
+        """
         missing = min(float(cost), ledger.cap / 2) - self.balance(ledger, now)
-        return now if missing <= 0.0 else now + missing * TICK / ledger.refill + ROUNDING
+        return now if missing <= 0.0 else now + max(REST, missing * TICK / ledger.refill + ROUNDING)
 
     def charge(self, ledger: Ledger, cost: int, now: float) -> None:
         """Pay for a publish that passed, in full: it may owe a part of one afterwards."""

@@ -141,14 +141,14 @@ def test_a_policy_that_says_what_was_in_force_is_no_estimate(aggressor: Path, tm
     assert played.estimate is None
 
 
-def test_a_generous_policy_holds_nobody_and_a_strict_one_more(aggressor: Path, tmp_path: Path) -> None:
+def test_a_generous_policy_holds_nobody_and_a_strict_one_for_longer(aggressor: Path, tmp_path: Path) -> None:
     """To try a policy would say nothing about it."""
     generous = play(aggressor, policy(tmp_path, f"[overload]\nrefill = {[1_000_000] * 11}\ncap = 1000000\n"))
     strict = play(aggressor, policy(tmp_path, "[overload]\nrefill = [200, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1]\n"))
 
     assert generous.estimate is not None and strict.estimate is not None
     assert 0.0 == generous.estimate.held()
-    assert generous.recorded.held() < strict.estimate.held()
+    assert generous.recorded.longest_wait_s < strict.estimate.longest_wait_s
 
 
 def test_without_protection_nobody_is_held(aggressor: Path, tmp_path: Path) -> None:

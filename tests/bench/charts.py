@@ -51,8 +51,8 @@ SECTION: Final = """\
 ## {title}
 
 {story}
-At most {peak} deliveries a second, measured as the best of closed loops of the same clients; offered: {offered}
-publishes a second.
+At most {peak} deliveries a second, measured as the best of closed loops of the same clients and of a flood without
+protection; offered: {offered} publishes a second.
 
 ![Goodput, latency, memory, level and clients held, with protection and without]({name}.svg)
 

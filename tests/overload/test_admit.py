@@ -100,12 +100,13 @@ def test_the_order_is_quota_gates_credits() -> None:
     world.quotas = None
     by_gate = world.judge()
     world.peer.done(2, 0, 0.1, 0.1)
+    world.publish.cost = 450
     by_credits = world.judge()
 
     assert 7.0 == by_quota.until
     assert (PauseReason.GATE, 0.0, world.peer) == (by_gate.reason, by_gate.until, by_gate.gate)
     assert (PauseReason.CREDITS, world.store) == (by_credits.reason, by_credits.gate)
-    assert by_credits.until == pytest.approx(40 * 0.2 / 1500, abs=0.002)
+    assert by_credits.until == pytest.approx(450 * 0.2 / 1500, abs=0.002)
 
 
 def test_who_does_not_need_what_is_contended_passes_without_credits() -> None:
