@@ -5,7 +5,7 @@ from broker.access.passwords import Check
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
-from broker.overload.admit import Publish, Verdict
+from broker.overload.admit import UNBOUNDED, Publish, Verdict
 from broker.overload.connects import Waiter
 from broker.overload.credits import Account
 from broker.overload.quota import Quota
@@ -51,6 +51,7 @@ class Connection(Stream):
         self.quota: Quota | None = None  # None: no quota concerns it
         self.exempt_until = 0.0  # overload protection does not hold it back before this time
         self.pause: Verdict | None = None  # it is not read because of it
+        self.turn = UNBOUNDED  # publishes that it may before those who wait for the same gate
         self.judged: Publish | None = None  # its publish that was put to overload protection last
         self.scanned: bytes | None = None  # the input in which acknowledgements were looked for behind that
         self.unseen = 0  # bytes at the end of it that were no whole packet

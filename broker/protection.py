@@ -39,7 +39,7 @@ from broker.overload.level import STEP, Level, Resources, Signal, Signals
 from broker.overload.overrides import Limit
 from broker.overload.quotas import Quotas
 from broker.overload.reports import Reports
-from broker.overload.waiting import SLOT, Slots, Waiting, of_credits, of_gate
+from broker.overload.waiting import SLOT, Slots, Waiting, give_turns, of_credits, of_gate
 from broker.reasons import PauseReason
 from broker.routing.neighbour import Gates, Neighbour, Neighbours
 from broker.routing.routes import Route
@@ -207,7 +207,7 @@ class Protection(Gates):
         publish.deliveries = route.receivers
         publish.retained = neighbours is not None
         connection.judged = publish
-        shut = self._shut(route, needed)
+        shut = self._shut(connection, route, needed)
         tracing = self.tracing
         quotas = (
             connection.quota
@@ -225,6 +225,7 @@ class Protection(Gates):
             if verdict.kind != ACCEPT:
                 self._note(connection, verdict, now)
             else:
+                connection.turn -= 1
                 for neighbour in needed:
                     neighbour.took()
         return verdict
@@ -238,6 +239,8 @@ class Protection(Gates):
         account = connection.account
         assert account is not None
         quota = UNBOUNDED if connection.quota is None else connection.quota.fitting(UNBOUNDED, longest, now)
+        if connection.turn < quota and any(neighbour.gate.in_turns for neighbour in route.neighbours):
+            quota = max(0, connection.turn)
         if self.tracing is not None:
             self.tracing.fitting(quota, longest, cost)
         gates = [neighbour.gate for neighbour in route.neighbours]
@@ -248,6 +251,7 @@ class Protection(Gates):
         account = connection.account
         if count == 0 or account is None:
             return
+        connection.turn -= count
         tracing = self.tracing
         if tracing is not None:
             gates = [neighbour.gate for neighbour in route.neighbours]
@@ -272,11 +276,15 @@ class Protection(Gates):
         self._hold(connection, over, now)
         return True
 
-    def _shut(self, route: Route, needed: list[Neighbour]) -> Gate | None:
-        """The gate that is closed by what is no publish, or is that of all the members of a shared subscription."""
+    def _shut(self, connection: Connection, route: Route, needed: list[Neighbour]) -> Gate | None:
+        """The gate that is closed by what is no publish, or is that of all the members of a shared subscription.
+
+        Or the one before which it is now the turn of others.
+        """
         for neighbour in needed:
-            if neighbour.gate.shut:
-                return neighbour.gate
+            gate = neighbour.gate
+            if gate.shut or (gate.in_turns and connection.turn <= 0):
+                return gate
         closed = route.closed() if route.shared else None
         return None if closed is None else closed.gate
 
@@ -289,6 +297,7 @@ class Protection(Gates):
         if verdict.gate is not None:
             waiting, _ = self._gates[verdict.gate]
             waiting.add(connection, account, since, verdict.until, now)
+            verdict.gate.in_turns = waiting.queued()
         elif reason is PauseReason.CREDITS:
             self._credits.add(connection, account, since, verdict.until, now)
         else:
@@ -309,8 +318,9 @@ class Protection(Gates):
             event = EVENTS[verdict.kind]
             self._client_log.info(event, client=session.client_id, reason=verdict.reason.label)
 
-    def _release(self, connection: object, now: float) -> None:
+    def _release(self, connection: object, now: float, turn: int = UNBOUNDED) -> None:
         assert isinstance(connection, Connection)
+        connection.turn = turn
         connection.pause = None
         connection.heeded = False
         if connection.session is not None:
@@ -351,8 +361,10 @@ class Protection(Gates):
         left = False
         for gate, (waiting, _) in self._gates.items():
             if len(waiting):
-                for connection in of_gate(waiting, gate, now):
-                    self._release(connection, now)
+                woken = of_gate(waiting, gate, now)
+                turn = give_turns(waiting, gate, len(woken))
+                for connection in woken:
+                    self._release(connection, now, turn)
                 left = left or len(waiting) > 0
         if len(self._credits):
             for connection in of_credits(self._credits, self.reports.contended & self._own != 0, now):

@@ -58,7 +58,7 @@ class Peer(Neighbour):
     def took(self) -> None:
         gate = self.gate
         self.open = gate.open and not gate.shut
-        self.calm = gate.calm and not gate.shut
+        self.calm = gate.calm and not gate.shut and not gate.in_turns
 
     def offer(self, message: Message, now: float) -> None:
         if message.retain:

@@ -131,6 +131,7 @@ class Gate:
         self.open = True  # fits(1, 0)
         self.calm = True  # there is idle room: nobody has to be held back
         self.shut = False  # something that is no publish fills its resource: who has the gate lets nobody through
+        self.in_turns = False  # some wait for it, or did just now: who has it gives each a turn
         self.taken = 0  # publishes, in all
         self.taken_bytes = 0
         self.count = 0  # publishes under way

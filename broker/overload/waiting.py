@@ -1,8 +1,10 @@
 # Who waits for one gate.
 #
 # When there is room again those with more credits go first, in a few classes, and within a class who came first; only
-# as many as there is room for, or all would come to wait again. Who waits for credits stands apart: it goes when it
-# can afford its publish, or when the resource has so little to do that holding it back helps nobody.
+# as many as there is room for, or all would come to wait again. Each has a turn, which is an equal part of the room:
+# else who floods would fill it at the head of all who were woken with it, and they would go back to the end. Who waits
+# for credits stands apart: it goes when it can afford its publish, or when the resource has so little to do that
+# holding it back helps nobody.
 from collections import OrderedDict
 from typing import Final
 
@@ -67,6 +69,10 @@ class Waiting:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def queued(self) -> bool:
+        """Whether somebody here waits for nothing but its turn."""
+        return any(self._classes[POOR + 1 :])
 
     def add(self, connection: object, account: Account, since: float, until: float, now: float) -> None:
         """*connection* waits, since *since*: for the gate if *until* is 0, else for credits, which it has then."""
@@ -136,6 +142,12 @@ def of_gate(waiting: Waiting, gate: Gate, now: float) -> list[object]:
     """Of those who wait for *gate* the ones whose turn has come, or whose time is over; they wait no more."""
     room = gate.room() if gate.open and not gate.shut else 0
     return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
+
+
+def give_turns(waiting: Waiting, gate: Gate, woken: int) -> int:
+    """So many publishes each of the *woken* has before it waits again; who waits alone may fill the gate."""
+    gate.in_turns = woken > 1 or waiting.queued()
+    return max(1, gate.room() // max(1, woken))
 
 
 def of_credits(waiting: Waiting, contended: bool, now: float) -> list[object]:

@@ -16,7 +16,7 @@ class Neighbour(Subscriber):
         self.shard = shard
         self.gate = gate  # of publishes for it
         self.open = True  # false: it has enough to do, its gate is closed
-        self.calm = True  # it has so little to do that whoever publishes something for it may
+        self.calm = True  # it has so little to do that whoever publishes something for it may, unasked
         self.gone = False
 
     def take(self, count: int, size: int, now: float) -> None:

@@ -80,6 +80,25 @@ def test_who_floods_a_worker_leaves_room_for_others(nodes: Nodes) -> None:
     assert 5 == acks(modest)
 
 
+def test_those_who_wait_for_a_worker_take_turns(nodes: Nodes) -> None:
+    """Who floods would fill all the room that there is again, each time, and others would wait until it has done."""
+    one, two = nodes(2)
+    subscriber = one.connect("subscriber", V5)
+    flooding, modest = two.connect("flooding", V5), two.connect("modest", V5)
+    subscribed(subscriber, "a")
+    one.stopped = True
+    flood(flooding, b"a", 900, b" of the flood")
+    flood(modest, b"a", 50, b" of the modest")
+    assert (20, 0) == (acks(flooding), acks(modest))
+
+    one.stopped = False
+    found = payloads(subscriber)
+
+    assert 950 == len(found)
+    modest_of = [number for number, payload in enumerate(found) if payload.endswith(b"modest")]
+    assert max(modest_of) < 200
+
+
 def test_an_answer_within_the_slice_counts(nodes: Nodes) -> None:
     """A peer that is quick would keep its gate closed for ever: what it has done was not marked when it said so."""
     _, two = nodes(2)
