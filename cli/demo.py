@@ -141,8 +141,6 @@ class _Demo:
         self._tell_of_episode(since)
 
     def _storm(self, seconds: float) -> None:
-        import trio
-
         from cli.storm import storm
 
         _say("")
@@ -152,7 +150,7 @@ class _Demo:
         )
         _say("   Look: the cause is now connect, nobody is to blame alone, and who was refused is counted.")
         since = time.time()
-        trio.run(storm, self._port, seconds, STORM)
+        storm(self._port, seconds, STORM)
         self._tell_of_episode(since)
 
     def _tell_of_episode(self, since: float) -> None:

@@ -14,8 +14,20 @@ AT_ONCE: Final = 800  # connections: fewer than any system allows a process
 TICK: Final = 0.05  # seconds
 
 
-async def storm(port: int, seconds: float, rate: float) -> None:
-    """For so long, *rate* connections a second to this machine; returns when the last of them has gone."""
+def storm(port: int, seconds: float, rate: float) -> None:
+    """For so long, *rate* connections a second to this machine; returns when the last of them has gone.
+
+    Ctrl-C is a KeyboardInterrupt, and not a group of the clients that it met.
+    """
+    try:
+        trio.run(_storm, port, seconds, rate)
+    except BaseExceptionGroup as several:
+        if several.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None
+
+
+async def _storm(port: int, seconds: float, rate: float) -> None:
     room = trio.CapacityLimiter(AT_ONCE)
     deadline = trio.current_time() + seconds
     number = 0
