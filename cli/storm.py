@@ -20,7 +20,7 @@ def storm(port: int, seconds: float, rate: float) -> None:
     Ctrl-C is a KeyboardInterrupt, and not a group of the clients that it met.
     """
     try:
-        trio.run(_storm, port, seconds, rate)
+        trio.run(_storm, port, seconds, rate, restrict_keyboard_interrupt_to_checkpoints=True)
     except BaseExceptionGroup as several:
         if several.subgroup(KeyboardInterrupt) is None:
             raise
