@@ -126,9 +126,10 @@ class Job:
         from analytics.source import entries
 
         settings = self._settings
-        log = entries(self._spark, settings.url, self._key, settings.limit)
+        parts = 2 * self._spark.sparkContext.defaultParallelism
+        log = entries(self._spark, settings.url, self._key, settings.limit, parts)
         return (
-            once(decoded(log))
+            once(decoded(log, parts))
             .writeStream.foreachBatch(self.take)
             .option("checkpointLocation", str(self._checkpoint.spark.absolute()))
             .trigger(processingTime=f"{settings.trigger:g} seconds")
@@ -150,7 +151,7 @@ class Job:
             self._take(records, batch)
 
     def _take(self, records: "DataFrame", batch: int) -> None:
-        from analytics.seconds import fewer, of_workers, table
+        from analytics.seconds import of_workers, table
 
         if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write
             records.write.format("noop").mode("overwrite").save()
@@ -167,7 +168,7 @@ class Job:
         duplicates = self._count_what_was_dropped(counts, saved["expected"] if saved else 0)
         counts["unfit"] += wrong
         counts["ahead"] += found.column("ahead").to_pylist().count(True)
-        made = of_workers(found.column("second").to_pylist(), fewer(expected))
+        made = of_workers(found.column("second").to_pylist())
         folded = folding.fold(state, made, offset["now"] / 1000)
         counts["late"] += folded.late
         newest = max([saved["newest"] if saved else 0, *(one["second"] for one in made)])

@@ -2,7 +2,15 @@
 # episodes.py and findings.py fold them.
 from typing import TypedDict
 
-from analytics.rows import Hitter
+
+class Heavy(TypedDict):
+    """A client or topic that cost much, in this second of this worker."""
+
+    name: str
+    cost: int
+    messages: int
+    bytes: int
+    paused_ms: int
 
 
 class Second(TypedDict):
@@ -32,5 +40,5 @@ class Second(TypedDict):
     dropped: dict[str, int]
     refused: dict[str, int]
     p99_ms: float
-    clients: list[Hitter]
-    topics: list[Hitter]
+    clients: list[Heavy]
+    topics: list[Heavy]

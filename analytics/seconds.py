@@ -2,35 +2,34 @@
 #
 # Executors make them and the driver takes them as JSON: so they are one column to Spark, which would take longer to
 # move nested ones about than all else that is done with them.
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
-from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import pyarrow
 
-from analytics.rows import Hitter
-from analytics.second import Second
+from analytics.second import Heavy, Second
 
 MOST: Final = 10  # clients, and topics, of a row, by cost; and clients who were held back
 LEAST: Final = 3
-HITTERS: Final = 40_000  # of a batch, that Python is to fold
+HITTERS: Final = 40_000  # of a batch, that the driver is to fold
 LONGEST_INTERVAL: Final = 60.0  # seconds, as configured
 LARGEST_COST: Final = 9 * 10**18  # a sum of figures that were made up may be more than 63 bits have room for
 
-Row = TypeVar("Row")
-Measure = Callable[[Any], int]
-OF_ROWS: Final = attrgetter("cost"), attrgetter("paused_ms")  # of a record
-OF_HITTERS: Final = itemgetter("cost"), itemgetter("paused_ms")
+COST: Final = attrgetter("cost")
+PAUSED: Final = attrgetter("paused_ms")
 
 
-def second_of(record: Any, time: float) -> Second:
-    """The row of *record* (decoding.py), which is of the interval that ended at *time*."""
-    clients, topics, node = record.top.clients.rows, record.top.topics.rows, record.node
+def second_of(record: Any, time: float, most: int = MOST) -> Second:
+    """The row of *record* (decoding.py), which is of the interval that ended at *time*, with at most so many clients
+    and topics by each measure.
+    """
+    clients, topics = record.top.clients.rows, record.top.topics.rows
     half = max(0.0, min(record.interval_s, LONGEST_INTERVAL)) / 2
     return {
-        "node": node,
+        "node": record.node,
         "worker": record.worker,
         "boot": record.boot,
         "sequence": record.sequence,
@@ -56,24 +55,23 @@ def second_of(record: Any, time: float) -> Second:
         "dropped": record.dropped,
         "refused": record.refused,
         "p99_ms": record.latency.p99_ms,
-        "clients": [_hitter(one.client, node, one) for one in _first(clients, MOST, *OF_ROWS)],
-        "topics": [_hitter(one.topic, node, one) for one in _first(topics, MOST, *OF_ROWS)],
+        "clients": [_heavy(one.client, one) for one in _first(clients, most)],
+        "topics": [_heavy(one.topic, one) for one in _first(topics, most)],
     }
 
 
-def _first(rows: list[Row], most: int, cost: Measure, paused: Measure) -> list[Row]:
+def _first(rows: list[Any], most: int) -> list[Any]:
     """The first *most* of *rows* by cost, then those of the first *most* by how long they were held back that are not
     among them.
     """
-    by_cost = sorted(rows, key=cost, reverse=True)[:most]
-    held_back = sorted(filter(paused, rows), key=paused, reverse=True)[:most]
+    by_cost = sorted(rows, key=COST, reverse=True)[:most]
+    held_back = sorted(filter(PAUSED, rows), key=PAUSED, reverse=True)[:most]
     return [*by_cost, *(one for one in held_back if one not in by_cost)]
 
 
-def _hitter(name: str, node: str, row: Any) -> Hitter:
+def _heavy(name: str, row: Any) -> Heavy:
     return {
         "name": name,
-        "node": node,
         "cost": row.cost,
         "messages": row.messages,
         "bytes": row.bytes,
@@ -81,14 +79,9 @@ def _hitter(name: str, node: str, row: Any) -> Hitter:
     }
 
 
-def of_workers(texts: Iterable[str | None], most: int = MOST) -> list[Second]:
-    """The Seconds in *texts*, with at most so many clients and topics by each measure."""
-    found = cast(list[Second], msgspec.json.decode(f"[{','.join(filter(None, texts))}]"))
-    if most < MOST:
-        for second in found:
-            second["clients"] = _first(second["clients"], most, *OF_HITTERS)
-            second["topics"] = _first(second["topics"], most, *OF_HITTERS)
-    return found
+def of_workers(texts: Iterable[str | None]) -> list[Second]:
+    """The Seconds in *texts*."""
+    return cast(list[Second], msgspec.json.decode(f"[{','.join(filter(None, texts))}]"))
 
 
 def fewer(expected: int) -> int:
@@ -99,7 +92,7 @@ def fewer(expected: int) -> int:
 def table(seconds: Sequence[Second]) -> pyarrow.Table:
     """*seconds* by columns, for the history."""
     fields = get_type_hints(Second).items()
-    return pyarrow.table({name: _array([second[name] for second in seconds], of) for name, of in fields})  # type: ignore[literal-required]
+    return pyarrow.table({name: _array([*map(itemgetter(name), seconds)], of) for name, of in fields})
 
 
 def _array(values: list[Any], of: Any) -> pyarrow.Array:
@@ -113,7 +106,7 @@ def _array(values: list[Any], of: Any) -> pyarrow.Array:
         return pyarrow.MapArray.from_arrays(offsets, keys, pyarrow.array(items, _SCALARS[get_args(of)[1]]))
     flat = [*chain.from_iterable(values)]
     fields = get_type_hints(get_args(of)[0])
-    inner = [_array([one[name] for one in flat], kind) for name, kind in fields.items()]
+    inner = [_array([*map(itemgetter(name), flat)], kind) for name, kind in fields.items()]
     return pyarrow.ListArray.from_arrays(offsets, pyarrow.StructArray.from_arrays(inner, [*fields]))
 
 

@@ -165,11 +165,10 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(RedisLog)
 
 
-def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT) -> "DataFrame":
-    """The log at *url* under *key*, with COLUMNS."""
+def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT, parts: int = PARTS) -> "DataFrame":
+    """The log at *url* under *key*, with COLUMNS, in batches of at most *limit* entries and so many partitions."""
     register(spark)
-    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit}
-    options["parts"] = 2 * spark.sparkContext.defaultParallelism
+    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit, "parts": parts}
     return spark.readStream.format(NAME).options(**options).load()
 
 

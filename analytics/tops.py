@@ -8,6 +8,7 @@
 from typing import Final
 
 from analytics.rows import Hitter
+from analytics.second import Heavy
 
 KEPT: Final = 50  # names, by each of two measures
 MOST: Final = 4 * KEPT  # twice what a cut can leave: so there are few
@@ -21,7 +22,7 @@ Tops = dict[str, list]  # type: ignore[type-arg]  # name -> [cost, messages, byt
 Counts = dict[str, int]
 
 
-def add_hitters(tops: Tops, hitters: list[Hitter], node: str) -> None:
+def add_hitters(tops: Tops, hitters: list[Heavy], node: str) -> None:
     """Add what one worker of *node* told of one second."""
     for hitter in hitters:
         name, cost, paused = hitter["name"], hitter["cost"], hitter["paused_ms"]

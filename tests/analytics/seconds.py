@@ -3,8 +3,8 @@ import json
 from typing import Any
 
 from analytics import folding
-from analytics.rows import Episode, Hitter
-from analytics.second import Second
+from analytics.rows import Episode
+from analytics.second import Heavy, Second
 
 T = 1_700_000_000  # a multiple of 10, and 20 s into its minute
 
@@ -49,8 +49,8 @@ def overloaded(at: int, worker: int = 1, node: str = "a", level: int = 5, cause:
     return second(at, worker, node, level=level, cause=cause, signals={cause: 3.0}, **said)
 
 
-def hitter(name: str, cost: int, paused_ms: int = 0) -> Hitter:
-    return Hitter(name=name, node="", cost=cost, messages=cost // 10, bytes=cost, paused_ms=paused_ms)
+def hitter(name: str, cost: int, paused_ms: int = 0) -> Heavy:
+    return Heavy(name=name, cost=cost, messages=cost // 10, bytes=cost, paused_ms=paused_ms)
 
 
 class Fold:

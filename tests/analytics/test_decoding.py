@@ -139,6 +139,6 @@ def test_spark_says_what_we_make_of_entries(spark: "SparkSession") -> None:
     """Columns would be taken for others, or lose what Spark has no type for."""
     log = entries([json.dumps(busy()), body(sequence=-1), None, body(sequence=7)])
 
-    found = decoded(spark.createDataFrame(pyarrow.Table.from_batches([log]))).toArrow()
+    found = decoded(spark.createDataFrame(pyarrow.Table.from_batches([log])), 1).toArrow()
 
     assert of_entries(log).to_pylist() == found.sort_by("id").to_pylist()
