@@ -77,12 +77,14 @@ def _who(episode: Episode) -> str:
 
 
 def _held(episode: Episode) -> str:
-    most, total = episode["throttled_most"], _lasting(episode["paused_ms"] / 1000)
-    told = f"To protect the rest, {_count(most, 'client was', 'clients were')} held back at once at most, "
+    most = episode["throttled_most"]
+    told = f"To protect the rest, {_count(most, 'client was', 'clients were')} held back at once at most"
     if not most:
-        told = "To protect the rest, clients were held back, "
+        told = "To protect the rest, clients were held back"
+    if episode["cause"] != CONNECTS:  # else nearly all of it is the time that CONNECTs waited, which is told of them
+        told += f", for {_lasting(episode['paused_ms'] / 1000)} in all"
     longest = [_paused(each) for each in episode["throttled"][:MOST]]
-    return told + f"for {total} in all" + (f"; longest {_list(longest)}." if longest else ".")
+    return told + (f"; longest {_list(longest)}." if longest else ".")
 
 
 def _paused(client: Hitter) -> str:

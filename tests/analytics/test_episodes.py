@@ -258,6 +258,16 @@ def test_a_storm_of_connects_is_an_episode_without_any_level() -> None:
     ] == episode["story"]
 
 
+def test_who_was_held_back_in_a_storm_did_not_wait_for_as_long_as_all_connects() -> None:
+    """Ten clients would seem to have been held back for hours in a storm of seconds."""
+    hit = [hitter("busy", 900, 200)]
+    storm = [second(at, paused={"connect": 40_000, "gate": 200}, throttled=1, clients=hit) for at in range(3, 9)]
+
+    story = Fold().add(*calm(0, 3), *storm, *calm(9, 30)).only()["story"]
+
+    assert "To protect the rest, 1 client was held back at once at most; longest busy (1.2 s)." in story
+
+
 def test_a_storm_that_raises_the_level_is_a_storm_still() -> None:
     """The signal and the storm are one cause; counted as two, something else could seem to be worse."""
     storm = [second(at, paused={"connect": 40_000}, connects=500) for at in range(4)]
