@@ -404,6 +404,7 @@ class Reactor:
                     self._mute(stream)
                 elif not stream.queued:
                     stream.queued = True
+                    stream.ready_at = now
                     self._ready.append(stream)
         return now
 

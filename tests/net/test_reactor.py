@@ -68,6 +68,20 @@ def test_floods_share_the_worker_alike(brokers: Brokers) -> None:
     assert max(done) <= 2 * min(done)
 
 
+def test_last_words_after_a_silence_have_not_waited_since_before_it(brokers: Brokers) -> None:
+    """One client that says good-bye to a busy worker would raise the level, as if it had waited for a minute."""
+    broker = brokers()
+    clients = [broker.connect(f"c{n}") for n in range(3)]
+    broker.advance(60.0)
+    for client in clients:
+        client.send_bytes(encode(PingReq(), V311))
+        client.socket.shutdown(socket.SHUT_WR)
+    broker.clock.step = STEP
+    turn(broker, *clients)
+
+    assert 0.0 < broker.worker.reactor.take_lag() < 1.0
+
+
 def test_who_used_more_than_its_share_pays_in_the_next_rounds(brokers: Brokers) -> None:
     """A client with huge packets would get many times what others get."""
     broker = brokers(Config(limits=Limits(packet_bytes=8 << 20)))
