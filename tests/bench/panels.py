@@ -42,10 +42,10 @@ STYLE: Final[dict[Any, Any]] = {
 LEGENDS: Final = {"protected": "with protection", "unprotected": "without protection"}
 
 
-def draw(path: Path, title: str, peak: float, runs: dict[str, Columns], latest_ms: float) -> None:
-    """*peak*: deliveries a second; *runs*: the columns of overload.py by name."""
+def draw(path: Path, title: str, runs: dict[str, Columns], latest_ms: float) -> None:
+    """*runs*: the columns of overload.py by name."""
     kinds: list[tuple[str, Callable[[Axes, Columns], None]]] = [
-        ("deliveries\nin thousands a second", lambda axes, run: goodput(axes, run, peak)),
+        ("deliveries\nin thousands a second", goodput),
         ("publish to PUBACK,\np99 in ms", lambda axes, run: latency(axes, run, "p99_ms", latest_ms)),
         ("publish to subscriber,\np99 in ms", lambda axes, run: latency(axes, run, "delivery_p99_ms")),
         ("resident memory\nMiB", memory),
@@ -74,9 +74,9 @@ def draw(path: Path, title: str, peak: float, runs: dict[str, Columns], latest_m
         plt.close(figure)
 
 
-def goodput(axes: Axes, run: Columns, peak: float) -> None:
+def goodput(axes: Axes, run: Columns) -> None:
     axes.plot(run["second"], [count / 1e3 for count in run["goodput"]], color=BLUE, label="delivered")
-    axes.axhline(peak / 1e3, color=GREY, linestyle="--", linewidth=1.2, label="peak, in a closed loop")
+    axes.axhline(run["peak"][0] / 1e3, color=GREY, linestyle="--", linewidth=1.2, label="peak")
 
 
 def latency(axes: Axes, run: Columns, key: str, latest_ms: float = 0.0) -> None:

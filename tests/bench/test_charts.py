@@ -28,6 +28,7 @@ def figures(goodput: float, mib: float, level: float) -> list[Row]:
             "supervisor_mib": 50.0,
             "redis_mib": 10.0,
             "budget_mib": 100.0,
+            "peak": PEAK,
         }
         for second in range(1, 6)
     ]
@@ -45,7 +46,7 @@ def page(tmp_path: Path) -> str:
         "protected": Run(figures(goodput=990, mib=60, level=4), seen(p99_ms=200)),
         "unprotected": Run(figures(goodput=1200, mib=101, level=0), seen(p99_ms=9000)),
     }
-    facts: dict[str, Any] = {"peak": PEAK, "offered": 3000, "weir": "weir 0"}
+    facts: dict[str, Any] = {"offered": 3000, "weir": "weir 0"}
     for scene in SCENES:
         charts.keep(tmp_path, scene, facts, runs)
     charts.draw(tmp_path)
