@@ -7,6 +7,7 @@
 # Event time is the record's own, by the clock of its node. One that is ahead would push the watermark and make the
 # records of all others late, so it is at most AHEAD seconds after the log took the record in; a record was certainly
 # made before that.
+from collections.abc import Iterable, Iterator
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -68,11 +69,11 @@ def record_of(body: bytes | None) -> Any:
     return found if found.version == VERSION and 0.0 <= found.ts <= LATEST else None
 
 
-def decoded(entries: "DataFrame", parts: int) -> "DataFrame":
-    """*entries* of a log (`id`, `at`, `body`), as ENTRY has them. *parts*: the partitions of a batch, about."""
+def decoded(entries: "DataFrame") -> "DataFrame":
+    """*entries* of a log (source.COLUMNS), as ENTRY has them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return entries.mapInArrow(lambda batches: (of_entries(one, parts) for one in batches), from_arrow_schema(ENTRY))
+    return entries.mapInArrow(_of_batches, from_arrow_schema(ENTRY))
 
 
 def once(records: "DataFrame") -> "DataFrame":
@@ -80,9 +81,13 @@ def once(records: "DataFrame") -> "DataFrame":
     return records.withWatermark("time", DELAY).dropDuplicatesWithinWatermark(["key"])
 
 
-def of_entries(batch: pyarrow.RecordBatch, parts: int = 1) -> pyarrow.RecordBatch:
-    """What `decoded` makes of one of so many parts of a batch."""
-    most = fewer(batch.num_rows * parts)
+def _of_batches(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    return map(of_entries, batches)
+
+
+def of_entries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """What `decoded` makes of a part of the log."""
+    most = fewer(max(batch.column("among").to_pylist(), default=0))
     ids = batch.column("id").to_pylist()
     taken_in = batch.column("at").cast(pyarrow.int64()).to_pylist()
     keys: list[str] = []

@@ -126,10 +126,9 @@ class Job:
         from analytics.source import entries
 
         settings = self._settings
-        parts = 2 * self._spark.sparkContext.defaultParallelism
-        log = entries(self._spark, settings.url, self._key, settings.limit, parts)
+        log = entries(self._spark, settings.url, self._key, settings.limit)
         return (
-            once(decoded(log, parts))
+            once(decoded(log))
             .writeStream.foreachBatch(self.take)
             .option("checkpointLocation", str(self._checkpoint.spark.absolute()))
             .trigger(processingTime=f"{settings.trigger:g} seconds")

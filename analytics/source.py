@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME: Final = "weir_log"
-COLUMNS: Final = "id string, at timestamp, body string"  # of any source; *at*: when its log took the entry in
+# Of any source. *at*: when its log took the entry in; *among*: how many entries are in its batch, as far as is known.
+COLUMNS: Final = "id string, at timestamp, body string, among long"
 FIELD: Final = b"record"  # of an entry (broker/store/record_log.py)
 CHUNK: Final = 500  # entries that are counted, or read, in one step: a millisecond or two of Redis
 PARTS: Final = 4  # partitions of a batch, at most
@@ -54,11 +55,12 @@ Offset = dict[str, Any]
 
 
 class Part(InputPartition):
-    """The entries after the id *after*, to the id *to*."""
+    """The entries after the id *after*, to the id *to*, of a batch of *among*."""
 
-    def __init__(self, after: str, to: str) -> None:
+    def __init__(self, after: str, to: str, among: int) -> None:
         self.after = after
         self.to = to
+        self.among = among
 
 
 class RedisLog(DataSource):
@@ -99,12 +101,13 @@ class RedisLogReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Part]:
         cuts = end["cuts"].split() if end != start else []
-        return [Part(after, to) for after, to in pairwise(cuts)]
+        among = max(0, end["seen"] - max(0, start["seen"]))
+        return [Part(after, to, among) for after, to in pairwise(cuts)]
 
     def read(self, partition: InputPartition) -> "Iterator[tuple[Any, ...]] | Iterator[pyarrow.RecordBatch]":
         """The entries of *partition*. redis.RedisError: Redis was away too long."""
         part = cast(Part, partition)
-        return iter([_columns(_patiently(self._url, self._key, part))])
+        return iter([_columns(_patiently(self._url, self._key, part), part.among)])
 
 
 def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None, parts: int = PARTS) -> Offset:
@@ -165,10 +168,11 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(RedisLog)
 
 
-def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT, parts: int = PARTS) -> "DataFrame":
-    """The log at *url* under *key*, with COLUMNS, in batches of at most *limit* entries and so many partitions."""
+def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT) -> "DataFrame":
+    """The log at *url* under *key*, with COLUMNS."""
     register(spark)
-    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit, "parts": parts}
+    options: dict[str, str | int] = {"url": url, "key": key, "limit": limit}
+    options["parts"] = 2 * spark.sparkContext.defaultParallelism
     return spark.readStream.format(NAME).options(**options).load()
 
 
@@ -197,7 +201,7 @@ def _read(client: "redis.Redis", key: str, part: Part) -> list[tuple[str, str | 
         after = rows[-1][0]
 
 
-def _columns(rows: list[tuple[str, str | None]]) -> pyarrow.RecordBatch:
+def _columns(rows: list[tuple[str, str | None]], among: int) -> pyarrow.RecordBatch:
     ids = [id for id, _ in rows]
     at = [min(order(id)[0], LAST_MS) * 1000 for id in ids]
     return pyarrow.RecordBatch.from_arrays(
@@ -205,8 +209,9 @@ def _columns(rows: list[tuple[str, str | None]]) -> pyarrow.RecordBatch:
             pyarrow.array(ids, pyarrow.string()),
             pyarrow.array(at, pyarrow.timestamp("us", tz="UTC")),
             pyarrow.array([body for _, body in rows], pyarrow.string()),
+            pyarrow.array([among] * len(rows), pyarrow.int64()),
         ],
-        names=["id", "at", "body"],
+        names=["id", "at", "body", "among"],
     )
 
 

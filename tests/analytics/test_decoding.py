@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 AT = datetime.fromtimestamp(BEGAN + 1, UTC)
 
 
-def entries(bodies: Sequence[str | None]) -> pyarrow.RecordBatch:
-    """A log of *bodies*, all taken in at the same time."""
+def entries(bodies: Sequence[str | None], among: int = 1) -> pyarrow.RecordBatch:
+    """A log of *bodies*, all taken in at the same time, and read in a batch of *among*."""
     ids = [f"{(BEGAN + 1) * 1000}-{number}" for number in range(len(bodies))]
     return pyarrow.RecordBatch.from_pydict(
         {
             "id": pyarrow.array(ids, pyarrow.string()),
             "at": pyarrow.array([AT] * len(ids), pyarrow.timestamp("us", tz="UTC")),
             "body": pyarrow.array(bodies, pyarrow.string()),
+            "among": pyarrow.array([among] * len(ids), pyarrow.int64()),
         }
     )
 
@@ -139,6 +140,6 @@ def test_spark_says_what_we_make_of_entries(spark: "SparkSession") -> None:
     """Columns would be taken for others, or lose what Spark has no type for."""
     log = entries([json.dumps(busy()), body(sequence=-1), None, body(sequence=7)])
 
-    found = decoded(spark.createDataFrame(pyarrow.Table.from_batches([log])), 1).toArrow()
+    found = decoded(spark.createDataFrame(pyarrow.Table.from_batches([log]))).toArrow()
 
     assert of_entries(log).to_pylist() == found.sort_by("id").to_pylist()

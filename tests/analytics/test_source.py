@@ -180,6 +180,19 @@ def test_a_log_that_was_made_anew_is_read_from_its_beginning(log: Log, first: st
     assert 0 == log.offset["lost"]
 
 
+def test_each_part_knows_how_many_are_in_its_batch(log: Log) -> None:
+    """An executor would leave out names for which there is room, or send the driver more than it has time for."""
+    log.add(*(f"{number}-0" for number in range(1, CHUNK + 2)))
+    first = log.batch()
+    log.add(f"{CHUNK + 2}-0")
+    second = log.batch()
+
+    assert [CHUNK + 1] * 2 == [part.among for part in log.reader.partitions(*first)]
+    assert [1] == [part.among for part in log.reader.partitions(*second)]
+    (read,) = log.reader.read(log.reader.partitions(*second)[0])
+    assert [1] == cast(Any, read).column("among").to_pylist()
+
+
 def test_an_entry_may_be_anything(log: Log) -> None:
     """One entry that somebody else wrote would end the job."""
     log.redis.xadd(KEY, {"other": "1"}, id="1-0")
