@@ -11,6 +11,10 @@
 #   written. Where messages are rarer the delay would save next to nothing.
 # - BUFFERED: after so many messages, or so long after the first of them.
 #
+# While nothing but holds that are joined leaves, nobody waits for an answer of ours, so the reactor may look away for a
+# moment: what comes meanwhile comes with one poll, and its readers' messages leave in one send. At 20 000 messages a
+# second from 1000 clients that saves more than half of the CPU, where the holds alone save a tenth.
+#
 # What a client waits for (acknowledgements, answers, pings) is never held, and takes along what is. Holds are bounded
 # in number: the oldest is sent when there are too many. Whoever closes a connection has it sent before.
 #
@@ -30,6 +34,7 @@ ENOUGH_BYTES: Final = 4096
 DOUBTS: Final = 32  # sends
 WINDOW: Final = 0.020  # seconds over which it is measured how busy the worker is
 SMOOTHING: Final = 0.3
+PAUSE: Final = 0.001  # seconds that the reactor looks away; it is late by as much for whoever comes next
 ASLEEP: Final = 0.2  # seconds: what was before does not matter any more
 CALM: Final = 0.05  # share of the time: up to it nothing is held; a thousand messages a second take as much
 BUSY: Final = 0.15  # from it on the longest hold: sends are a third of the work already, and most can be saved
@@ -57,6 +62,7 @@ class Flushing:
         self._since = 0.0  # when the window began
         self._worked = 0.0  # seconds in it
         self._share = 0.0
+        self._answered = 0.0  # when something was sent that did not stay for all of a hold
 
     def holds(self, outbox: Outbox, now: float) -> bool:
         """Whether *outbox*, which was written to and does not press, is sent later; false: send it now."""
@@ -99,6 +105,18 @@ class Flushing:
             if first.held and first.due == due:
                 self.evicted += 1
                 first.press()
+
+    def sends(self, outbox: Outbox, now: float) -> None:
+        """*outbox*, a client's, is sent to."""
+        if not outbox.held or (outbox.pressing and now < outbox.due):
+            self._answered = now
+
+    def pause(self, now: float) -> float:
+        """Seconds for which the reactor need not look what has come."""
+        if not self._adaptive or now - self._answered < self._longest:
+            return 0.0
+        due, outbox = self._adaptive[0]
+        return min(PAUSE, due - now) if outbox.held and outbox.joined else 0.0
 
     def release(self, now: float) -> None:
         """Have those sent whose time has come."""

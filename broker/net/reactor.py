@@ -11,11 +11,13 @@
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
+# While only what was held leaves (delivery/flushing.py), it sleeps a little first, and finds several events at once.
 # Streams that are no clients' (the supervisor, other workers, Redis) have handlers of their own and are served ahead
 # of clients, whose work may depend on them; what holds a client to its share or ends it does not touch them.
 import os
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -307,8 +309,14 @@ class Reactor:
         waited = 0.0
         timeout = 0.0
         while True:
+            waits = timeout > 0.0
+            if waits:
+                pause = self.flushing.pause(now)
+                if pause > 0.0:
+                    time.sleep(pause)
+                    timeout = 0.0
             events = self._epoll.poll(timeout, EVENTS)
-            if timeout > 0.0:
+            if waits:
                 after = self._clock()
                 waited += after - now
                 deadline += after - now
@@ -637,6 +645,7 @@ class Reactor:
         if stream.handler is None:
             self.bytes_sent += count
             self.flushes += 1
+            self.flushing.sends(outbox, now)
         outbox.flushed(now)
         drained = outbox.sent(count)
         if outbox.size:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, Flushing
+from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, PAUSE, Flushing
 from broker.delivery.outbox import ADAPTIVE, BUFFERED, OutboundBudget, Outbox
 
 AMPLE = 1 << 40
@@ -45,6 +45,7 @@ class Edge:
             box.queued = False
             if box.size and (box.pressing or not self.flushing.holds(box, self.now)):
                 data = bytes(box.gather())
+                self.flushing.sends(box, self.now)
                 box.flushed(self.now)
                 box.sent(len(data))
                 left.append(data)
@@ -234,6 +235,67 @@ def test_too_many_that_are_held_send_the_oldest() -> None:
 
     assert [b"0"] == edge.tick()
     assert 1 == edge.flushing.evicted
+
+
+def joined(edge: Edge) -> Outbox:
+    """One whose holds are joined, and that is held."""
+    edge.busy(1.0)
+    box = edge.quick()
+    for _ in range(2):
+        for piece in (b"a", b"b", b"c", b"d"):
+            box.write(piece)
+            assert [] == edge.tick()
+        assert [b"abcd"] == edge.tick(HOLD)
+    box.write(b"a")
+    assert [] == edge.tick()
+    return box
+
+
+def test_while_all_that_leaves_was_held_nobody_need_look_what_comes() -> None:
+    """Each message would cost a look at the kernel of its own, although its reader gets it with the next ones."""
+    edge = Edge()
+    joined(edge)
+
+    assert PAUSE == edge.flushing.pause(edge.now)
+    assert PAUSE / 4 == pytest.approx(edge.flushing.pause(edge.now + HOLD - PAUSE / 4))  # it is due then
+    edge.tick(HOLD)
+    assert 0.0 == edge.flushing.pause(edge.now)  # nothing waits for more
+
+
+def test_somebody_looks_while_answers_go_out() -> None:
+    """A client that sends when it is answered would wait for a moment each time, and get a tenth done."""
+    edge = Edge()
+    box = joined(edge)
+    other = edge.outbox(ADAPTIVE)
+    other.answer(b"answer")
+    assert [b"answer"] == edge.tick()
+    assert 0.0 == edge.flushing.pause(edge.now)
+
+    for piece in (b"b", b"c", b"d"):
+        box.write(piece)
+        edge.tick()
+    assert [b"abcd"] == edge.tick(1.1 * HOLD)
+    box.write(b"a")
+    edge.tick()
+    assert PAUSE == edge.flushing.pause(edge.now)
+    box.answer(b"answer")
+    assert [b"aanswer"] == edge.tick()
+    box.write(b"b")
+    edge.tick()
+    assert 0.0 == edge.flushing.pause(edge.now)
+
+
+def test_somebody_looks_while_holds_are_tried() -> None:
+    """In a closed loop nobody sends before what is held has arrived, and each try would be longer than it has to be."""
+    edge = Edge()
+    edge.busy(1.0)
+    box = edge.quick()
+    edge.now += HOLD
+    box.sent_at = edge.now
+    box.write(b"a")
+    assert [] == edge.tick()
+
+    assert 0.0 == edge.flushing.pause(edge.now)
 
 
 def a_second(rate: int, readers: int) -> tuple[int, int, Flushing]:

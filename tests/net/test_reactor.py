@@ -1,14 +1,16 @@
 # Slices and rounds, the end of a connection, and what the reactor is told by the kernel.
 import select
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from broker.config import Config, Delivery, Limits
+from broker.delivery.flushing import PAUSE
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish
+from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.reactor import CALLS, EVENTS, LINGER, SLICE, STRANGERS
 from broker.reasons import CloseReason
 from tests.hub.talk import acks, closed, narrow, push
@@ -424,3 +426,46 @@ def test_who_is_asked_to_wake_returns_at_once(brokers: Brokers) -> None:
     turn(broker, client)
 
     assert [PingResp()] == client.inbox
+
+
+# Messages that wait for more.
+
+
+def test_while_messages_wait_for_more_several_come_with_one_look(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop would go round for each message of many quiet publishers, though their reader gets them together."""
+    broker = brokers()
+    reader = broker.connect("reader")
+    reader.send(Subscribe(1, [Wanted(b"t", 0)]))
+    publishers = [broker.connect(f"p{n}") for n in range(20)]
+    clock = broker.clock
+    taken = broker.worker.counters
+    sent = 0
+    slept = []
+
+    def publish() -> None:
+        nonlocal sent
+        clock.now += 0.0002
+        publishers[sent % len(publishers)].send(Publish(b"t", b"%d" % sent, 0))
+        sent += 1
+
+    def sleep(seconds: float) -> None:
+        assert sent == taken.publishes_received  # else there would be something to do
+        slept.append(seconds)
+        for _ in range(5):
+            publish()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    clock.step = 0.00002  # which makes it a fifth of the time or so that it is busy
+    for _ in range(500):
+        publish()
+        broker.worker.reactor.turn()
+    clock.step = 0.0
+    broker.advance(0.1)
+
+    assert len(slept) > 100
+    assert max(slept) <= PAUSE
+    assert [b"%d" % n for n in range(sent)] == [
+        packet.payload for packet in reader.inbox if isinstance(packet, Publish)
+    ]
