@@ -13,6 +13,7 @@
 # What clients see is measured by them: aggressors and the modest are processes of their own, so that neither waits for
 # the other's turn. A latency counts from when a publish reached the client's socket, and so from before its arrival.
 import json
+import math
 import os
 import signal
 import statistics
@@ -263,12 +264,17 @@ def told(control: Path, began: float, seconds: int) -> list[list[dict[str, Any]]
             entries: Any = server.xrange("weir:metrics")
             for _, entry in entries:
                 record = json.loads(entry[b"record"])
-                second = round(record["ts"] - began) - 1  # the record is of the second before it
-                if 0 <= second < seconds:
+                for second in covers(record, began, seconds):
                     found[second].append(record)
             if len(found[-1]) == WORKERS or time.monotonic() > deadline:
                 return found
             time.sleep(0.05)  # nobody tells us when the next one is there
+
+
+def covers(record: dict[str, Any], began: float, seconds: int) -> range:
+    """The seconds since *began* that *record* is of, by their middles: a busy worker says late what became of more."""
+    first = math.ceil(record["ts"] - record["interval_s"] - began - 0.5)
+    return range(max(0, first), min(seconds, math.ceil(record["ts"] - began - 0.5)))
 
 
 def row(

@@ -1,11 +1,12 @@
 # What is drawn of figures that are made up; measuring is a matter of tests/system/test_bench.py.
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench import charts
-from tests.bench.overload import SCENES, Row, Run
+from tests.bench.overload import SCENES, Row, Run, covers
 
 PEAK = 1000.0
 
@@ -73,6 +74,15 @@ def test_a_missed_bar_is_called_missed() -> None:
     """A bar that only the unprotected run meets would look like one that both miss."""
     assert "missed, and met without protection" == charts.verdict(False, True)
     assert "missed, with and without" == charts.verdict(False, False)
+
+
+def test_each_second_has_one_record_of_a_worker() -> None:
+    """A worker that is busy writes its records late: there would be seconds with none, and with twice who was held."""
+    ends = [0.2, 1.3, 2.9, 3.95, 5.1, 6.0]
+    intervals = [1.0, *(end - begin for begin, end in pairwise(ends))]
+    records = [{"ts": 1000.0 + end, "interval_s": interval} for end, interval in zip(ends, intervals, strict=True)]
+
+    assert [[], [0], [1, 2], [3], [4], []] == [list(covers(record, 1000.0, 5)) for record in records]
 
 
 def test_each_scene_has_its_chart(page: str, tmp_path: Path) -> None:
