@@ -290,7 +290,7 @@ def test_somebody_looks_while_holds_are_tried() -> None:
     edge = Edge()
     edge.busy(1.0)
     box = edge.quick()
-    edge.now += HOLD
+    edge.now += 2 * HOLD  # nothing was sent at once for long enough
     box.sent_at = edge.now
     box.write(b"a")
     assert [] == edge.tick()
