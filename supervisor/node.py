@@ -229,8 +229,10 @@ class Node:
             words = process.words()
             if words:
                 self.log.warning("worker_stderr", worker=process.shard, words=words)
-            others = [one.statistics for one in self._processes() if one is not process]
-            process.send("others", self.totals.with_(others))
+            others = self.totals.with_([one.statistics for one in self._processes() if one is not process])
+            if others != process.others:
+                process.others = others
+                process.send("others", others)
             return
         self._tell_change()
 

@@ -3,6 +3,7 @@
 # A heartbeat is judged by the time that the supervisor itself was awake: each look adds what had been planned between
 # two looks at most, however late the look is. So a node that was stopped as a whole (Ctrl-Z, a frozen container, a
 # suspended machine) finds nobody dead when it goes on, and a slow supervisor gives its workers more time, not less.
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,19 +42,14 @@ class Silence:
         return self._silent
 
 
-def too_silent(silent: float, phase: int, stopped: bool) -> bool:
+def too_silent(silent: float, phase: int, stopped: Callable[[], bool]) -> bool:
     """Whether a worker in *phase* is dead after so many seconds of silence.
 
     One that is not *stopped* (SIGSTOP) has until the next look: it may have been continued a moment ago, and who is
-    killed in its first turn has done what it could tell nobody of.
+    killed in its first turn has done what it could tell nobody of. Nobody asks that of one who is not silent.
     """
-    if not stopped:
-        silent -= LOOK_EVERY
-    if phase == STARTING:
-        return silent > SILENCE_STARTING
-    if phase == DRAINING:
-        return silent > SILENCE_DRAINING
-    return silent > SILENCE
+    most = {STARTING: SILENCE_STARTING, DRAINING: SILENCE_DRAINING}.get(phase, SILENCE)
+    return silent > most and (silent - LOOK_EVERY > most or stopped())
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -53,6 +54,7 @@ class WorkerProcess:
         self.began = time.monotonic()
         self.ready_at: float | None = None
         self.statistics: Frame = {}
+        self.others: Frame = {}  # what it was last told of the other workers
         self.sentence = ""  # why it cannot start, in its own words
         self.killed_for = ""  # why we killed it
         self.told_to_go = False
@@ -275,7 +277,7 @@ class WorkerProcess:
             if incarnation == self.incarnation:
                 phase = told
             silent = self._silence.look(stamped, time.monotonic())
-            if too_silent(silent, phase, stopped(self.pid)):
+            if too_silent(silent, phase, partial(stopped, self.pid)):
                 self.kill(f"its loop has not turned for {silent:.1f} s")
                 return
 

@@ -7,6 +7,7 @@ from supervisor.supervision import (
     LONGEST_PAUSE,
     LOOK_EVERY,
     NEVER_READY,
+    SILENCE,
     TOO_MANY,
     WELL_AGAIN,
     Again,
@@ -29,9 +30,26 @@ def test_a_worker_that_does_not_stamp_is_dead_after_a_second(stopped: bool, afte
     """A wedged loop would hold its clients for ever, or one be killed that was just continued."""
     looks = [100.0 + LOOK_EVERY * n for n in range(30)]
 
-    found = [now - 100.0 for n, now in enumerate(looks) if too_silent(silent_for(looks[: n + 1]), SERVING, stopped)]
+    silences = [(now - 100.0, silent_for(looks[: n + 1])) for n, now in enumerate(looks)]
+
+    found = [when for when, silent in silences if too_silent(silent, SERVING, lambda: stopped)]
 
     assert found[0] == pytest.approx(after)
+
+
+def test_nobody_asks_whether_a_worker_is_stopped_that_stamps() -> None:
+    """Ten times a second for each worker, the kernel would be asked for what cannot matter."""
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    assert not too_silent(SILENCE, SERVING, stopped)
+    assert 0 == asked
+    assert too_silent(SILENCE + LOOK_EVERY / 2, SERVING, stopped)
+    assert 1 == asked
 
 
 def test_a_stamp_ends_the_silence() -> None:
@@ -47,13 +65,14 @@ def test_time_in_which_the_supervisor_did_not_look_is_no_silence(pause: float) -
     before = [LOOK_EVERY * n for n in range(5)]
     after = [before[-1] + pause + LOOK_EVERY * n for n in range(5)]
 
-    assert not too_silent(silent_for(before + after), SERVING, True)
+    assert not too_silent(silent_for(before + after), SERVING, lambda: True)
 
 
 def test_who_starts_or_drains_may_be_silent_for_longer() -> None:
     """A worker with a long password file, or a million clients, would be killed at each start or stop."""
-    assert [True, False, False] == [too_silent(2.0, phase, False) for phase in (SERVING, STARTING, DRAINING)]
-    assert [True, True] == [too_silent(silent, phase, False) for silent, phase in ((31.0, STARTING), (5.5, DRAINING))]
+    assert [True, False, False] == [too_silent(2.0, phase, lambda: False) for phase in (SERVING, STARTING, DRAINING)]
+    late = [too_silent(silent, phase, lambda: False) for silent, phase in ((31.0, STARTING), (5.5, DRAINING))]
+    assert [True, True] == late
 
 
 def test_the_pause_doubles_and_is_short_again_after_good_service() -> None:
