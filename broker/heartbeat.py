@@ -8,7 +8,7 @@ import struct
 from typing import Final
 
 SLOT: Final = 64  # bytes: a cache line each, as several processors write
-EVERY: Final = 0.09  # seconds between two stamps; a turn of the loop more makes less than 0.1
+EVERY: Final = 0.1  # seconds between two stamps at most
 
 STARTING: Final = 1
 SERVING: Final = 2
@@ -21,7 +21,8 @@ class Heartbeat:
     """The slot of one worker, seen from inside."""
 
     def __init__(self, page: mmap.mmap, shard: int, incarnation: int) -> None:
-        self.due = 0.0  # when the next stamp should be made
+        self.due = 0.0  # when the next stamp has to be made
+        self.worth_while = 0.0  # when it may be, as the loop turns anyway: idle, it wakes for other things as often
         self.phase = STARTING
         self._page = page
         self._offset = shard * SLOT
@@ -35,6 +36,7 @@ class Heartbeat:
     def stamp(self, now: float) -> None:
         """We are alive at *now*."""
         self.due = now + EVERY
+        self.worth_while = now + EVERY / 2
         _STAMP.pack_into(self._page, self._offset, self._incarnation, now, self.phase)
 
 

@@ -5,7 +5,7 @@
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -318,8 +318,9 @@ class Worker:
             self.registration.reception = self.reception
             self.takeovers.sessions = self.registration.store
             self.hub.registration = self.registration
-            hearing = Dialler(self.reactor, self._failed)
-            self.reports.over_redis(self.registration.commands, hearing, redis, place, self.log, clock())
+            if not place.alone:  # who is alone has nobody to tell, and would hear itself
+                hearing = Dialler(self.reactor, self._failed)
+                self.reports.over_redis(self.registration.commands, hearing, redis, place, self.log, clock())
             self.hub.reports = self.reports
             self.hub.leasing = self.leasing
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
@@ -446,8 +447,15 @@ class Worker:
 
         assert self._nursery is not None
         task = Upgrade(layer, request, self.config.websocket.path, self._failed)
-        self._nursery.start_soon(task.run)
+        self.reactor.guests += 1  # it takes a dozen passes of trio's, which are not to be a turn of the reactor apart
+        self._nursery.start_soon(self._upgrade, task.run)
         return task
+
+    async def _upgrade(self, run: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await run()
+        finally:
+            self.reactor.guests -= 1
 
     def _mesh_failed(self, error: Exception, now: float) -> None:
         self.reception.failed(None, error, now)
@@ -462,7 +470,7 @@ class Worker:
             wait = reactor.turn()
             if heartbeat is not None:
                 now = self.clock()
-                if now >= heartbeat.due:
+                if now >= heartbeat.worth_while:
                     heartbeat.stamp(now)
                 wait = min(wait, heartbeat.due - now)
             if wait > 0.0:

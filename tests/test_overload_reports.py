@@ -9,6 +9,7 @@ import pytest
 
 from broker.config import Config, Overload
 from broker.overload_reports import PATIENCE as PUBLISH_PATIENCE
+from broker.registration import Place
 from broker.store.line import READY, Line
 from tests.innode import Node
 from tests.inprocess import Broker
@@ -135,6 +136,25 @@ def test_a_redis_that_moves_is_followed(nodes: Nodes, start_redis: StartRedis) -
     cluster.tell(3, b"here")
     cluster.until(lambda: all(cluster.heard))
     assert [1, 1, 1, 1] == cluster.counted("reports_heard_redis")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_has_redis_for_itself_does_not_listen_there(start_redis: StartRedis, alone: bool) -> None:
+    """It would be woken three times each second to hear what it said itself."""
+    server = start_redis()
+    broker = Broker(QUIET, redis=server.address, place=Place("node", 0, 1, "weir", alone))
+    broker.answered = True
+    with server.client() as client:
+        wanted = {"weir-node-0"} if alone else {"weir-node-0", "weir-node-0-reports"}
+        deadline = time.monotonic() + PATIENCE
+        while (found := {one["name"] for one in client.client_list() if one["name"]}) != wanted:
+            assert time.monotonic() < deadline, found
+            broker.settle()
+    broker.worker.reports.tell(b"report", broker.clock.now)
+    broker.settle()
+
+    assert (0 if alone else 1) == broker.worker.counters.reports_sent_redis
+    broker.close()
 
 
 def test_who_shares_a_redis_by_database_or_prefix_hears_only_its_own(nodes: Nodes, start_redis: StartRedis) -> None:
