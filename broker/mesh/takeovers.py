@@ -473,7 +473,7 @@ class Takeovers:
 
     def busy(self) -> bool:
         """There are chunks to be sent now."""
-        return any(departure.peer.open for departure in self._moving)
+        return bool(self._moving) and any(departure.peer.open for departure in self._moving)
 
     def work(self, until: float) -> None:
         """Send chunks, one at least, until the time *until*."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.net.stream import Stream
+from broker.net.stream import FEW, Stream
 
 
 class Pair:
@@ -40,14 +40,29 @@ def test_what_arrives_is_there_to_be_taken(pair: Pair) -> None:
 
 def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
     """64 KiB would be taken from the heap for each receive, and a few minutes of clients leave it full of holes."""
+    pair.arrive(b"a lot" * FEW)
+    pair.stream.forget_input()
     tracemalloc.start()
     try:
+        pair.arrive(b"few")  # read as what may be a lot
+        pair.stream.forget_input()
         pair.arrive(b"few")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
     assert peak < 4096
+
+
+def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -> None:
+    """Each 448 bytes would cost a recv, or each ten a copy."""
+    much = bytes(5 * FEW)
+
+    read = [pair.arrive(much), pair.stream.receive(65536), pair.arrive(b"few"), pair.arrive(much, 100)]
+    pair.stream.forget_input()
+
+    assert [FEW, 4 * FEW, 3, 100] == read
+    assert 5 * FEW - 100 == pair.stream.receive(65536) + pair.stream.receive(65536)
 
 
 def test_nothing_and_the_end_are_not_the_same(pair: Pair) -> None:
