@@ -37,6 +37,8 @@ COLD = {
     "cli/load/report.py",
 }
 GROUP = "weir"  # the shared library of the group is weir__mypyc
+# All of it is one library, so its functions may call each other directly, and the compiler may merge them.
+DIRECT_CALLS = ["-fno-semantic-interposition", "-fvisibility=hidden"]
 WANTED = os.environ.get("WEIR_COMPILE", "")
 
 
@@ -75,6 +77,8 @@ def compiled() -> list[Extension]:
     options = ["--config-file=", "--ignore-missing-imports", *hot_modules()]
     try:
         extensions: list[Extension] = mypycify(options, opt_level="3", debug_level="0", group_name=GROUP)
+        for extension in extensions:
+            extension.extra_compile_args += DIRECT_CALLS
     except SystemExit:  # mypyc has printed what it does not accept
         if WANTED == "1":
             raise
