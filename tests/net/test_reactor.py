@@ -428,40 +428,72 @@ def test_who_is_asked_to_wake_returns_at_once(brokers: Brokers) -> None:
     assert [PingResp()] == client.inbox
 
 
+class Watched:
+    """What the kernel is asked for: it never waits, and what happens meanwhile is `waited`."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self.waits = 0
+        self.waited: Callable[[], None] = lambda: None
+        self._epoll = epoll
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._epoll, name)
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        if timeout:
+            self.waits += 1
+            self.waited()
+        return self._epoll.poll(0, most)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Of the broker that is made next."""
+    watched = Watched(select.epoll())
+    monkeypatch.setattr(select, "epoll", lambda: watched)
+    return watched
+
+
+def ping_often(broker: Broker, client: Client, times: int) -> float:
+    """So often that the loop waits for the next one, if nothing is against that; when it wants its next turn."""
+    for _ in range(times):
+        broker.clock.now += 0.0002
+        client.send(PingReq())
+        left = turn(broker, client)
+    return left
+
+
 @pytest.mark.parametrize("guests", [0, 1])
-def test_nobody_waits_here_while_tasks_should_go_on(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, guests: int
-) -> None:
+def test_nobody_waits_here_while_tasks_should_go_on(kernel: Watched, brokers: Brokers, guests: int) -> None:
     """A WebSocket's upgrade takes a dozen passes of trio's: beside steady traffic each would come a turn later."""
-    waits: list[float] = []
-
-    class Watched:
-        """The kernel's, which never waits, and what it was asked for."""
-
-        def __init__(self) -> None:
-            self._epoll = epoll()
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._epoll, name)
-
-        def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
-            if timeout:
-                waits.append(timeout)
-            return self._epoll.poll(0, most)
-
-    epoll = select.epoll
-    monkeypatch.setattr(select, "epoll", Watched)
     broker = brokers()
     client = broker.connect("me")
     broker.worker.reactor.guests = guests
-    for _ in range(500):
-        broker.clock.now += 0.0002
-        client.send(PingReq())
-        turn(broker, client)
+    ping_often(broker, client, 500)
     broker.settle()
 
     assert 500 == len(client.inbox)
-    assert bool(waits) is not bool(guests)
+    assert bool(kernel.waits) is not bool(guests)
+
+
+def test_waiting_for_more_ends_when_something_is_due(kernel: Watched, brokers: Brokers) -> None:
+    """Who may go on after 10 ms of being held back would have to wait for the end of the turn."""
+    broker = brokers()
+    client = broker.connect("me")
+    left = ping_often(broker, client, 500)
+    while not 0.0031 < left < 0.0039:
+        left = ping_often(broker, client, 1)
+
+    def waited() -> None:
+        broker.clock.now += 0.001
+        client.send(PingReq())
+
+    kernel.waited = waited
+    kernel.waits = 0
+    client.send(PingReq())
+    turn(broker)
+
+    assert 4 == kernel.waits
 
 
 # Messages that wait for more.
