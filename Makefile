@@ -63,7 +63,7 @@ OTHERS := -m "not system and not faults"
 PYTEST := -m pytest -q
 try     = $(1) $(PYTEST) --cache-clear -n 2 --dist worksteal $(2) || \
 	{ [ $$? -eq 1 ] && echo "== what failed, once more by itself ==" && \
-	$(1) $(PYTEST) --no-cov --last-failed --last-failed-no-failures none $(2); }
+	$(1) $(PYTEST) --no-cov -W ignore::pytest_cov.CovDisabledWarning --last-failed --last-failed-no-failures none $(2); }
 # A thousand long conversations take minutes: the compiled copy has them, and short ones are had everywhere.
 LONG   := $(addprefix --deselect=tests/model/test_,\
 	conversations.py::test_many_long_conversations_go_as_the_reference_says \
