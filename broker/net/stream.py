@@ -89,14 +89,14 @@ class Stream:
     def receive(self, size: int) -> int:
         """Take what is there, at most *size* bytes; how many. 0: nothing now, or finished.
 
-        As long as FEW are not all that the kernel has, no more are asked for: that is a packet or several mostly, and
-        costs less than half of what a copy out of `_received` does.
+        A client is asked for FEW as long as it does not send more at a time: that is a packet or several, and costs
+        less than half of what a copy out of `_received` does.
         OSError: reset. ProtocolError: the layer refuses what came.
         """
         try:
             if self.layer is not None:
                 data = self.layer.recv(size)
-            elif self.flows:
+            elif self.flows or self.handler is not None:
                 data = receive(self.sock, size)
             else:
                 data = self.sock.recv(FEW if size > FEW else size)

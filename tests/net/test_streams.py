@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.net.stream import FEW, Stream
+from broker.net.stream import FEW, Handler, Stream
+from broker.reasons import CloseReason
 
 
 class Pair:
@@ -22,6 +23,19 @@ class Pair:
     def arrive(self, data: bytes, size: int = 65536) -> int:
         self.peer.send(data)
         return self.stream.receive(size)
+
+
+class Worker(Handler):
+    """Another one, at the other end."""
+
+    def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        return 0
+
+    def drained(self, stream: Stream, now: float) -> None:
+        return None
+
+    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        return None
 
 
 @pytest.fixture
@@ -55,7 +69,7 @@ def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
 
 
 def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -> None:
-    """Each 448 bytes would cost a recv, or each ten a copy."""
+    """Each 448 bytes of a client would cost a recv, or each ten a copy."""
     much = bytes(5 * FEW)
 
     read = [pair.arrive(much), pair.stream.receive(65536), pair.arrive(b"few"), pair.arrive(much, 100)]
@@ -63,6 +77,13 @@ def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -
 
     assert [FEW, 4 * FEW, 3, 100] == read
     assert 5 * FEW - 100 == pair.stream.receive(65536) + pair.stream.receive(65536)
+
+
+def test_who_is_no_client_is_read_a_lot_at_a_time(pair: Pair) -> None:
+    """A worker would tell another one of a part of what it took, and of the rest ten milliseconds later."""
+    pair.stream.handler = Worker()
+
+    assert [3, 5 * FEW] == [pair.arrive(b"few"), pair.arrive(bytes(5 * FEW))]
 
 
 def test_nothing_and_the_end_are_not_the_same(pair: Pair) -> None:
