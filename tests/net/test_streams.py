@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.net.stream import FEW, Handler, Stream
+from broker.net.stream import FEW, Stream
 from broker.reasons import CloseReason
 
 
@@ -25,7 +25,7 @@ class Pair:
         return self.stream.receive(size)
 
 
-class Worker(Handler):
+class Worker:
     """Another one, at the other end."""
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
