@@ -94,7 +94,6 @@ def test_those_who_wait_for_a_worker_take_turns(nodes: Nodes) -> None:
     assert 0 == acks(modest)
 
     one.stopped = False
-    node.advance(0.5)
     found = payloads(subscriber)
 
     assert 950 == len(found)
