@@ -447,8 +447,8 @@ class Worker:
 
         assert self._nursery is not None
         task = Upgrade(layer, request, self.config.websocket.path, self._failed)
-        self.reactor.guests += 1  # it takes a dozen passes of trio's, which are not to be a turn of the reactor apart
         self._nursery.start_soon(self._upgrade, task.run)
+        self.reactor.guests += 1  # it takes several passes of trio's, which are not to be a turn of the reactor apart
         return task
 
     async def _upgrade(self, run: Callable[[], Awaitable[None]]) -> None:

@@ -34,7 +34,7 @@ from broker.overload.quantum import TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
-TURN: Final = 0.01  # seconds of work and of waiting for more before they do; a quarter of it: a fifth of the CPU more
+TURN: Final = 0.01  # seconds of work and of waiting for more before they do; 5 ms cost 8% more of the CPU than 20 ms
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
 LEAST: Final = 0.0005  # seconds of a slice for unfinished work, and at least for flushing, however long serving took
 LINGER: Final = 1.0  # seconds a peer has to take our last words, unless the service says otherwise

@@ -465,7 +465,7 @@ def ping_often(broker: Broker, client: Client, times: int) -> float:
 
 @pytest.mark.parametrize("guests", [0, 1])
 def test_nobody_waits_here_while_tasks_should_go_on(kernel: Watched, brokers: Brokers, guests: int) -> None:
-    """A WebSocket's upgrade takes a dozen passes of trio's: beside steady traffic each would come a turn later."""
+    """A WebSocket's upgrade takes several passes of trio's: beside steady traffic each would come a turn later."""
     broker = brokers()
     client = broker.connect("me")
     broker.worker.reactor.guests = guests
