@@ -11,7 +11,7 @@ from broker.config import Config, Delivery, Limits
 from broker.delivery.flushing import PAUSE
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
-from broker.net.reactor import CALLS, EVENTS, LINGER, SLICE, STRANGERS
+from broker.net.reactor import CALLS, EVENTS, LINGER, LITTLE, MUCH, SLICE, STRANGERS
 from broker.reasons import CloseReason
 from tests.hub.talk import acks, closed, narrow, push
 from tests.inprocess import Broker, Client
@@ -227,6 +227,50 @@ def test_what_is_written_in_a_slice_leaves_in_one_send(brokers: Brokers) -> None
     broker.settle()
 
     assert b"\xd0\0" * 100 == client.socket.recv(65536)
+
+
+def subscribe(client: Client, topic: bytes) -> None:
+    client.send(Subscribe(1, [Wanted(topic, 0)]))
+    client.receive()
+
+
+def test_who_is_owed_little_does_not_wait_for_those_who_are_owed_much(brokers: Brokers) -> None:
+    """Beside a flood to two hundred readers each message of the others would leave behind megabytes."""
+    broker = brokers()
+    readers = [broker.connect(f"reader{n}") for n in range(40)]
+    for reader in readers:
+        subscribe(reader, b"much")
+    modest, flood = broker.connect("modest"), broker.connect("flood")
+    flood.send(Publish(b"much", bytes(MUCH)))
+    broker.clock.step = STEP
+    while not broker.worker.counters.publishes_received:
+        turn(broker)
+    modest.send(PingReq())
+    turn(broker, modest, *readers)
+    served = sum(len(reader.inbox) for reader in readers)
+
+    assert [PingResp()] == modest.inbox
+    assert served < len(readers) / 2
+    broker.clock.step = 0.0
+    broker.settle()
+    assert all([Publish(b"much", bytes(MUCH))] == reader.receive() for reader in readers)
+
+
+def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers: Brokers) -> None:
+    """Who is owed much would get nothing as long as others never cease to be owed a little."""
+    broker = brokers()
+    reader, publisher = broker.connect("reader"), broker.connect("publisher")
+    subscribe(reader, b"much")
+    others = [broker.connect(f"other{n}") for n in range(4 * LITTLE)]
+    publisher.send(Publish(b"much", bytes(MUCH)))
+    broker.clock.step = STEP / 2
+    for _ in range(20):
+        for other in others:
+            other.send(PingReq())
+        turn(broker, reader)
+        assert broker.worker.reactor.dirty
+
+    assert [Publish(b"much", bytes(MUCH))] == reader.inbox
 
 
 def test_the_bytes_of_both_directions_are_counted(brokers: Brokers) -> None:
