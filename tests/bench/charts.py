@@ -1,6 +1,7 @@
 # python -m tests.bench.charts: measures the overloads of overload.py and draws them. `make charts` runs it.
 #
-# What was measured stays beside the charts: a CSV for each run, and a JSON for what holds for both runs of a scene.
+# What was measured stays beside the charts: a CSV for each run that is drawn, and a JSON for what holds for all of a
+# scene.
 # Charts and their page come of these files alone, so --draw makes them again without measuring.
 import argparse
 import csv
@@ -34,7 +35,8 @@ PAGE: Final = """\
 # Sustained overload, with protection and without
 
 Made by `make charts` from what it measured: {weir}, two workers, {cores} cores that they share with their clients,
-{seconds} s for each run. Beside each chart is what it was drawn from.
+{seconds} s for each run, {rounds} runs with protection and as many without, in turn. Drawn is the one whose goodput is
+in the middle, and beside each chart is what it was drawn from.
 
 {aggressors} aggressors offer three times what the workers can do, at QoS 1, each publish to {subscribers} subscribers.
 {modest} modest clients publish {modest_rate} messages a second in all, far below anybody's share at any level.
@@ -71,6 +73,7 @@ def options() -> argparse.ArgumentParser:
         prog="python -m tests.bench.charts", description="Measure overloads and draw them."
     )
     parser.add_argument("--seconds", type=int, default=60, help="of each run (default 60)")
+    parser.add_argument("--rounds", type=int, default=3, help="of a run with protection and one without (default 3)")
     parser.add_argument("--draw", action="store_true", help="measure nothing: draw what is there")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where all of it goes (default: the documentation)")
     parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
@@ -82,12 +85,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.seconds <= WARM_UP:
         parser.error(f"--seconds is more than {WARM_UP}, which do not count")
+    if arguments.rounds < 1:
+        parser.error("--rounds is 1 at least")
     folder: Path = arguments.folder
     if not arguments.draw:
         folder.mkdir(parents=True, exist_ok=True)
         with open_bench(arguments.interpreted) as bench:
             for scene in SCENES:
-                facts, runs = overload.measure(bench, scene, arguments.seconds)
+                facts, runs = overload.measure(bench, scene, arguments.seconds, arguments.rounds)
                 keep(folder, scene, facts, runs)
     draw(folder)
 
@@ -115,6 +120,7 @@ def draw(folder: Path) -> None:
         weir=facts["weir"],
         cores=facts["cores"],
         seconds=len(next(iter(columns.values()))["second"]),
+        rounds=len(next(iter(facts["rounds"].values()))),
         aggressors=overload.AGGRESSIVE.publishers,
         subscribers=overload.AGGRESSIVE.subscribers,
         modest=overload.MODESTY.publishers,
@@ -133,7 +139,7 @@ def read(path: Path) -> dict[str, list[float]]:
 
 
 def section(scene: Scene, facts: Facts, columns: dict[str, dict[str, list[float]]]) -> str:
-    rows = [judged(*bar) for bar in bars(facts, columns)]
+    rows = [judged(*bar) for bar in bars(facts)]
     table = markdown(["", "required with protection", "with protection", "without", ""], rows)
     closed = {name: sum(int(fleet["closed"]) for fleet in total.values()) for name, total in facts["total"].items()}
     return SECTION.format(
@@ -147,15 +153,17 @@ def section(scene: Scene, facts: Facts, columns: dict[str, dict[str, list[float]
     )
 
 
-def bars(
-    facts: Facts, columns: dict[str, dict[str, list[float]]]
-) -> list[tuple[str, str, list[str], list[bool] | None]]:
-    """What was measured with protection and without; whether each passes, where something is required."""
+def bars(facts: Facts) -> list[tuple[str, str, list[str], list[bool] | None]]:
+    """What was measured with protection and without; whether each passes, where something is required.
+
+    The required is of all rounds, goodput as their mean and the rest at its worst; what follows is of those drawn.
+    """
     total = list(facts["total"].values())
-    runs = list(columns.values())
-    memory = [max(*run["worker0_mib"], *run["worker1_mib"]) / run["budget_mib"][0] for run in runs]
-    goodput = [mean(run["goodput"][WARM_UP:]) / run["peak"][0] for run in runs]
-    late = [one[MODEST]["p99_ms"] for one in total]
+    rounds = list(facts["rounds"].values())
+    memory = [max(one["memory"] for one in runs) for runs in rounds]
+    late = [max(one["p99_ms"] for one in runs) for runs in rounds]
+    goodputs = [[one["goodput"] for one in runs] for runs in rounds]
+    goodput = [mean(shares) for shares in goodputs]
     modest = [f"{number(one[MODEST]['p50_ms'])} ms" for one in total]
     aggressors = [f"{number(one[AGGRESSORS]['p50_ms'])} / {number(one[AGGRESSORS]['p99_ms'])} ms" for one in total]
     delivered = [
@@ -171,7 +179,7 @@ def bars(
         (
             "goodput, of the peak",
             f"above {LEAST_OF_PEAK:.0%}",
-            [f"{share:.0%}" for share in goodput],
+            [f"{mean(shares):.1%} ({', '.join(f'{share:.0%}' for share in shares)})" for shares in goodputs],
             [share > LEAST_OF_PEAK for share in goodput],
         ),
         (
