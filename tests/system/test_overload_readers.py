@@ -102,7 +102,8 @@ def test_a_shared_group_moves_on_from_a_member_that_stops(start_weir: StartWeir,
     # What it had been sent and did not acknowledge stays with its session (4.8.2), and ends with that.
     assert len(got) == len(set(got))
     assert {"session_ended": MESSAGES - len(got)} == dropped(weir)
-    assert in_time > 3 / 4 * MESSAGES  # while it hung: they took turns until it was full
+    # While it hung: they took turns until it was full. The kernel had 2 to 5 MB of it; half would be to wait for it.
+    assert in_time > 3 / 5 * MESSAGES
 
 
 @pytest.fixture(scope="module")
