@@ -35,8 +35,8 @@ PAGE: Final = """\
 # Sustained overload, with protection and without
 
 Made by `make charts` from what it measured: {weir}, two workers, {cores} cores that they share with their clients,
-{seconds} s for each run, {rounds} runs with protection and as many without, in turn. Drawn is the one whose goodput is
-in the middle, and beside each chart is what it was drawn from.
+{seconds} s for each run, {rounds} runs with protection and as many without, in turn. Drawn is the round whose goodput
+with protection is in the middle, and beside each chart is what it was drawn from.
 
 {aggressors} aggressors offer three times what the workers can do, at QoS 1, each publish to {subscribers} subscribers.
 {modest} modest clients publish {modest_rate} messages a second in all, far below anybody's share at any level.

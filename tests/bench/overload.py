@@ -106,7 +106,7 @@ class Run:
 
 
 def measure(bench: Bench, scene: Scene, seconds: int, rounds: int) -> tuple[dict[str, Any], dict[str, Run]]:
-    """What holds for all of it, and of the runs with protection and of those without the one in the middle."""
+    """What holds for all of it, and a run with protection and one without of the same round."""
     surge = build_tool("surge", bench.folder, tls=False)
     most, publishes, fleet, rate = greatest(bench, surge, scene)
     offered = round(TIMES * publishes)
@@ -125,12 +125,13 @@ def measure(bench: Bench, scene: Scene, seconds: int, rounds: int) -> tuple[dict
             before = after
     figures = {name: [one.figures() for one in of_rounds] for name, of_rounds in runs.items()}
     facts = {"offered": offered, "weir": bench.banner(), "rounds": figures}
-    return facts, {name: middle(of_rounds) for name, of_rounds in runs.items()}
+    drawn = middle(runs[PROTECTED])
+    return facts, {name: of_rounds[drawn] for name, of_rounds in runs.items()}
 
 
-def middle(runs: list[Run]) -> Run:
-    """The one whose goodput is in the middle of theirs."""
-    return sorted(runs, key=lambda one: one.figures()["goodput"])[len(runs) // 2]
+def middle(runs: list[Run]) -> int:
+    """Which of them has its goodput in the middle of theirs."""
+    return sorted(range(len(runs)), key=lambda one: runs[one].figures()["goodput"])[len(runs) // 2]
 
 
 def greatest(bench: Bench, surge: Path, scene: Scene) -> tuple[float, float, Fleet, int]:
