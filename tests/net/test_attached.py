@@ -8,8 +8,8 @@ import pytest
 from broker.config import Config, Delivery, Limits
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V311, PingReq, PingResp, Publish
-from broker.net.reactor import SLICE
+from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted
+from broker.net.reactor import MUCH, SLICE
 from broker.net.stream import OPEN, Stream
 from broker.reasons import CloseReason
 from tests.inprocess import Broker
@@ -94,6 +94,24 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     broker.worker.reactor.turn()
 
     assert [taken] == before
+
+
+def test_much_for_it_is_sent_ahead_of_much_for_clients(broker: Broker, words: Words) -> None:
+    """What another worker's clients wait for would stand behind a flood to hundreds of readers here."""
+    readers = [broker.connect(f"reader{n}") for n in range(40)]
+    for reader in readers:
+        reader.send(Subscribe(1, [Wanted(b"much", 0)]))
+        reader.receive()
+    broker.connect("publisher").send(Publish(b"much", bytes(MUCH)))
+    broker.clock.step = SLICE / 4  # a few sends in a slice
+    while not broker.worker.counters.publishes_received:
+        broker.worker.reactor.turn()
+    broker.worker.reactor.turn()  # now all of it is known to be much
+    words.stream.outbox.first = True
+    words.stream.outbox.write(bytes(MUCH + 1))
+    broker.worker.reactor.turn()
+
+    assert MUCH < len(words.theirs.recv(2 * MUCH))
 
 
 def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, words: Words) -> None:
