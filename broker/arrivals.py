@@ -106,6 +106,7 @@ class Arrivals:
             connection.waiter = waiter
             self._pauses.hold(PauseReason.CONNECT, now)
             self._reactor.hold_back(connection)
+            self._reactor.soon(self._connects.due(now))
         if displaced is not None:
             gone = cast(_Waiting, displaced)
             reason = CloseReason.CONNECTS_WAITING if gone is waiter else CloseReason.CONNECT_DISPLACED

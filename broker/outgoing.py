@@ -89,6 +89,7 @@ class Outgoing:
             toll.since = now
         toll.slot = int(over.until / SLOT) + 1
         self._shut.add(toll.slot, toll)
+        self._reactor.soon(now + SLOT)
         self._pauses.hold(reason, now)
         session = toll.connection.session
         if session is not None and session.note(PAUSE, reason.label, now):

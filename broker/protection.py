@@ -308,7 +308,7 @@ class Protection(Gates):
         if connection.session is not None:
             self._measuring.pauses.begin(connection.session.client_id, reason, now)
         self._note(connection, verdict, now)
-        self._look = min(self._look, now + SOON)
+        self._look_by(now + SOON)
 
     def _note(self, connection: Connection, verdict: Verdict, now: float) -> None:
         session = connection.session
@@ -354,7 +354,13 @@ class Protection(Gates):
 
     def opened(self, gate: Gate, now: float) -> None:
         if len(self._gates[gate][0]):
-            self._look = now
+            self._look_by(now)
+
+    def _look_by(self, when: float) -> None:
+        """Look at *when*, at the latest, who may go on."""
+        if when < self._look:
+            self._look = when
+            self._reactor.soon(when)
 
     def _wake(self, now: float) -> bool:
         """Release those whose turn it is; whether some wait on."""

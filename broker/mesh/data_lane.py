@@ -47,6 +47,10 @@ class Ends:
         """A frame about a session that goes from one worker to another; false if it is about something else."""
         raise NotImplementedError
 
+    def tick_by(self, when: float) -> None:
+        """A lane wants its tick at *when*, at the latest."""
+        raise NotImplementedError
+
     def stamp_seen(self, stamp: int) -> None:
         """A peer wrote something retained under *stamp*."""
         raise NotImplementedError
@@ -140,6 +144,8 @@ class DataLane(Handler):
         self._untold += taken
         if self._untold >= TELL_EACH or self._processed - self._told >= TELL_EVERY:
             self._tell(now)
+        elif taken:
+            self._ends.tick_by(self._told_at + TELL_AFTER)
         return spent
 
     def tick(self, now: float) -> float:

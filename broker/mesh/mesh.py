@@ -357,6 +357,10 @@ class Mesh(Neighbours):
             due = min(due, lane.tick(now))
         return due
 
+    def tick_by(self, when: float) -> None:
+        """A lane wants its tick at *when*, at the latest."""
+        self._reactor.soon(when)
+
     def _look_around(self) -> None:
         """Look at some shared subscriptions, and all of them by turns."""
         for _ in range(LOOKED_AT):
@@ -387,6 +391,9 @@ class _Ends(ControlEnds):
 
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
         return self._mesh.takeovers.take(peer, kind, body)
+
+    def tick_by(self, when: float) -> None:
+        self._mesh.tick_by(when)
 
     def stamp_seen(self, stamp: int) -> None:
         self._mesh.stamps.seen(stamp)

@@ -11,6 +11,8 @@
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
+# It would be enough to wait for a millisecond, but such a timer is set in hardware and cleared there, 3 to 15 us of
+# each wait on virtual machines; one behind the kernel's next tick costs nothing. What is due ends the wait.
 # While only what was held leaves (delivery/flushing.py), it sleeps a little first, and finds several events at once.
 # Who is owed much is sent to behind those who are owed little, of whom a few go between two of the others: beside a
 # flood to hundreds of readers, with 64 KiB for each, everybody's messages would leave behind megabytes.
@@ -36,11 +38,12 @@ from broker.overload.quantum import TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
-TURN: Final = 0.01  # seconds of work and of waiting for more before they do; 5 ms cost 8% more of the CPU than 20 ms
+TURN: Final = 0.01  # seconds of work and of waiting before they do, and a last WAIT; 5 ms cost 8% more CPU than 20 ms
 SERVE: Final = 0.001  # seconds of a slice for serving before flushing gets its share
 LEAST: Final = 0.0005  # seconds of a slice for unfinished work, and at least for flushing, however long serving took
 LINGER: Final = 1.0  # seconds a peer has to take our last words, unless the service says otherwise
-WAIT: Final = 0.001  # seconds to wait in our epoll when busy
+OFTEN: Final = 0.001  # seconds: events that come so often are waited for in our epoll
+WAIT: Final = 0.01  # seconds to wait for the next: beyond the kernel's tick, which comes each 4 ms as a rule
 WINDOW: Final = 0.010  # seconds over which events are counted, to know how soon to expect the next
 EVENTS: Final = 512
 LARGE_READ: Final = 64 * 1024
@@ -219,6 +222,11 @@ class Reactor:
             self._woken = True
             os.eventfd_write(self._wakeup, 1)
 
+    def soon(self, when: float) -> None:
+        """The service wants its next tick at *when*, if that is before what it said last."""
+        if when < self._due:
+            self._due = when
+
     def call(self, what: Callable[[], None]) -> None:
         """From any thread: have *what* called in the reactor's own. Nothing happens once it is shut down."""
         self._calls.append(what)
@@ -346,7 +354,7 @@ class Reactor:
             if more or self._ready or self._strangers or self.dirty or self._bulk:
                 timeout = 0.0
             elif events and self._frequent(seen, now) and not self.guests and now < self._due:
-                timeout = WAIT
+                timeout = self._patience(now)
             elif events:
                 timeout = 0.0
                 now = self._clock()  # accepting alone looks at no clock
@@ -377,13 +385,20 @@ class Reactor:
         self._collector.look(not busy and seen == 0, now)
         return 0.0 if busy or now >= deadline else max(0.0, due - now)
 
+    def _patience(self, now: float) -> float:
+        """Seconds to wait for the next event: until something is due, or WAIT."""
+        due = self._due if self._due < self.flushing.due else self.flushing.due
+        if due - now > WAIT:
+            return WAIT
+        return due - now if due > now else 0.0
+
     def _frequent(self, seen: int, now: float) -> bool:
-        """Events come so often that the next one is likely within WAIT; *seen*: those of this slice."""
+        """Events come so often that the next one is likely within OFTEN; *seen*: those of this slice."""
         if now - self._window_began >= WINDOW:
             self._expected = (self._seen + seen) / (now - self._window_began)
             self._window_began = now
             self._seen = -seen  # the slice adds them to the window that ended
-        return self._expected * WAIT >= 1.0
+        return self._expected * OFTEN >= 1.0
 
     def _take(self, events: list[tuple[int, int]], now: float) -> float:
         """Sort out what the kernel told; the time."""

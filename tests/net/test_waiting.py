@@ -1,0 +1,199 @@
+# When the reactor waits for the next event by itself, and for how long.
+import select
+from collections.abc import Callable
+
+import pytest
+
+from broker.config import Config, Overload, Quotas, QuotaScope
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V311, Connect, PingReq, Publish
+from broker.net.reactor import WAIT
+from broker.reasons import PauseReason
+from tests.hub.talk import subscribe
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.mesh.talk import subscribed
+
+Brokers = Callable[..., Broker]
+Nodes = Callable[..., Node]
+
+
+class Watched:
+    """What the kernel is asked for: it never waits, and what happens meanwhile is `waited`."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self.waits: list[float] = []  # seconds each
+        self.waited: Callable[[], None] = lambda: None
+        self._epoll = epoll
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._epoll, name)
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        if timeout:
+            self.waits.append(timeout)
+            self.waited()
+        return self._epoll.poll(0, most)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """Of the brokers that are made from now on, one each."""
+    made: list[Watched] = []
+    really = select.epoll
+
+    def make() -> Watched:
+        made.append(Watched(really()))
+        return made[-1]
+
+    monkeypatch.setattr(select, "epoll", make)
+    return made
+
+
+def turn(broker: Broker, client: Client) -> float:
+    """One slice; when the broker wants its next one, in seconds."""
+    left = broker.worker.reactor.turn()
+    client.pull()
+    return left
+
+
+def ping_often(broker: Broker, client: Client, times: int) -> float:
+    """So often that the loop waits for the next one, if nothing is against that; when it wants its next turn."""
+    for _ in range(times):
+        broker.clock.now += 0.0002
+        client.send(PingReq())
+        left = turn(broker, client)
+    return left
+
+
+def make_busy(broker: Broker, client: Client, kernel: Watched) -> None:
+    """Have the loop wait for *client*'s next, with nothing due soon."""
+    ping_often(broker, client, 500)
+    while ping_often(broker, client, 1) < 2 * WAIT:
+        pass
+    assert kernel.waits
+    kernel.waits.clear()
+
+
+def pinged_after(seconds: float, broker: Broker, client: Client) -> Callable[[], None]:
+    """Something to happen while the kernel is asked: *client* pings, once it has waited for so long."""
+
+    def waited() -> None:
+        broker.clock.now += seconds
+        client.send(PingReq())
+
+    return waited
+
+
+@pytest.mark.parametrize("guests", [0, 1])
+def test_nobody_waits_here_while_tasks_should_go_on(kernels: list[Watched], brokers: Brokers, guests: int) -> None:
+    """A WebSocket's upgrade takes several passes of trio's: beside steady traffic each would come a turn later."""
+    broker = brokers()
+    client = broker.connect("me")
+    broker.worker.reactor.guests = guests
+    ping_often(broker, client, 500)
+    broker.settle()
+
+    assert 500 == len(client.inbox)
+    assert bool(kernels[0].waits) is not bool(guests)
+
+
+def test_waiting_for_more_ends_when_something_is_due(kernels: list[Watched], brokers: Brokers) -> None:
+    """Who may go on after 10 ms of being held back would have to wait for the end of the turn."""
+    broker = brokers()
+    client = broker.connect("me")
+    left = ping_often(broker, client, 500)
+    while not 0.0031 < left < 0.0039:
+        left = ping_often(broker, client, 1)
+    kernels[0].waits.clear()
+    kernels[0].waited = pinged_after(0.001, broker, client)
+    client.send(PingReq())
+    turn(broker, client)
+
+    assert pytest.approx([left, left - 0.001, left - 0.002, left - 0.003]) == kernels[0].waits
+
+
+def test_a_wait_is_longer_than_it_should_have_to_be(kernels: list[Watched], brokers: Brokers) -> None:
+    """A timer that is due before the kernel's tick, 4 ms as a rule, has to be set in hardware for each wait."""
+    broker = brokers()
+    client = broker.connect("me")
+    make_busy(broker, client, kernels[0])
+    client.send(PingReq())
+    turn(broker, client)
+
+    assert [WAIT] == kernels[0].waits
+    assert WAIT > 0.004
+
+
+def test_what_is_held_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
+    """A message that is held for more to come would be held for as long as nobody says anything."""
+    broker = brokers()
+    client = broker.connect("me")
+    make_busy(broker, client, kernels[0])
+    broker.worker.reactor.flushing.due = broker.clock.now + 0.002
+    client.send(PingReq())
+    turn(broker, client)
+
+    assert pytest.approx([0.002]) == kernels[0].waits
+
+
+THREE = "3:3"  # messages at once, and then one a second
+
+
+@pytest.mark.parametrize("scope", [QuotaScope(incoming_messages=THREE), QuotaScope(outgoing_messages=THREE)])
+def test_who_begins_to_wait_for_a_quota_ends_waits(kernels: list[Watched], brokers: Brokers, scope: QuotaScope) -> None:
+    """Whether it may go on is looked at each 10 ms, and not when the turn ends in which others are served."""
+    broker = brokers(Config(quotas=Quotas(reserve=0.0, session=scope)))
+    reader, busy, client = broker.connect("reader"), broker.connect("busy"), broker.connect("client", V311)
+    subscribe(reader, "t", qos=1)
+    make_busy(broker, busy, kernels[0])
+    kernels[0].waited = pinged_after(0.004, broker, busy)
+    client.send(*[Publish(b"t", b"", 1, packet_id=n + 1) for n in range(5)])
+    turn(broker, client)
+
+    assert pytest.approx([0.01, 0.006, 0.002]) == kernels[0].waits
+
+
+def test_a_connect_whose_turn_is_soon_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
+    """It would wait until somebody says something."""
+    broker = brokers(Config(overload=Overload(connects_per_second=500, connect_burst=1)))
+    client, newcomer = broker.connect("me"), broker.open()
+    make_busy(broker, client, kernels[0])
+    another = broker.open()
+    for one in (newcomer, another):
+        one.socket.send(encode(Connect(V311, ""), V311))
+    turn(broker, client)
+
+    assert pytest.approx([0.002]) == kernels[0].waits
+
+
+def test_what_another_worker_waits_to_hear_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
+    """It measures by the answers how long things take here, and holds clients back by that."""
+    one, two = nodes(2)
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
+    subscribed(subscriber, "a")
+    make_busy(one, subscriber, kernels[0])
+    kernels[0].waited = pinged_after(0.004, one, subscriber)
+    publisher.send(Publish(b"a", b"", 0), Publish(b"a", b"", 1, packet_id=1))
+    two.turn()
+    turn(one, subscriber)
+
+    assert not kernels[0].waits  # it was told long ago, so now is the time
+
+
+def test_a_gate_that_opens_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
+    """Those who wait for it would go on when somebody else says something."""
+    one, two = nodes(2)
+    subscriber, publisher, busy = one.connect("subscriber"), two.connect("publisher"), two.connect("busy")
+    subscribed(subscriber, "a")
+    make_busy(two, busy, kernels[1])
+    one.stopped = True
+    publisher.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(100)])
+    ping_often(two, busy, 100)
+    assert 1 == two.worker.counters.pauses_by_reason[PauseReason.GATE.label]
+    assert kernels[1].waits
+    one.turn()
+    kernels[1].waits.clear()
+    two.worker.reactor.turn()
+
+    assert not kernels[1].waits
