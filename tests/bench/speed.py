@@ -3,12 +3,14 @@
 # CPU and not messages a second: on a machine of few cores the load generator and the broker share them, and who is
 # cheaper is what remains when both are busy. For each load the brokers take turns, so that a machine that warms up
 # or is shared weighs on both; every run lasts at least a second of the broker's CPU; the median counts.
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.bench.contenders import MOSQUITTO, WEIR, Bench, loop_statistics, run_tool
+from tests.bench.cost import family
 from tests.bench.loads import LATENCY_FACTOR, Load
 from tests.bench.table import markdown, number
 from tests.system.processes import BrokerProcess
@@ -63,6 +65,9 @@ def measure(bench: Bench, load: Load, runs: int, v5: bool, least_cpu: float) -> 
     """Run *load* on both brokers in turn."""
     with bench.mosquitto(load.transport) as mosquitto, bench.weir(load.transport) as weir:
         brokers = {MOSQUITTO: mosquitto, WEIR: weir}
+        if load.cores:
+            for broker in brokers.values():
+                place(broker, core(load.cores - 1))
         measured = {name: Runs(calibrate(bench, load, one, v5, least_cpu)) for name, one in brokers.items()}
         for _ in range(runs):
             for name, one in brokers.items():
@@ -73,7 +78,22 @@ def measure(bench: Bench, load: Load, runs: int, v5: bool, least_cpu: float) -> 
 def run_load(bench: Bench, load: Load, broker: BrokerProcess, count: int, v5: bool) -> dict[str, Any]:
     command = [str(bench.mqload), *load.arguments(), "--count", str(count), "--maxsec", str(LONGEST_RUN)]
     command += ["--port", str(broker.port), "--pids", str(broker.pid)]
+    if load.cores:
+        command = ["taskset", "--cpu-list", str(core(0)), *command]
     return run_tool([*command, "--v5"] if v5 else command)
+
+
+def core(number: int) -> int:
+    """One of those that we may use; the last one, if there are fewer."""
+    ours = sorted(os.sched_getaffinity(0))
+    return ours[min(number, len(ours) - 1)]
+
+
+def place(broker: BrokerProcess, core: int) -> None:
+    """Have all threads of all processes of *broker* run on *core* alone."""
+    for pid in family(broker.pid):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {core})
 
 
 def calibrate(bench: Bench, load: Load, broker: BrokerProcess, v5: bool, least_cpu: float) -> int:

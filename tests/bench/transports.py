@@ -13,7 +13,7 @@ from tests.bench.loads import LOADS
 from tests.bench.speed import Outcome
 from tests.bench.table import markdown, number
 
-MEASURED: Final = [load for load in LOADS if load.name in ("p2p-10-qos1", "trickle-qos1", "rate-5000")]
+MEASURED: Final = [load for load in LOADS if load.name in ("p2p-10-qos1", "trickle-qos1") or load.rate]
 REQUIRED: Final = {"p2p-10-qos1-tls": 3.0}  # Mosquitto's CPU over Weir's, at least; for the others it is stated
 MOST_CLIENTS: Final = 2000  # idle, or connecting in one run: a handshake takes a millisecond of each side
 
