@@ -1,17 +1,17 @@
 # The ten loads that Weir's speed is judged by, and what it must reach.
 #
-# "At least" and "aim" are Mosquitto's CPU per delivered message over Weir's. The loads with a window of one and the
-# one with a rate wake the broker for nearly every message: there the kernel has most of the time, and no broker
-# can be much cheaper than another. What a wake-up costs depends on where the broker runs: on the core of the load
-# generator it is half of what it is on another, and the kernel moves now one broker there and now the other. So each
-# of both is measured.
+# "At least" and "aim" are Mosquitto's CPU per delivered message over Weir's. The loads with a window of one and those
+# with a rate wake the broker for nearly every message: there the kernel has most of the time, and no broker can be much
+# cheaper than another. What a wake-up costs depends on where the broker runs: on the core of the load generator a
+# message takes two thirds of what it takes on another, and the kernel moves now one broker there and now the other. So
+# both places are measured.
 from dataclasses import dataclass, replace
 from typing import Final
 
 V5_SHARE: Final = 0.8  # of each factor, when all clients speak 5.0
 INTERPRETED_SHARE: Final = 1 / 3  # of each factor, without mypyc
 INTERPRETED_TRICKLING_SHARE: Final = 0.7  # of those that the kernel dominates
-LATENCY_FACTOR: Final = 1.5  # p50 and p99 at most, beside Mosquitto's, for the load with a rate
+LATENCY_FACTOR: Final = 1.5  # p50 and p99 at most, beside Mosquitto's, for the loads with a rate
 
 
 @dataclass(frozen=True)
