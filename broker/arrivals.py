@@ -202,7 +202,7 @@ class _Waiting:
         self.packet = packet
 
     def silent(self) -> bool:
-        return not (self.connection.readable or self.connection.left)
+        return not (self.connection.has_input() or self.connection.left)
 
 
 class _Admitted:

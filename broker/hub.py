@@ -4,7 +4,6 @@
 # what a client is owed, reception knows who may come and how one leaves. PUBLISH and the acknowledgements, nearly all
 # of the traffic, are read in place, without a packet object; everything else goes through decode().
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -40,6 +39,7 @@ from broker.publishing import Publishing
 from broker.reasons import CloseReason, ProtocolError
 from broker.reception import Reception
 from broker.registration import Registration
+from broker.ring import Ring
 from broker.session.session import Session
 from broker.store.leasing import Leasing
 from broker.subscribing import Subscribing
@@ -84,7 +84,7 @@ class Hub(Service):
 
     # What the reactor calls.
 
-    def open(self, sock: socket.socket, address: str, dirty: deque[Outbox], now: float) -> Stream | None:
+    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
         return self._reception.open(sock, address, dirty, now)
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:

@@ -29,6 +29,7 @@ class LinkStream(Stream):
         try:
             data, descriptors, _, _ = socket.recv_fds(self.sock, size, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
+            self.unread = False
             return 0
         self.descriptors.extend(descriptors)
         if not data:

@@ -303,8 +303,10 @@ class Protection(Gates):
         else:
             self._later.add(int(verdict.until / SLOT) + 1, connection)
         connection.pause = verdict
-        connection.heeded = self.honour
-        self._reactor.hold(connection)
+        if self.honour:
+            self._reactor.hold_and_heed(connection)
+        else:
+            self._reactor.hold(connection)
         if connection.session is not None:
             self._measuring.pauses.begin(connection.session.client_id, reason, now)
         self._note(connection, verdict, now)
@@ -322,7 +324,6 @@ class Protection(Gates):
         assert isinstance(connection, Connection)
         connection.turn = turn
         connection.pause = None
-        connection.heeded = False
         if connection.session is not None:
             self._measuring.pauses.end(connection.session.client_id, now)
         if self.tracing is not None and connection.account is not None:

@@ -5,7 +5,6 @@
 # MQTT says.
 # What comes before its session, from the bytes of CONNECT to who sent it, is in arrivals.py.
 import socket
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, cast
@@ -29,6 +28,7 @@ from broker.overload.addresses import Address, Addresses
 from broker.overload.connects import Connects
 from broker.protection import Protection
 from broker.reasons import CloseReason, DropReason, PauseReason, ProtocolError
+from broker.ring import Ring
 from broker.routing.authority import Authoriser
 from broker.session.message import Message
 from broker.session.origin import Origin
@@ -113,7 +113,7 @@ class Reception:
 
     # Coming.
 
-    def open(self, sock: socket.socket, address: str, dirty: deque[Outbox], now: float) -> Connection | None:
+    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Connection | None:
         """A socket was accepted: it has `connect_timeout` for its CONNECT. None if it has to go at once."""
         self._counters.sockets_opened += 1
         origin = self._addresses.arrive(address, now) if self._addresses.limited else None

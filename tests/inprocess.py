@@ -21,6 +21,7 @@ from broker.store.neighbours import Neighbours
 from broker.worker import Worker
 
 LARGEST = 1 << 28
+PATIENCE = 3  # times that a broker comes to rest, at most, without reading what a client sends
 CIRCLES = 1_000_000  # looks at the clock: no slice has reason for as many
 
 
@@ -206,11 +207,15 @@ class Client:
 
     def send_bytes(self, data: bytes) -> None:
         """Send *data*, letting the broker read when the socket is full."""
+        settled = 0
         while data:
             try:
                 data = data[self.socket.send(data) :]
+                settled = 0
             except BlockingIOError:
+                assert settled < PATIENCE, "the broker does not read"
                 self.broker.settle()
+                settled += 1
             except (BrokenPipeError, ConnectionResetError):
                 return
 

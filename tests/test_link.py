@@ -1,4 +1,5 @@
 # The worker's end of the link, in a broker whose time stands still.
+import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,6 +46,20 @@ def supervisor(brokers: Brokers) -> Iterator[Supervisor]:
     one = Supervisor(brokers())
     yield one
     one.socket.close()
+
+
+def test_what_comes_behind_a_descriptor_is_read_with_it(supervisor: Supervisor) -> None:
+    """A recv() ends behind a descriptor, with more to read, of which the kernel does not tell again."""
+    ours = supervisor.socket.fileno()
+    socket.send_fds(supervisor.socket, [frame("peer", {"id": 1})], [ours])
+    socket.send_fds(supervisor.socket, [frame("peer", {"id": 2})], [ours, ours])
+    supervisor.say(frame("drain", {}))
+
+    assert [{"kind": "peer", "id": 1}, {"kind": "peer", "id": 2}, {"kind": "drain"}] == supervisor.taken
+    descriptors = supervisor.link.take_descriptors(3)
+    assert 3 == len({*descriptors})
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def test_frames_go_both_ways_beside_clients(supervisor: Supervisor) -> None:

@@ -24,6 +24,7 @@ from collections import deque
 from typing import Final
 
 from broker.delivery.outbox import ADAPTIVE, AT_ONCE, BUFFERED, Outbox
+from broker.ring import Ring
 
 STRATEGIES: Final = {"always": AT_ONCE, "adaptive": ADAPTIVE, "buffered": BUFFERED}
 NEVER: Final = float("inf")
@@ -47,7 +48,7 @@ class Flushing:
     that are held at the same time, of each.
     """
 
-    def __init__(self, dirty: "deque[Outbox]", *, longest: float, buffered: float, most: int) -> None:
+    def __init__(self, dirty: "Ring[Outbox]", *, longest: float, buffered: float, most: int) -> None:
         self.due = NEVER  # when the next one that is held has to go, or earlier
         self.filled = 0  # sends of what was held and had enough
         self.waited = 0  # of what was held long enough

@@ -6,11 +6,11 @@
 # acknowledgements and pings must get out; they are bounded by not reading a connection that is `stuffed`.
 # All outboxes of a worker share one budget; the fuller it is, the lower everybody's high watermark.
 # One that stands behind a toll (toll.py) is not writable either, but for the batches that are let pass.
-from collections import deque
 from typing import Final
 
 from broker.delivery.toll import Toll
 from broker.reasons import DropReason
+from broker.ring import Ring
 
 GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice what it takes at the default low-at mark
 LEAST: Final = 16 * 1024  # bytes anybody may be owed, however full the budget is
@@ -34,7 +34,7 @@ class OutboundBudget:
 
 
 class Outbox:
-    def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "deque[Outbox]") -> None:
+    def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "Ring[Outbox]") -> None:
         self.fd = fd
         self.size = 0  # bytes
         self.writable = True  # it is not full, and nobody has to be asked

@@ -11,6 +11,7 @@ from broker.mesh import wire
 from broker.mqtt.packets import V5, V311
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
+from broker.ring import Ring
 from broker.routing.neighbour import Neighbour
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
@@ -150,7 +151,7 @@ class Peer(Neighbour):
         return self._written - self._done
 
 
-def unbounded(fd: int, dirty: "deque[Outbox]") -> Outbox:
+def unbounded(fd: int, dirty: "Ring[Outbox]") -> Outbox:
     """An outbox that is always writable, as gates bound what it is given, and goes before those of clients.
 
     Behind a pass over thousands of readers the others would begin theirs when ours ends.

@@ -6,8 +6,9 @@
 # send. Serving gets half of a slice, unfinished work a quarter and flushing the rest, so that none starves another and
 # a long fan-out merges with what comes in meanwhile. Strangers, who have not been let in yet, are served behind the
 # rounds: thousands that come at once, each with a handshake, would make everybody else wait for a round of them all.
-# For the same reason the kernel tells once what it has for one of them, and not with each poll (edge-triggered): who is
-# in was found behind all that wait, 512 in a poll, which took 100 ms beside 10 000. Who is let in is told of as usual.
+# The kernel tells once what it has for a stream (edge-triggered), which stays `unread` until a read brought less than
+# it might: told with each poll, strangers that wait hid who is in (100 ms beside 10 000), and who is held would have to
+# be muted. So whoever takes a stream out of a round puts it back, unless it is read to its end or held.
 # Why not one trio task per connection? Twice the CPU at one message per wake-up, measured.
 # Going through trio costs about 60 us a wake-up, so while events come more often than once a millisecond the reactor
 # waits for the next in its own epoll; when little happens it does not, as that would hold up other tasks for nothing.
@@ -32,10 +33,11 @@ from broker.metrics.latency import Latencies
 from broker.net.collector import Collector
 from broker.net.doors import Doors
 from broker.net.layer import TCP, Layer, Transport
-from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Handler, Stream, receive
+from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Handler, Stream
 from broker.net.unfinished_input import UnfinishedInput
 from broker.overload.quantum import TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
+from broker.ring import Ring
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 TURN: Final = 0.01  # seconds of work and of waiting before they do, and a last WAIT; 5 ms cost 8% more CPU than 20 ms
@@ -61,12 +63,13 @@ GONE: Final = 0x008 | 0x010  # EPOLLERR, EPOLLHUP
 PEER_SHUT: Final = 0x2000  # EPOLLRDHUP
 READ: Final = IN | PEER_SHUT
 EDGE: Final = 1 << 31  # EPOLLET
+WATCHED: Final = READ | EDGE
 
 
 class Service:
     """What the reactor works for. It is called for the bytes of streams and never touches a socket."""
 
-    def open(self, sock: socket.socket, address: str, dirty: deque[Outbox], now: float) -> Stream | None:
+    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
         """A connection was accepted; None to have it closed at once."""
         raise NotImplementedError
 
@@ -130,7 +133,7 @@ class Reactor:
         most_held: int = 0,
     ) -> None:
         """*adaptive_hold*, *buffered_hold*, seconds, and *most_held*, connections: see delivery/flushing.py."""
-        self.dirty: deque[Outbox] = deque()
+        self.dirty: Ring[Outbox] = Ring()
         self.flushing = Flushing(self.dirty, longest=adaptive_hold, buffered=buffered_hold, most=most_held)
         self.statistics = LoopStatistics()
         self.linger = LINGER  # seconds a closing peer has to take our last words
@@ -147,9 +150,9 @@ class Reactor:
         self._streams: list[Stream | None] = []
         self._doors = Doors(self._epoll, self._enter)
         self._calls: deque[Callable[[], None]] = deque()  # from other threads
-        self._ready: deque[Stream] = deque()
-        self._strangers: deque[Stream] = deque()  # the same, behind all others
-        self._bulk: deque[Outbox] = deque()  # of those to flush, who are owed MUCH
+        self._ready: Ring[Stream] = Ring()
+        self._strangers: Ring[Stream] = Ring()  # the same, behind all others
+        self._bulk: Ring[Outbox] = Ring()  # of those to flush, who are owed MUCH
         self._before_bulk = LITTLE  # sends of less before the next of those
         self._closing: deque[tuple[float, Stream]] = deque()  # by deadline, as all linger equally long
         self._blocked: dict[Stream, None] = {}  # clients' that do not take what they are owed
@@ -200,8 +203,7 @@ class Reactor:
         while len(self._streams) <= stream.fd:
             self._streams.append(None)
         self._streams[stream.fd] = stream
-        stream.edge = stream.stranger
-        self._epoll.register(stream.fd, READ | EDGE if stream.edge else READ)
+        self._epoll.register(stream.fd, WATCHED)
 
     def stop_listening(self) -> None:
         """Accept no more."""
@@ -251,11 +253,17 @@ class Reactor:
     def let_in(self, stream: Stream) -> None:
         """*stream* is no stranger any more: it is served before those who are."""
         stream.stranger = False
-        self._watch_always(stream)
 
     def hold(self, stream: Stream) -> None:
         """Neither read nor serve *stream* until `release()`."""
         stream.held = True
+
+    def hold_and_heed(self, stream: Stream) -> None:
+        """The same, but read what it says for the service to overhear."""
+        stream.held = True
+        stream.heeded = True
+        if stream.has_input():
+            self._enqueue(stream)
 
     def hold_back(self, stream: Stream) -> None:
         """The same for a stranger who has nobody but us to wait for: should it go meanwhile, it is lost at once."""
@@ -267,9 +275,7 @@ class Reactor:
         if stream.held:
             stream.held = False
             stream.held_back = False
-            if stream.muted and stream.state == OPEN:
-                stream.muted = False
-                self._watch(stream)
+            stream.heeded = False
             self._enqueue(stream)
 
     def take_lag(self) -> float:
@@ -280,8 +286,8 @@ class Reactor:
     # What layers tell of their streams.
 
     def readable(self, stream: Stream) -> None:
-        """The layer has something to give."""
-        stream.readable = True
+        """The layer has something to give, or one below it."""
+        stream.unread = True
         self._enqueue(stream)
         self.wake()
 
@@ -296,7 +302,8 @@ class Reactor:
         stream.held_back = False
         self._forget_input(stream)
         self._closing.append((now + self.linger, stream))
-        self._watch_always(stream)
+        if stream.has_input():
+            self._enqueue(stream)
         if stream.outbox.size == 0:
             self._shut(stream)
         else:
@@ -363,8 +370,8 @@ class Reactor:
             else:
                 break
         self._seen += seen
-        if self._ready and now - self._ready[0].ready_at > self._lag and self._ready[0].handler is None:
-            self._lag = now - self._ready[0].ready_at
+        if self._ready and now - self._ready.first().ready_at > self._lag and self._ready.first().handler is None:
+            self._lag = now - self._ready.first().ready_at
         due = self._due = self.service.tick(now)
         if self._budget.used > self._budget.limit:
             self._shed(now)
@@ -406,7 +413,7 @@ class Reactor:
         for fd, mask in events:
             stream = streams[fd] if fd < len(streams) else None
             if mask == IN and stream is not None and not stream.held:
-                stream.readable = True
+                stream.unread = True
                 if not stream.queued:
                     stream.queued = True
                     stream.ready_at = now
@@ -428,15 +435,13 @@ class Reactor:
             if mask & GONE and stream.held and stream.handler is None:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
             elif mask & ~OUT:
-                stream.readable = True
-                if stream.held_back and mask & PEER_SHUT:
+                stream.unread = True
+                if mask & (PEER_SHUT | GONE):
+                    stream.ends = True
+                if not stream.held or stream.heeded:
+                    self._enqueue(stream)
+                elif stream.held_back and stream.ends:
                     self._look_for_end(stream, now)
-                elif stream.held and not stream.heeded:
-                    self._mute(stream)
-                elif not stream.queued:
-                    stream.queued = True
-                    stream.ready_at = now
-                    self._ready.append(stream)
         return now
 
     def _look_for_end(self, stream: Stream, now: float) -> None:
@@ -529,7 +534,7 @@ class Reactor:
         if stream.held or stream.state != OPEN:
             if stream.state == CLOSING or stream.state == LINGERING:
                 self._discard_input(stream)
-            elif stream.heeded and stream.readable:
+            elif stream.heeded and stream.has_input():
                 return self._overhear(stream, now)
             return 0
         if stream.debt >= quantum:  # it pays with its turn
@@ -541,8 +546,7 @@ class Reactor:
             return self._serve_attached(stream, stream.handler, quantum, now)
         units = 0
         left = stream.left
-        if stream.readable and (left == 0 or left < stream.needs):
-            stream.readable = False
+        if (left == 0 or left < stream.needs) and stream.has_input():
             stream.read_at = now
             size = LARGE_READ if self._input_bytes < self._input_budget >> 1 else SMALL_READ
             try:
@@ -566,26 +570,33 @@ class Reactor:
             self._input_bytes += left - stream.accounted
             stream.accounted = left
         if stream.held:
-            if stream.edge:
-                self._watch(stream)  # its end may have come with what was read
+            if stream.held_back and stream.ends:
+                self._look_for_end(stream, now)
             return units
-        if (left > 0 and left >= stream.needs) or (stream.readable and stream.layer is not None):
-            stream.queued = True
-            stream.ready_at = now
-            self._ready.append(stream)
-        elif stream.finished:
-            self.service.lost(stream, CloseReason.PEER_CLOSED, now)
-        elif stream.edge:
-            self._watch(stream)  # what is still there is told again
+        if left == 0 or left < stream.needs:
+            if stream.finished:
+                self._finish(stream, now)
+                return units
+            if not stream.has_input():
+                return units
+        stream.queued = True
+        stream.ready_at = now
+        self._ready.append(stream)
         return units
+
+    def _finish(self, stream: Stream, now: float) -> None:
+        """The peer of *stream* sends no more; what it has asked for before it may read yet."""
+        outbox = stream.outbox
+        if outbox.size and not outbox.blocked:
+            self._send(stream, outbox, now)
+        if stream.state == OPEN:
+            self.service.lost(stream, CloseReason.PEER_CLOSED, now)
 
     def _overhear(self, stream: Stream, now: float) -> int:
         """Read what *stream*, which is held, says meanwhile, up to what one read may bring; the units used."""
         full = stream.left >= LARGE_READ or self._input_bytes >= self._input_budget >> 1
         if full or stream.finished or stream.outbox.stuffed():
-            self._mute(stream)
             return 0
-        stream.readable = False
         try:
             count = stream.receive(SMALL_READ)
         except OSError:
@@ -604,16 +615,13 @@ class Reactor:
             return units
         self._input_bytes += stream.left - stream.accounted
         stream.accounted = stream.left
-        if stream.readable:
+        if stream.has_input():
             self._enqueue(stream)
-        elif stream.edge:
-            self._watch(stream)  # what is still there is told again
         return units
 
     def _serve_attached(self, stream: Stream, handler: Handler, quantum: int, now: float) -> int:
         """The same for a stream that is no client's."""
-        if stream.readable and (stream.left == 0 or stream.left < stream.needs):
-            stream.readable = False
+        if stream.unread and (stream.left == 0 or stream.left < stream.needs):
             try:
                 stream.receive(LARGE_READ)
             except OSError:
@@ -629,11 +637,12 @@ class Reactor:
             self._enqueue(stream)
         elif stream.finished:
             handler.lost(stream, CloseReason.PEER_CLOSED, now)
+        elif stream.unread:
+            self._enqueue(stream)
         return units
 
     def _heed(self, stream: Stream, layer: Layer) -> int:
         """What *layer* has to say after it was read; the units that it used."""
-        stream.readable = layer.more
         if layer.unsent and not stream.outbox.blocked:
             self._block(stream, self._clock())
         return layer.cost
@@ -737,24 +746,7 @@ class Reactor:
 
     def _watch(self, stream: Stream) -> None:
         """Tell the kernel what we want to know of *stream*."""
-        mask = 0 if stream.muted else READ  # an end that is told once is told with every poll
-        if stream.outbox.blocked:
-            mask |= OUT
-        if stream.edge:
-            mask |= EDGE
-        self._epoll.modify(stream.fd, mask)
-
-    def _watch_always(self, stream: Stream) -> None:
-        """Have what *stream* has told with every poll."""
-        if stream.edge or stream.muted:
-            stream.edge = False
-            stream.muted = False
-            self._watch(stream)
-
-    def _mute(self, stream: Stream) -> None:
-        if not stream.muted and not stream.edge:
-            stream.muted = True
-            self._watch(stream)
+        self._epoll.modify(stream.fd, WATCHED | OUT if stream.outbox.blocked else WATCHED)
 
     def _shut(self, stream: Stream) -> None:
         """All it was owed is with the kernel: close our side, and wait for the peer to close its own."""
@@ -781,13 +773,11 @@ class Reactor:
         """Read and forget what a peer sends whom we are leaving."""
         layer = stream.layer
         try:
-            if not (receive(stream.sock, LARGE_READ) if layer is None else layer.recv(LARGE_READ)):
+            if not (stream.read(LARGE_READ) if layer is None else layer.recv(LARGE_READ)):
                 stream.finished = True
                 if stream.state == LINGERING:
                     self.destroy(stream)
-                else:
-                    self._mute(stream)  # it has said all it will, and has not taken all yet
-                return
+                return  # else it has said all it will, and has not taken all yet
         except BlockingIOError:
             pass
         except (OSError, ProtocolError):
@@ -795,8 +785,8 @@ class Reactor:
             return
         if layer is not None:
             self._heed(stream, layer)
-            if layer.more:
-                self._enqueue(stream)
+        if stream.has_input():
+            self._enqueue(stream)
 
     def _shed(self, now: float) -> None:
         """The worker owes more than it may: the reader that is owed the most, of those who do not take it, goes."""

@@ -12,7 +12,7 @@ from typing import Final, cast
 from broker.net.layer import Layer, Transport
 from broker.net.offload import Offload
 from broker.net.reactor import Reactor
-from broker.net.stream import CLOSED, Stream, receive
+from broker.net.stream import CLOSED, Stream
 from broker.reasons import CloseReason, ProtocolError
 
 RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)
@@ -54,13 +54,13 @@ class TlsLayer(Layer):
 
     def recv(self, size: int) -> bytes:
         if self._shaking or self._failed:  # and yet asked: the stream is being closed, and this will be thrown away
-            return receive(self._sock, size)
+            return self._stream.read(size)
         if self._failure:
             self._failed = True
             self.more = False
             raise ProtocolError(CloseReason.TLS_HANDSHAKE_FAILED, self._failure)
         if not self.more:
-            data = receive(self._sock, size)
+            data = self._stream.read(size)
             if not data:
                 return b""
             self._incoming.write(data)

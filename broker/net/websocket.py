@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from broker.net.frames import BINARY, Failure, Frames, farewell, frame
 from broker.net.layer import Layer, Transport
 from broker.net.reactor import Reactor
-from broker.net.stream import Stream, receive
+from broker.net.stream import Stream
 from broker.net.tls import TlsLayer, TlsTransport
 from broker.overload.quantum import FRAME_COST
 from broker.reasons import CloseReason, ProtocolError
@@ -202,7 +202,7 @@ class WebSocketLayer(Layer):
             self._task = None  # it knows its layer
 
     def _read(self, size: int) -> bytes:
-        received = receive(self._sock, size) if self._below is None else self._below.recv(size)
+        received = self._stream.read(size) if self._below is None else self._below.recv(size)
         self.more = self._more_below()
         return received
 

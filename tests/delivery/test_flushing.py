@@ -1,12 +1,11 @@
 # Time is a number here: the tests say what it is, and how busy the worker was.
-from collections import deque
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, PAUSE, Flushing
 from broker.delivery.outbox import ADAPTIVE, BUFFERED, OutboundBudget, Outbox
+from broker.ring import Ring
 
 AMPLE = 1 << 40
 HOLD = 0.005
@@ -17,7 +16,7 @@ class Edge:
     """What the reactor does with outboxes, without a socket: sends what is dirty and not held."""
 
     def __init__(self, most: int = 100) -> None:
-        self.dirty: deque[Outbox] = deque()
+        self.dirty: Ring[Outbox] = Ring()
         self.flushing = Flushing(self.dirty, longest=HOLD, buffered=BUFFER, most=most)
         self.now = 1000.0
         self.sent: list[tuple[Outbox, bytes]] = []

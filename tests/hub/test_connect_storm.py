@@ -138,6 +138,18 @@ def test_who_goes_leaves_its_place_at_once(brokers: Brokers, how: int, reason: C
     assert is_in(next_one)
 
 
+def test_who_knocks_and_goes_in_one_breath_takes_no_place(brokers: Brokers) -> None:
+    """The end that comes with a CONNECT would be told once, when nobody is held yet, and heard when its turn comes."""
+    broker = slow(brokers)
+    gone = broker.open(V5)
+    gone.send(Connect(V5, "gone"))
+    gone.socket.shutdown(socket.SHUT_WR)
+    broker.settle()
+
+    assert 0 == waiting(broker)
+    assert {CloseReason.PEER_CLOSED: 1} == closed(broker)
+
+
 def test_what_was_sent_before_the_end_is_done_when_its_turn_comes(brokers: Brokers) -> None:
     """A sensor that connects, publishes and leaves in one breath would have published nothing."""
     broker = slow(brokers)

@@ -150,7 +150,7 @@ def test_what_is_held_back_is_read_no_further_than_one_read_goes(brokers: Broker
 
     stream = stream_of(broker, "client")
     assert 64 * 1024 <= stream.left <= 64 * 1024 + 4096
-    assert stream.muted
+    assert stream.unread
 
 
 def test_a_client_whose_pings_are_not_to_be_answered_is_not_read(brokers: Brokers) -> None:
@@ -162,7 +162,24 @@ def test_a_client_whose_pings_are_not_to_be_answered_is_not_read(brokers: Broker
     client.send(PingReq())
 
     assert [] == client.receive()
-    assert stream_of(broker, "client").muted
+    assert stream_of(broker, "client").unread
+
+
+def test_who_was_heard_while_it_was_held_back_is_not_when_it_is_held_by_others(brokers: Brokers) -> None:
+    """Who fills its own outbox by asking, and reads nothing, would be answered for ever."""
+    broker = brokers(QUOTA)
+    client = broker.connect("client")
+    client.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(4)])
+    broker.advance(10.0)
+    client.receive()
+    stream = stream_of(broker, "client")
+    assert not stream.held
+    broker.worker.reactor.hold(stream)
+    client.send(PingReq())
+
+    assert [] == client.receive()
+    broker.worker.reactor.release(stream)
+    assert [PingResp()] == client.receive()
 
 
 def test_who_is_held_back_and_goes_is_forgotten(brokers: Brokers) -> None:

@@ -1,7 +1,6 @@
 # A stream puts packets together that arrive in pieces.
 import socket
 import tracemalloc
-from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.stream import FEW, Stream
 from broker.reasons import CloseReason
+from broker.ring import Ring
 
 
 class Pair:
@@ -18,7 +18,7 @@ class Pair:
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
         self.sock = ours
-        self.stream = Stream(ours, "test:0", Outbox(ours.fileno(), 100, 50, OutboundBudget(1000), deque()))
+        self.stream = Stream(ours, "test:0", Outbox(ours.fileno(), 100, 50, OutboundBudget(1000), Ring()))
 
     def arrive(self, data: bytes, size: int = 65536) -> int:
         self.peer.send(data)

@@ -1,11 +1,11 @@
 # A session seen from its client's end: what was written to its outbox comes out as packets.
-from collections import deque
 
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import V311, Packet, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import DropReason
+from broker.ring import Ring
 from broker.session.message import NEVER, Message
 from broker.session.session import QueueBudget, Session, SessionLimits
 
@@ -108,4 +108,4 @@ class Receiver:
 
 
 def _outbox(high: int = PLENTY) -> Outbox:
-    return Outbox(0, high, high // 2, OutboundBudget(1 << 40), deque())
+    return Outbox(0, high, high // 2, OutboundBudget(1 << 40), Ring())

@@ -1,5 +1,4 @@
 # A session on its way to another worker: nobody who talks to it can tell, and what is no session becomes none.
-from collections import deque
 from collections.abc import Callable
 
 import msgpack
@@ -21,6 +20,7 @@ from broker.mqtt.properties import (
     WILL_DELAY_INTERVAL,
 )
 from broker.reasons import DropReason
+from broker.ring import Ring
 from broker.routing.shared import SharedGroup
 from broker.session.handover import CHUNK, Frozen, HandoverError, Thaw
 from broker.session.message import NEVER, Message, SharedMessage
@@ -100,7 +100,7 @@ class Side:
 
     def connect(self, version: int, window: int, maximum: int, aliases: int, now: float) -> None:
         self.drop(now)
-        self.outbox = Outbox(0, 200, 100, OutboundBudget(1 << 40), deque())
+        self.outbox = Outbox(0, 200, 100, OutboundBudget(1 << 40), Ring())
         self.session.attach(self.outbox, version, window, maximum, aliases if version == V5 else 0)
         self.session.resume(now)
 
