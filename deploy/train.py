@@ -1,5 +1,5 @@
-# Loads the installed Weir for half a minute, in all the ways that should be fast: a build that counts what is executed
-# (WEIR_PROFILE, setup.py) learns from it what to put where.
+# Loads the installed Weir for a minute, in all the ways that should be fast: a build that counts what is executed
+# (in WEIR_PROFILE, setup.py) learns from it what to put where.
 #
 # Modest rates: what is to be learnt is the way of a message, and not what a broker does that counts each step of it.
 import json
@@ -53,3 +53,5 @@ if __name__ == "__main__":
     for count in WORKERS:
         with tempfile.TemporaryDirectory() as place:
             train(count, Path(place) / "node")
+    if not any(Path(os.environ["WEIR_PROFILE"]).glob("*.gcda")):
+        sys.exit("Weir worked, and nothing was counted: WEIR_TRAIN=1 needs gcc.")
