@@ -1,6 +1,6 @@
 # make run    set up everything, and start a broker and its dashboard in the foreground: make run ARGS="--port 1884"
 # make demo   a node of its own, its dashboard and its analysis, and two loads that overload it: what to look at is said
-# make wheel  the package, to be installed elsewhere: dist/weir-*.whl
+# make wheel  the package, to be installed elsewhere: dist/weirmq-*.whl
 # make test   the whole suite, on the sources as they are and on an installed, compiled copy, with 1, 2 and 4 workers
 # make lint   format, lint, types and import contracts
 # make check  these and the fast tests: what to run before a commit

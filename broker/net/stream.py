@@ -22,7 +22,7 @@ LINGERING: Final = 2  # our side is shut; what the peer still sends is thrown aw
 CLOSED: Final = 3
 
 
-# What recv() and send() do, without parsing their arguments by a format: 0.1 us each
+# What recv() and send() do, without parsing their arguments by a format: 430 instructions less, for each
 os_read: Final = os.read
 os_write: Final = os.write
 
