@@ -79,12 +79,11 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
     def memory_by_tenths(self) -> list[int]:
-        """The mean of each tenth of the run."""
-        tenths = []
-        for n in range(min(TENTHS, len(self.memory))):
-            tenth = self.memory[n * len(self.memory) // TENTHS : (n + 1) * len(self.memory) // TENTHS]
-            tenths.append(sum(tenth) // len(tenth))
-        return tenths
+        """The mean of each tenth of the run, or what was measured, if that is less often."""
+        count = len(self.memory)
+        parts = min(TENTHS, count)
+        tenths = [self.memory[n * count // parts : (n + 1) * count // parts] for n in range(parts)]
+        return [sum(tenth) // len(tenth) for tenth in tenths]
 
     def judge_memory(self) -> None:
         """Fail if it grew, and the run was so long that this means something."""

@@ -174,3 +174,11 @@ def test_the_websocket_client_sees_a_refusal() -> None:
     """A broker that refuses every upgrade would look as if it served them."""
     with pytest.raises(ChannelEnded, match="404"):
         WebSocket(Channel()).heard(b"HTTP/1.1 404 Not Found\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("memory", "tenths"), [([], []), ([4], [4]), (list(range(9)), list(range(9))), ([5, 7] * 10, [6] * 10)]
+)
+def test_a_run_of_seconds_has_as_many_tenths_as_it_was_measured(memory: list[int], tenths: list[int]) -> None:
+    """A broker that is quick would end the report of a short run with a mistake."""
+    assert tenths == Outcome(seed=1, first=0, memory=memory).memory_by_tenths()
