@@ -82,9 +82,9 @@ def compiled() -> list[Extension]:
     options = ["--config-file=", "--ignore-missing-imports", *hot_modules()]
     try:
         extensions: list[Extension] = mypycify(options, opt_level="3", debug_level="0", group_name=GROUP)
-        for extension in extensions:
-            extension.extra_compile_args += DIRECT_CALLS + profiling()
-            extension.extra_link_args += profiling()
+        for extension in extensions:  # which share mypyc's lists
+            extension.extra_compile_args = [*extension.extra_compile_args, *DIRECT_CALLS, *profiling()]
+            extension.extra_link_args = [*extension.extra_link_args, *profiling()]
     except SystemExit:  # mypyc has printed what it does not accept
         if WANTED == "1":
             raise

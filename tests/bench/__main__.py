@@ -1,6 +1,7 @@
-# python -m tests.bench [speed|transports|connects|crowd|storm|fanout|hostile|node|flush]: Weir beside Mosquitto, as
-# tables; `hostile` is Weir alone, beside clients that mean harm, `crowd` beside many that connect, `node` two workers
-# beside one, and `flush` adaptive flushing beside a send at the end of each tick.
+# python -m tests.bench [speed|transports|connects|crowd|storm|fanout|hostile|node|flush|protection]: Weir beside
+# Mosquitto, as tables; `hostile` is Weir alone, beside clients that mean harm, `crowd` beside many that connect, `node`
+# two workers beside one, `flush` adaptive flushing beside a send at the end of each tick, and `protection` Weir with it
+# beside Weir without.
 import argparse
 import json
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import crowd, flush, hostile, node, scale, speed, transports
+from tests.bench import crowd, flush, hostile, node, protection, scale, speed, transports
 from tests.bench.attackers import ATTACKS
 from tests.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.bench.loads import LOADS, Load
@@ -20,7 +21,7 @@ QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure Weir beside Mosquitto.")
-    benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush"]
+    benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -94,6 +95,8 @@ def main() -> None:
                 table, results = hostile.measure(bench, arguments.transport or "tcp", attackers, arguments.seconds)
             elif arguments.what == "node":
                 table, results = node.measure(bench, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "protection":
+                table, results = protection.measure(bench, loads, arguments.runs, arguments.v5, least_cpu)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import broker as broker_package
-from tests.bench import flush, hostile, node, overload, scale
+from tests.bench import flush, hostile, node, overload, protection, scale
 from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
+from tests.bench.loads import LOADS
 from tests.system.processes import BrokerProcess
 
 PAIRS = ["--pattern", "p2p", "--pubs", "3", "--qos", "1"]
@@ -93,6 +94,18 @@ def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
     (measured,) = results.values()
     assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
     assert "us a message that crosses" in table
+
+
+def test_protection_is_measured_on_and_off(bench: Bench) -> None:
+    """`python -m tests.bench protection` would compare a node with itself, or end with an error."""
+    load = next(load for load in LOADS if load.name == "p2p-10-qos1")
+    table, results = protection.measure(bench, [load], runs=2, v5=False, least_cpu=0.05)
+
+    measured = results["p2p-10-qos1"]
+    assert ["on", "off"] == list(measured)
+    assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
+    assert "| p2p-10-qos1" in table
+    assert 1 == sum(log.read_text().count("overload_protection_off") for log in bench.folder.glob("broker-*.log"))
 
 
 def test_flushing_is_measured_both_ways(bench: Bench) -> None:
