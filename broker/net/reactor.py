@@ -358,7 +358,7 @@ class Reactor:
             now = self._flush(now, deadline if deadline - now > LEAST else now + LEAST)
             if now >= deadline:
                 break
-            if more or self._ready or self._strangers or self.dirty or self._bulk:
+            if more or self._ready.count or self._strangers.count or self.dirty.count or self._bulk.count:
                 timeout = 0.0
             elif events and self._frequent(seen, now) and not self.guests and now < self._due:
                 timeout = self._patience(now)
@@ -370,7 +370,7 @@ class Reactor:
             else:
                 break
         self._seen += seen
-        if self._ready and now - self._ready.first().ready_at > self._lag and self._ready.first().handler is None:
+        if self._ready.count and now - self._ready.first().ready_at > self._lag and self._ready.first().handler is None:
             self._lag = now - self._ready.first().ready_at
         due = self._due = self.service.tick(now)
         if self._budget.used > self._budget.limit:
@@ -388,7 +388,7 @@ class Reactor:
         statistics.busy += spent
         if spent > statistics.longest_slice:
             statistics.longest_slice = spent
-        busy = bool(more or self._ready or self._strangers or self.dirty or self._bulk)
+        busy = bool(more or self._ready.count or self._strangers.count or self.dirty.count or self._bulk.count)
         self._collector.look(not busy and seen == 0, now)
         return 0.0 if busy or now >= deadline else max(0.0, due - now)
 
@@ -484,11 +484,11 @@ class Reactor:
         ready = self._ready
         until = now + SERVE
         clients = False  # it is their turn; what those before them took is not to be missing
-        while ready:
-            quantum = self._quantum.of_round(len(ready))
+        while ready.count:
+            quantum = self._quantum.of_round(ready.count)
             began = now
             units = 0
-            for _ in range(len(ready)):
+            for _ in range(ready.count):
                 stream = ready.popleft()
                 if stream.stranger:
                     self._strangers.append(stream)
@@ -507,14 +507,14 @@ class Reactor:
                 self._quantum.measured(units, now - began)
             if now >= until:
                 break
-        return self._serve_strangers(now, until) if self._strangers else now
+        return self._serve_strangers(now, until) if self._strangers.count else now
 
     def _serve_strangers(self, now: float, until: float) -> float:
         """Serve a few, and more while nobody else needs the time; the time."""
         strangers = self._strangers
-        quantum = self._quantum.of_round(len(strangers))
+        quantum = self._quantum.of_round(strangers.count)
         few = STRANGERS
-        while strangers and (few > 0 or now < until):
+        while strangers.count and (few > 0 or now < until):
             stream = strangers.popleft()
             stream.queued = False
             self._serve_one(stream, quantum, now)
@@ -652,8 +652,8 @@ class Reactor:
         dirty = self.dirty
         bulk = self._bulk
         flushing = self.flushing
-        while dirty or bulk:
-            if dirty and (self._before_bulk > 0 or not bulk):
+        while dirty.count or bulk.count:
+            if dirty.count and (self._before_bulk > 0 or not bulk.count):
                 outbox = dirty.popleft()
                 if outbox.size > MUCH and not outbox.first:
                     bulk.append(outbox)

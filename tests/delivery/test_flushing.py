@@ -39,7 +39,7 @@ class Edge:
         if self.now >= self.flushing.due:
             self.flushing.release(self.now)
         left = []
-        while self.dirty:
+        while self.dirty.count:
             box = self.dirty.popleft()
             box.queued = False
             if box.size and (box.pressing or not self.flushing.holds(box, self.now)):

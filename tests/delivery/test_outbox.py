@@ -113,10 +113,10 @@ def test_the_first_write_asks_for_a_flush() -> None:
     box.write(b"a")
     box.write(b"b")
 
-    assert 1 == len(dirty) and dirty.popleft() is box and box.queued
+    assert 1 == dirty.count and dirty.popleft() is box and box.queued
     box.queued = False
     box.write(b"c")
-    assert 1 == len(dirty) and dirty.popleft() is box
+    assert 1 == dirty.count and dirty.popleft() is box
 
 
 def test_a_reader_is_slow_over_the_high_mark_and_quick_again_at_the_low_one() -> None:

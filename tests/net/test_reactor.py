@@ -268,7 +268,7 @@ def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers
         for other in others:
             other.send(PingReq())
         turn(broker, reader)
-        assert broker.worker.reactor.dirty
+        assert broker.worker.reactor.dirty.count
 
     assert [Publish(b"much", bytes(MUCH))] == reader.inbox
 
