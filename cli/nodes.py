@@ -121,8 +121,9 @@ def show_status(told: dict[str, Any]) -> None:
     screen.print(f"listens on  {addresses(told['listeners'])}", highlight=False)
     screen.print(f"folder      {told['folder']}", highlight=False)
     screen.print(
-        f"{gauges.get('connected', 0)} clients connected, {gauges.get('sessions', 0)} sessions, "
-        f"{gauges.get('subscriptions', 0)} subscriptions, {gauges.get('retained', 0)} retained messages"
+        f"{counted(gauges.get('connected', 0), 'client')} connected, {counted(gauges.get('sessions', 0), 'session')}, "
+        f"{counted(gauges.get('subscriptions', 0), 'subscription')}, "
+        f"{counted(gauges.get('retained', 0), 'retained message')}"
     )
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
@@ -142,6 +143,10 @@ def show_status(told: dict[str, Any]) -> None:
             str(one["deaths"]),
         )
     screen.print(table)
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def duration(seconds: float) -> str:
