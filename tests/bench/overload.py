@@ -20,7 +20,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -57,6 +57,7 @@ BUDGETS: Final[dict[str, int]] = {
 
 STOPPED: Final = 0.020  # seconds, of the slow worker
 RUNS: Final = 0.005
+SHARE: Final = RUNS / (STOPPED + RUNS)  # of the time
 
 
 @dataclass(frozen=True)
@@ -211,22 +212,35 @@ def surging(
 
 
 def choose(control: Path, fleet: Fleet, process: "subprocess.Popen[str]", apart: bool) -> list[str]:
-    """Who of the connected publishes and who subscribes; *apart*: at the first worker and at the second one.
+    """Who of the connected publishes, and who subscribes; *apart*: at the first worker, and at the second one.
 
-    The client ids of those who publish.
+    Else as many of each at both, as what a node can do depends on that. The client ids of those who publish.
     """
     listed = node.ask(control, "clients", limit=LIST, match=f"{fleet.name}-")["clients"]
     at = {int(client["client"].rpartition("-")[2]): client["worker"] for client in listed}
-    numbers = sorted(at)
-    publishers = [number for number in numbers if not apart or at[number] == 0][: fleet.publishers]
-    others = [number for number in numbers if number not in publishers]
-    subscribers = [number for number in others if not apart or at[number] == 1][: fleet.subscribers]
-    if len(publishers) < fleet.publishers or len(subscribers) < fleet.subscribers:
-        raise ToolFailed(f"of {len(at)} {fleet.name} too few are at either worker")
+    publishers = deal(at, [0] if apart else [0, 1], fleet.publishers)
+    subscribers = deal(at, [1] if apart else [0, 1], fleet.subscribers)
     for chosen in (publishers, subscribers):
         say(process, " ".join(map(str, chosen)))
     expect(process, "subscribed")
     return [f"{fleet.name}-{number}" for number in publishers]
+
+
+def deal(at: dict[int, int], workers: Sequence[int], count: int) -> list[int]:
+    """*count* clients of those whose worker is in *at*, from each of *workers* as many as from the others, or one more.
+
+    They are taken out of it.
+    """
+    dealt: list[int] = []
+    for worker in workers:
+        more = (count - len(dealt)) // (len(workers) - workers.index(worker))
+        there = sorted(number for number in at if at[number] == worker)[:more]
+        if len(there) < more:
+            raise ToolFailed(f"of {len(at)} clients too few are at worker {worker}")
+        dealt += there
+    for number in dealt:
+        del at[number]
+    return dealt
 
 
 def say(process: "subprocess.Popen[str]", line: str) -> None:
@@ -253,16 +267,23 @@ def finish(process: "subprocess.Popen[str]") -> list[dict[str, float]]:
 
 
 def watch(processes: dict[str, int], slow: int, seconds: int) -> list[dict[str, float]]:
-    """Resident memory of each process, MiB, at the end of each second; *slow* is a process to slow down, if any."""
+    """Resident memory of each process, MiB, at the end of each second; *slow* is a process to slow down, if any.
+
+    It has its SHARE of the time: we are woken late where all cores are busy, and the next stops make up for it.
+    """
     began = time.monotonic()
     found: list[dict[str, float]] = []
+    ran = 0.0
     try:
         while len(found) < seconds:
             if slow:
                 os.kill(slow, signal.SIGSTOP)
-                time.sleep(STOPPED)
+                due = began + (ran + RUNS) / SHARE - RUNS
+                time.sleep(min(2 * STOPPED, max(0.0, due - time.monotonic())))
+                goes_on = time.monotonic()
                 os.kill(slow, signal.SIGCONT)
                 time.sleep(RUNS)
+                ran += time.monotonic() - goes_on
             else:
                 time.sleep(max(0.0, began + len(found) + 1 - time.monotonic()))
             if time.monotonic() >= began + len(found) + 1:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.bench import charts
-from tests.bench.overload import SCENES, Row, Run, covers, middle
+from tests.bench.contenders import ToolFailed
+from tests.bench.overload import SCENES, Row, Run, covers, deal, middle
 
 PEAK = 1000.0
 
@@ -114,3 +115,14 @@ def test_the_same_figures_make_the_same_chart(page: str, tmp_path: Path) -> None
     charts.draw(tmp_path)
 
     assert before == [(tmp_path / f"{scene.name}.svg").read_text() for scene in SCENES]
+
+
+def test_each_worker_has_as_many_of_the_clients() -> None:
+    """What a node can do would differ from run to run, and goodput be told as a share of what another one could."""
+    at = {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0}
+
+    assert [1, 4, 5] == deal(at, [0, 1], 3)
+    assert {2: 0, 3: 0, 6: 0} == at
+    with pytest.raises(ToolFailed):
+        deal(at, [0, 1], 2)
+    assert [2, 3, 6] == deal(at, [0], 3)
