@@ -27,8 +27,8 @@ TITLES: Final = {
 }
 STORIES: Final = {
     "processor": "Every publish of the aggressors goes to all subscribers, at both workers; all cores are busy.",
-    "slow-worker": "All publishers are at worker 0 and all subscribers at worker 1, which is stopped for four fifths of\n"
-    "the time, 20 ms at once as a rule: what it has no time for waits in worker 0.",
+    "slow-worker": "All publishers are at worker 0 and all subscribers at worker 1, which is stopped for four fifths\n"
+    "of the time, 20 ms at once as a rule: what it has no time for waits in worker 0.",
 }
 
 PAGE: Final = """\
