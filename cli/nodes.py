@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cli.options import NOT_SO, AsJson, ConfigFile, Folder, Name, refuse
-from cli.printing import console, print_json, table_of
+from cli.printing import console, counted, print_json, table_of
 
 LATE: Final = 10.0  # seconds more than the drain may take that a node has to end
 REPLACING: Final = 60.0  # seconds that one worker may take to drain and to start
@@ -143,10 +143,6 @@ def show_status(told: dict[str, Any]) -> None:
             str(one["deaths"]),
         )
     screen.print(table)
-
-
-def counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def duration(seconds: float) -> str:

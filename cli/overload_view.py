@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cli.clients import visible
 from cli.nodes import short
-from cli.printing import table_of
+from cli.printing import counted, table_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ def calm(told: Told) -> str:
         return ""
     nodes = {said["node"] for one in workers for said in one["overload"]["reports"]["heard"] if said["counts"]}
     others = len(nodes - {told["node"]})
-    who = f"{told['node']} and {_count(others, 'other node')} are" if others else f"{told['node']} is"
+    who = f"{told['node']} and {counted(others, 'other node')} are" if others else f"{told['node']} is"
     return f"All is calm: {who} at level 0, and nobody is held back."
 
 
@@ -67,7 +67,7 @@ def screen(told: Told) -> "list[RenderableType]":
     if signals is not None:
         parts += [Text(), signals]
     if left_out:
-        parts.append(Text(f"{_count(left_out, 'more signal')} below {QUIET:g} of the target", style="dim"))
+        parts.append(Text(f"{counted(left_out, 'more signal')} below {QUIET:g} of the target", style="dim"))
     others = others_table(told)
     if others is not None:
         parts += [Text(), others]
@@ -100,7 +100,7 @@ def sentences(told: Told) -> Iterator[str]:
     waiting = sum(one["connects"]["waiting"] for one in found)
     if waiting:
         oldest = max(one["connects"]["oldest_s"] for one in found)
-        yield f"{_count(waiting, 'CONNECT')} waiting, the oldest for {seconds(oldest)}"
+        yield f"{counted(waiting, 'CONNECT')} waiting, the oldest for {seconds(oldest)}"
     ignored = _ignored(found)
     if ignored:
         yield f"[dim]reports of others since the start: {ignored}[/dim]"
@@ -270,7 +270,7 @@ def _held(states: list[Told]) -> str:
     for state in states:
         for reason, figures in state["held"].items():
             clients[reason] = clients.get(reason, 0) + figures["clients"]
-    return ", ".join(f"{_count(count, 'client')} for {reason}" for reason, count in clients.items() if count)
+    return ", ".join(f"{counted(count, 'client')} for {reason}" for reason, count in clients.items() if count)
 
 
 def _ignored(states: list[Told]) -> str:
@@ -283,10 +283,6 @@ def _ignored(states: list[Told]) -> str:
     told = [f"{count} ignored as {label}" for label, count in counts.items()]
     lost = sum(state["reports"]["lost_redis"] for state in states)
     return ", ".join([*told, *([f"{lost} that Redis did not take"] if lost else [])])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _speaks(signal: Told) -> bool:

@@ -23,6 +23,11 @@ def table_of(*columns: str, right: tuple[str, ...] = ()) -> Any:
     return table
 
 
+def counted(number: int, what: str) -> str:
+    """So many of *what*, which is named in the singular and takes an s."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def print_json(what: object) -> None:
     import json
 

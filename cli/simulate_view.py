@@ -8,7 +8,7 @@ from analytics.backtest.spreading import Backtest
 from analytics.backtest.words import recorded, sentences, trust
 from cli.clients import visible
 from cli.overload_view import seconds
-from cli.printing import table_of
+from cli.printing import counted, table_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,10 +62,9 @@ def _facts(outcome: Outcome, estimate: bool, text: str) -> dict[str, Any]:
 def screen(found: Backtest, policies: list[Policy]) -> "list[RenderableType]":
     from rich.text import Text
 
-    count = len(found.traces)
     decisions = sum(one["decisions"] for one in found.traces)
     different = sum(one["different"] for one in found.traces)
-    head = f"{count} trace{'' if count == 1 else 's'}, {seconds(found.recorded.seconds)}, {decisions} decisions"
+    head = f"{counted(len(found.traces), 'trace')}, {seconds(found.recorded.seconds)}, {decisions} decisions"
     parts: list[RenderableType] = [Text(f"{head} made again, as they were made." if not different else head)]
     if different:
         what = f"{different} of them come out otherwise than recorded: another version of Weir has recorded them."

@@ -8,7 +8,7 @@ import typer
 
 from cli.options import NOT_SO, AsJson, ConfigFile, Folder, refuse
 from cli.overload import SILENT, NodeName
-from cli.printing import console, print_json
+from cli.printing import console, counted, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,5 +105,4 @@ def ask_all(name: str | None, folder: str | None, config: "Path | None") -> list
 
 
 def heading(nodes: list[Told], by: Order) -> str:
-    count = len(nodes)
-    return f"weir top  {time.strftime('%H:%M:%S')}  {count} node{'' if count == 1 else 's'}, by {by.value}"
+    return f"weir top  {time.strftime('%H:%M:%S')}  {counted(len(nodes), 'node')}, by {by.value}"

@@ -16,8 +16,8 @@ from tests.bench.loads import LOADS, Load
 from tests.bench.table import number
 
 QUICK_CPU: Final = 0.05  # seconds of broker CPU for each run of --quick: does it work, not how fast is it
-ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
+ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 
 
 def options() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def measure_speed(bench: Bench, loads: list[Load], arguments: argparse.Namespace
 def main() -> None:
     parser = options()
     arguments = parser.parse_args()
-    if arguments.transport and arguments.what not in ROADS:
+    if arguments.transport not in (None, "tcp") and arguments.what not in ROADS:
         parser.error(f"--transport: `{arguments.what}` measures TCP alone, {' and '.join(ROADS)} others, too")
     known = {load.name: load for load in LOADS}
     loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]

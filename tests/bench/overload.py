@@ -232,8 +232,8 @@ def deal(at: dict[int, int], workers: Sequence[int], count: int) -> list[int]:
     They are taken out of it.
     """
     dealt: list[int] = []
-    for worker in workers:
-        more = (count - len(dealt)) // (len(workers) - workers.index(worker))
+    for dealt_to, worker in enumerate(workers):
+        more = (count - len(dealt)) // (len(workers) - dealt_to)
         there = sorted(number for number in at if at[number] == worker)[:more]
         if len(there) < more:
             raise ToolFailed(f"of {len(at)} clients too few are at worker {worker}")
