@@ -105,16 +105,16 @@ check: lint
 	@WEIR_FORM=interpreted $(TREE) -m pytest -q -n auto -m "not slow and not system" tests
 
 bench: $(VENV)/installed $(VENV)/dev
-	@$(INSTALLED) -m tests.bench $(ARGS)
+	@$(INSTALLED) -m tests.tools.bench $(ARGS)
 
 charts: $(VENV)/installed $(VENV)/dev
-	@$(INSTALLED) -m tests.bench.charts $(ARGS)
+	@$(INSTALLED) -m tests.tools.bench.charts $(ARGS)
 
 fuzz: $(VENV)/installed $(VENV)/dev
-	@$(INSTALLED) -m tests.fuzz $(ARGS)
+	@$(INSTALLED) -m tests.tools.fuzz $(ARGS)
 
 faults: $(VENV)/installed $(VENV)/dev
-	@$(INSTALLED) -m tests.faults $(ARGS)
+	@$(INSTALLED) -m tests.tools.faults $(ARGS)
 
 scenes: $(VENV)/installed $(VENV)/dev
 	@$(INSTALLED) -m pytest -q -s -m faults tests/system tests/analytics
@@ -162,7 +162,7 @@ $(VENV)/node/installed: $(NODE_NEEDS) $(BIN)/python
 # Every source with its checksum, and what else decides how the copy is built; rewritten only when it changes.
 $(VENV)/contents: $(BIN)/python FORCE
 	@{ echo "WEIR_COMPILE=$$WEIR_COMPILE WEIR_TRAIN=$$WEIR_TRAIN CC=$$CC"; \
-		find $(SOURCES) -type f ! -name '*.pyc' ! -path '*/overload/charts/*' -exec cksum {} + | sort; } >$@.new
+		find $(SOURCES) -type f ! -name '*.pyc' -exec cksum {} + | sort; } >$@.new
 	@cmp -s $@.new $@ || mv $@.new $@
 
 # Built from a fresh copy: setuptools would otherwise carry on what an earlier build left in ./build. WEIR_TRAIN=1 builds

@@ -13,7 +13,7 @@ from typing import Any, Final
 from analytics.rows import CreditPressure, Findings, Hitter, Skew, SlowReaders, Warning
 from analytics.second import Second
 from analytics.tops import Tops, add_tops, copied, cut, first
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.metrics.overload_figures import CALM_CREDITS
 from broker.overload.level import STEP
 

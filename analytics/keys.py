@@ -1,4 +1,4 @@
-# Every key that the analysis has in Redis, beside those of the broker (broker/store/keys.py). PREFIX is `redis.prefix`.
+# Every key of the analysis in Redis. Those of the broker are in broker/store/redis/keys.py. PREFIX is `redis.prefix`.
 #
 #   PREFIX:analytics:windows:SPAN   hash  start of the window -> Window
 #   PREFIX:analytics:episodes       hash  id of the episode -> Episode

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME: Final = "weir_log"
 # Of any source. *at*: when its log took the entry in; *among*: how many entries are in its batch, as far as is known.
 COLUMNS: Final = "id string, at timestamp, body string, among long"
-FIELD: Final = b"record"  # of an entry (broker/store/record_log.py)
+FIELD: Final = b"record"  # of an entry (broker/store/redis/record_log.py)
 CHUNK: Final = 500  # entries that are counted, or read, in one step: a millisecond or two of Redis
 PARTS: Final = 4  # partitions of a batch, at most
 LIMIT: Final = 10_000  # entries of a batch: some 30 MB

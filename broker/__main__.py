@@ -20,17 +20,17 @@ from typing import Any, Final, Never, TextIO
 
 import trio
 
-from broker.access_files import AccessFileError
-from broker.config import Config
-from broker.config_sources import restored
-from broker.heartbeat import SERVING, STARTING, Heartbeat
-from broker.inspection import Inspection, Unanswerable
-from broker.link import Frame, Link
-from broker.link_frames import LENGTH, body_length, frame, unpack
-from broker.logs import configure
-from broker.net.certificates import CertificateError
-from broker.registration import Place
-from broker.store.address import RedisAddress, from_parts
+from broker.auth.files import AccessFileError
+from broker.cluster.registration import Place
+from broker.config.schema import Config
+from broker.config.sources import restored
+from broker.control.heartbeat import SERVING, STARTING, Heartbeat
+from broker.control.link import Frame, Link
+from broker.control.link_frames import LENGTH, body_length, frame, unpack
+from broker.insight.inspection import Inspection, Unanswerable
+from broker.insight.logs import configure
+from broker.net.transports.certificates import CertificateError
+from broker.store.redis.address import RedisAddress, from_parts
 from broker.worker import OWN_DESCRIPTORS, Worker
 
 PR_SET_PDEATHSIG: Final = 1  # prctl(2)

@@ -13,62 +13,62 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.access_files import AccessFileError, AccessFiles
-from broker.admission import Admission
-from broker.arrivals import Arrivals
-from broker.config import ClusterQuota, Config, QuotaScope
-from broker.config_sources import described
+from broker.auth.authenticator import Admission
+from broker.auth.files import AccessFileError, AccessFiles
+from broker.cluster.leasing import Leasing
+from broker.cluster.mesh import Mesh
+from broker.cluster.neighbours import Neighbours
+from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.registration import Place, Registration
+from broker.cluster.takeovers import Takeovers
+from broker.config.schema import ClusterQuota, Config, QuotaScope
+from broker.config.sources import described
+from broker.control.heartbeat import DRAINING, Heartbeat
+from broker.control.machine import memory_limit, resident_bytes
 from broker.delivery.outbox import OutboundBudget
-from broker.explaining import Explaining
-from broker.fanout import Deliveries
-from broker.heartbeat import DRAINING, Heartbeat
-from broker.hub import Hub
-from broker.limiting import Limiting
-from broker.logs import ClientLog
-from broker.machine import memory_limit, resident_bytes
-from broker.measuring import Measuring
-from broker.mesh.mesh import Mesh
-from broker.mesh.takeovers import Takeovers
+from broker.insight.explaining import Explaining
+from broker.insight.logs import ClientLog
+from broker.insight.overview import Overview
 from broker.metrics.counters import Counters
+from broker.metrics.measuring import Measuring
 from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
-from broker.moving import Moving
-from broker.net.certificates import CertificateError, make_context
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
-from broker.net.layer import TCP, Transport
 from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
-from broker.net.tls import TlsTransport
-from broker.net.websocket import Task, WebSocketLayer, WebSocketTransport
-from broker.outgoing import Outgoing
+from broker.net.transports.certificates import CertificateError, make_context
+from broker.net.transports.layer import TCP, Transport
+from broker.net.transports.tls import TlsTransport
+from broker.net.transports.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
 from broker.overload.cost import Prices
 from broker.overload.lease import Leases
 from broker.overload.quotas import Quotas
-from broker.overload_reports import OverloadReports
-from broker.overview import Overview
-from broker.protection import Protection
-from broker.publishing import Publishing
+from broker.protocol.client_overrides import Limiting
+from broker.protocol.connect_attempt import Arrivals
+from broker.protocol.egress_quota import Outgoing
+from broker.protocol.fanout import Deliveries
+from broker.protocol.hub import Hub
+from broker.protocol.lifecycle import REFUSABLE, Reception
+from broker.protocol.protection import Protection
+from broker.protocol.publishing import Publishing
+from broker.protocol.session_transfer import Moving
+from broker.protocol.subscribing import Subscribing
+from broker.protocol.timers import Timers
+from broker.protocol.tracing import Tracing
 from broker.reasons import FlushCause
-from broker.reception import REFUSABLE, Reception
-from broker.registration import Place, Registration
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
 from broker.session.session import QueueBudget
-from broker.store.address import RedisAddress
-from broker.store.keys import Keys
-from broker.store.leasing import Leasing
-from broker.store.neighbours import Neighbours
-from broker.store.record_log import RedisLog
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
+from broker.store.redis.record_log import RedisLog
 from broker.store.sessions import MemorySessions, SessionStore
-from broker.subscribing import Subscribing
-from broker.timers import Timers
-from broker.tracing import Tracing
 from broker.version import VERSION
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
@@ -443,7 +443,7 @@ class Worker:
                 self.reactor.wake()
 
     def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> Task:
-        from broker.net.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
+        from broker.net.transports.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
 
         assert self._nursery is not None
         task = Upgrade(layer, request, self.config.websocket.path, self._failed)

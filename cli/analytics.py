@@ -16,7 +16,7 @@ import typer
 from cli.options import NOT_SO, Assignments, ConfigFile, Folder, Name, refuse
 
 if TYPE_CHECKING:
-    from broker.config import Config
+    from broker.config.schema import Config
 
 # The extra `analytics` of pyproject.toml.
 NEEDS: Final = ("pyspark>=4.2,<4.3", "pandas>=2.2,<3", "pyarrow>=18", "msgspec>=0.19")
@@ -77,7 +77,7 @@ def find_log(
     url: str | None, name: str | None, folder: str | None, config: Path | None, assignments: list[str] | None = None
 ) -> tuple[str, str, Path]:
     """The address of Redis, the prefix of its keys, and where to keep what is of its analysis; or the command ends."""
-    from broker.config_sources import Given
+    from broker.config.sources import Given
     from cli.asking import Answers, chosen
     from cli.options import load_settings
     from supervisor.folder import base_folder

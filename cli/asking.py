@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, Never
 
-from broker.config_sources import Given
+from broker.config.sources import Given
 from cli.options import MISUSE, NOT_SO, load_settings, refuse
 from supervisor.control import VERSION
 from supervisor.folder import NodeFolder, folders

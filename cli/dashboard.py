@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from analytics.dashboard.page import Answer
-    from broker.store.address import RedisAddress
+    from broker.store.redis.address import RedisAddress
     from supervisor.folder import NodeFolder
 
 PORT: Final = 8088
@@ -87,7 +87,7 @@ def dashboard(
 def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     """What finds the Redis at *url*, or that of *node* if it is ""; Nowhere."""
     from analytics.dashboard.reading import Nowhere
-    from broker.store.address import RedisAddress
+    from broker.store.redis.address import RedisAddress
     from cli.asking import runs
     from supervisor.redis_address import find_redis
     from supervisor.redis_server import RedisUnusable
@@ -139,7 +139,7 @@ def _records(nodes: "list[NodeFolder]") -> list[dict[str, Any]]:
 def _why(nodes: "list[NodeFolder]", client: str) -> "list[Answer]":
     """What each node says of *client*; of those that know nothing, only if none knows it."""
     from analytics.dashboard.page import Answer
-    from broker.overload.explain import explain
+    from broker.insight.explain import explain
 
     if not nodes:
         here = f"No node runs on this machine: `weir why {quote(client)}` where its node is says more."

@@ -91,7 +91,7 @@ def drop(
 
 
 def _seconds(ttl: str) -> float:
-    from broker.config_values import Duration
+    from broker.config.values import Duration
     from broker.overload.overrides import LONGEST
 
     try:

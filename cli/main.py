@@ -88,7 +88,7 @@ def start(
     Settings come from the file, then the environment (WEIR_LIMITS__PACKET_BYTES=2MiB), then these options;
     the later ones win. `weir config show` prints them all.
     """
-    from broker.config_sources import Given
+    from broker.config.sources import Given
 
     options = []
     if host:
@@ -123,7 +123,7 @@ def passwd(
 
     A broker that runs takes the change at SIGHUP.
     """
-    from broker.access.passwords import ITERATIONS
+    from broker.auth.passwords import ITERATIONS
     from cli.passwords import PasswordFileError, check_user, delete_user, read, set_password
 
     try:

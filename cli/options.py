@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Never
 import typer
 
 if TYPE_CHECKING:
-    from broker.config_sources import Given, Loaded
+    from broker.config.sources import Given, Loaded
 
 NOT_SO: Final = 1
 MISUSE: Final = 2
@@ -41,8 +41,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 def load_settings(file: Path | None, assignments: list[str] | None, options: Sequence["Given"] = ()) -> "Loaded":
     """The configuration in force; a mistake in it ends the command."""
-    from broker.config import ConfigError
-    from broker.config_sources import from_assignments, load
+    from broker.config.schema import ConfigError
+    from broker.config.sources import from_assignments, load
 
     try:
         return load(file, options=[*from_assignments(assignments or []), *options])

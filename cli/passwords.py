@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from broker.access.lines import BadLine
-from broker.access.passwords import (
+from broker.auth.lines import BadLine
+from broker.auth.passwords import (
     SALT_BYTES,
     check_name,
     hash_password,

@@ -62,8 +62,8 @@ def simulate(
 
 
 def _seconds(text: str) -> float:
-    from broker.config import YEAR
-    from broker.config_values import Duration
+    from broker.config.schema import YEAR
+    from broker.config.values import Duration
 
     try:
         return Duration(0.001, 100 * YEAR).take(text)
@@ -73,7 +73,7 @@ def _seconds(text: str) -> float:
 
 def _read(file: Path) -> "Policy":
     from analytics.backtest.policy import read_policy
-    from broker.config import ConfigError
+    from broker.config.schema import ConfigError
 
     try:
         return read_policy(file)

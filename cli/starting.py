@@ -10,7 +10,7 @@ from typing import Final, Never
 
 import typer
 
-from broker.config import Config
+from broker.config.schema import Config
 from cli.options import GAVE_UP, refuse
 from supervisor.folder import NodeFolder
 from supervisor.start import GaveUp, StartError, run

@@ -14,7 +14,7 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Say why a client is slow, gone or gets nothing, and what to change. Exit code 1 if nothing is known of it."""
-    from broker.overload.explain import explain
+    from broker.insight.explain import explain
     from cli.asking import Answers, chosen
 
     told = Answers(chosen(name, folder, config)).ask("why", client=client)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from broker.overload.facts import Facts, together
+from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
 from supervisor.limits import LimitRefused
 from supervisor.node import Node, Shard
@@ -174,7 +174,7 @@ class Commands:
         raise Refused(f"No client {arguments['client']!r} is connected.")
 
     async def _overload(self, arguments: Arguments) -> object:
-        """How overloaded each worker is and by what, as it sees that itself (broker/overview.py)."""
+        """How overloaded each worker is and by what, as it sees that itself (broker/insight/overview.py)."""
         return {"node": self._node.config.node.name, "workers": await self._ask_each("overload")}
 
     async def _top(self, arguments: Arguments) -> object:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
-from broker.store.address import RedisAddress
+from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, RedisUnusable, configuration, explain, prepare
 
 LOOK: Final = 1.0  # seconds between two looks, and for an answer

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import trio
 
+from broker.config.rate import RateError
 from broker.overload.overrides import Limit, OverrideError, Overrides, limit_from
-from broker.overload.rate import RateError
 from supervisor.embedded_redis import Log
 
 Frame = dict[str, Any]

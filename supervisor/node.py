@@ -15,10 +15,10 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker import heartbeat
-from broker.config import Config
-from broker.config_sources import described
-from broker.machine import raise_descriptor_limit
+from broker.config.schema import Config
+from broker.config.sources import described
+from broker.control import heartbeat
+from broker.control.machine import raise_descriptor_limit
 from broker.net.listeners import shut
 from broker.version import VERSION, form
 from supervisor.folder import NodeFolder

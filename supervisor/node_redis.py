@@ -7,9 +7,9 @@ from typing import Final
 
 import trio
 
-from broker.config import Config
-from broker.machine import memory_limit
-from broker.store.address import RedisAddress
+from broker.config.schema import Config
+from broker.control.machine import memory_limit
+from broker.store.redis.address import RedisAddress
 from supervisor.embedded_redis import EmbeddedRedis, Log
 from supervisor.folder import NodeFolder
 from supervisor.redis_address import find_redis

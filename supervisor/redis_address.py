@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from broker.store.address import RedisAddress
+from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import OLDEST, RedisUnusable
 
 PORT: Final = 6379

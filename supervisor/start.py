@@ -11,12 +11,12 @@ from functools import partial
 import structlog
 import trio
 
-from broker.access_files import AccessFileError, AccessFiles
-from broker.config import Config, exposed
-from broker.logs import configure
-from broker.machine import raise_descriptor_limit
-from broker.net.certificates import CertificateError, make_context
+from broker.auth.files import AccessFileError, AccessFiles
+from broker.config.schema import Config, exposed
+from broker.control.machine import raise_descriptor_limit
+from broker.insight.logs import configure
 from broker.net.listeners import ListenError, listen, listen_for_shards
+from broker.net.transports.certificates import CertificateError, make_context
 from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from broker.heartbeat import DRAINING, STARTING
+from broker.control.heartbeat import DRAINING, STARTING
 
 LOOK_EVERY: Final = 0.1  # seconds between two looks at a heartbeat
 SILENCE: Final = 1.0  # seconds without a stamp that mean death; stamps come every 0.1

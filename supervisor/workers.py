@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from broker import heartbeat
-from broker.link_frames import FrameError, FrameReader, frame
+from broker.control import heartbeat
+from broker.control.link_frames import FrameError, FrameReader, frame
 from supervisor.supervision import LOOK_EVERY, Silence, too_silent
 
 QUEUE: Final = 1000  # frames to a worker that does not read; then it is no better than a dead one

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 import broker
-from broker.config import Config
+from broker.config.schema import Config
 from broker.version import form
 from tests.browser import chromium, look
 from tests.innode import Node

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from broker.config import Config
-from broker.registration import Place
-from broker.store.address import RedisAddress
-from broker.store.line import READY
+from broker.cluster.registration import Place
+from broker.config.schema import Config
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import READY
 from tests.inprocess import Broker, Client, Clock
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 
-from broker.config import Config, Tcp
+from broker.cluster.neighbours import Neighbours
+from broker.cluster.registration import Place
+from broker.config.schema import Config, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
-from broker.net.layer import TCP, Transport
 from broker.net.listeners import listen
-from broker.registration import Place
-from broker.store.address import RedisAddress
-from broker.store.neighbours import Neighbours
+from broker.net.transports.layer import TCP, Transport
+from broker.store.redis.address import RedisAddress
 from broker.worker import Worker
 
 LARGEST = 1 << 28

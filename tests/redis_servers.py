@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from broker.store.address import RedisAddress
+from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, candidates, configuration, version_of
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds

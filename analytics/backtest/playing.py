@@ -9,7 +9,7 @@ import msgpack
 from analytics.backtest.outcome import Outcome, Tally
 from analytics.backtest.policy import Policy
 from analytics.backtest.world import World
-from broker.config_sources import restored
+from broker.config.sources import restored
 from broker.overload.admit import ACCEPT, NOT_WAITING, PAUSE, Verdict
 from broker.overload.trace import (
     ACCOUNT,

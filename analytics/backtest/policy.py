@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from broker.config import Config, ConfigError, Overload, contradictions
-from broker.config_sources import KINDS, from_file, restored
+from broker.config.schema import Config, ConfigError, Overload, contradictions
+from broker.config.sources import KINDS, from_file, restored
 
 GROUP: Final = "overload."
 UNSEEN: Final = (  # what they do is not in a trace, which has publishes alone

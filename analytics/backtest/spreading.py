@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from analytics.backtest.outcome import Outcome, unpacked
 from analytics.backtest.playing import BadTrace, play
 from analytics.backtest.policy import Policy
-from broker.config import ConfigError
+from broker.config.schema import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

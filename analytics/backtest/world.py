@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final
 
 from analytics.backtest.outcome import Tally
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.admit import ACCEPT, CLOSE, NOT_WAITING, PAUSE, Publish, Verdict, decide, following, waits
 from broker.overload.cost import Prices
 from broker.overload.credits import Account, Ledger

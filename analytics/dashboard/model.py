@@ -11,7 +11,7 @@ from urllib.parse import quote
 from analytics.dashboard import words
 from analytics.dashboard.live import COUNTED, HITTING, Counts, Heard, Hits, Live, per_second
 from analytics.rows import VERSION, Episode, Findings, Status
-from broker.overload.explain import span
+from broker.insight.explain import span
 
 HIGHEST: Final = 10
 NONE: Final = "\N{EN DASH}"

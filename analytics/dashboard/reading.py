@@ -19,8 +19,8 @@ from analytics.dashboard.charts import Mark, mark_of
 from analytics.dashboard.live import KEPT, Live
 from analytics.dashboard.model import EPISODES, Analysis, Away, board
 from analytics.keys import AnalyticsKeys
-from broker.store.address import RedisAddress
-from broker.store.record_log import FIELD
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.record_log import FIELD
 
 EVERY: Final = 1.0  # seconds; a record is written so often
 AT_ONCE: Final = 200  # entries of one answer

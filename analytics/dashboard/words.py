@@ -2,8 +2,8 @@
 import time
 from typing import Final
 
-from broker.overload.explain import place, span
-from broker.overload.reason_words import CLOSED, DROPPED, FILTERS
+from broker.insight.explain import place, span
+from broker.insight.reason_words import CLOSED, DROPPED, FILTERS
 from broker.reasons import PauseReason
 
 LONGEST: Final = 64  # characters of a name; its beginning and its end are shown of a longer one

@@ -24,7 +24,7 @@ from collections import deque
 from typing import Final
 
 from broker.delivery.outbox import ADAPTIVE, AT_ONCE, BUFFERED, Outbox
-from broker.ring import Ring
+from broker.delivery.ring import Ring
 
 STRATEGIES: Final = {"always": AT_ONCE, "adaptive": ADAPTIVE, "buffered": BUFFERED}
 NEVER: Final = float("inf")

@@ -8,9 +8,9 @@
 # One that stands behind a toll (toll.py) is not writable either, but for the batches that are let pass.
 from typing import Final
 
+from broker.delivery.ring import Ring
 from broker.delivery.toll import Toll
 from broker.reasons import DropReason
-from broker.ring import Ring
 
 GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice what it takes at the default low-at mark
 LEAST: Final = 16 * 1024  # bytes anybody may be owed, however full the budget is

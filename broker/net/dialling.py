@@ -11,8 +11,8 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN, Handler, Stream
 from broker.reasons import CloseReason
-from broker.store.address import RedisAddress
-from broker.store.line import Line
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import Line
 
 ANY_BYTES: Final = 1 << 40  # the line itself bounds what waits
 

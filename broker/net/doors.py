@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from broker.net.layer import Transport
+from broker.net.transports.layer import Transport
 
 ACCEPTS: Final = 16  # connections taken at once from one listener: who is in waits for that, at 25 us each
 CLOSED_FOR: Final = 0.1  # seconds until accepting is tried again

@@ -4,7 +4,7 @@
 import socket
 from typing import Any, Final
 
-from broker.config import Delivery, Listener
+from broker.config.schema import Delivery, Listener
 
 # A peer that vanished without a word is found by the kernel's probes: after two minutes at most.
 SILENT: Final = 60  # seconds

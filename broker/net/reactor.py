@@ -29,15 +29,15 @@ from typing import Final
 
 from broker.delivery.flushing import Flushing
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.delivery.ring import Ring
 from broker.metrics.latency import Latencies
 from broker.net.collector import Collector
 from broker.net.doors import Doors
-from broker.net.layer import TCP, Layer, Transport
 from broker.net.stream import CLOSED, CLOSING, LINGERING, OPEN, Handler, Stream
+from broker.net.transports.layer import TCP, Layer, Transport
 from broker.net.unfinished_input import UnfinishedInput
 from broker.overload.quantum import TELLING, Quantum
 from broker.reasons import CloseReason, ProtocolError
-from broker.ring import Ring
 
 SLICE: Final = 0.002  # seconds of work before other tasks get a chance
 TURN: Final = 0.01  # seconds of work and of waiting before they do, and a last WAIT; 5 ms cost 8% more CPU than 20 ms

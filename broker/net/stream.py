@@ -11,7 +11,7 @@ import termios
 from typing import Final, Protocol
 
 from broker.delivery.outbox import Outbox
-from broker.net.layer import Layer
+from broker.net.transports.layer import Layer
 from broker.reasons import CloseReason
 
 SIOCOUTQ: Final = termios.TIOCOUTQ  # its name for sockets: bytes sent and not acknowledged (tcp(7))

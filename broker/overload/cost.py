@@ -2,7 +2,7 @@
 #
 # The units of quantum.py measure the reactor's work alone, and are no setting. These say also what a message means for
 # others (a store, other workers), and are an operator's to weigh.
-from broker.config import Cost
+from broker.config.schema import Cost
 
 
 class Prices:

@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from typing import Final
 
-from broker.config import Overload
+from broker.config.schema import Overload
 
 TICK: Final = 0.2  # seconds; the table grants so much in each
 ROWS_A_LEVEL: Final = 10

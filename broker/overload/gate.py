@@ -14,7 +14,7 @@
 from collections import deque
 from typing import Any, Final
 
-from broker.config import Overload
+from broker.config.schema import Overload
 
 WINDOW: Final = 0.5  # seconds over which completions are counted
 LONGEST: Final = 2.0  # if no answer came for longer than that, so much counts of it

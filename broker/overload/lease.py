@@ -1,6 +1,6 @@
 # Quotas that all workers of the cluster share: each holds a slice of them, and asks Redis for more as it is used.
 #
-# The bucket is in Redis (store/quota_lease.lua). A worker holds at most a slice of it: what the rate gives in 100 ms,
+# The bucket is in Redis (cluster/quota_lease.lua). A worker holds at most a slice of it: what the rate gives in 100 ms,
 # but at least the largest message. It takes from its slice, waiting for nobody, and asks for as much as it has taken.
 # So whatever is asked, answered, lost or late, in t seconds all workers let pass at most the bucket's count, t times
 # its rate, and one slice each.
@@ -22,7 +22,7 @@ from collections import deque
 from math import ceil
 from typing import Final
 
-from broker.overload.rate import TICK, Meter, Rate, burst, kept_of, slowest
+from broker.config.rate import TICK, Meter, Rate, burst, kept_of, slowest
 
 SLICE: Final = 0.1  # seconds of the rate that a worker holds at most, and between two asks that nothing presses
 ANSWER: Final = 0.005  # seconds until it is worth looking whether Redis has answered

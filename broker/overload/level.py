@@ -10,7 +10,7 @@
 import math
 from typing import Final
 
-from broker.config import Overload
+from broker.config.schema import Overload
 
 STEP: Final = 0.1  # seconds from one step of a level to the next
 HIGHEST: Final = 10.0

@@ -5,7 +5,7 @@
 # surprise both. What was set, dropped and ended is for the log of whoever holds the table, which is the audit.
 from typing import Any, Final
 
-from broker.overload.rate import parse
+from broker.config.rate import parse
 
 MOST: Final = 1000  # clients with a limit of their own: each worker is told all of them in its first frame
 LONGEST: Final = 30 * 86_400.0  # seconds that a limit lives: what is to stay belongs into the configuration

@@ -8,13 +8,13 @@
 # Not here yet: TBMQ's limit on persisted messages, whose queues come with durable sessions.
 from typing import Final, Generic, TypeVar
 
-from broker.config import ClusterQuota, QuotaScope
-from broker.config import Quotas as QuotaSettings
+from broker.config.rate import Meter, Rate, Windows, parse
+from broker.config.schema import ClusterQuota, QuotaScope
+from broker.config.schema import Quotas as QuotaSettings
+from broker.config.tenants import TenantRule
 from broker.overload.lease import Lease, Leases
 from broker.overload.overrides import Limit
 from broker.overload.quota import Allowance, Own, Quota, Scope
-from broker.overload.rate import Meter, Rate, Windows, parse
-from broker.overload.tenants import TenantRule
 
 ABSENT_CLIENTS: Final = 65_536  # remembered, of about a KiB each
 ABSENT_TENANTS: Final = 4096

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 import msgpack
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.admit import (
     ACCEPT,
     ACCEPTED,

@@ -8,7 +8,7 @@
 from collections import OrderedDict
 from typing import Final
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from analytics.backtest.policy import read_policy
 from analytics.backtest.spreading import backtest, here, on_spark
-from broker.config import Quotas
+from broker.config.schema import Quotas
 from tests.backtest.test_backtest import AGGRESSOR, record
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 import pytest
 
 from analytics.findings import ALARM, FORGOTTEN, seconds_left
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.level import STEP, Level
 from tests.analytics.seconds import Fold, T, hitter, second
 

@@ -41,7 +41,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("broker/mqtt/packets.py", "import time"),
         ("broker/mqtt/packets.py", "from broker.session import message"),
         ("broker/session/message.py", "import trio.lowlevel"),
-        ("broker/session/message.py", "from broker.logs import client_log"),
+        ("broker/session/message.py", "from broker.insight.logs import ClientLog"),
         ("broker/routing/filters.py", "import broker.net"),
         ("broker/delivery/__init__.py", "import socket"),
         ("broker/overload/__init__.py", "from random import random"),

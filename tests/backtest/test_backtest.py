@@ -12,9 +12,9 @@ from analytics.backtest.outcome import Outcome, unpacked
 from analytics.backtest.playing import BadTrace, Played, play
 from analytics.backtest.policy import Policy, read_policy
 from analytics.backtest.spreading import backtest, here
-from broker.config import ConfigError, Quotas
+from broker.config.schema import ConfigError, Quotas
 from broker.worker import Worker
-from tests.hub.test_tracing import QUOTA, TIGHT, Load, loads
+from tests.protocol.test_tracing import QUOTA, TIGHT, Load, loads
 
 BY_PUBLISHES = ("credits", "gate", "quota_session_messages")  # reasons for which who publishes is held
 AGGRESSOR: list[tuple[Any, ...]] = [  # client 0 floods a worker that is behind, client 1 is modest

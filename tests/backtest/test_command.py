@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Quotas
+from broker.config.schema import Quotas
 from tests.backtest.test_backtest import AGGRESSOR, record
 from tests.cli.running import weir
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config_sources import KINDS
+from broker.config.sources import KINDS
 from broker.version import VERSION, form
 from tests.cli.running import weir
 

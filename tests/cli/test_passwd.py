@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.access.passwords import ITERATIONS, hash_password, parse_passwords
+from broker.auth.passwords import ITERATIONS, hash_password, parse_passwords
 from tests.cli.running import weir
 
 PATIENCE = 20.0  # seconds for what takes milliseconds

@@ -4,8 +4,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from broker.config import Config, ConfigError, Limits
-from broker.config_sources import KINDS, Given, described, from_assignments, load, restored
+from broker.config.schema import Config, ConfigError, Limits
+from broker.config.sources import KINDS, Given, described, from_assignments, load, restored
 from tests.conftest import ROOT
 
 NOWHERE = Path("/nowhere/weir.toml")

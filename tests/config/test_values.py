@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config_values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Rates, Size, Tenants
-from broker.overload.tenants import RIGHT as TENANT_RULES
+from broker.config.tenants import RIGHT as TENANT_RULES
+from broker.config.values import Choice, Duration, Flag, Hosts, Kind, Name, Number, Rates, Size, Tenants
 
 DURATION = Duration(0.0, 7 * 86400.0)
 SIZE = Size(0, 1 << 30)

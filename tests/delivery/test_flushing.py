@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from broker.delivery.flushing import DOUBTS, ENOUGH, ENOUGH_BYTES, GAP, PAUSE, Flushing
 from broker.delivery.outbox import ADAPTIVE, BUFFERED, OutboundBudget, Outbox
-from broker.ring import Ring
+from broker.delivery.ring import Ring
 
 AMPLE = 1 << 40
 HOLD = 0.005

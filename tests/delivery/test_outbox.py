@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.delivery.outbox import GATHER, LEAST, STUFFED, OutboundBudget, Outbox
+from broker.delivery.ring import Ring
 from broker.reasons import DropReason
-from broker.ring import Ring
 
 AMPLE = 1 << 40
 

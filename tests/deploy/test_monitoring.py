@@ -11,7 +11,7 @@ import structlog
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.config import Config
+from broker.config.schema import Config
 from broker.metrics.counters import Counters
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.report import report

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import Config, Limits
+from broker.config.schema import Config, Limits
 from broker.mqtt.packets import V5, Connect
 from broker.mqtt.properties import AUTHENTICATION_METHOD
 from cli.load.channel import Channel, Hangup

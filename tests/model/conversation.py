@@ -12,7 +12,7 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.config import Config, Limits
+from broker.config.schema import Config, Limits
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,

@@ -7,7 +7,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from broker.connection import Connection
+from broker.protocol.connection import Connection
 from tests.innode import Node
 from tests.inprocess import Broker
 from tests.model.conversation import CONFIG, Conversation, _anybody, _where

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config import Delivery, Tcp
+from broker.config.schema import Delivery, Tcp
 from broker.mqtt.packets import V311, ConnAck, Connect
 from broker.net.listeners import listen
 from tests.inprocess import Broker

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from broker.config import Config, Delivery, Limits
+from broker.config.schema import Config, Delivery, Limits
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted

@@ -9,9 +9,9 @@ import pytest
 
 from broker.net.dialling import Dialler
 from broker.reasons import StoreFailure
-from broker.store.address import RedisAddress
-from broker.store.line import AWAY, READY, packed
-from broker.store.resp import Commands, Question
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import AWAY, READY, packed
+from broker.store.redis.resp import Commands, Question
 from tests.inprocess import Broker
 from tests.redis_servers import PATIENCE, RunningRedis, free_port
 from tests.store.loop import Lines

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
-from broker.net.frames import (
+from broker.net.transports.frames import (
     BINARY,
     CLOSE,
     CONTINUATION,

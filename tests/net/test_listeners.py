@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import structlog.testing
 
-from broker.config import Delivery, Tcp
+from broker.config.schema import Delivery, Tcp
 from broker.mqtt.packets import V311, ConnAck, Connect
 from broker.net.doors import ACCEPTS
 from broker.net.listeners import ListenError, listen, listen_for_shards

@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from broker.config import Config, Delivery, Limits
+from broker.config.schema import Config, Delivery, Limits
 from broker.delivery.flushing import PAUSE
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.reactor import CALLS, EVENTS, LINGER, LITTLE, MUCH, SLICE, STRANGERS
 from broker.reasons import CloseReason
-from tests.hub.talk import acks, closed, narrow, push
 from tests.inprocess import Broker, Client
+from tests.protocol.talk import acks, closed, narrow, push
 
 Brokers = Callable[..., Broker]
 

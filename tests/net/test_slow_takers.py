@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config import Config, Delivery
+from broker.config.schema import Config, Delivery
 from broker.mqtt.packets import V5, Publish
 from broker.reasons import CloseReason
-from tests.hub.talk import closed, subscribe
 from tests.inprocess import Broker, Client
+from tests.protocol.talk import closed, subscribe
 
 Brokers = Callable[..., Broker]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.delivery.ring import Ring
 from broker.net.stream import FEW, Stream
 from broker.reasons import CloseReason
-from broker.ring import Ring
 
 
 class Pair:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Config, Limits, Overload
+from broker.config.schema import Config, Limits, Overload
 from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client

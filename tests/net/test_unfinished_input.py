@@ -3,14 +3,14 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config import Config, Delivery
+from broker.config.schema import Config, Delivery
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V31, V311, Connect, PingReq, PingResp, Publish
 from broker.net.reactor import SHED_AT_ONCE
 from broker.net.unfinished_input import AGAIN
 from broker.reasons import CloseReason
-from tests.hub.talk import closed, goodbye, push
 from tests.inprocess import Broker, Client
+from tests.protocol.talk import closed, goodbye, push
 
 Brokers = Callable[..., Broker]
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config import Config, Overload, Quotas, QuotaScope
+from broker.config.schema import Config, Overload, Quotas, QuotaScope
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, Connect, PingReq, Publish
 from broker.net.reactor import WAIT
 from broker.reasons import PauseReason
-from tests.hub.talk import subscribe
+from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
-from tests.mesh.talk import subscribed
+from tests.protocol.talk import subscribe
 
 Brokers = Callable[..., Broker]
 Nodes = Callable[..., Node]

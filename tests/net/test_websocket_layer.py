@@ -4,13 +4,24 @@ from typing import Final
 
 import pytest
 
-from broker.config import Config, Delivery, Limits
+from broker.config.schema import Config, Delivery, Limits
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
-from broker.net.frames import BINARY, CLOSE, FRAMES_AT_ONCE, NORMAL, NOT_BINARY, PING, PONG, TEXT, farewell, frame
 from broker.net.reactor import LINGER, SLICE
 from broker.net.stream import Stream
-from broker.net.websocket import Start, WebSocketLayer, WebSocketTransport
+from broker.net.transports.frames import (
+    BINARY,
+    CLOSE,
+    FRAMES_AT_ONCE,
+    NORMAL,
+    NOT_BINARY,
+    PING,
+    PONG,
+    TEXT,
+    farewell,
+    frame,
+)
+from broker.net.transports.websocket import Start, WebSocketLayer, WebSocketTransport
 from broker.overload.quantum import FRAME_COST, LARGEST
 from tests.inprocess import Broker, Client
 

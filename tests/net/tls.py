@@ -7,10 +7,10 @@ from typing import Any
 
 import trustme
 
-from broker.config import Config, Tls
-from broker.net.certificates import make_context
+from broker.config.schema import Config, Tls
 from broker.net.offload import Offload
-from broker.net.tls import TlsTransport
+from broker.net.transports.certificates import make_context
+from broker.net.transports.tls import TlsTransport
 from tests.inprocess import Broker, Client
 
 

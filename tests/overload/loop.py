@@ -5,7 +5,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.admit import ACCEPT, NOT_WAITING, PAUSE, Publish, admit
 from broker.overload.credits import Account, Accounts, Ledger
 from broker.overload.gate import Gate

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.admit import ACCEPT, ACCEPTED, CLOSE, DROP, PAUSE, REFUSE, Publish, Quotas, Verdict, admit
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Config, ConfigError, Cost, Overload
-from broker.config_sources import from_assignments, load
+from broker.config.schema import Config, ConfigError, Cost, Overload
+from broker.config.sources import from_assignments, load
 from broker.overload.cost import Prices
 
 NOWHERE = Path("/nowhere/weir.toml")

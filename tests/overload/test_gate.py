@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Overload
-from broker.config_values import KIB
+from broker.config.schema import Overload
+from broker.config.values import KIB
 from broker.overload.gate import Gate
 
 SETTINGS = Overload(gate_bytes=64 * KIB)

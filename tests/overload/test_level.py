@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.level import STEP, Level, Resources, Signals
 
 SETTINGS = Overload()

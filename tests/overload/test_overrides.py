@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.config.rate import RateError
 from broker.overload.overrides import LONGEST, LONGEST_ID, Limit, OverrideError, Overrides, limit_from
-from broker.overload.rate import RateError
 
 NOW = 1000.0
 

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import ClusterQuota, QuotaScope
-from broker.config import Quotas as Settings
+from broker.config.rate import parse, slowest
+from broker.config.schema import ClusterQuota, QuotaScope
+from broker.config.schema import Quotas as Settings
 from broker.overload.admit import DROP, PAUSE, REFUSE, Publish
 from broker.overload.lease import Leases
 from broker.overload.overrides import Limit
 from broker.overload.quota import Over, Quota
 from broker.overload.quotas import Known, Quotas
-from broker.overload.rate import parse, slowest
 from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 NOW = 1000.0

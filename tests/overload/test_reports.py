@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.level import Level, Resources, Signals
 from broker.overload.reports import MOST_WORKERS, Report, ReportError, Reports, decode
 

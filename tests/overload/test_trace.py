@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.admit import DROP, PAUSE, Publish, Verdict, admit
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate

@@ -1,4 +1,4 @@
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.overload.credits import Account, Ledger
 from broker.overload.waiting import Waiting
 

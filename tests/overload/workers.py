@@ -1,14 +1,14 @@
-# Workers that share a quota, and their Redis: as broker/store/leasing.py and quota_lease.lua do it, without either.
+# Workers that share a quota, and their Redis: as broker/cluster/leasing.py and quota_lease.lua do it, without either.
 from collections import deque
 from typing import Final
 
+from broker.config.rate import Rate
 from broker.overload.lease import SLICE, Ask, Lease, Leases
-from broker.overload.rate import Rate
 
-PATIENCE: Final = 0.3  # seconds, as in broker/store/leasing.py
+PATIENCE: Final = 0.3  # seconds, as in broker/cluster/leasing.py
 BEAT: Final = 1.0
 REMEMBERED: Final = 3.0
-RECONNECT: Final = 1.0  # seconds at most, after which a line is up again (broker/store/line.py)
+RECONNECT: Final = 1.0  # seconds at most, after which a line is up again (broker/store/redis/line.py)
 
 
 class Redis:

@@ -1,9 +1,9 @@
 # A publish to a crowd, which is served in pages while receivers come and go.
 import pytest
 
-from broker.fanout import PAGE, FanOut
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import V5
+from broker.protocol.fanout import PAGE, FanOut
 from broker.reasons import DropReason
 from broker.session.message import NEVER, Message
 from broker.session.run import Run

@@ -1,11 +1,11 @@
 # A session seen from its client's end: what was written to its outbox comes out as packets.
 
 from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.delivery.ring import Ring
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import V311, Packet, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import DropReason
-from broker.ring import Ring
 from broker.session.message import NEVER, Message
 from broker.session.session import QueueBudget, Session, SessionLimits
 

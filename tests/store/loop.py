@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from broker.store.address import RedisAddress
-from broker.store.line import READY, Line
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import READY, Line
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 QUANTUM: Final = 1000

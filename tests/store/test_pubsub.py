@@ -4,9 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from broker.reasons import StoreFailure
-from broker.store.address import RedisAddress
-from broker.store.line import AWAY, FIRST_PAUSE, READY
-from broker.store.pubsub import PING_AFTER, Subscription
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import AWAY, FIRST_PAUSE, READY
+from broker.store.redis.pubsub import PING_AFTER, Subscription
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop

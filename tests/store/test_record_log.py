@@ -6,14 +6,14 @@ import pytest
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
-from broker.store.keys import Keys
-from broker.store.line import AWAY
-from broker.store.record_log import FIELD, MOST, RedisLog
-from broker.store.resp import Commands
+from broker.store.redis.keys import Keys
+from broker.store.redis.line import AWAY
+from broker.store.redis.record_log import FIELD, MOST, RedisLog
+from broker.store.redis.resp import Commands
 from supervisor.redis_server import RedisServer
+from tests.cluster.paper import GREETED, on_paper
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
-from tests.store.paper import GREETED, on_paper
 
 pytestmark = pytest.mark.system  # real servers
 

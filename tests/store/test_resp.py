@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from broker.reasons import StoreFailure
-from broker.store.address import RedisAddress
-from broker.store.line import AWAY, GREETING, READY, REPLY, packed
-from broker.store.resp import MOST_BYTES, Commands, Question
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import AWAY, GREETING, READY, REPLY, packed
+from broker.store.redis.resp import MOST_BYTES, Commands, Question
 from supervisor.redis_server import RedisServer
+from tests.cluster.paper import GREETED, on_paper
 from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
-from tests.store.paper import GREETED, on_paper
 
 pytestmark = pytest.mark.system  # real servers
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 
-from broker.config import Config
+from broker.config.schema import Config
 from broker.metrics.counters import Counters
 from broker.metrics.report import report
 from broker.metrics.sys_topics import Gauges

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.store.address import from_parts
+from broker.store.redis.address import from_parts
 from supervisor import redis_address
 from supervisor.redis_address import check_url, find_redis
 from supervisor.redis_server import RedisUnusable

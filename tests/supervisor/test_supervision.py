@@ -1,7 +1,7 @@
 # When a worker is dead, and what follows: decisions on numbers alone.
 import pytest
 
-from broker.heartbeat import DRAINING, SERVING, STARTING
+from broker.control.heartbeat import DRAINING, SERVING, STARTING
 from supervisor.supervision import (
     FIRST_PAUSE,
     LONGEST_PAUSE,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.access.passwords import hash_password
+from broker.auth.passwords import hash_password
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, Publish
 from tests.cli.running import weir
 from tests.system.processes import (

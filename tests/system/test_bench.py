@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import broker as broker_package
-from tests.bench import flush, hostile, node, overload, protection, scale
-from tests.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
-from tests.bench.loads import LOADS
 from tests.system.processes import BrokerProcess
+from tests.tools.bench import flush, hostile, node, overload, protection, scale
+from tests.tools.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
+from tests.tools.bench.loads import LOADS
 
 PAIRS = ["--pattern", "p2p", "--pubs", "3", "--qos", "1"]
 
@@ -31,7 +31,7 @@ def run_mqload(program: Path, broker: BrokerProcess, transport: str, *options: s
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", [WEIR, MOSQUITTO])
 def test_messages_pass_and_clients_connect(bench: Bench, name: str, transport: str) -> None:
-    """`python -m tests.bench transports` would end with an error, or stall, at this transport."""
+    """`python -m tests.tools.bench transports` would end with an error, or stall, at this transport."""
     with bench.weir(transport) if name == WEIR else bench.mosquitto(transport) as broker:
         passed = run_mqload(bench.mqload, broker, transport, *PAIRS, "--window", "200", "--count", "600")
         left = run_tool(scale.swarm(bench, broker, "connects", count=40, window=10, transport=transport))
@@ -78,7 +78,7 @@ def test_without_openssl_there_is_no_tls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "ws"])
 def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> None:
-    """`python -m tests.bench hostile` would show a pair at peace, or end with an error."""
+    """`python -m tests.tools.bench hostile` would show a pair at peace, or end with an error."""
     table, results = hostile.measure(bench, transport, ["garbage"], seconds=1)
 
     beside_it = results["garbage"]
@@ -88,7 +88,7 @@ def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> 
 
 
 def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
-    """`python -m tests.bench node` would compare a node with itself, or end with an error."""
+    """`python -m tests.tools.bench node` would compare a node with itself, or end with an error."""
     table, results = node.measure(bench, runs=1, v5=False, least_cpu=0.05, names=["p2p-10-qos1"])
 
     (measured,) = results.values()
@@ -97,7 +97,7 @@ def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
 
 
 def test_protection_is_measured_on_and_off(bench: Bench) -> None:
-    """`python -m tests.bench protection` would compare a node with itself, or end with an error."""
+    """`python -m tests.tools.bench protection` would compare a node with itself, or end with an error."""
     load = next(load for load in LOADS if load.name == "p2p-10-qos1")
     table, results = protection.measure(bench, [load], runs=2, v5=False, least_cpu=0.05)
 
@@ -109,7 +109,7 @@ def test_protection_is_measured_on_and_off(bench: Bench) -> None:
 
 
 def test_flushing_is_measured_both_ways(bench: Bench) -> None:
-    """`python -m tests.bench flush` would compare a strategy with itself, lose messages, or end with an error."""
+    """`python -m tests.tools.bench flush` would compare a strategy with itself, lose messages, or end with an error."""
     table, results = flush.measure(bench, runs=1, seconds=0.2, rates=(5000,))
 
     for measured in results["flush"]:

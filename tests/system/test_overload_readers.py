@@ -11,11 +11,11 @@ import pytest
 
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, Publish
-from tests.bench.contenders import build_tool
 from tests.system import scene
 from tests.system.processes import BrokerProcess
 from tests.system.raw import RawClient
 from tests.system.scene import StartWeir
+from tests.tools.bench.contenders import build_tool
 
 pytestmark = [pytest.mark.weir_only("its limits are others"), pytest.mark.slow]
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.bench import overload
-from tests.bench.contenders import beside, build_tool
 from tests.system import scene
 from tests.system.processes import BrokerProcess
 from tests.system.scene import Silent, StartWeir
+from tests.tools.bench import overload
+from tests.tools.bench.contenders import beside, build_tool
 
 pytestmark = [pytest.mark.weir_only("it protects nobody"), pytest.mark.slow, pytest.mark.faults]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import Overload
+from broker.config.schema import Overload
 from broker.mqtt.packets import Publish
 from broker.overload.trace import replay
 from tests.cli.running import weir as run

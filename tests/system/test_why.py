@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from broker.access.passwords import hash_password
+from broker.auth.passwords import hash_password
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Publish
 from tests.cli.running import weir
 from tests.system import node

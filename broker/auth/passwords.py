@@ -1,0 +1,203 @@
+# Passwords, in the format of mosquitto_passwd: a line is "name:$7$iterations$salt$hash" (PBKDF2 with HMAC-SHA512) or
+# "name:$6$salt$hash" (SHA-512 of the password and the salt, of Mosquitto before 2.0); salt and hash are base64.
+#
+# What a stranger can learn from our answers is whether a pair of name and password is right, and nothing else. So a
+# name that is not in the file costs the same hashing as one that is, and each check costs as much as the dearest line
+# of the file: else a fast answer would mean "this name exists, and its password is weakly hashed".
+#
+# Hashing is slow on purpose, and a fleet that reconnects after a power cut would pay it ten thousand times. What was
+# verified once is therefore remembered: not the password, but a digest with a key that only this process has, one a
+# user. It is as safe as the memory of the process, as large as the file, and goes with the object when the file is
+# read again.
+import binascii
+import hashlib
+import hmac
+from typing import Final
+
+from broker.auth.lines import BadLine
+
+ITERATIONS: Final = 10_000  # NIST SP 800-63B asks for at least so many; 5 ms of a core, so a fleet of 10 000 takes 50 s
+MOST_ITERATIONS: Final = 10_000_000  # seconds of a core for each attempt: more is a mistake
+SALT_BYTES: Final = 12  # Mosquitto 2.0 takes no other size
+HASH_BYTES: Final = 64
+DIGEST_BYTES: Final = 32
+LONGEST_NAME: Final = 65_535  # bytes; MQTT cannot carry a longer one
+
+FORM: Final = "it must be name:$7$iterations$salt$hash, as `weir passwd` and mosquitto_passwd write it"
+
+
+class Credential:
+    """One line: the hash of one user's password."""
+
+    def __init__(self, iterations: int, salt: bytes, hashed: bytes) -> None:
+        self.iterations = iterations  # 0: a single SHA-512
+        self.salt = salt
+        self.hashed = hashed
+        self.verified = b""  # the keyed digest of the password that was found to be right
+
+    def same_as(self, other: "Credential") -> bool:
+        return self.iterations == other.iterations and self.salt == other.salt and self.hashed == other.hashed
+
+
+class Check:
+    """One password to be verified: called where it may take its time, and touches nothing that changes."""
+
+    def __init__(self, credential: Credential, password: bytes, cost: int) -> None:
+        self.abandoned = False  # nobody waits for the answer any more
+        self.cost = cost  # iterations
+        self._credential = credential
+        self._password = password
+
+    def __call__(self) -> bool:
+        if self.abandoned:
+            return False
+        credential = self._credential
+        if credential.iterations:
+            hashed = _slow(self._password, credential.salt, credential.iterations)
+        else:
+            hashed = hashlib.sha512(self._password + credential.salt).digest()
+        if credential.iterations < self.cost:
+            _slow(self._password, credential.salt, self.cost - credential.iterations)
+        return hmac.compare_digest(hashed, credential.hashed)
+
+
+class Passwords:
+    """The users of a password file. *key*: random bytes of this process, secret and at most 64."""
+
+    def __init__(self, users: dict[str, Credential], key: bytes) -> None:
+        self._users = users
+        self._key = key
+        self._cost = max([credential.iterations for credential in users.values()], default=ITERATIONS)
+        # Stands for those who are not there. No password is known to have this hash.
+        self._stranger = Credential(self._cost, key[:SALT_BYTES], bytes(HASH_BYTES))
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def users(self) -> list[Credential]:
+        return list(self._users.values())
+
+    def check(self, user: str, password: bytes) -> Check:
+        """What has to be called, elsewhere, to know whether *password* is that of *user*."""
+        return Check(self._users.get(user, self._stranger), password, self._cost)
+
+    def knows(self, user: str, password: bytes) -> bool:
+        """Whether this pair was verified before; False says nothing."""
+        credential = self._users.get(user, self._stranger)
+        return hmac.compare_digest(self._digest(password), credential.verified)
+
+    def remember(self, user: str, password: bytes) -> None:
+        """This pair was verified."""
+        credential = self._users.get(user)
+        if credential is not None:
+            credential.verified = self._digest(password)
+
+    def lost(self, successor: "Passwords", user: str) -> bool:
+        """Whether *user* is here and has another line in *successor*, or none."""
+        before, after = self._users.get(user), successor._users.get(user)
+        return before is not None and (after is None or not before.same_as(after))
+
+    def _digest(self, password: bytes) -> bytes:
+        return hashlib.blake2b(password, key=self._key, digest_size=DIGEST_BYTES).digest()
+
+
+def parse_passwords(text: str, key: bytes) -> Passwords:
+    """The users in the *text* of a password file. BadLine: one of its lines is none."""
+    users: dict[str, Credential] = {}
+    seen: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        name = name_of(line)
+        if name is None:
+            continue
+        if name in seen:
+            raise BadLine(number, f"user {name!r} is in line {seen[name]} already; it must be in one of them")
+        seen[name] = number
+        try:
+            check_name(name)
+            users[name] = _credential(line.strip().partition(":")[2])
+        except ValueError as error:
+            raise BadLine(number, str(error)) from None
+    return Passwords(users, key)
+
+
+def name_of(line: str) -> str | None:
+    """Whose line of a password file this is; None for an empty line and for a comment."""
+    line = line.strip()
+    if not line or line.startswith("#"):
+        return None
+    return line.partition(":")[0].strip()
+
+
+def check_name(name: str) -> None:
+    """ValueError, and what would be right, where *name* cannot be a user of a password file."""
+    if not name or ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        raise ValueError(
+            f"user name {name!r}: it must be printable, without ':' and blanks around it, not begin with '#'"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"a user name of {len(name.encode())} bytes: it must be at most {LONGEST_NAME}")
+
+
+def hash_password(password: bytes, salt: bytes, iterations: int) -> str:
+    """What stands behind the name and its colon. *salt*: SALT_BYTES random bytes."""
+    hashed = _slow(password, salt, iterations)
+    return f"$7${iterations}${_base64(salt)}${_base64(hashed)}"
+
+
+def with_user(text: str, name: str, hashed: str) -> str:
+    """The *text* of a password file in which *name* has the password *hashed*; all other lines stay as they are."""
+    lines = text.split("\n")
+    entry = f"{name}:{hashed}"
+    for position, line in enumerate(lines):
+        if name_of(line) == name:
+            lines[position] = entry
+            return "\n".join(lines)
+    separator = "\n" if text and not text.endswith("\n") else ""
+    return f"{text}{separator}{entry}\n"
+
+
+def without_user(text: str, name: str) -> str:
+    """The *text* of a password file without the line of *name*. KeyError: there is none."""
+    lines = text.split("\n")
+    kept = [line for line in lines if name_of(line) != name]
+    if len(kept) == len(lines):
+        raise KeyError(name)
+    return "\n".join(kept)
+
+
+def _credential(written: str) -> Credential:
+    """What stands behind the name; ValueError and what would be right."""
+    parts = written.split("$")
+    if len(parts) == 5 and parts[:2] == ["", "7"]:
+        iterations = int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 10 else 0
+        if not 1 <= iterations <= MOST_ITERATIONS:
+            raise ValueError(f"{parts[2]!r} iterations: it must be a whole number from 1 to {MOST_ITERATIONS}")
+        return Credential(iterations, _decoded(parts[3]), _decoded_hash(parts[4]))
+    if len(parts) == 4 and parts[:2] == ["", "6"]:
+        return Credential(0, _decoded(parts[2]), _decoded_hash(parts[3]))
+    raise ValueError(f"no password that we can check (never a plain one): {FORM}")
+
+
+def _decoded_hash(text: str) -> bytes:
+    hashed = _decoded(text)
+    if len(hashed) != HASH_BYTES:
+        raise ValueError(f"a hash of {len(hashed)} bytes: it must have {HASH_BYTES}")
+    return hashed
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        raw = binascii.a2b_base64(text.encode(), strict_mode=True)
+    except ValueError:
+        raw = b""
+    if not raw:
+        raise ValueError(f"salt or hash is no base64: {FORM}")
+    return raw
+
+
+def _base64(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).decode()
+
+
+def _slow(password: bytes, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac("sha512", password, salt, iterations)

@@ -1,0 +1,225 @@
+# The data lane from a peer: messages that its clients published, for subscribers of ours.
+#
+# They were checked, authorised, counted and acknowledged over there; here they are matched again and delivered to whom
+# is here, never on to another worker but for shared subscriptions. A peer is always read: what is taken from it waits
+# for nothing but our own processor. While a publish with thousands of receivers is under way the lane is held, so that
+# messages keep their order.
+from broker.cluster import wire
+from broker.cluster.peer import Peer
+from broker.metrics.counters import Counters
+from broker.mqtt.fields import read_length
+from broker.mqtt.packets import V5, V311
+from broker.net.stream import Handler, Stream
+from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
+from broker.protocol.fanout import Deliveries
+from broker.reasons import CloseReason, DropReason
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.message import NEVER, Message
+from broker.session.origin import Origin
+
+TELL_EVERY = 64 * 1024  # bytes processed between two words about it, or
+TELL_EACH = 8  # packets and frames, fewer than a gate lets pass unanswered, or
+TELL_AFTER = 0.01  # seconds: gates measure by it how long things take
+NOTHING_DUE = float("inf")
+
+
+class MeshError(Exception):
+    """Another worker said what it cannot have said: one of us has a mistake, and nothing is certain any more."""
+
+
+class Ends:
+    """Who is told what a lane has to tell beside messages."""
+
+    def lane_lost(self, peer: Peer, stream: Stream, now: float) -> None:
+        """A lane has ended: the other worker is gone."""
+        raise NotImplementedError
+
+    def confirmed(self, peer: Peer) -> None:
+        """*peer* has taken changes that we told, or we what it sent before that."""
+        raise NotImplementedError
+
+    def all_retained(self, peer: Peer) -> None:
+        """*peer* has told us all that it had retained."""
+        raise NotImplementedError
+
+    def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
+        """A frame about a session that goes from one worker to another; false if it is about something else."""
+        raise NotImplementedError
+
+    def tick_by(self, when: float) -> None:
+        """A lane wants its tick at *when*, at the latest."""
+        raise NotImplementedError
+
+    def stamp_seen(self, stamp: int) -> None:
+        """A peer wrote something retained under *stamp*."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception, now: float) -> None:
+        """A mistake of ours, in delivering a message: it costs that message."""
+        raise NotImplementedError
+
+
+class DataLane(Handler):
+    def __init__(
+        self,
+        peer: Peer,
+        ends: Ends,
+        routes: Routes,
+        retained: Retained,
+        deliveries: Deliveries,
+        counters: Counters,
+        origin: Origin,
+    ) -> None:
+        self._origin = origin
+        self._peer = peer
+        self._ends = ends
+        self._routes = routes
+        self._retained = retained
+        self._deliveries = deliveries
+        self._counters = counters
+        self._format = V311
+        self._processed = 0
+        self._told = 0
+        self._told_at = 0.0
+        self._untold = 0  # packets and frames
+
+    def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        data = stream.input
+        position = begun = stream.position
+        end = len(data)
+        spent = 0
+        taken = 0
+        stream.needs = 0
+        self._origin.shard = self._peer.shard
+        while spent < quantum and position < end and not stream.held:
+            first = data[position]
+            if first >= 0x30:
+                length = data[position + 1] if position + 2 <= end else 128
+                body = position + 2
+                if length > 127:
+                    length, body = read_length(data, position + 1, end, V311)
+                if length < 0 or body + length > end:
+                    stream.needs = end - position + 1 if length < 0 else body + length - position
+                    break
+                stop = body + length
+                try:
+                    spent += self._take_publish(stream, data, first, position, body, stop, now)
+                except Exception as error:
+                    self._ends.failed(error, now)
+                    spent += PUBLISH_COST
+            elif first == wire.FRAME:
+                body = position + 1 + wire.HEAD
+                if body > end:
+                    stream.needs = body - position
+                    break
+                stop = position + 5 + int.from_bytes(data[position + 1 : position + 5], "big")
+                if stop > end:
+                    stream.needs = stop - position
+                    break
+                try:
+                    spent += self._take_frame(stream, data, data[body - 1], body, stop, now)
+                except MeshError:
+                    raise
+                except Exception as error:
+                    self._ends.failed(error, now)
+                    spent += PUBLISH_COST
+            elif first == wire.FORMAT_3 or first == wire.FORMAT_5:
+                self._format = first
+                stop = position + 1
+            else:
+                raise MeshError(f"byte {first:#04x} on the data lane")
+            position = stop
+            taken += 1
+        self._origin.shard = self._origin.here
+        self._processed += position - begun
+        self._peer.taken = self._processed
+        stream.position = position
+        stream.left = end - position
+        if position == end:
+            stream.input = b""
+            stream.position = 0
+        if self._peer.promised():
+            self._ends.confirmed(self._peer)
+        self._untold += taken
+        if self._untold >= TELL_EACH or self._processed - self._told >= TELL_EVERY:
+            self._tell(now)
+        elif taken:
+            self._ends.tick_by(self._told_at + TELL_AFTER)
+        return spent
+
+    def tick(self, now: float) -> float:
+        """Say how much was processed, if it is time to; when it will be."""
+        if self._told == self._processed:
+            return NOTHING_DUE
+        if now < self._told_at + TELL_AFTER:
+            return self._told_at + TELL_AFTER
+        self._tell(now)
+        return NOTHING_DUE
+
+    def _tell(self, now: float) -> None:
+        self._untold = 0
+        self._told = self._processed
+        self._told_at = now
+        self._peer.tell(wire.number(wire.DONE, self._processed))
+
+    def drained(self, stream: Stream, now: float) -> None:
+        pass  # nobody waits for the outbox: gates bound what is in it
+
+    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        self._ends.lane_lost(self._peer, stream, now)
+
+    def _take_publish(
+        self, stream: Stream, data: bytes, first: int, position: int, body: int, stop: int, now: float
+    ) -> int:
+        """A PUBLISH as it is, without retain flag and expiry; the units used."""
+        after = body + 2 + (data[body] << 8 | data[body + 1])
+        qos = first >> 1 & 3
+        section = after + 2 if qos else after
+        topic = data[body + 2 : after]
+        if self._format == V5:
+            length, inside = read_length(data, section, stop, V5)
+            properties = data[inside : inside + length]
+            message = Message(topic, data[inside + length : stop], qos, False, properties, NEVER)
+            message.head5 = data[position:after]
+        else:
+            message = Message(topic, data[section:stop], qos, False, b"", NEVER)
+            message.head3 = data[position:after]
+        return self._deliver(stream, message, now)
+
+    def _deliver(self, stream: Stream, message: Message, now: float) -> int:
+        route = self._routes.find(message.topic)
+        self._deliveries.deliver_crossed(route, message, stream, now)
+        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+
+    def _take_frame(self, stream: Stream, data: bytes, kind: int, start: int, stop: int, now: float) -> int:
+        """The units used."""
+        if kind == wire.RUN:
+            run = wire.read_run(data, start, stop)
+            route = self._routes.find(run.topic)
+            self._deliveries.deliver_crossed_run(route, run, stream, now)
+            return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT)
+        if kind == wire.MESSAGE:
+            message, flags, owner, stamp = wire.read_message(data, start, stop)
+            if flags & wire.KEEP:
+                self._ends.stamp_seen(stamp)
+                self._retained.merge(message, now, owner, stamp)
+            return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
+        if kind == wire.SHARED:
+            share, filter, hop, message = wire.read_shared(data, start, stop)
+            if not self._routes.shared_group(share, filter).deliver(message, now, hop):
+                self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
+            return PUBLISH_COST + (message.size >> BYTES_PER_UNIT_SHIFT)
+        if kind == wire.BARRIER:
+            self._peer.tell(wire.frame(wire.PASSED, data[start:stop]))
+            return 1
+        if kind == wire.ALL_RETAINED:
+            self._ends.all_retained(self._peer)
+            return 1
+        self._origin.shard = self._origin.here  # what follows from it, a will perhaps, is published here
+        try:
+            if self._ends.about_session(self._peer, kind, data[start:stop]):
+                return PUBLISH_COST
+        finally:
+            self._origin.shard = self._peer.shard
+        raise MeshError(f"a frame of kind {kind} on the data lane")

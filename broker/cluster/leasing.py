@@ -1,0 +1,119 @@
+# The quotas that all workers share, as far as Redis is concerned: what is asked of quota_lease.lua, and when.
+#
+# Each worker tells Redis each second that it is there, and hears how many there are: when Redis is away, each goes on
+# with that part of every rate. That, or any ask, failing means that Redis is away; the next answer that it is back.
+# What to ask for, and what follows from an answer, is overload/lease.py.
+from importlib.resources import files
+from typing import Final
+
+from broker.overload.lease import Ask, Leases
+from broker.reasons import StoreFailure
+from broker.store.redis.keys import Keys
+from broker.store.redis.resp import Command, Commands
+from broker.store.redis.script import Script
+
+PATIENCE: Final = 0.3  # seconds; an answer takes well below a millisecond, and clients wait for it
+BEAT: Final = 1.0  # seconds
+REMEMBERED: Final = 3  # seconds that Redis counts a worker after its last beat: one that is late, or lost, is no end
+
+
+class LeasingStatistics:
+    def __init__(self) -> None:
+        self.asked = 0
+        self.short = 0  # answers that gave less than what was asked for
+        self.failed = 0  # asks and beats
+        self.outages = 0
+
+
+class Leasing:
+    def __init__(self, commands: Commands, keys: Keys, leases: Leases, incarnation: str) -> None:
+        self.statistics = LeasingStatistics()
+        self.script = Script(commands, files("broker.cluster").joinpath("quota_lease.lua").read_bytes())
+        self._commands = commands
+        self._keys = keys
+        self._leases = leases
+        self._incarnation = incarnation
+        self._beat = 0.0
+        self._connected = -1  # times that the line had been made when it was told the script
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when the next thing will be."""
+        leases = self._leases
+        leases.standing.tick(now)
+        if self._connected != self._commands.connected:  # who is back late keeps the others by their shares
+            self._connected = self._commands.connected
+            self.script.load(now)
+            self._beat = now
+        if now >= self._beat:
+            self._beat = now + BEAT
+            command = self.script.call([self._keys.quota_workers], ["beat", self._incarnation, REMEMBERED])
+            self._commands.ask(_Beat(self, command), now)
+        for ask in leases.due(now):
+            self.statistics.asked += 1
+            self._commands.ask(_Lease(self, self.packed(ask), ask), now)
+        return min(self._beat, leases.next_due(now))
+
+    def packed(self, ask: Ask) -> bytes:
+        """The command for *ask*."""
+        lease = ask.lease
+        workers = self._leases.standing.workers
+        words: list[str | bytes | int] = ["lease", workers, ask.owed, int(ask.settles), ask.firm, ask.loose]
+        for window, kept in zip(lease.rate, lease.kept, strict=True):
+            words += [window.most, window.seconds, f"{kept:.17g}"]
+        return self.script.call([self._keys.quota(lease.name)], words)
+
+    def beaten(self, workers: object, now: float) -> None:
+        """Redis knows that we are here, and has said how many are."""
+        assert isinstance(workers, int)
+        self._leases.standing.heard(workers, now)
+
+    def granted(self, ask: Ask, reply: object, now: float) -> None:
+        firm, loose = _amounts(reply)
+        if firm + loose < ask.firm + ask.loose:
+            self.statistics.short += 1
+        ask.lease.answered(ask, firm, loose, now)
+
+    def granted_late(self, ask: Ask, reply: object) -> None:
+        firm, loose = _amounts(reply)
+        ask.lease.came_late(ask, firm + loose)
+
+    def failed(self, failure: StoreFailure, now: float) -> None:
+        self.statistics.failed += 1
+        self.script.failed(failure, now)
+        if not self._leases.standing.sharing:
+            self.statistics.outages += 1
+        self._leases.standing.lost(now)
+
+
+def _amounts(reply: object) -> tuple[int, int]:
+    assert isinstance(reply, list)
+    return int(reply[0]), int(reply[1])
+
+
+class _Beat(Command):
+    def __init__(self, leasing: Leasing, command: bytes) -> None:
+        super().__init__(command, PATIENCE)
+        self._leasing = leasing
+
+    def replied(self, reply: object, now: float) -> None:
+        self._leasing.beaten(reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._leasing.failed(failure, now)
+
+
+class _Lease(Command):
+    def __init__(self, leasing: Leasing, command: bytes, ask: Ask) -> None:
+        super().__init__(command, PATIENCE)
+        self._leasing = leasing
+        self._ask = ask
+
+    def replied(self, reply: object, now: float) -> None:
+        self._leasing.granted(self._ask, reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._ask.lease.failed(self._ask, now)
+        self._leasing.failed(failure, now)
+
+    def late(self, reply: object, now: float) -> None:
+        self._leasing.granted_late(self._ask, reply)

@@ -1,0 +1,205 @@
+# Mourning: the wills of a worker that died are published by another one, each once [MQTT-3.1.2-8].
+#
+# First Redis is told, slice by slice, that the worker is dead: what it had asked for and Redis has not read yet, as it
+# stood still, would else be carried out afterwards, and stay.
+# The dead worker's wills are read from Redis a page at a time and wait here for their delay, which counts from now on,
+# as nobody knows the moment. When some are due, claim.lua takes them out of Redis and says which of them to publish, in
+# one step: not those whose client is back, and none of them twice, whoever else mourns. So a mourner that dies leaves
+# all but its last batch to the next one; that batch, or one whose answer is lost with the connection, is lost rather
+# than said twice.
+# At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
+import heapq
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from broker.cluster.will_record import decode
+from broker.mqtt.packets import Will
+from broker.reasons import ProtocolError, StoreFailure
+from broker.store.redis.keys import BURIED, SLICES, Keys
+from broker.store.redis.line import READY, packed
+from broker.store.redis.resp import Command, Commands
+from broker.store.redis.script import Script
+
+RATE: Final = 2000  # wills a second
+INTERVAL: Final = 0.05  # seconds between two batches
+BATCH: Final = int(RATE * INTERVAL)
+PAGE: Final = 500  # wills read at once
+PATIENCE: Final = 5.0  # seconds for a page or a batch
+
+
+class Undertaker(Protocol):
+    """Who publishes the wills."""
+
+    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None: ...
+
+
+class MourningStatistics:
+    def __init__(self) -> None:
+        self.published = 0
+        self.spared = 0  # their clients were back, or another worker had published them
+        self.damaged = 0  # records that cannot be read
+
+
+class Mourning:
+    def __init__(self, commands: Commands, keys: Keys, script: Script, undertaker: Undertaker) -> None:
+        self.statistics = MourningStatistics()
+        self._commands = commands
+        self._keys = keys
+        self._script = script
+        self._undertaker = undertaker
+        self._unburied: list[tuple[str, int]] = []  # (incarnation, slice)
+        self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
+        self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
+        self._done: dict[
+            tuple[str, bytes], int
+        ] = {}  # (incarnation, client id): epoch, of wills the dead did themselves
+        self._asked = 0  # pages and batches under way
+        self._next = 0.0
+
+    def mourn(self, incarnation: str, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+        """The worker *incarnation* is dead: publish what its clients left. Twice does no harm.
+
+        *done*: (client id, epoch of its claim) of those whose wills it was done with, and could not tell Redis so.
+        """
+        self._done.update({(incarnation, client_id.encode()): epoch for client_id, epoch in done})
+        self._unburied += [(incarnation, number) for number in range(SLICES)]
+
+    def idle(self) -> bool:
+        """Nothing is left to do."""
+        return not (self._unburied or self._unread or self._due or self._asked)
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when the next thing will be."""
+        if self._asked or self._commands.state != READY or self.idle():
+            return float("inf") if self.idle() else now + INTERVAL
+        if self._unburied:
+            self._bury(now)
+        elif self._unread:
+            incarnation, number, cursor = self._unread.pop()
+            self._asked += 1
+            command = packed("HSCAN", self._keys.wills(number, incarnation.encode()), cursor, "COUNT", PAGE)
+            self._commands.ask(_Read(command, self, incarnation, number, cursor), now)
+        elif now >= self._next and self._due[0][0] <= now:
+            self._next = now + INTERVAL
+            self._take_batch(now)
+        return max(self._next, now + INTERVAL) if not self._due else max(self._next, self._due[0][0])
+
+    def _bury(self, now: float) -> None:
+        unburied, self._unburied = self._unburied, []
+        for incarnation, number in unburied:
+            self._asked += 1
+            command = self._script.call([self._keys.dead(number, incarnation.encode())], ["bury", BURIED])
+            self._commands.ask(_Bury(command, self, incarnation, number), now)
+
+    def _take_batch(self, now: float) -> None:
+        batches: dict[tuple[str, int], list[bytes]] = {}
+        for _ in range(BATCH):
+            if not self._due or self._due[0][0] > now:
+                break
+            _, incarnation, number, client = heapq.heappop(self._due)
+            batches.setdefault((incarnation, number), []).append(client)
+        for (incarnation, number), clients in batches.items():
+            keys = [self._keys.wills(number, incarnation.encode()), *map(self._keys.owner, clients)]
+            words: list[str | bytes | int] = ["mourn", incarnation, *clients]
+            self._asked += 1
+            self._commands.ask(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
+
+    def _buried(self, incarnation: str, number: int) -> None:
+        self._asked -= 1
+        self._unread.append((incarnation, number, b"0"))
+
+    def _not_buried(self, incarnation: str, number: int, failure: StoreFailure, now: float) -> None:
+        self._script.failed(failure, now)
+        self._asked -= 1
+        self._unburied.append((incarnation, number))
+
+    def _read(self, incarnation: str, number: int, reply: object, now: float) -> None:
+        assert isinstance(reply, list)
+        self._asked -= 1
+        cursor, pairs = reply
+        for at in range(0, len(pairs), 2):
+            words = pairs[at + 1].split(b" ", 2)
+            delay = int(words[1]) if len(words) == 3 and words[1].isdigit() else 0
+            heapq.heappush(self._due, (now + delay, incarnation, number, pairs[at]))
+        if cursor != b"0":
+            self._unread.append((incarnation, number, cursor))
+
+    def _unread_again(self, incarnation: str, number: int, cursor: bytes) -> None:
+        self._asked -= 1
+        self._unread.append((incarnation, number, cursor))
+
+    def _taken(self, incarnation: str, clients: list[bytes], reply: object, now: float) -> None:
+        assert isinstance(reply, list)
+        self._asked -= 1
+        for client, text in zip(clients, reply, strict=True):
+            if not isinstance(text, bytes):
+                self.statistics.spared += 1
+                continue
+            try:
+                epoch, _, record = text.split(b" ", 2)
+                if int(epoch) <= self._done.get((incarnation, client), 0):
+                    self.statistics.spared += 1
+                    continue
+                will, user = decode(record)
+            except (IndexError, ValueError, ProtocolError):
+                self.statistics.damaged += 1
+                continue
+            self.statistics.published += 1
+            self._undertaker.publish_will(client.decode(), user, will, now)
+
+    def _not_taken(
+        self, incarnation: str, number: int, clients: list[bytes], failure: StoreFailure, now: float
+    ) -> None:
+        self._script.failed(failure, now)
+        self._asked -= 1
+        for client in clients:
+            heapq.heappush(self._due, (now, incarnation, number, client))
+
+
+class _Bury(Command):
+    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int) -> None:
+        super().__init__(command, PATIENCE)
+        self._mourning = mourning
+        self._incarnation = incarnation
+        self._number = number
+
+    def replied(self, reply: object, now: float) -> None:
+        self._mourning._buried(self._incarnation, self._number)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._mourning._not_buried(self._incarnation, self._number, failure, now)
+
+
+class _Read(Command):
+    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int, cursor: bytes) -> None:
+        super().__init__(command, PATIENCE)
+        self._mourning = mourning
+        self._incarnation = incarnation
+        self._number = number
+        self._cursor = cursor
+
+    def replied(self, reply: object, now: float) -> None:
+        self._mourning._read(self._incarnation, self._number, reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._mourning._unread_again(self._incarnation, self._number, self._cursor)
+
+
+class _Take(Command):
+    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int, clients: list[bytes]) -> None:
+        super().__init__(command, PATIENCE)
+        self._mourning = mourning
+        self._incarnation = incarnation
+        self._number = number
+        self._clients = clients
+
+    def replied(self, reply: object, now: float) -> None:
+        self._mourning._taken(self._incarnation, self._clients, reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._mourning._not_taken(self._incarnation, self._number, self._clients, failure, now)
+
+    def late(self, reply: object, now: float) -> None:
+        """Redis has taken them out after all: they are ours to publish, and will not be found when asked for again."""
+        self._mourning._asked += 1
+        self._mourning._taken(self._incarnation, self._clients, reply, now)

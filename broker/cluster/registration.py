@@ -1,0 +1,114 @@
+# A worker's part in the registry of sessions: its line to Redis, what is said on it, and when.
+#
+# The hub calls `tick()` in each of its turns. The rest is called from there, by the reactor when Redis answers, or by
+# who knows the other workers: `store.give_up()` when one of them has claimed what is ours, `mourn()` when one has died.
+import time
+import uuid
+from collections.abc import Callable, Iterable
+
+from broker.cluster.holdings import Rival
+from broker.cluster.mourning import Mourning
+from broker.cluster.neighbours import Neighbours
+from broker.cluster.registered import RegisteredSessions
+from broker.cluster.registry import Registry
+from broker.config.schema import Overload
+from broker.mqtt.packets import Will
+from broker.net.dialling import Dialler
+from broker.net.reactor import Reactor
+from broker.protocol.lifecycle import Reception
+from broker.session.session import Session
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
+from broker.store.redis.line import READY, Log
+from broker.store.redis.resp import Commands
+
+
+class Place:
+    """Which worker this is."""
+
+    def __init__(self, node: str, shard: int, incarnation: int, prefix: str, alone: bool) -> None:
+        """*prefix*: of all keys; *alone*: no other worker has sessions under it (`Registry`)."""
+        self.node = node
+        self.shard = shard
+        self.incarnation = name_of(incarnation)
+        self.prefix = prefix
+        self.alone = alone
+
+
+class Registration:
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: RedisAddress,
+        place: Place,
+        neighbours: Neighbours,
+        clock: Callable[[], float],
+        log: Log,
+        failed: Callable[[Exception], None],
+        overload: Overload,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """*failed* is told of mistakes of ours in what follows from a reply; *wall*: the time of day (s)."""
+        self.reception: Reception | None = None  # set when the worker is composed
+        self.commands = Commands(Dialler(reactor, failed), address, f"weir-{place.node}-{place.shard}", log)
+        self._keys = Keys(place.prefix)
+        self._place = place
+        self._wall = wall
+        self._overload = overload
+        self.store = RegisteredSessions(self._make_registry, neighbours, clock, self._evict)
+        self.registry = self.store.registry
+        self.mourning = Mourning(self.commands, self._keys, self.registry.script, self)
+        self.commands.start(clock())
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when the next thing will be."""
+        due = min(self.registry.tick(now), self.mourning.tick(now))
+        return min(due, self.commands.tick(now))  # last: it knows the deadlines of what the others have asked
+
+    def settled(self) -> bool:
+        """Redis knows all it has to, or cannot be told: nobody publishes again what we have published."""
+        told = self.registry.holdings.statistics()
+        return self.commands.state != READY or not (self.commands.statistics.waiting or told.ended)
+
+    def mourn(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+        """That worker is dead: publish what its clients left, unless they are back. One worker has to do it.
+
+        *done*: what it said by `store.untold`.
+        """
+        self.mourning.mourn(name_of(incarnation), now, done)
+
+    def move(self, address: RedisAddress, now: float) -> None:
+        """Redis is somewhere else from now on."""
+        self.commands.move(address, now)
+
+    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
+        assert self.reception is not None
+        self.reception.publish_will(client_id, user, will, now)
+
+    def _evict(self, session: Session) -> None:
+        assert self.reception is not None
+        self.reception.evict(session)
+
+    def _make_registry(self, rival: Rival) -> Registry:
+        place = self._place
+        return Registry(
+            self.commands,
+            self._keys,
+            rival,
+            node=place.node,
+            shard=place.shard,
+            incarnation=place.incarnation,
+            wall=self._wall,
+            new_generation=_new_generation,
+            overload=self._overload,
+            alone=place.alone,
+        )
+
+
+def name_of(incarnation: int) -> str:
+    """As Redis has it."""
+    return f"{incarnation:016x}"
+
+
+def _new_generation() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,182 @@
+# What workers say to each other, as bytes.
+#
+# Two workers have two lanes between them, a stream each. On the *data* lane messages cross, in the order in which they
+# were accepted: PUBLISH packets as MQTT has them, without retain flag and expiry, in the format of 3.1.1 or of 5.0 as
+# the last FORMAT byte said (their packet ids mean nothing); and frames for what such a packet has no place for. On the
+# *control* lane, which never has to wait behind messages, there are frames only: who wants what, how far one has come.
+#
+# A frame is its length in four bytes, and as many more: its kind and what belongs to it. On the data lane a FRAME byte
+# stands before it. All numbers are big-endian. Both ends are the same program, started by the same supervisor: what
+# cannot be read is a mistake of ours and not to be lived with.
+import struct
+from typing import Final
+
+from broker.mqtt.packets import V5, V311
+from broker.session.message import Message
+from broker.session.run import Run
+
+# First bytes on the data lane, beside those of PUBLISH.
+FRAME: Final = 0x00
+FORMAT_3: Final = V311
+FORMAT_5: Final = V5
+
+# Frames on the data lane.
+RUN: Final = 1  # QoS 0 packets to one topic: struct, topic, packets
+MESSAGE: Final = 2  # struct, topic, owner, properties, payload
+SHARED: Final = 3  # hop, share and filter (each with its length), then as MESSAGE without its kind
+BARRIER: Final = 4  # a number, to be sent back once all before it was processed
+ALL_RETAINED: Final = 5  # the newcomer has been told all that is retained
+
+# Frames on the control lane.
+GAINED: Final = 16  # sequence, filter
+LOST: Final = 17
+MEMBERS: Final = 18  # sequence, members, quick ones, length of the share name, share name, filter
+CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane until then
+RETELL: Final = 24  # all that is retained once more, please: who was to tell it has died
+SYNC: Final = 23  # a sequence without a change: to be confirmed
+DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
+PASSED: Final = 21  # the number of a barrier
+ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
+REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: broker/cluster/overload_reports.py
+
+# Frames about sessions that go from one worker to another: takeovers.py.
+ASK: Final = 32
+ANSWER: Final = 33
+SWITCH: Final = 34
+TAKEN: Final = 35
+ABANDON: Final = 36
+CHUNK: Final = 37  # on the data lane
+MARK: Final = 38  # on the data lane
+OFFER: Final = 39  # the client id of a session that is to be had
+WHETHER: Final = 40  # number, client id
+HAS: Final = 41
+
+# What is to be done with a message that crosses in a frame.
+DELIVER: Final = 1
+KEEP: Final = 2  # retain it
+
+LARGEST_REPORT: Final = 4096  # bytes; they go ahead of messages, and must not be what those wait for
+
+HEAD: Final = 5  # bytes of a frame before what belongs to its kind
+_HEAD: Final = struct.Struct(">IB")
+_RUN: Final = struct.Struct(">BIIIH")
+_MESSAGE: Final = struct.Struct(">BBQdHHI")
+_NUMBER: Final = struct.Struct(">Q")
+_MEMBERS: Final = struct.Struct(">QIIH")
+
+
+def frame(kind: int, body: bytes = b"") -> bytes:
+    return _HEAD.pack(len(body) + 1, kind) + body
+
+
+def number(kind: int, value: int) -> bytes:
+    """A frame that is a number."""
+    return _HEAD.pack(9, kind) + _NUMBER.pack(value)
+
+
+def read_number(body: bytes) -> int:
+    (value,) = _NUMBER.unpack_from(body)
+    return int(value)
+
+
+def change(kind: int, sequence: int, filter: bytes) -> bytes:
+    """GAINED or LOST."""
+    return _HEAD.pack(9 + len(filter), kind) + _NUMBER.pack(sequence) + filter
+
+
+def read_change(body: bytes) -> tuple[int, bytes]:
+    """(sequence, filter)"""
+    return read_number(body), body[8:]
+
+
+def confirmed(sequence: int, written: int) -> bytes:
+    """CONFIRMED."""
+    return _HEAD.pack(17, CONFIRMED) + _NUMBER.pack(sequence) + _NUMBER.pack(written)
+
+
+def read_confirmed(body: bytes) -> tuple[int, int]:
+    """(sequence, written)"""
+    return read_number(body), read_number(body[8:])
+
+
+def members(sequence: int, share: bytes, filter: bytes, count: int, quick: int) -> bytes:
+    """MEMBERS."""
+    return frame(MEMBERS, _MEMBERS.pack(sequence, count, quick, len(share)) + share + filter)
+
+
+def read_members(body: bytes) -> tuple[int, bytes, bytes, int, int]:
+    """(sequence, share, filter, members, quick)"""
+    sequence, count, quick, length = _MEMBERS.unpack_from(body)
+    start = _MEMBERS.size
+    return sequence, body[start : start + length], body[start + length :], count, quick
+
+
+def run(what: Run) -> bytes:
+    """A run of QoS 0 packets, on the data lane."""
+    packets = what.encoded(what.version, b"")
+    topic = what.topic
+    length = 1 + _RUN.size + len(topic) + len(packets)
+    fixed = _RUN.pack(what.version, what.count, what.payload_bytes, what.longest, len(topic))
+    return b"%b%b%b%b%b" % (b"\x00", _HEAD.pack(length, RUN), fixed, topic, packets)
+
+
+def read_run(data: bytes, start: int, stop: int) -> Run:
+    """What `run()` wrote, behind the kind."""
+    version, count, payload_bytes, longest, length = _RUN.unpack_from(data, start)
+    start += _RUN.size
+    topic = data[start : start + length]
+    return Run(data[start + length : stop], version, count, topic, payload_bytes, longest)
+
+
+def message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
+    """A message with all that belongs to it, on the data lane; *flags*: DELIVER, KEEP or both."""
+    body = _message(what, flags, owner, stamp)
+    return b"%b%b%b" % (b"\x00", _HEAD.pack(1 + len(body), MESSAGE), body)
+
+
+def read_message(data: bytes, start: int, stop: int) -> tuple[Message, int, str, int]:
+    """(message, flags, owner, stamp)"""
+    flags, kind, stamp, expires, topic_bytes, owner_bytes, property_bytes = _MESSAGE.unpack_from(data, start)
+    at = start + _MESSAGE.size
+    owner_at = at + topic_bytes
+    properties_at = owner_at + owner_bytes
+    payload_at = properties_at + property_bytes
+    what = Message(
+        data[at:owner_at],
+        data[payload_at:stop],
+        kind & 3,
+        kind & 4 != 0,
+        data[properties_at:payload_at],
+        expires,
+    )
+    return what, flags, data[owner_at:properties_at].decode(), stamp
+
+
+def shared(share: bytes, filter: bytes, hop: int, what: Message) -> bytes:
+    """A message for one member of a shared subscription, on the data lane."""
+    head = bytes((hop,)) + len(share).to_bytes(2, "big") + share + len(filter).to_bytes(2, "big") + filter
+    body = head + _message(what, DELIVER, "", 0)
+    return b"%b%b%b" % (b"\x00", _HEAD.pack(1 + len(body), SHARED), body)
+
+
+def read_shared(data: bytes, start: int, stop: int) -> tuple[bytes, bytes, int, Message]:
+    """(share, filter, hop, message)"""
+    share_at = start + 3
+    share_end = share_at + (data[start + 1] << 8 | data[start + 2])
+    filter_at = share_end + 2
+    filter_end = filter_at + (data[share_end] << 8 | data[share_end + 1])
+    return (
+        data[share_at:share_end],
+        data[filter_at:filter_end],
+        data[start],
+        read_message(data, filter_end, stop)[0],
+    )
+
+
+def _message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
+    topic = what.topic
+    name = owner.encode()
+    properties = what.properties
+    kind = what.qos | (4 if what.retain else 0)
+    fixed = _MESSAGE.pack(flags, kind, stamp, what.expires, len(topic), len(name), len(properties))
+    return b"%b%b%b%b%b" % (fixed, topic, name, properties, what.payload)

@@ -1,0 +1,213 @@
+# Where settings come from, in rising priority: the defaults, a TOML file, the environment, the command line.
+#
+# Each source becomes a list of Given: a key, what was written, and words for where. Everything after that is
+# one path for all of them, so they refuse the same mistakes with the same sentence. A source is checked even
+# where a later one overrides it: what is wrong today is in force tomorrow, when the other line is taken away.
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from broker.config.schema import Config, ConfigError, contradictions
+from broker.config.values import Kind
+
+DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")
+PREFIX: Final = "WEIR_"
+SUPERVISORS: Final = ("node.", "admin.")  # groups that workers do not see
+
+_TABLE: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
+_ENTRY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
+
+
+@dataclass(frozen=True)
+class Given:
+    """One setting as somebody wrote it."""
+
+    key: str  # "limits.packet_bytes"
+    value: object
+    source: str  # completes "... in": "weir.toml, line 12", "the environment (WEIR_LOG__LEVEL)", "--set"
+
+
+@dataclass(frozen=True)
+class Effective:
+    """One setting as it is in force."""
+
+    key: str
+    value: object
+    text: str  # the value as the TOML file would have it
+    source: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    config: Config
+    sources: Mapping[str, str]  # by key; a key that is absent has its default
+
+    def describe(self) -> Iterator[Effective]:
+        """Every setting with its value in force and where it came from, in the order of the groups."""
+        for key, kind in KINDS.items():
+            value = _at(self.config, key)
+            yield Effective(key, value, kind.show(value), self.sources.get(key, "default"))
+
+
+def load(
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    options: Iterable[Given] = (),
+    default_file: Path = DEFAULT_FILE,
+) -> Loaded:
+    """The configuration in force, or ConfigError.
+
+    *file* must exist; without it, *default_file* is read if it is there. *options* come from the command line.
+    """
+    given: list[Given] = []
+    if file is not None or default_file.exists():
+        given += from_file(file or default_file)
+    given += from_environment(environ)
+    given += options
+    config = Config()
+    sources: dict[str, str] = {}
+    for one in given:
+        config = _with(config, one.key.split("."), _taken(one))
+        sources[one.key] = one.source
+    for key, right in contradictions(config):
+        value = KINDS[key].show(_at(config, key))
+        raise ConfigError(f"{key} = {value} in {sources.get(key, 'the defaults')} cannot be: it must be {right}.")
+    return Loaded(config, sources)
+
+
+def described(config: Config) -> dict[str, object]:
+    """All that a worker has to know of *config*, by key; `restored()` makes it a configuration again."""
+    return {key: _at(config, key) for key in KINDS if not key.startswith(SUPERVISORS)}
+
+
+def restored(values: Mapping[str, object]) -> Config:
+    """The configuration with *values* by key, as another process of ours described it. ConfigError."""
+    config = Config()
+    for key, value in values.items():
+        config = _with(config, key.split("."), _taken(Given(key, value, "the supervisor's configuration")))
+    return config
+
+
+def from_file(file: Path) -> list[Given]:
+    """The settings of a TOML file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"Cannot read the configuration file {file}: {why}.") from None
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The configuration file {file} is not TOML: {error}.") from None
+    lines = _lines(text)
+    return [
+        Given(key, value, f"{file}, line {lines[key]}" if key in lines else str(file))
+        for key, value in _leaves(tree, "")
+    ]
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Given]:
+    """The settings among environment variables: WEIR_LIMITS__PACKET_BYTES is limits.packet_bytes.
+
+    Other variables may begin with WEIR_ (Kubernetes makes WEIR_PORT for a service of that name), so one without
+    "__" is left alone, unless it is a key whose underscores were miscounted.
+    """
+    given = []
+    miscounted = {_variable(key).replace("__", "_"): key for key in KINDS}
+    for name, value in sorted(environ.items()):
+        if not name.startswith(PREFIX):
+            continue
+        if "__" in name:
+            given.append(Given(name[len(PREFIX) :].lower().replace("__", "."), value, f"the environment ({name})"))
+        elif name in miscounted:
+            right = _variable(miscounted[name])
+            raise ConfigError(f"Unknown variable {name} = {value!r} in the environment: did you mean {right}?")
+    return given
+
+
+def from_assignments(assignments: Sequence[str]) -> list[Given]:
+    """The settings of `--set key=value`."""
+    given = []
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment} lacks a value: write --set key=value.")
+        given.append(Given(key.strip(), value.strip(), "--set"))
+    return given
+
+
+def _kinds(group: Any, prefix: str) -> Iterator[tuple[str, Kind]]:
+    for one in fields(group):
+        inner = getattr(group, one.name)
+        if is_dataclass(inner):
+            yield from _kinds(inner, f"{prefix}{one.name}.")
+        else:
+            yield prefix + one.name, one.metadata["kind"]
+
+
+KINDS: Final[Mapping[str, Kind]] = dict(_kinds(Config(), ""))
+
+
+def _taken(one: Given) -> Any:
+    kind = KINDS.get(one.key)
+    if kind is None:
+        raise ConfigError(f"Unknown setting {one.key} = {one.value!r} in {one.source}: {_nearest(one.key)}")
+    try:
+        return kind.take(one.value)
+    except ValueError as error:
+        raise ConfigError(f"{one.key} = {one.value!r} in {one.source} cannot be: it must be {error}.") from None
+
+
+def _nearest(key: str) -> str:
+    """What somebody who wrote *key* may have meant."""
+    near = difflib.get_close_matches(key, KINDS, n=1, cutoff=0.6)
+    if not near:  # the right name in the wrong group: its last part alone
+        last = key.rpartition(".")[2]
+        near = [known for known in KINDS if known.rpartition(".")[2] == last]
+    return f"did you mean {near[0]}?" if near else "`weir config show` lists those there are."
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__")
+
+
+def _at(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _with(group: Any, path: Sequence[str], value: Any) -> Any:
+    """*group* with the setting at *path* replaced."""
+    inner = value if len(path) == 1 else _with(getattr(group, path[0]), path[1:], value)
+    return replace(group, **{path[0]: inner})
+
+
+def _leaves(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif not isinstance(value, dict):
+            yield prefix + name, value
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of each key, as far as a look at single lines can tell (tomllib keeps none)."""
+    lines: dict[str, int] = {}
+    table = ""
+    for position, line in enumerate(text.splitlines(), start=1):
+        if header := _TABLE.fullmatch(line):
+            table = _plain(header[1]) + "."
+        elif entry := _ENTRY.match(line):
+            lines.setdefault(table + _plain(entry[1]), position)
+    return lines
+
+
+def _plain(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))

@@ -1,0 +1,286 @@
+# Explaining: all that a worker knows of one client, for whoever asks why it is slow, gone, or gets nothing.
+#
+# It looks at others and changes nothing. What its facts mean is said by overload/explain.py.
+from collections.abc import Callable
+from typing import Final, cast
+
+from broker.config.schema import Config
+from broker.insight.endings import Ending, Endings
+from broker.insight.facts import (
+    ConnectingFacts,
+    ConnectionFacts,
+    ContentionFacts,
+    CreditFacts,
+    DecisionFacts,
+    EndFacts,
+    Facts,
+    GateFacts,
+    HeldFacts,
+    LevelFacts,
+    LimitFacts,
+    OverrideFacts,
+    PriceFacts,
+    PublishFacts,
+    ReaderFacts,
+    SessionFacts,
+)
+from broker.net.reactor import Reactor
+from broker.overload.admit import Publish
+from broker.overload.connects import Connects
+from broker.overload.gate import Gate
+from broker.overload.overrides import Limit
+from broker.overload.quota import Over
+from broker.protocol.connection import Connection
+from broker.protocol.protection import Protection
+from broker.reasons import PauseReason
+from broker.session.decisions import Decision
+from broker.session.session import Session
+from broker.store.sessions import SessionStore
+
+DIGITS: Final = 3  # of seconds: a millisecond is the least that anybody can act on
+
+
+class Explaining:
+    def __init__(
+        self,
+        store: SessionStore,
+        reactor: Reactor,
+        endings: Endings,
+        connects: Connects,
+        protection: Protection,
+        config: Config,
+        clock: Callable[[], float],
+        *,
+        node: str,
+        shard: int,
+    ) -> None:
+        self._store = store
+        self._reactor = reactor
+        self._endings = endings
+        self._connects = connects
+        self._protection = protection
+        self._config = config
+        self._clock = clock
+        self._node = node
+        self._shard = shard
+
+    def facts(self, client_id: str) -> Facts:
+        """What is known here of *client_id*; `overload.facts.knows()` says whether that is anything."""
+        now = self._clock()
+        session = self._store.find(client_id)
+        connection = None if session is None else self._connection(session)
+        publish = None if connection is None else connection.judged
+        decisions = None if session is None else session.decisions
+        drops = None if session is None else session.drops
+        return {
+            "client": client_id,
+            "node": self._node,
+            "worker": self._shard,
+            "connection": None if connection is None else _connection(connection, now),
+            "connecting": self._connecting(client_id, now),
+            "session": None if session is None else _session(session),
+            "ended": _end(self._endings.ended(client_id), now),
+            "refused": _end(self._endings.refused(client_id), now),
+            "held": None if connection is None else self._held(connection, now),
+            "publish": None if connection is None or publish is None else self._publish(connection, publish),
+            "prices": self._prices(),
+            "credits": None if connection is None else self._credits(connection, now),
+            "contended": [] if publish is None else self._contended(publish, now),
+            "level": self._level(),
+            "limits": [] if connection is None else _limits(connection, now),
+            "reader": None if session is None or connection is None else self._reader(connection, session, now),
+            "dropped": {} if drops is None else dict(drops),
+            "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
+            "override": _override(self._protection.limits.get(client_id), now),
+            "unanswered": [],
+        }
+
+    def _connection(self, session: Session) -> Connection | None:
+        outbox = session.outbox
+        return None if outbox is None else cast(Connection | None, self._reactor.stream_of(outbox))
+
+    def _connecting(self, client_id: str, now: float) -> ConnectingFacts | None:
+        connects = self._connects
+        waiter = connects.find(client_id)
+        if waiter is None:
+            return None
+        due = max(0.0, connects.due(now) - now)
+        return {"waited": _seconds(now - waiter.since), "waiting": connects.waiting(), "due": _seconds(due)}
+
+    def _held(self, connection: Connection, now: float) -> HeldFacts | None:
+        verdict = connection.pause
+        if verdict is None or not isinstance(verdict.reason, PauseReason):
+            return None
+        protection = self._protection
+        since = protection.waits_since(connection)
+        waited = 0.0 if since is None else now - since
+        bounded = verdict.gate is not None or verdict.reason is PauseReason.CREDITS
+        return {
+            "reason": verdict.reason.label,
+            "since": _seconds(waited),
+            "due": _seconds(max(0.0, verdict.until - now)) if verdict.until else None,
+            "patience": _seconds(max(0.0, self._config.overload.wait - waited)) if bounded else None,
+            "gate": None if verdict.gate is None else self._gate(verdict.gate, now),
+            "limit": verdict.limit if isinstance(verdict, Over) else "",
+            "unread": connection.left,
+            "honoured": protection.honour,
+        }
+
+    def _gate(self, gate: Gate, now: float) -> GateFacts:
+        names = self._protection.resources.names(gate.bit)
+        return {
+            "resource": names[0] if names else "",
+            "publishes": gate.count,
+            "bytes": gate.bytes,
+            "delay": _seconds(gate.delay(now)),
+            "refuses": gate.shut,
+        }
+
+    def _publish(self, connection: Connection, publish: Publish) -> PublishFacts:
+        protection = self._protection
+        parts = protection.prices.parts(publish.size, publish.deliveries, publish.retained, publish.qos)
+        return {
+            "waits": connection.pause is not None,
+            "size": publish.size,
+            "receivers": publish.deliveries,
+            "cost": publish.cost,
+            "base": parts[0],
+            "for_bytes": parts[1],
+            "for_deliveries": parts[2],
+            "for_retaining": parts[3],
+            "for_qos": parts[4],
+            "needs": protection.resources.names(publish.resources),
+        }
+
+    def _prices(self) -> PriceFacts:
+        cost = self._config.overload.cost
+        return {
+            "publish": cost.publish,
+            "bytes_per_credit": cost.bytes_per_credit,
+            "delivery": cost.delivery,
+            "retained": cost.retained,
+            "qos": cost.qos,
+        }
+
+    def _credits(self, connection: Connection, now: float) -> CreditFacts | None:
+        account, ledger = connection.account, self._protection.ledger
+        if account is None:
+            return None
+        return {"balance": int(account.balance(ledger, now)), "cap": int(ledger.cap), "refill": ledger.refill}
+
+    def _contended(self, publish: Publish, now: float) -> list[ContentionFacts]:
+        """Of what *publish* needs, what is contended, and by whose word."""
+        protection = self._protection
+        signals, reports = protection.signals, protection.reports
+        found: list[ContentionFacts] = []
+        for name in protection.resources.names(publish.resources & reports.contended):
+            for signal in signals.contending(name):
+                found.append(_contention(name, self._node, self._shard, signal.name, signal.value, signal.target))
+            for report in reports.known(now):
+                if name in report.contended:
+                    target = signals.target(report.cause)
+                    found.append(_contention(name, report.node, report.worker, report.cause, report.value, target))
+        return found
+
+    def _level(self) -> LevelFacts:
+        protection = self._protection
+        reports = protection.reports
+        return {
+            "enabled": self._config.overload.enabled,
+            "level": round(reports.level, 1),
+            "node_level": round(reports.node_level, 1),
+            "worker_level": round(protection.level.value, 1),
+            "cause": reports.cause,
+            "cause_node": reports.cause_node,
+            "cause_worker": reports.cause_worker,
+            "value": round(reports.value, 2),
+            "target": protection.signals.target(reports.cause),
+        }
+
+    def _reader(self, connection: Connection, session: Session, now: float) -> ReaderFacts:
+        limits, outbox = self._config.limits, connection.outbox
+        return {
+            "writable": outbox.writable,
+            "unsent": outbox.size,
+            "high": outbox.high,
+            "low": outbox.low,
+            "stalled": _seconds(now - connection.stalled_at) if outbox.blocked else None,
+            "patience": self._config.delivery.slow_consumer_timeout,
+            "unacknowledged": session.inflight(),
+            "window": session.window,
+            "waiting": session.waiting(),
+            "may_wait": limits.queue if session.expiry else limits.pending,
+        }
+
+
+def _connection(connection: Connection, now: float) -> ConnectionFacts:
+    return {
+        "address": connection.address,
+        "transport": connection.transport,
+        "version": connection.version,
+        "user": connection.user or "",
+        "age": _seconds(now - connection.since),
+        "silent": _seconds(now - connection.heard),
+        "keep_alive": connection.keep_alive,
+    }
+
+
+def _session(session: Session) -> SessionFacts:
+    return {"subscriptions": len(session.subscriptions), "expiry": session.expiry}
+
+
+def _end(ending: Ending | None, now: float) -> EndFacts | None:
+    if ending is None:
+        return None
+    return {
+        "reason": ending.reason.label,
+        "code": ending.reason.code,
+        "ago": _seconds(now - ending.at),
+        "detail": ending.detail,
+        "address": ending.address,
+        "undelivered": ending.undelivered,
+    }
+
+
+def _contention(resource: str, node: str, worker: int, signal: str, value: float, target: float) -> ContentionFacts:
+    return {
+        "resource": resource,
+        "node": node,
+        "worker": worker,
+        "signal": signal,
+        "value": round(value, 2),
+        "target": target,
+    }
+
+
+def _limits(connection: Connection, now: float) -> list[LimitFacts]:
+    quota = connection.quota
+    if quota is None:
+        return []
+    return [{"name": name, "rate": rate, "room": round(room, 1)} for name, rate, room in quota.incoming(now)]
+
+
+def _decision(decision: Decision, now: float) -> DecisionFacts:
+    return {
+        "kind": decision.kind,
+        "reason": decision.reason,
+        "first": _seconds(now - decision.first),
+        "last": _seconds(now - decision.last),
+        "times": decision.times,
+    }
+
+
+def _override(limit: Limit | None, now: float) -> OverrideFacts | None:
+    if limit is None or now >= limit.until:
+        return None
+    return {
+        "rate": limit.rate,
+        "exempt": limit.exempt,
+        "left": _seconds(limit.until - now),
+        "by": limit.by,
+        "reason": limit.reason,
+    }
+
+
+def _seconds(value: float) -> float:
+    return round(value, DIGITS)

@@ -1,0 +1,122 @@
+# The overview: what a worker tells people of its overload, now (`weir overload`) and of the last interval (`weir top`).
+#
+# It only reads what is kept anyway, when somebody asks. Values are told as they are, and what they mean is left to who
+# shows them: so programs get all of it.
+from typing import Any, Final
+
+from broker.config.schema import Overload
+from broker.metrics.counters import Counters
+from broker.metrics.measuring import Measuring
+from broker.overload.connects import Connects
+from broker.overload.credits import TICK
+from broker.overload.level import STALE, Signal
+from broker.overload.reports import Said
+from broker.protocol.protection import Protection
+
+LISTED: Final = 256  # workers whose reports are told, those that were heard last: some 50 KB
+
+
+class Overview:
+    def __init__(
+        self,
+        protection: Protection,
+        measuring: Measuring,
+        connects: Connects,
+        counters: Counters,
+        settings: Overload,
+    ) -> None:
+        self._protection = protection
+        self._measuring = measuring
+        self._connects = connects
+        self._counters = counters
+        self._settings = settings
+
+    def record(self) -> dict[str, Any] | None:
+        """The last metrics record; None if there is none yet."""
+        return self._measuring.last
+
+    def overload(self, now: float) -> dict[str, Any]:
+        """What this worker is at, what it sees of the others, and what becomes of its clients. Times in seconds."""
+        protection = self._protection
+        level, signals, ledger = protection.level, protection.signals, protection.ledger
+        injected = protection.injected(now)
+        return {
+            "enabled": self._settings.enabled,
+            "level": round(level.value, 3),
+            "cause": level.cause,
+            "worst": round(signals.worst, 3),
+            "signals": [_signal(one, injected.get(one.name), now) for one in signals.all()],
+            "cluster": self._cluster(),
+            "credits": {
+                "per_tick": ledger.refill,
+                "when_calm": self._settings.refill[0],
+                "tick_s": TICK,
+                "most": ledger.cap,
+            },
+            "held": self._held(),
+            "connects": {"waiting": self._connects.waiting(), "oldest_s": round(self._connects.oldest(now), 3)},
+            "reports": self._reports(now),
+            "trace": None if protection.tracing is None else protection.tracing.statistics(),
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        """What is in force here: the highest level that anybody tells."""
+        reports = self._protection.reports
+        return {
+            "level": round(reports.level, 3),
+            "cause": reports.cause if reports.level else "",
+            "value": round(reports.value, 3),
+            "node": reports.cause_node,
+            "worker": reports.cause_worker,
+        }
+
+    def _held(self) -> dict[str, dict[str, int]]:
+        """By reason: clients that are held now, and for how long all of them were, in the last interval and minute."""
+        pauses, last = self._measuring.pauses.held(), self._measuring.last
+        minute = self._measuring.paused_for()
+        interval = {} if last is None else last["paused"]
+        return {
+            label: {
+                "clients": pauses.get(label, 0),
+                "interval_ms": interval[label]["ms"] if label in interval else 0,
+                "minute_ms": minute.get(label, 0),
+            }
+            for label in sorted({*pauses, *minute})
+        }
+
+    def _reports(self, now: float) -> dict[str, Any]:
+        """What others say of themselves, and what of it was of no use."""
+        reports = self._protection.reports
+        heard = reports.heard()
+        return {
+            "heard": [_said(one, now) for one in heard[:LISTED]],
+            "others": max(0, len(heard) - LISTED),
+            "ignored": {label: count for label, count in reports.ignored.items() if count},
+            "lost_redis": self._counters.reports_lost_redis,
+        }
+
+
+def _signal(signal: Signal, injected: float | None, now: float) -> dict[str, Any]:
+    """*injected*: for how long a test still says what it is."""
+    return {
+        "name": signal.name,
+        "value": round(signal.value, 3),
+        "resource": signal.resource,
+        "contended_s": round(now - signal.since, 3) if signal.contended else None,
+        "injected_s": None if injected is None else round(injected, 3),
+    }
+
+
+def _said(said: Said, now: float) -> dict[str, Any]:
+    report = said.report
+    age = now - said.heard
+    return {
+        "node": report.node,
+        "worker": report.worker,
+        "level": round(report.level, 3),
+        "cause": report.cause,
+        "value": round(report.value, 3),
+        "contended": list(report.contended),
+        "age_s": round(age, 3),
+        "counts": age <= STALE,
+    }

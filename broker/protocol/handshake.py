@@ -1,0 +1,162 @@
+# CONNECT and CONNACK: what a client asks for and what it is granted. No I/O, no state.
+from dataclasses import dataclass
+from typing import Final
+
+from broker.config.schema import Limits
+from broker.mqtt.codes import REASON_CODES
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import CONNACK, V5, ConnAck, Connect, Properties
+from broker.mqtt.properties import (
+    ASSIGNED_CLIENT_IDENTIFIER,
+    AUTHENTICATION_METHOD,
+    MAXIMUM_PACKET_SIZE,
+    MAXIMUM_QOS,
+    REASON_STRING,
+    RECEIVE_MAXIMUM,
+    REQUEST_PROBLEM_INFORMATION,
+    RETAIN_AVAILABLE,
+    SERVER_KEEP_ALIVE,
+    SESSION_EXPIRY_INTERVAL,
+    TOPIC_ALIAS_MAXIMUM,
+    USER_PROPERTY,
+)
+from broker.reasons import CloseReason
+from broker.routing.routes import RESERVED
+
+UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none (3.1.2.11.3), and of 3.x
+ANY_SIZE: Final = 0
+RETRY_AFTER: Final = "retry-after-ms"  # the name of the user property that says when to come again
+TOO_MANY: Final = "more clients connect than can be let in at once"
+
+# 3.x has five reasons; the rest is a close without a word, 3.1.1 [MQTT-3.2.2-6].
+RETURN_CODES: Final = {
+    CloseReason.UNSUPPORTED_VERSION: 1,
+    CloseReason.CLIENT_ID_INVALID: 2,
+    CloseReason.SERVER_UNAVAILABLE: 3,
+    CloseReason.SERVER_BUSY: 3,
+    CloseReason.CONNECTS_WAITING: 3,
+    CloseReason.CONNECT_DISPLACED: 3,
+    CloseReason.CONNECTION_LIMIT: 3,
+    CloseReason.CONNECTIONS_PER_ADDRESS: 3,
+    CloseReason.CONNECT_RATE: 3,
+    CloseReason.SESSION_LIMIT: 3,
+    CloseReason.SHUTTING_DOWN: 3,
+    CloseReason.BAD_CREDENTIALS: 4,
+    CloseReason.NOT_AUTHORIZED: 5,
+}
+
+
+@dataclass
+class Terms:
+    """What holds on this connection."""
+
+    expiry: int  # seconds the session outlives the connection
+    keep_alive: int  # seconds, 0 = off
+    receive_maximum: int  # what the client takes unacknowledged
+    maximum_packet: int  # bytes the client takes
+    alias_maximum: int  # topic aliases we may set
+    wants_reasons: bool
+
+
+def examine(packet: Connect, limits: Limits) -> CloseReason | None:
+    """Why this CONNECT is refused whatever the state of the broker; None if it is not."""
+    if len(packet.client_id.encode()) > limits.client_id_bytes:
+        return CloseReason.CLIENT_ID_INVALID  # 3.1.1 [MQTT-3.1.3-9]
+    if AUTHENTICATION_METHOD in packet.properties:
+        # We have none [MQTT-4.12.0-1], [MQTT-4.12.0-4]: so there is no AUTH to wait for [MQTT-3.1.2-30].
+        return CloseReason.BAD_AUTHENTICATION_METHOD
+    if packet.will is not None:
+        if packet.will.qos > limits.qos:
+            return CloseReason.QOS_NOT_SUPPORTED  # [MQTT-3.2.2-12]
+        if packet.will.retain and not limits.retain:
+            return CloseReason.RETAIN_NOT_SUPPORTED  # [MQTT-3.2.2-13]
+        if packet.will.topic.startswith(RESERVED):
+            return CloseReason.NOT_AUTHORIZED
+        if len(packet.will.topic) > limits.topic_bytes:
+            return CloseReason.TOPIC_BYTES
+        if packet.will.topic.count(b"/") >= limits.topic_levels:  # when it has to be published, nobody could be told
+            return CloseReason.TOPIC_LEVELS
+    return None
+
+
+def agree(packet: Connect, limits: Limits) -> Terms:
+    """The terms for a CONNECT that is accepted."""
+    asked = packet.properties
+    longest = int(limits.session_expiry)
+    if packet.version == V5:
+        expiry = min(_number(asked, SESSION_EXPIRY_INTERVAL, 0), longest)
+    else:
+        expiry = 0 if packet.clean_start else longest  # 3.1.1 [MQTT-3.1.2-6], 3.1.1 [MQTT-3.1.2-4]
+    return Terms(
+        expiry=expiry,
+        keep_alive=_keep_alive(packet, limits),
+        receive_maximum=_number(asked, RECEIVE_MAXIMUM, UNLIMITED_RECEIVE),  # never 0 [MQTT-4.9.0-1]
+        maximum_packet=_number(asked, MAXIMUM_PACKET_SIZE, ANY_SIZE),
+        # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
+        alias_maximum=min(_number(asked, TOPIC_ALIAS_MAXIMUM, 0), limits.outbound_topic_aliases),
+        wants_reasons=_number(asked, REQUEST_PROBLEM_INFORMATION, 1) == 1,
+    )
+
+
+def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, limits: Limits) -> ConnAck:
+    """The CONNACK that grants *terms*: it names each limit that we enforce and MQTT has a word for.
+
+    And nothing else: no response information [MQTT-3.1.2-28], no reason string [MQTT-3.2.2-19], no user properties
+    [MQTT-3.2.2-20], no authentication method [MQTT-4.12.0-6].
+    """
+    properties: Properties = {}
+    if packet.version == V5:
+        if terms.expiry != _number(packet.properties, SESSION_EXPIRY_INTERVAL, 0):
+            properties[SESSION_EXPIRY_INTERVAL] = terms.expiry  # 3.2.2.3.2
+        if limits.receive_maximum != UNLIMITED_RECEIVE:
+            properties[RECEIVE_MAXIMUM] = limits.receive_maximum
+        if limits.qos < 2:
+            properties[MAXIMUM_QOS] = limits.qos  # [MQTT-3.2.2-9]
+        if not limits.retain:
+            properties[RETAIN_AVAILABLE] = 0
+        properties[MAXIMUM_PACKET_SIZE] = limits.packet_bytes
+        if assigned:
+            properties[ASSIGNED_CLIENT_IDENTIFIER] = assigned  # [MQTT-3.2.2-16]
+        if limits.topic_alias_maximum:
+            properties[TOPIC_ALIAS_MAXIMUM] = limits.topic_alias_maximum
+        if terms.keep_alive != packet.keep_alive:
+            properties[SERVER_KEEP_ALIVE] = terms.keep_alive  # [MQTT-3.2.2-21], [MQTT-3.1.2-21]
+    return ConnAck(session_present, 0, properties)
+
+
+def refuse(version: int, reason: CloseReason) -> ConnAck | None:
+    """The CONNACK that says no, session present 0 [MQTT-3.2.2-6]; None where the version has no word for it."""
+    if version == V5:
+        if reason.code and reason.code not in REASON_CODES[CONNACK]:  # [MQTT-3.2.2-8]
+            reason = CloseReason.SERVER_UNAVAILABLE  # shutting down: only a DISCONNECT has a word for that (table 2-6)
+        return ConnAck(False, reason.code) if reason.code else None
+    code = RETURN_CODES.get(reason, 0)
+    return ConnAck(False, code) if code else None
+
+
+def busy(packet: Connect, reason: CloseReason, retry_after: float) -> ConnAck | None:
+    """The same for who may come again, *retry_after* seconds from now: 5.0 is told so, as far as it lets us."""
+    connack = refuse(packet.version, reason)
+    if connack is None or packet.version != V5 or not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):
+        return connack
+    most = _number(packet.properties, MAXIMUM_PACKET_SIZE, ANY_SIZE)
+    retry: Properties = {USER_PROPERTY: [(RETRY_AFTER, str(int(retry_after * 1e3)))]}
+    explained: Properties = {REASON_STRING: TOO_MANY, **retry}
+    for properties in (explained, retry):
+        fuller = ConnAck(False, connack.code, properties)
+        if most == ANY_SIZE or len(encode(fuller, V5)) <= most:  # [MQTT-3.2.2-19], [MQTT-3.2.2-20]
+            return fuller
+    return connack
+
+
+def _keep_alive(packet: Connect, limits: Limits) -> int:
+    """Ours where the client asks for more than is allowed, and can be told; else its own [MQTT-3.2.2-22]."""
+    most = limits.keep_alive
+    if packet.version == V5 and most and (packet.keep_alive == 0 or packet.keep_alive > most):
+        return most
+    return packet.keep_alive
+
+
+def _number(properties: Properties, identifier: int, default: int) -> int:
+    value = properties.get(identifier, default)
+    return value if isinstance(value, int) else default

@@ -1,0 +1,336 @@
+# The hub: takes packets out of what a connection received and has each of them done.
+#
+# It sequences and decides nothing itself: the wire decodes, publishing knows what becomes of a PUBLISH, sessions know
+# what a client is owed, reception knows who may come and how one leaves. PUBLISH and the acknowledgements, nearly all
+# of the traffic, are read in place, without a packet object; everything else goes through decode().
+import socket
+from collections.abc import Callable
+from typing import Final, cast
+
+from broker.cluster.leasing import Leasing
+from broker.cluster.mesh import Mesh
+from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.registration import Registration
+from broker.delivery.outbox import Outbox
+from broker.delivery.ring import Ring
+from broker.metrics.counters import Counters
+from broker.metrics.heavy_hitters import HeavyHitters
+from broker.mqtt.decode import check_first_byte, decode
+from broker.mqtt.fields import protocol_error, read_length
+from broker.mqtt.packets import (
+    CONNECT,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    Ack,
+    Auth,
+    Disconnect,
+    PingReq,
+    Subscribe,
+    Unsubscribe,
+)
+from broker.net.reactor import LARGE_READ, Reactor, Service
+from broker.net.stream import OPEN, Stream
+from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
+from broker.protocol.connect_attempt import Arrivals
+from broker.protocol.connection import Connection
+from broker.protocol.fanout import Deliveries
+from broker.protocol.lifecycle import Reception
+from broker.protocol.protection import Protection
+from broker.protocol.publishing import Publishing
+from broker.protocol.read_ahead import look_behind
+from broker.protocol.subscribing import Subscribing
+from broker.reasons import CloseReason, ProtocolError
+from broker.session.session import Session
+
+CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
+PINGRESP: Final = b"\xd0\x00"
+SUCCESS: Final = 0x00
+
+
+class Hub(Service):
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        reception: Reception,
+        subscribing: Subscribing,
+        publishing: Publishing,
+        deliveries: Deliveries,
+        reactor: Reactor,
+        counters: Counters,
+        mesh: Mesh,
+        protection: Protection,
+        clock: Callable[[], float],
+        *,
+        packet_bytes: int,
+        clients: HeavyHitters,
+    ) -> None:
+        self._arrivals = arrivals
+        self._reception = reception
+        self._subscribing = subscribing
+        self._publishing = publishing
+        self._deliveries = deliveries
+        self._reactor = reactor
+        self._counters = counters
+        self._mesh = mesh
+        self._protection = protection
+        self._clock = clock
+        self._packet_bytes = packet_bytes
+        self._clients = clients
+        self.registration: Registration | None = None  # without Redis
+        self.leasing: Leasing | None = None
+        self.reports: OverloadReports | None = None  # likewise
+
+    # What the reactor calls.
+
+    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
+        return self._reception.open(sock, address, dirty, now)
+
+    def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        connection = cast(Connection, stream)
+        try:
+            return self._take_packets(connection, quantum, now)
+        except ProtocolError as error:
+            self._reception.reject(connection, error, now)
+        except Exception as error:  # our mistake: it costs this connection and not the worker
+            self._reception.failed(connection, error, now)
+        return quantum
+
+    def overhear(self, stream: Stream, count: int, now: float) -> int:
+        connection = cast(Connection, stream)
+        try:
+            return self._look_behind(connection, len(connection.input) - count - connection.unseen, now)
+        except ProtocolError as error:
+            self._reception.reject(connection, error, now)
+        except Exception as error:  # our mistake: it costs this connection and not the worker
+            self._reception.failed(connection, error, now)
+        return 1
+
+    def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
+        self._reception.reject(cast(Connection, stream), error, now)
+
+    def drained(self, stream: Stream, now: float) -> None:
+        connection = cast(Connection, stream)
+        try:
+            self._go_on(connection, now)
+        except Exception as error:
+            self._reception.failed(connection, error, now)
+
+    def _go_on(self, connection: Connection, now: float) -> None:
+        """*connection* takes more again."""
+        session = connection.session
+        if session is not None:
+            session.pump(now)
+            self._subscribing.go_on(connection)
+        if connection.stuffed:
+            connection.stuffed = False
+            self._reactor.release(connection)
+
+    def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        try:
+            self._reception.lost(cast(Connection, stream), reason, now)
+        except Exception as error:  # our mistake, in what its end entails: it must not cost the worker
+            self._reception.failed(None, error, now)
+            self._reactor.destroy(stream)
+
+    def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
+        connection = cast(Connection, stream)
+        try:
+            self._reception.close(connection, reason, now)
+        except Exception as error:
+            self._reception.failed(None, error, now)
+            self._reactor.destroy(stream)
+
+    def tick(self, now: float) -> float:
+        due = min(self._reception.tick(now), self._mesh.tick(now), self._arrivals.tick(now), self._protection.tick(now))
+        registration, reports = self.registration, self.reports
+        if registration is None or reports is None:
+            return due
+        try:
+            due = min(due, reports.tick(now), registration.tick(now))
+            return due if self.leasing is None else min(due, self.leasing.tick(now))
+        except Exception as error:  # our mistake, in what follows from an answer that did not come
+            self._reception.failed(None, error, now)
+            return now
+
+    def work(self, until: float) -> bool:
+        if not self._deliveries.unfinished and not self._subscribing.busy() and not self._mesh.busy():
+            return False
+        try:
+            left = self._deliveries.work(until)
+        except Exception as error:  # our mistake: it costs this publish and not the worker
+            self._reception.failed(self._deliveries.give_up(), error, self._clock())
+            left = True
+        try:
+            left = self._mesh.work(until) or left
+            return self._subscribing.work(until) or left
+        except Exception as error:
+            self._reception.failed(None, error, self._clock())
+            return True
+
+    def out_of_descriptors(self) -> None:
+        self._reception.out_of_descriptors()
+
+    # Packets.
+
+    def _take_packets(self, connection: Connection, quantum: int, now: float) -> int:
+        """Do what the complete packets in the input say, for about *quantum* units; the units used."""
+        data = connection.input
+        position = connection.position
+        end = len(data)
+        spent = 0
+        packets = 0
+        counters = self._counters
+        published = counters.publishes_received
+        published_bytes = counters.publish_bytes_received
+        connection.needs = 0
+        limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
+        while spent < quantum and position < end and not connection.held:
+            if position + 2 > end:
+                connection.needs = 2
+                break
+            first = data[position]
+            length = data[position + 1]
+            body = position + 2
+            if length > 127:
+                length, body = read_length(data, position + 1, end, connection.version)
+                if length < 0:
+                    check_first_byte(first, connection.version)
+                    connection.needs = end - position + 1
+                    break
+            stop = body + length
+            if stop - position > limit:
+                raise ProtocolError(CloseReason.PACKET_TOO_LARGE, f"{stop - position} bytes")  # [MQTT-3.2.2-15]
+            if stop > end:
+                check_first_byte(first, connection.version)
+                connection.needs = stop - position
+                break
+            session = connection.session
+            if session is None:
+                spent += self._before_session(connection, data, position, body, stop, now)
+                position = stop
+                connection.position = stop
+                packets += 1
+                limit = self._packet_bytes
+                if connection.state != OPEN:  # refused: what lies behind is not looked at [MQTT-3.1.4-6]
+                    break
+                continue
+            if first & 0xF0 == 0x30:
+                position, units = self._publishing.take(
+                    connection, session, data, position, body, stop, quantum - spent, now
+                )
+                spent += units
+            elif length == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
+                packet_id = data[body] << 8 | data[body + 1]
+                self._acknowledged(session, first >> 4, packet_id, SUCCESS, now)
+                spent += ANSWER_COST
+                packets += 1
+                position = stop
+            else:
+                connection.position = stop
+                units = self._other(connection, session, first, data, body, stop, now)
+                if units == 0:  # it waits
+                    spent += ANSWER_COST
+                    connection.position = position
+                    break
+                spent += units
+                packets += 1
+                position = stop
+                if connection.state != OPEN:
+                    break
+            connection.position = position
+        counters.packets_received += packets
+        session = connection.session
+        if session is not None and spent:
+            messages = counters.publishes_received - published
+            self._clients.add(session.client_id, spent, messages, counters.publish_bytes_received - published_bytes)
+        if connection.state == OPEN:
+            connection.left = end - position
+            if position == end:  # an idle connection holds no input
+                connection.input = b""
+                connection.position = 0
+            elif position > LARGE_READ:  # nor one that has begun its next packet a large one
+                connection.input = data[position:]
+                connection.position = 0
+            if spent:
+                connection.heard = now  # [MQTT-3.1.2-22]
+            if connection.pause is not None and connection.left and connection.scanned is not connection.input:
+                self._look_behind(connection, connection.position, now)
+            if connection.outbox.stuffed() and not connection.held:
+                connection.stuffed = True
+                self._reactor.hold(connection)
+            if connection.replays is not None:
+                self._subscribing.go_on(connection)
+        return spent
+
+    def _look_behind(self, connection: Connection, begin: int, now: float) -> int:
+        """*connection* waits with a publish: take what lies behind it from *begin* on and must not wait; how much."""
+        session = connection.session
+        data = connection.scanned = connection.input
+        found = look_behind(data, begin, connection.version)
+        connection.unseen = found.unseen
+        packets = found.pings + len(found.acknowledgements)
+        if packets == 0 or session is None:
+            return 0
+        connection.input = connection.scanned = data[connection.position : begin] + found.left
+        connection.position = 0
+        connection.left = len(connection.input)
+        connection.heard = now
+        for _ in range(found.pings):
+            self._counters.answers_sent += 1
+            connection.outbox.answer(PINGRESP)
+        for kind, packet_id in found.acknowledgements:
+            self._acknowledged(session, kind, packet_id, SUCCESS, now)
+        self._counters.packets_received += packets
+        return packets
+
+    def _acknowledged(self, session: Session, kind: int, packet_id: int, code: int, now: float) -> None:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP from the client."""
+        if packet_id == 0:
+            raise protocol_error("packet identifier 0")
+        if kind == PUBACK:
+            session.puback(packet_id, now)
+        elif kind == PUBREC:
+            session.pubrec(packet_id, code, now)
+        elif kind == PUBREL:
+            session.pubrel(packet_id)
+        elif kind == PUBCOMP:
+            session.pubcomp(packet_id, now)
+
+    def _before_session(
+        self, connection: Connection, data: bytes, position: int, body: int, stop: int, now: float
+    ) -> int:
+        """The first packet, which must be a CONNECT [MQTT-3.1.0-1]; the units used."""
+        check_first_byte(data[position], 0)
+        self._arrivals.connect(connection, data, position, body, stop, now)
+        return CONNECT_COST
+
+    def _other(
+        self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
+    ) -> int:
+        """Any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
+        if first >> 4 == CONNECT:  # before it is read: what may be wrong in one has words in CONNACK only
+            raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
+        packet = decode(first, data, body, stop, connection.version)
+        if isinstance(packet, Ack):
+            self._acknowledged(session, packet.kind, packet.packet_id, packet.code, now)
+        elif isinstance(packet, PingReq):
+            self._counters.answers_sent += 1
+            connection.outbox.answer(PINGRESP)  # [MQTT-3.12.4-1]
+        elif isinstance(packet, Subscribe):
+            if connection.quota is not None and self._protection.defers(connection, len(packet.filters), now):
+                return 0
+            self._subscribing.subscribe(connection, session, packet, now)
+            return FILTER_COST * len(packet.filters)
+        elif isinstance(packet, Unsubscribe):
+            self._subscribing.unsubscribe(connection, session, packet)
+            return FILTER_COST * len(packet.filters)
+        elif isinstance(packet, Disconnect):
+            self._reception.disconnect(connection, session, packet, now)
+        elif isinstance(packet, Auth):
+            # [MQTT-4.12.0-7], and as we know no method there is none to authenticate again by [MQTT-4.12.1-1].
+            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.1-2]
+        else:
+            raise protocol_error(f"packet type {first >> 4} from a client")
+        return ANSWER_COST

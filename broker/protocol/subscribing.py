@@ -1,0 +1,359 @@
+# SUBSCRIBE and UNSUBSCRIBE, and the retained messages that a new subscription gets.
+#
+# Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for
+# a slow reader must hold neither the loop nor memory. What goes on when the session has room again is told by
+# `go_on()`; nothing polls.
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from broker.config.schema import Limits
+from broker.metrics.counters import Counters
+from broker.mqtt.encode import encode
+from broker.mqtt.fields import encode_length
+from broker.mqtt.packets import V5, Properties, SubAck, Subscribe, UnsubAck, Unsubscribe, Wanted
+from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, USER_PROPERTY
+from broker.mqtt.topics import check_filter, split_share
+from broker.net.stream import OPEN
+from broker.overload.admit import FILTER
+from broker.overload.quota import Over, Quota
+from broker.protocol.connection import Connection, Replay
+from broker.protocol.handshake import RETRY_AFTER
+from broker.reasons import CloseReason, FilterRefusal, ProtocolError
+from broker.routing.authority import Authoriser
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.session import Session, Subscription
+
+WITHDRAWN: Final = 100  # subscriptions removed, or registered, between two looks at the clock
+PAGE: Final = 64  # retained messages between two looks at the clock
+LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
+
+NO_SUBSCRIPTION_EXISTED: Final = 0x11  # [MQTT-3.11.3-2]
+FAILURE_3: Final = 0x80
+
+SEND_ALWAYS: Final = 0
+SEND_IF_NEW: Final = 1
+
+
+class Log(Protocol):
+    def info(self, event: str, **facts: object) -> None: ...
+
+
+class Withdrawal:
+    """Subscriptions that are removed in pages."""
+
+    def __init__(self, session: Session, then: Callable[[], None] | None) -> None:
+        self.session = session
+        self.then = then
+
+
+class Enrolment:
+    """Subscriptions that are registered in pages."""
+
+    def __init__(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
+        self.session = session
+        self.left = subscriptions[::-1]  # the next one last
+        self.then = then
+
+
+class Subscribing:
+    def __init__(
+        self,
+        routes: Routes,
+        retained: Retained,
+        counters: Counters,
+        log: Log,
+        limits: Limits,
+        clock: Callable[[], float],
+        settled: Callable[[Connection, Callable[[], None]], None],
+        authoriser: Authoriser | None = None,
+    ) -> None:
+        """*settled* calls back once the whole node knows what was subscribed to; so far it holds the connection."""
+        self._settled = settled
+        self._authoriser = authoriser
+        self._routes = routes
+        self._retained = retained
+        self._counters = counters
+        self._log = log
+        self._clock = clock
+        self._limits = limits
+        self._replaying: deque[Connection] = deque()
+        self._withdrawing: deque[Withdrawal] = deque()
+        self._enrolling: deque[Enrolment] = deque()
+
+    def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
+        """Take the filters one after the other [MQTT-3.8.4-5], and answer in their order [MQTT-3.9.3-1].
+
+        [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-2.2.1-6]
+        """
+        identifiers = b""
+        wanted_identifier = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
+        if isinstance(wanted_identifier, list):
+            for identifier in wanted_identifier:
+                if isinstance(identifier, int):
+                    identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
+        scarce = _scarce(connection, len(packet.filters), now)
+        over: Over | None = None
+        codes: list[int] = []
+        replays: list[Replay] = []
+        for wanted in packet.filters:
+            refusal = self._refusal(session, wanted.filter)
+            if refusal is None and connection.quota is not None:
+                found = _take_one(connection.quota, scarce, now)
+                if found is not None:
+                    over = found
+                    refusal = found.filter_refusal()
+            if refusal is not None:
+                codes.append(refusal.code if connection.version == V5 else FAILURE_3)  # 3.1.1 [MQTT-3.9.3-2]
+                self._counters.filter_refused(refusal)
+                if session.note(FILTER, refusal.label, now):
+                    self._log.info("filter_refused", client=session.client_id, reason=refusal.label)
+                continue
+            code, replay = self._subscribe_one(session, wanted, identifiers)
+            codes.append(code)
+            if replay is not None:
+                replays.append(replay)
+        self._counters.subscribes += len(codes)
+        words = _words(over, now) if over is not None and connection.wants_reasons else {}
+        answer = self._encoded(connection, session, SubAck(packet.packet_id, codes, words))
+        self._settled(connection, partial(self._subscribed, connection, session, answer, replays))
+
+    def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
+        """What is published from now on comes, at whatever worker: say so, then look what is retained."""
+        if connection.state != OPEN or connection.session is not session:
+            return
+        self._write(connection, answer)
+        for replay in replays:
+            if connection.replays is None:
+                connection.replays = {}
+            connection.replays[replay.subscription] = replay  # asked again: from the beginning
+        self.go_on(connection)
+
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        """Remove each filter that is there [MQTT-3.10.4-1], and answer [MQTT-3.10.4-4], in their order [MQTT-3.11.3-1].
+
+        [MQTT-3.10.4-5], [MQTT-3.10.4-6], [MQTT-2.2.1-6]. What the session has begun to send, or holds for its client,
+        it goes on with [MQTT-3.10.4-3].
+        """
+        codes: list[int] = []
+        for filter in packet.filters:
+            subscription = session.subscriptions.pop(filter, None)
+            if subscription is None:
+                codes.append(NO_SUBSCRIPTION_EXISTED)
+            else:
+                self._routes.remove(subscription)
+                self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
+                codes.append(0)
+        self._counters.unsubscribes += len(codes)
+        self._write(connection, self._encoded(connection, session, UnsubAck(packet.packet_id, codes)))
+
+    def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
+        """*session* has ended, or lives elsewhere: remove all its subscriptions, many of them in pages; then *then*."""
+        if len(session.subscriptions) > WITHDRAWN:
+            self._withdrawing.append(Withdrawal(session, then))
+            return
+        self._withdraw_page(session)
+        if then is not None:
+            then()
+
+    def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
+        """Register *subscriptions*, made at another worker, as those of *session*, many in pages; *then* it is done.
+
+        Not if the session ends before. A withdrawal of it that is under way is over.
+        """
+        for withdrawal in list(self._withdrawing):
+            if withdrawal.session is session:
+                self._withdrawing.remove(withdrawal)
+        enrolment = Enrolment(session, subscriptions, then)
+        if len(subscriptions) > WITHDRAWN:
+            self._enrolling.append(enrolment)
+            return
+        self._enrol_page(enrolment)
+        then()
+
+    def owe(self, subscriptions: list[Subscription]) -> dict[Subscription, Replay]:
+        """The retained messages of *subscriptions*, from the beginning, for when their client has a connection."""
+        return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
+
+    def judge_again(self, session: Session) -> None:
+        """*session* acts for somebody else: who gets what is to be decided anew."""
+        self._routes.judge_session_again(session)
+
+    def go_on(self, connection: Connection) -> None:
+        """*connection* may take more of the retained messages it waits for."""
+        if connection.replays is not None and not connection.replaying:
+            session = connection.session
+            if session is not None and session.ready():
+                connection.replaying = True
+                self._replaying.append(connection)
+
+    def busy(self) -> bool:
+        """There is something for `work()`."""
+        return bool(self._replaying or self._withdrawing or self._enrolling)
+
+    def work(self, until: float) -> bool:
+        """Go on with what is unfinished, by a page of each kind at least, until the time *until*.
+
+        True if something is left that can go on now.
+        """
+        now = self._clock()
+        while self._withdrawing:
+            withdrawal = self._withdrawing.popleft()
+            if not self._withdraw_page(withdrawal.session):
+                self._withdrawing.appendleft(withdrawal)
+            elif withdrawal.then is not None:
+                withdrawal.then()
+            now = self._clock()
+            if now >= until:
+                break
+        while self._enrolling:
+            enrolment = self._enrolling.popleft()
+            if enrolment.session.ended:
+                continue
+            if self._enrol_page(enrolment):
+                enrolment.then()
+            else:
+                self._enrolling.appendleft(enrolment)
+            now = self._clock()
+            if now >= until:
+                break
+        replaying = self._replaying
+        while replaying:
+            connection = replaying.popleft()
+            if self._replay_page(connection, now):
+                replaying.append(connection)
+            else:
+                connection.replaying = False
+            now = self._clock()
+            if now >= until:
+                break
+        return self.busy()
+
+    def _encoded(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> bytes:
+        """Nothing but codes where more would not fit: [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2].
+
+        It waits for no acknowledgement of the client's [MQTT-3.3.4-10].
+        """
+        encoded = encode(packet, connection.version)
+        if packet.properties and session.maximum_packet and len(encoded) > session.maximum_packet:
+            packet.properties = {}
+            encoded = encode(packet, connection.version)
+        if session.maximum_packet and len(encoded) > session.maximum_packet:
+            raise ProtocolError(CloseReason.PACKET_TOO_LARGE, "the answer would be larger than the client takes")
+        return encoded
+
+    def _write(self, connection: Connection, answer: bytes) -> None:
+        self._counters.answers_sent += 1
+        connection.outbox.answer(answer)
+
+    def _withdraw_page(self, session: Session) -> bool:
+        """Remove up to WITHDRAWN subscriptions; true if none is left."""
+        for _ in range(min(WITHDRAWN, len(session.subscriptions))):
+            self._routes.remove(session.subscriptions.popitem()[1])
+        return not session.subscriptions
+
+    def _enrol_page(self, enrolment: Enrolment) -> bool:
+        """Register up to WITHDRAWN subscriptions; true if none is left."""
+        session = enrolment.session
+        left = enrolment.left
+        for _ in range(min(WITHDRAWN, len(left))):
+            subscription = left.pop()
+            session.subscriptions[subscription.key()] = subscription
+            self._routes.add(subscription)
+        return not left
+
+    def _drop_replay(self, connection: Connection, subscription: Subscription) -> None:
+        if connection.replays is not None:
+            connection.replays.pop(subscription, None)
+            if not connection.replays:
+                connection.replays = None
+
+    def _refusal(self, session: Session, filter: bytes) -> FilterRefusal | None:
+        """Why *session* may not subscribe to *filter*; it may again to what it has, unless the rules have changed."""
+        present = session.subscriptions.get(filter)
+        if present is not None:
+            return self._not_authorized(session, present.filter)
+        try:
+            check_filter(filter)
+        except ProtocolError:
+            return FilterRefusal.INVALID
+        _, filter = split_share(filter) or (b"", filter)
+        if filter.count(b"/") >= self._limits.topic_levels:
+            return FilterRefusal.LEVELS
+        if len(filter) > self._limits.topic_bytes:
+            return FilterRefusal.BYTES
+        if len(session.subscriptions) >= self._limits.subscriptions:
+            return FilterRefusal.SUBSCRIPTIONS
+        return self._not_authorized(session, filter)
+
+    def _not_authorized(self, session: Session, filter: bytes) -> FilterRefusal | None:
+        if self._authoriser is None or self._authoriser.may_subscribe(session.principal, filter):
+            return None
+        return FilterRefusal.NOT_AUTHORIZED
+
+    def _subscribe_one(self, session: Session, wanted: Wanted, identifiers: bytes) -> tuple[int, Replay | None]:
+        """One filter that may be subscribed to: the QoS granted, and the retained messages to follow."""
+        subscription = session.subscriptions.get(wanted.filter)
+        new = subscription is None
+        if subscription is None:
+            share, filter = split_share(wanted.filter) or (b"", wanted.filter)
+            subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
+        subscription.qos = min(wanted.qos, self._limits.qos)  # granted less, not refused [MQTT-3.2.2-10]
+        subscription.no_local = wanted.no_local
+        subscription.retain_as_published = wanted.retain_as_published
+        subscription.identifiers = identifiers
+        if new:
+            self._routes.add(subscription)
+        else:
+            self._routes.changed(subscription)  # replaced, without a gap [MQTT-3.8.4-3], [MQTT-3.8.4-4]
+        if subscription.share:
+            return subscription.qos, None  # no retained messages for a shared subscription (4.8.2)
+        # 3.x has no such option: always, 3.1.1 [MQTT-3.3.1-6]. [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
+        if wanted.retain_handling == SEND_ALWAYS or (wanted.retain_handling == SEND_IF_NEW and new):
+            return subscription.qos, Replay(subscription, self._retained.match(subscription.filter))
+        return subscription.qos, None
+
+    def _replay_page(self, connection: Connection, now: float) -> bool:
+        """The next page of retained messages for *connection*; true if it can take more at once."""
+        session = connection.session
+        replays = connection.replays
+        if session is None or replays is None or connection.state != OPEN:
+            return False
+        replay = next(iter(replays.values()))
+        subscription = replay.subscription
+        if not replay.page:
+            replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]
+            replay.page.reverse()
+            connection.debt += len(replay.page) + 1  # paid by what it wants served next
+        authoriser = self._authoriser
+        while replay.page and session.ready():
+            topic = replay.page.pop()
+            if authoriser is not None and not authoriser.may_receive(session.principal, topic):
+                continue
+            message = self._retained.get(topic, now)  # as it is now: it may have waited long
+            if message is not None:  # as a retained one, 3.1.1 [MQTT-3.3.1-8]
+                session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
+        if not replay.page and replay.scan.done:
+            self._drop_replay(connection, subscription)
+        return connection.replays is not None and session.ready()
+
+
+def _scarce(connection: Connection, filters: int, now: float) -> bool:
+    """Whether not so many may be subscribed to; never for 3.x, whose SUBSCRIBE has waited until they may."""
+    quota = connection.quota
+    return connection.version == V5 and quota is not None and quota.over_filters(filters, now) is not None
+
+
+def _take_one(quota: Quota, scarce: bool, now: float) -> Over | None:
+    """One more filter is subscribed to; or not, if they are *scarce* and it is over *quota*."""
+    over = quota.over_filters(1, now) if scarce else None
+    if over is None:
+        quota.take_filters(1, now)
+    return over
+
+
+def _words(over: Over, now: float) -> Properties:
+    """Why a filter was refused, and when to come again."""
+    return {REASON_STRING: over.words(), USER_PROPERTY: [(RETRY_AFTER, str(over.retry_after(now)))]}

@@ -1,0 +1,31 @@
+# A wire whose other end is the test: it reads what was written, and writes what a server would.
+from typing import Final
+
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.line import Line
+from broker.store.redis.resp import Commands
+from tests.store.loop import Loop
+
+GREETED: Final = b"+OK\r\n+PONG\r\n"
+
+
+class Paper:
+    def __init__(self) -> None:
+        self.written = b""
+
+    def open(self, address: RedisAddress, line: Line) -> str:
+        return ""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.written = b""
+
+
+def on_paper(loop: Loop) -> tuple[Commands, Paper]:
+    """A line that was started at 0.0, and is not greeted yet."""
+    paper = Paper()
+    commands = Commands(paper, RedisAddress(path="/paper"), "test", loop.log)
+    commands.start(0.0)
+    return commands, paper

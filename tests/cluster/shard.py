@@ -1,0 +1,96 @@
+# A worker, as far as the registry of sessions can tell: one connection to Redis and what was decided on it.
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final
+
+from broker.cluster.holdings import Rival
+from broker.cluster.mourning import Mourning
+from broker.cluster.owner import Owner
+from broker.cluster.registry import CLAIMED, Registry, Verdict
+from broker.config.schema import Overload
+from broker.mqtt.packets import Will
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
+from broker.store.redis.resp import Commands
+from tests.store.loop import Loop
+
+KEYS: Final = Keys("weir")
+_NUMBERS: Final = itertools.count(1)
+
+
+class Shard:
+    def __init__(
+        self,
+        loop: Loop,
+        address: RedisAddress,
+        number: int = 0,
+        wall: Callable[[], float] = time.time,
+        rival: Rival | None = None,
+        alone: bool = False,
+    ) -> None:
+        self.loop = loop
+        self.incarnation = f"{next(_NUMBERS):016x}"
+        self.number = number
+        self.wall = wall
+        self.superseded_by: dict[str, Owner] = {}
+        self.supersedes: dict[str, Owner] = {}
+        self.published: list[tuple[str, str | None, Will]] = []
+        self.commands = Commands(loop.wire(), address, f"shard{number}", loop.log)
+        self.registry = Registry(
+            self.commands,
+            KEYS,
+            rival or self,
+            node="node",
+            shard=number,
+            incarnation=self.incarnation,
+            wall=lambda: self.wall(),
+            new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
+            overload=Overload(),
+            alone=alone,
+        )
+        self.mourning = Mourning(self.commands, KEYS, self.registry.script, self)
+        loop.ticking += [self.commands, self.registry, self.mourning]
+        self.commands.start(loop.now())
+
+    def superseded(self, client_id: str, owner: Owner, now: float) -> None:
+        self.superseded_by[client_id] = owner
+
+    def superseding(self, client_id: str, former: Owner, now: float) -> None:
+        self.supersedes[client_id] = former
+
+    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
+        self.published.append((client_id, user, will))
+
+    def ask(self, client_id: str, lasting: bool = True, will: bytes = b"") -> list[Verdict]:
+        """A CONNECT; the verdict is in the list that is returned, sooner or later."""
+        verdicts: list[Verdict] = []
+        self.registry.claim(client_id, lasting, will, verdicts.append, self.loop.now())
+        return verdicts
+
+    def verdict(self, client_id: str, lasting: bool = True, will: bytes = b"") -> Verdict:
+        verdicts = self.ask(client_id, lasting, will)
+        self.loop.until(lambda: bool(verdicts))
+        (verdict,) = verdicts
+        return verdict
+
+    def claim(self, client_id: str, will: bytes = b"") -> int:
+        """Claim; the epoch."""
+        verdict = self.verdict(client_id, True, will)
+        assert CLAIMED == verdict.outcome
+        assert verdict.epoch == self.registry.epoch_of(client_id)
+        return verdict.epoch
+
+    def hold_locally(self, client_id: str) -> int:
+        """Claim without Redis; the epoch."""
+        epoch = self.registry.next_epoch(client_id)
+        self.registry.hold_locally(client_id, epoch, b"")
+        return epoch
+
+    def settled(self) -> bool:
+        """Redis knows all that it has to be told."""
+        found = self.registry.holdings.statistics()
+        return not (found.stale or found.ended or self.commands.statistics.waiting)
+
+    def settle(self) -> None:
+        self.loop.until(self.settled)

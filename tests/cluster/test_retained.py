@@ -1,0 +1,244 @@
+# Retained messages: the same ones at every worker, whoever wrote them and in whatever order that is heard.
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.config.schema import Config, Retained
+from broker.mqtt.packets import V5, V311, Ack, Publish, Subscribe, Wanted
+from broker.reasons import DropReason
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.retained import TOMBSTONE
+from broker.routing.retained import Retained as RetainedMessages
+from broker.session.message import NEVER, Message
+from tests.cluster.talk import payloads, subscribed
+from tests.innode import Node
+
+Nodes = Callable[..., Node]
+
+
+def test_a_retained_message_is_there_at_every_worker(nodes: Nodes) -> None:
+    """Who subscribes elsewhere would get nothing, or what was deleted."""
+    one, two, three = nodes(3)
+    publisher = two.connect("publisher")
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    publisher.receive()
+    for n, broker in enumerate((one, two, three)):
+        client = broker.connect(f"c{n}")
+        subscribed(client, "a")
+        (message,) = client.receive() or client.inbox
+        assert isinstance(message, Publish) and message.retain and b"1" == message.payload
+
+    publisher.send(Publish(b"a", b"", 1, True, packet_id=2))
+    publisher.receive()
+    late = three.connect("late")
+    subscribed(late, "a")
+    assert [] == payloads(late) + late.inbox
+
+
+def test_who_is_there_gets_it_once_and_live(nodes: Nodes) -> None:
+    """It would come twice, as a publish and as what is retained, or not at all."""
+    one, two = nodes(2)
+    subscriber, publisher = one.connect("subscriber", V5), two.connect("publisher")
+    subscribed(subscriber, "a")
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    (message,) = subscriber.receive()
+
+    assert isinstance(message, Publish)
+    assert (b"1", False, 1) == (message.payload, message.retain, message.qos)
+
+
+def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
+    """After a worker was replaced, its clients would find nothing."""
+    node = nodes(2)
+    one, two = node
+    publishers = [one.connect("p1"), two.connect("p2")]
+    for n in range(600):
+        publishers[n % 2].send(Publish(b"r/%d" % n, b"%d" % n, 0, True))
+    node.settle()
+    node.kill(two)
+    late = node.start(shard=5)
+
+    assert late.worker.mesh.complete()
+    assert 600 == late.worker.retained.statistics().count
+    assert 600 == one.worker.retained.statistics().count
+
+
+def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
+    """Workers whose clocks tell the same time, or differ, would not agree on what was last."""
+    node = nodes(3)
+    first, second = node[0].connect("first"), node[1].connect("second")
+    first.send(*[Publish(b"a", b"%d" % n, 0, True) for n in range(10)])
+    first.receive()
+    second.send(Publish(b"a", b"last", 0, True))
+    second.receive()
+
+    kept = [broker.worker.retained.kept(b"a") for broker in node]
+    assert [b"last"] * 3 == [message.payload for message in kept if message is not None]
+
+
+def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> None:
+    """What crosses behind other messages would be missing among what is retained [MQTT-3.3.1-9]."""
+    one, two = nodes(2)
+    (peer,) = two.worker.mesh.peers
+    publisher, subscriber = one.connect("publisher"), two.connect("subscriber")
+    two.worker.reactor.hold(peer.data)  # as while a message with thousands of receivers is delivered
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    assert 1 == len(publisher.receive())
+    subscriber.send(Subscribe(1, [Wanted(b"a", 1)]))
+    assert [] == subscriber.receive()
+
+    two.worker.reactor.release(peer.data)
+    said = subscriber.receive()
+    # It may come as a publish, too: nobody can say which of the two was first.
+    assert [b"1"] == [packet.payload for packet in said if isinstance(packet, Publish) and packet.retain]
+
+
+def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Nodes) -> None:
+    """Who is told by whoever wrote it would not be told, as it has the number of the dead itself."""
+    node = nodes(3)
+    _one, two, three = node
+    publishers = [broker.connect(f"p{n}") for n, broker in enumerate(node)]
+    for n, publisher in enumerate(publishers):
+        publisher.send(Publish(b"r/%d" % n, b"%d" % n, 0, True), Publish(b"r/none/%d" % n, b"x", 0, True))
+        publisher.send(Publish(b"r/none/%d" % n, b"", 0, True))
+    node.settle()
+    node.kill(two)
+    node.kill(three)
+    successors = [node.start(1), node.start(2)]
+
+    assert [3, 3] == [broker.worker.retained.statistics().count for broker in successors]
+    assert all(broker.worker.retained.tombstone(b"r/none/%d" % n) for broker in successors for n in range(3))
+
+
+def test_who_was_to_tell_a_newcomer_dies(nodes: Nodes) -> None:
+    """The others would leave it to him, and the newcomer would never know what he had retained."""
+    node = nodes(3)
+    publisher = node[0].connect("publisher")
+    publisher.send(Publish(b"a", b"1", 0, True), Publish(b"b", b"1", 0, True), Publish(b"b", b"", 0, True))
+    publisher.receive()
+    node[0].stopped = True
+    late = node.start()
+    assert not late.worker.mesh.complete()
+    node.kill(node[0])
+
+    assert late.worker.mesh.complete()
+    assert 1 == late.worker.retained.statistics().count
+    assert late.worker.retained.tombstone(b"b")
+
+
+def test_a_newcomer_does_not_bring_back_what_was_deleted(nodes: Nodes) -> None:
+    """It may hear of a write after its deletion, from somebody slower."""
+    node = nodes(1)
+    (one,) = node
+    publisher = one.connect("publisher")
+    publisher.send(Publish(b"a", b"1", 0, True), Publish(b"a", b"", 0, True))
+    one.settle()
+    late = node.start()
+
+    assert late.worker.retained.tombstone(b"a")
+
+
+def test_one_that_has_no_room_is_delivered_everywhere(nodes: Nodes) -> None:
+    """Those at the publisher's worker would get it, and the others not."""
+    one, two = nodes(2, Config(retained=Retained(messages=0)))
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher", V311)
+    subscribed(subscriber, "a")
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    publisher.receive()
+
+    assert [b"1"] == payloads(subscriber)
+    assert 0 == one.worker.retained.statistics().count
+    assert 1 == two.worker.counters.dropped_by_reason[DropReason.RETAINED_FULL.label]
+
+
+def test_one_that_was_refused_is_delivered_nowhere(nodes: Nodes) -> None:
+    """Its publisher sends it again, as it was told so, and it would come twice."""
+    one, two = nodes(2, Config(retained=Retained(messages=0)))
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher", V5)
+    subscribed(subscriber, "a")
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    (answer,) = publisher.receive()
+
+    assert isinstance(answer, Ack) and 0x97 == answer.code
+    assert [] == payloads(subscriber)
+
+
+def kept(retained: RetainedMessages, topic: bytes) -> bytes | None:
+    message = retained.kept(topic)
+    return None if message is None else message.payload
+
+
+@given(st.data())
+def test_whatever_the_order_the_greatest_stamp_wins(data: st.DataObject) -> None:
+    """Two workers would answer differently, for ever."""
+    clock = HybridClock(3)
+    writes = [(clock.stamp(1.0), data.draw(st.sampled_from([b"", b"x", b"y"]))) for _ in range(4)]
+    expected = writes[-1][1] or None
+    heard = data.draw(st.permutations(writes))
+    retained = RetainedMessages(100, 10_000)
+    for stamp, payload in heard:
+        retained.merge(Message(b"a", payload, 1, True, b"", NEVER), 1.0, "me", stamp)
+
+    assert expected == kept(retained, b"a")
+
+
+def test_a_deletion_is_forgotten_when_no_older_write_can_come() -> None:
+    """Each topic that was ever deleted would cost memory."""
+    clock = HybridClock(0)
+    retained = RetainedMessages(100, 10_000)
+    for n in range(5):
+        retained.delete(b"%d" % n, clock.stamp(10.0 + n))
+    retained.bury(10.0 + TOMBSTONE + 1.5, 10)
+    assert [b"2", b"3", b"4"] == retained.deleted()
+    retained.bury(1000.0, 2)
+    assert [b"4"] == retained.deleted()
+
+
+def test_stamps_rise_and_follow_those_of_others() -> None:
+    """A write that was made after another was seen would lose against it."""
+    one, two = HybridClock(1), HybridClock(2)
+    first = one.stamp(5.0)
+    second = one.stamp(5.0)
+    two.seen(second)
+    third = two.stamp(4.0)
+
+    assert first < second < third
+    assert {1, 2} == {first & 1023, third & 1023}
+
+
+def test_what_is_set_again_is_no_deletion_any_more() -> None:
+    """It would be deleted again by who hears of both."""
+    clock = HybridClock(0)
+    retained = RetainedMessages(100, 10_000)
+    retained.delete(b"a", clock.stamp(1.0))
+    retained.put(Message(b"a", b"x", 0, True, b"", NEVER), 1.0, "", clock.stamp(1.0))
+
+    assert [] == retained.deleted()
+
+
+@pytest.mark.parametrize("payload", [b"", b"x"])
+def test_what_is_older_changes_nothing(payload: bytes) -> None:
+    """A slow worker would undo what others did since."""
+    clock = HybridClock(0)
+    old, new = clock.stamp(1.0), clock.stamp(1.0)
+    retained = RetainedMessages(100, 10_000)
+    retained.put(Message(b"a", b"new", 0, True, b"", NEVER), 1.0, "", new)
+
+    assert not retained.merge(Message(b"a", payload, 0, True, b"", NEVER), 1.0, "", old)
+    assert b"new" == kept(retained, b"a")
+
+
+def test_what_was_acknowledged_before_is_found_as_retained(nodes: Nodes) -> None:
+    """It would come a moment later, as a live message: who asks for retained ones only would miss it."""
+    one, two = nodes(2)
+    other, subscriber, publisher = one.connect("other"), one.connect("subscriber", V5), two.connect("publisher")
+    subscribed(other, "a")  # so that nobody has to be told that the filter is subscribed to
+    one.stopped = True
+    publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
+    assert 1 == len(publisher.receive())
+    one.stopped = False
+    subscribed(subscriber, "a")
+
+    assert [True] == [packet.retain for packet in subscriber.receive() if isinstance(packet, Publish)]

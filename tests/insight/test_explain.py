@@ -1,0 +1,343 @@
+# What is known of a client, in sentences: each question that a person has finds its answer, and nothing else is said.
+from typing import Any, cast
+
+import pytest
+
+from broker.insight.explain import explain, size, span, words_of
+from broker.insight.facts import DecisionFacts, EndFacts, Facts, together
+from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
+from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
+
+GONE: EndFacts = {
+    "reason": "slow_consumer",
+    "code": 0x97,
+    "ago": 90.0,
+    "detail": "",
+    "address": "192.0.2.1:5000",
+    "undelivered": 0,
+}
+REFUSED: EndFacts = {
+    "reason": "bad_user_name_or_password",
+    "code": 0x86,
+    "ago": 7.0,
+    "detail": "user 'alice', client 'phone'",
+    "address": "192.0.2.2:5000",
+    "undelivered": 0,
+}
+HELD = {
+    "reason": "credits",
+    "since": 0.4,
+    "due": 0.3,
+    "patience": 29.6,
+    "gate": None,
+    "limit": "",
+    "unread": 0,
+    "honoured": True,
+}
+PUBLISH = {
+    "waits": True,
+    "size": 300,
+    "receivers": 200,
+    "cost": 222,
+    "base": 10,
+    "for_bytes": 2,
+    "for_deliveries": 200,
+    "for_retaining": 0,
+    "for_qos": 10,
+    "needs": ["weir/0"],
+}
+OVERLOADED = {
+    "enabled": True,
+    "level": 6.2,
+    "node_level": 6.2,
+    "worker_level": 0.0,
+    "cause": "lag",
+    "cause_node": "weir",
+    "cause_worker": 1,
+    "value": 2.4,
+    "target": 0.05,
+}
+
+
+def facts(**known: object) -> Facts:
+    """Those of a client that is connected and has no trouble, but for what is *known*."""
+    usual: dict[str, Any] = {
+        "client": "phone",
+        "node": "weir",
+        "worker": 0,
+        "connection": {
+            "address": "192.0.2.1:5000",
+            "transport": "tcp",
+            "version": 5,
+            "user": "alice",
+            "age": 200.0,
+            "silent": 1.0,
+            "keep_alive": 90.0,
+        },
+        "connecting": None,
+        "session": {"subscriptions": 3, "expiry": 0},
+        "ended": None,
+        "refused": None,
+        "held": None,
+        "publish": None,
+        "prices": {"publish": 10, "bytes_per_credit": 128, "delivery": 1, "retained": 10, "qos": 5},
+        "credits": {"balance": 50_000, "cap": 50_000, "refill": 50_000.0},
+        "contended": [],
+        "level": {**OVERLOADED, "level": 0.0, "cause": ""},
+        "limits": [],
+        "reader": {
+            "writable": True,
+            "unsent": 0,
+            "high": 1 << 20,
+            "low": 1 << 19,
+            "stalled": None,
+            "patience": 60.0,
+            "unacknowledged": 0,
+            "window": 1024,
+            "waiting": 0,
+            "may_wait": 1000,
+        },
+        "dropped": {},
+        "decisions": [],
+        "override": None,
+        "unanswered": [],
+    }
+    assert set(known) <= set(usual), known
+    return cast(Facts, usual | known)
+
+
+def away(**known: object) -> Facts:
+    """The same of one that is not here."""
+    nothing: dict[str, object] = dict.fromkeys(("connection", "session", "credits", "reader"))
+    return facts(**(nothing | known))
+
+
+def decision(kind: int, reason: str, ago: float = 3.0, times: int = 1) -> DecisionFacts:
+    return {"kind": kind, "reason": reason, "first": ago + times - 1, "last": ago, "times": times}
+
+
+def said(found: Facts) -> str:
+    return "\n".join(explain(found))
+
+
+def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:
+    """Who looks at a healthy client would search for the trouble among what is none."""
+    told = explain(facts())
+
+    assert "phone is connected as alice at worker 0 of node weir for 3 min" in told[0]
+    assert "with MQTT 5.0" in told[0]
+    assert told[1].startswith("Nothing holds it back. It has 50000 of 50000 credits")
+    assert "The overload level is 0: nothing is overloaded." in told
+    assert "It takes all that it is sent." in told
+    assert 5 == len(told)
+
+
+def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
+    """An owner could neither see what its publishes cost, nor who is overloaded, nor when it goes on."""
+    contended = {"resource": "weir/0", "node": "weir", "worker": 1, "signal": "weir/0", "value": 3.0, "target": 0.05}
+    credits = {"balance": 22, "cap": 1000, "refill": 193.4}
+    told = said(facts(held=HELD, publish=PUBLISH, credits=credits, contended=[contended], level=OVERLOADED))
+
+    assert "It has been held back for 400 ms (credits)" in told
+    assert "worker 0 of node weir, which is overloaded: worker 1 of node weir waits for worker 0 of node weir" in told
+    assert "for 150 ms longer than without load, 3 times its target" in told
+    assert "It goes on in 300 ms, or as soon as what it needs has nothing else to do." in told
+    assert "If that takes 30 s more, its publish is given up (overload.wait)." in told
+    costs = "costs 222 credits: 10 for any, 2 for its 300 bytes, 200 for its 200 receivers, 10 for its QoS."
+    assert f"{costs} It has 22 of 1000 credits, and gets 193 each 200 ms." in told
+    assert "The overload level is 7 of 10, as worker 1 of node weir leaves a socket" in told
+    assert "120 ms, 2.4 times its target (the signal lag, whose target overload.lag sets)" in told
+    assert "`weir limit set phone --no-protection --ttl 1h --reason TEXT`" in told
+    assert "Its keep alive does not run meanwhile" in told
+
+
+def test_who_is_held_between_its_publishes_is_told_how_often() -> None:
+    """It would seem to be held for a millisecond each time that somebody looks."""
+    decisions = [decision(PAUSE, "credits", 0.0, 31)]
+
+    told = said(facts(held=HELD, publish=PUBLISH, level=OVERLOADED, decisions=decisions))
+    assert "It is held back, 31 times within the last 30 s (credits)" in told
+    assert "Lately" not in told
+
+
+def test_a_dear_publish_is_told_from_what_balance_it_passes() -> None:
+    """Nobody could see how a publish passes that costs more than can ever be saved."""
+    credits = {"balance": 300, "cap": 1000, "refill": 20.0}
+
+    assert "it passes from 500 on" in said(facts(held=HELD, publish={**PUBLISH, "cost": 600}, credits=credits))
+    assert "passes from" not in said(facts(held=HELD, publish=PUBLISH, credits=credits))
+
+
+def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
+    """The owner of a client would look at the worker that it is connected to."""
+    gate = {"resource": "weir/1", "publishes": 1, "bytes": 5 << 20, "delay": 0.21, "refuses": False}
+    held = {**HELD, "reason": "gate", "due": None, "gate": gate, "unread": 60_000, "honoured": False}
+    told = said(facts(held=held))
+
+    assert "It waits for worker 1 of node weir, which has 1 publish (5120 KiB) before it" in told
+    assert "210 ms slower than without load" in told
+    assert "It goes on as soon as there is room." in told
+    assert "Its keep alive runs on meanwhile (overload.keepalive_while_throttled is strict)." in told
+    assert "We have 59 KiB of it that wait" in told
+    assert "a client that sends more than we hold may give up by itself" in told
+
+
+def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> None:
+    """Who may not publish more could not see how much it may, nor where that is set."""
+    held = {**HELD, "reason": "quota_session_messages", "due": 8.0, "patience": None, "limit": "3:30"}
+    told = said(facts(held=held))
+    assert "(quota_session_messages of 3:30): it has published as many messages as it may." in told
+    assert "It goes on in 8.0 s. The setting is quotas.session.incoming_messages." in told
+    assert "`weir limit set phone --rate 100/s --ttl 1h --reason TEXT`" in told
+    assert "given up" not in told
+
+    limit = {"name": "QUOTA_TENANT_BYTES", "rate": "1MiB/s", "room": -20.0}
+    decisions = [decision(REFUSE, "quota_tenant_bytes", 2.0, 4)]
+    free = said(facts(limits=[limit], decisions=decisions))
+    assert "The quota quotas.tenant (bytes) of 1MiB/s leaves it 0 bytes now." in free
+    assert "Lately: between 5.0 s and 2.0 s ago we refused 4 publishes of it (quota_tenant_bytes)" in free
+    assert "The setting is quotas.tenant.incoming_bytes." in free
+
+
+def test_a_slow_reader_is_told_what_it_is_owed_and_what_it_missed() -> None:
+    """A client that gets nothing would be looked at as a publisher."""
+    slow = {**facts()["reader"], "writable": False, "unsent": 2 << 20, "stalled": 12.0, "waiting": 7}  # type: ignore[dict-item]
+    told = said(facts(reader=slow, dropped={"not_writable": 1}))
+
+    assert "It reads too slowly. It is owed 2048 KiB that were not sent yet; behind that, 7 of at most 1000" in told
+    assert "(1024 KiB) and not yet below the low one (512 KiB): QoS 0 is skipped meanwhile." in told
+    assert "It took no byte for 12 s; after 60 s of that it is closed (delivery.slow_consumer_timeout)." in told
+    assert "1 message did not reach it in this session (not_writable)" in told
+    full = {**facts()["reader"], "unacknowledged": 1024, "waiting": 3}  # type: ignore[dict-item]
+    assert "It has 1024 messages to acknowledge first" in said(facts(reader=full))
+
+
+def test_who_is_gone_is_told_how_it_ended_the_latest_first() -> None:
+    """Somebody else's wrong password would hide why the client itself is gone, or be taken for the cause."""
+    told = said(away(ended=GONE, refused=REFUSED))
+
+    assert "phone is not connected, and has no session here." in told
+    assert told.index("A CONNECT in its name was refused 7.0 s ago") < told.index("Its last connection ended 90 s ago")
+    assert "(slow_consumer, 0x97)" in told
+    assert "In detail: user 'alice', client 'phone'." in told
+    assert "The overload level" not in told
+    assert "2 messages did not reach it (session_ended)" in said(away(ended={**GONE, "undelivered": 2}))
+    assert "it was not let in" in said(away(refused=REFUSED))
+    assert "phone is away. Its session is kept by worker 0 of node weir, with 1 filter." in said(
+        away(session={"subscriptions": 1, "expiry": 60})
+    )
+
+
+def test_who_waits_to_be_let_in_is_told_so() -> None:
+    """A client in a connect storm would be taken for one that is not there."""
+    told = said(away(connecting={"waited": 2.5, "waiting": 300, "due": 0.01}))
+
+    assert "phone wants to connect at worker 0 of node weir, and has waited 2.5 s for its turn" in told
+    assert "300 CONNECTs wait there, and the next one passes at once." in told
+
+
+def test_what_an_administrator_decided_is_told() -> None:
+    """A client that runs free, or is slowed by hand, would puzzle whoever did not decide it."""
+    override = {"rate": "5/s", "exempt": True, "left": 1800.0, "by": "root", "reason": "a demo"}
+    told = said(facts(override=override))
+
+    assert "An administrator (root) decided that it may publish 5/s and overload protection does not" in told
+    assert "for 30 min more: a demo. `weir limit drop phone` ends that." in told
+
+
+def test_protection_that_is_off_is_told() -> None:
+    """Nobody would know why a client is not held back."""
+    told = said(facts(level={**OVERLOADED, "enabled": False}))
+
+    assert "Overload protection is switched off (overload.enabled)" in told
+    assert "credits, and gets" not in told
+
+
+@pytest.mark.parametrize("signal", ["lag", "outbound", "memory", "connect", "weir/1", ""])
+def test_each_cause_has_its_words(signal: str) -> None:
+    """A level would be told without what one could do about it."""
+    target = 0.5
+    told = said(facts(level={**OVERLOADED, "cause": signal, "value": 1.5, "target": target}))
+
+    amount = {"outbound": "75 %", "memory": "75 %", "": "it still falls"}.get(signal, "750 ms")
+    assert amount in told
+    setting = {"outbound": "outbound_percent", "memory": "memory_percent", "connect": "connect_delay", "lag": "lag"}
+    assert f"overload.{setting.get(signal, 'gate_delay')}" in told or not signal
+
+
+def test_a_level_that_falls_is_not_told_as_if_its_cause_went_on() -> None:
+    """Whoever asks a second later would look for what is over: memory at 1 % of its target was once the cause."""
+    told = said(facts(level={**OVERLOADED, "cause": "lag", "value": 0.01, "target": 0.05}))
+
+    assert "it still falls since worker" in told
+    assert "its signal lag (overload.lag), which it is not any more" in told
+    assert "times its target" not in told
+
+
+REASONS = [
+    *((DROP, reason.label) for reason in DropReason),
+    *((PAUSE, reason.label) for reason in PauseReason),
+    *((REFUSE, reason.label) for reason in PublishRefusal),
+    *((FILTER, reason.label) for reason in FilterRefusal),
+    *((CLOSE, reason.label) for reason in CloseReason),
+]
+
+
+@pytest.mark.parametrize(("kind", "label"), REASONS)
+def test_each_reason_has_its_words(kind: int, label: str) -> None:
+    """A reason that was added would end `weir why` in a traceback, or be told by its label alone."""
+    happened, helps = words_of(kind, label, "phone")
+
+    assert happened and not happened.endswith(".")
+    assert not helps or helps.endswith((".", "`"))
+    assert "CLIENT" not in helps
+    assert said(facts(decisions=[decision(kind, label)]))
+    if kind == CLOSE:
+        assert happened in said(away(ended={**GONE, "reason": label}))
+
+
+def test_what_several_workers_know_is_put_together() -> None:
+    """A client that moved would be told as gone, or how it ended elsewhere would be lost."""
+    here = facts(worker=1)
+    before = away(worker=0, ended=GONE)
+    earlier = away(worker=2, ended={**GONE, "ago": 300.0, "reason": "kicked"}, refused=REFUSED)
+    nothing = away(worker=3)
+
+    found = together([nothing, earlier, before, here], [4])
+    assert found is not None
+    assert (1, GONE, REFUSED, [4]) == (found["worker"], found["ended"], found["refused"], found["unanswered"])
+    assert "worker 4 did not answer" in said(found)
+    assert None is together([nothing], [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (-1.0, "0 ms"),
+        (0.0212, "21 ms"),
+        (0.96, "1.0 s"),
+        (61.4, "61 s"),
+        (121.0, "2 min"),
+        (7300.0, "2 h"),
+        (2e5, "2 days"),
+    ],
+)
+def test_a_time_is_told_in_the_unit_that_suits(seconds: float, told: str) -> None:
+    """Nobody reads 200000 s, or 0.0 s."""
+    assert told == span(seconds)
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "1 byte"), (9999, "9999 bytes"), (10_240, "10 KiB"), (1 << 30, "1024 MiB")]
+)
+def test_a_size_is_told_in_the_unit_that_suits(count: int, told: str) -> None:
+    """Nobody reads 1310720 bytes."""
+    assert told == size(count)
+
+
+def test_a_client_id_cannot_be_a_command() -> None:
+    """Who copies the command that helps would run what a stranger has chosen for an id."""
+    held = {**HELD, "reason": "quota_session_messages", "limit": "3:30"}
+    evil = said(facts(client="x; rm -rf $HOME", held=held))
+
+    assert "`weir limit set 'x; rm -rf $HOME' --rate" in evil

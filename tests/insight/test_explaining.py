@@ -1,0 +1,130 @@
+# What a worker knows of one client: that it is so.
+from collections.abc import Callable
+
+from broker.config.schema import Config, Delivery, Quotas, QuotaScope
+from broker.insight.facts import Facts
+from broker.mqtt.packets import V5, Publish
+from broker.overload.overrides import Limit
+from tests.cluster.talk import subscribed
+from tests.innode import Node
+from tests.inprocess import Broker
+from tests.protocol.reasons.stage import overload
+from tests.protocol.talk import narrow, subscribe
+
+Brokers = Callable[..., Broker]
+Nodes = Callable[..., Node]
+
+
+def facts(broker: Broker, client_id: str = "phone") -> Facts:
+    return broker.worker.explaining.facts(client_id)
+
+
+def flood(broker: Broker, size: int = 300) -> None:
+    """The client phone publishes more than its credits last for."""
+    client = broker.connect("phone")
+    client.post(*[Publish(b"a", bytes(size), 2, True, packet_id=number + 1) for number in range(5000)])
+    broker.settle()
+
+
+def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
+    """The parts would not add up to what is charged, or an owner save at the wrong end."""
+    broker = brokers()
+    for number in range(7):
+        subscribe(broker.connect(f"reader-{number}"), "a")
+    overload(broker)
+    flood(broker)
+
+    publish = facts(broker)["publish"]
+    assert publish is not None and publish["waits"]
+    parts = ("base", "for_bytes", "for_deliveries", "for_retaining", "for_qos")
+    assert [10, 2, 7, 10, 10] == [publish[part] for part in parts]  # type: ignore[literal-required]
+    assert 39 == publish["cost"]
+    assert (7, ["weir/0"]) == (publish["receivers"], publish["needs"])
+
+
+def test_who_is_held_for_credits_is_told_when_it_has_them(brokers: Brokers) -> None:
+    """It would be told a time at which it is held back again."""
+    broker = brokers()
+    overload(broker)
+    broker.advance(3.0)  # level 10, at which two publishes take 0.8 s
+    flood(broker)
+    told = facts(broker)
+    held, credits, publish = told["held"], told["credits"], told["publish"]
+
+    assert held is not None and credits is not None and publish is not None
+    assert ("credits", True, None, 30.0) == (held["reason"], held["honoured"], held["gate"], held["patience"])
+    assert held["due"] is not None and held["due"] > 0.1
+    least = (publish["cost"] - credits["balance"] - 1) * 0.2 / credits["refill"]
+    assert least <= held["due"] <= least + 0.2 / credits["refill"] + 0.002
+    assert 0 < held["unread"]
+
+
+def test_a_contended_resource_is_told_by_the_worker_that_says_so(nodes: Nodes) -> None:
+    """A client would be told that its own worker is overloaded, which it is not."""
+    one, two = nodes(2)
+    subscribed(two.connect("subscriber", V5), "a")
+    overload(two)
+    flood(one)
+    one.advance(0.2)
+    told = facts(one)
+
+    (lag,) = [found for found in told["contended"] if found["signal"] == "lag"]
+    assert ("weir/1", "weir", 1) == (lag["resource"], lag["node"], lag["worker"])
+    assert (20.0, 0.05) == (lag["value"], lag["target"])
+    level = told["level"]
+    assert ("lag", 1) == (level["cause"], level["cause_worker"])
+    assert level["worker_level"] < level["level"] == level["node_level"]
+
+
+def test_a_reader_that_takes_nothing_is_told_since_when(brokers: Brokers) -> None:
+    """Nobody could tell a slow reader from one that has stopped."""
+    broker = brokers(Config(delivery=Delivery(high_watermark=16 * 1024, low_watermark=8 * 1024)))
+    reader = broker.connect("phone", V5)
+    subscribe(reader, "t")
+    narrow(broker)
+    reader.reading = False
+    publisher = broker.connect("publisher")
+    for _ in range(60):
+        publisher.send(Publish(b"t", bytes(1000)))
+        publisher.receive()
+    broker.advance(3.0)
+
+    told = facts(broker)["reader"]
+    assert told is not None and told["stalled"] is not None
+    assert (False, 60.0) == (told["writable"], told["patience"])
+    assert 2.0 < told["stalled"] < 3.1
+    assert told["unsent"] > told["high"] == 16 * 1024
+    reader.reading = True
+    reader.receive()
+    told = facts(broker)["reader"]
+    assert told is not None and told["stalled"] is None and told["writable"]
+
+
+def test_the_room_of_a_quota_is_told(brokers: Brokers) -> None:
+    """A 5.0 client that is refused is not held back: its owner would see a quota and not that it is used up."""
+    broker = brokers(Config(quotas=Quotas(reserve=0.0, session=QuotaScope(incoming_messages="3:30"))))
+    client = broker.connect("phone", V5)
+    rooms = []
+    for number in range(4):
+        rooms.append([(limit["rate"], limit["room"]) for limit in facts(broker)["limits"]])
+        client.send(Publish(b"a", b"", 1, packet_id=number + 1))
+        client.receive()
+    decisions = facts(broker)["decisions"]
+
+    assert [[("3:30", 3.0)], [("3:30", 2.0)], [("3:30", 1.0)], [("3:30", 0.0)]] == rooms
+    assert [("quota_session_messages", 1)] == [(one["reason"], one["times"]) for one in decisions]
+
+
+def test_an_administrators_decision_is_told_while_it_holds(brokers: Brokers) -> None:
+    """A limit that ended would be held against a client."""
+    broker = brokers()
+    until = broker.clock.now + 60.0
+    limit = Limit("phone", "5/s", True, until, seconds=60.0, by="root", reason="a demo", made=0.0)
+    broker.worker.protection.limits["phone"] = limit
+    broker.connect("phone")
+
+    expected = {"rate": "5/s", "exempt": True, "left": 60.0, "by": "root", "reason": "a demo"}
+    assert expected == facts(broker)["override"]
+    assert None is facts(broker, "other")["override"]
+    broker.advance(60.1)
+    assert None is facts(broker)["override"]

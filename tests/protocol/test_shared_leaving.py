@@ -1,0 +1,144 @@
+# What waited in a session for a shared subscription, when the session ends: another member gets it.
+from collections.abc import Callable
+
+import pytest
+
+from broker.config.schema import Config, Limits
+from broker.mqtt.packets import PUBREC, V5, V311, Ack, Publish
+from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
+from broker.protocol.fanout import SHARED_PAGE
+from broker.reasons import DropReason
+from tests.inprocess import Broker, Client
+from tests.protocol.talk import dropped, messages, payloads, subscribe
+
+Brokers = Callable[..., Broker]
+
+SHARED = "$share/g/t"
+LASTING = {SESSION_EXPIRY_INTERVAL: 10}
+
+
+def away(broker: Broker, name: str, *filters: str, qos: int = 1, identifier: int = 0) -> None:
+    """A client that subscribed and is away; its session ends ten seconds later."""
+    client = broker.connect(name, V5, properties=dict(LASTING))
+    subscribe(client, *(filters or (SHARED,)), qos=qos, identifier=identifier)
+    client.drop()
+
+
+def publish(broker: Broker, count: int, qos: int = 1) -> list[bytes]:
+    """Publish so many messages, with different payloads; these."""
+    publisher = broker.connect("publisher")
+    sent = [b"%d" % number for number in range(count)]
+    publisher.send(*(Publish(b"t", payload, qos, packet_id=n + 1) for n, payload in enumerate(sent)))
+    publisher.receive()
+    return sent
+
+
+def joined(broker: Broker, qos: int = 1) -> Client:
+    client = broker.connect("heir", V5)
+    subscribe(client, SHARED, qos=qos)
+    return client
+
+
+@pytest.mark.parametrize("count", [1, 3 * SHARED_PAGE + 1])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_another_member_gets_what_was_never_sent(brokers: Brokers, count: int, qos: int) -> None:
+    """A worker of a group that is shut down for good would take along what it had not begun (4.8.2)."""
+    broker = brokers(Config(limits=Limits(receive_maximum=65535)))
+    away(broker, "gone", qos=qos, identifier=5)
+    sent = publish(broker, count, qos)
+    heir = joined(broker, qos)
+    broker.advance(11)
+    received = messages(heir.receive())
+
+    assert sent == payloads(received)
+    assert {qos} == {message.qos for message in received}
+    assert not any(message.properties for message in received)  # the identifier was the other member's
+    assert {} == dropped(broker)
+    assert (0, 0) == (broker.worker.queue_budget.used, broker.worker.queue_budget.messages)
+
+
+def test_what_was_sent_and_not_acknowledged_stays_with_its_member(brokers: Brokers) -> None:
+    """A message of QoS 2 would reach two members [MQTT-4.8.2-5]."""
+    broker = brokers()
+    gone = broker.connect("gone", V5, properties=dict(LASTING))
+    subscribe(gone, SHARED, qos=2)
+    publish(broker, 2, qos=2)
+    received = messages(gone.receive())
+    gone.send(Ack(PUBREC, received[0].packet_id))
+    gone.receive()
+    gone.drop()
+    heir = joined(broker, qos=2)
+    broker.advance(11)
+
+    assert [] == messages(heir.receive())
+    assert {DropReason.SESSION_ENDED: 1} == dropped(broker)
+
+
+def test_only_what_waited_for_the_group_goes_to_the_group(brokers: Brokers) -> None:
+    """Another member would get what the client had subscribed to for itself, or what another group is owed."""
+    broker = brokers()
+    away(broker, "gone", SHARED, "t", "$share/other/t")
+    sent = publish(broker, 1)
+    heir = joined(broker)
+    broker.advance(11)
+
+    assert sent == payloads(heir.receive())
+    assert {DropReason.SESSION_ENDED: 2} == dropped(broker)
+
+
+def test_what_expired_while_it_waited_goes_to_nobody(brokers: Brokers) -> None:
+    """Another member would get what its publisher did not want to be delivered any more [MQTT-3.3.2-5]."""
+    broker = brokers()
+    away(broker, "gone")
+    publisher = broker.connect("publisher", V5)
+    publisher.send(Publish(b"t", b"x", 1, packet_id=1, properties={MESSAGE_EXPIRY_INTERVAL: 3}))
+    publisher.receive()
+    heir = joined(broker)
+    broker.advance(11)
+
+    assert [] == messages(heir.receive())
+    assert {DropReason.EXPIRED: 1} == dropped(broker)
+
+
+def test_it_may_wait_with_one_after_the_other(brokers: Brokers) -> None:
+    """What a second member let wait would go with that one."""
+    broker = brokers()
+    away(broker, "first")
+    sent = publish(broker, 3)
+    broker.advance(5)
+    away(broker, "second")
+    broker.advance(6)
+    assert 3 == broker.worker.queue_budget.messages
+    heir = joined(broker)
+    broker.advance(5)
+
+    assert sent == payloads(heir.receive())
+    assert {} == dropped(broker)
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_a_clean_start_gives_away_what_waited(brokers: Brokers, version: int) -> None:
+    """What the former session of a client held would vanish when the client begins anew [MQTT-3.1.2-4]."""
+    broker = brokers()
+    gone = broker.connect("gone", version, clean_start=False, properties=dict(LASTING) if version == V5 else None)
+    subscribe(gone, SHARED, qos=1)
+    gone.drop()
+    sent = publish(broker, 2)
+    heir = joined(broker)
+    back = broker.connect("gone", version)
+
+    assert sent == payloads(heir.receive())
+    assert [] == messages(back.receive())
+
+
+def test_what_was_dropped_for_a_full_queue_is_not_given_away(brokers: Brokers) -> None:
+    """A message would be counted as lost and delivered, and the budget be given back twice."""
+    broker = brokers(Config(limits=Limits(queue=2)))
+    away(broker, "gone")
+    sent = publish(broker, 5)
+    heir = joined(broker)
+    broker.advance(11)
+
+    assert sent[3:] == payloads(heir.receive())
+    assert {DropReason.QUEUE_FULL: 3} == dropped(broker)
+    assert (0, 0) == (broker.worker.queue_budget.used, broker.worker.queue_budget.messages)

@@ -1,0 +1,125 @@
+# SUBSCRIBE and UNSUBSCRIBE: what changes, what is answered, and what a subscriber sees of the change.
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import (
+    PUBREC,
+    PUBREL,
+    V5,
+    V31,
+    V311,
+    Ack,
+    Publish,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+    Wanted,
+)
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from tests.inprocess import Broker
+from tests.protocol.talk import messages, payloads, subscribe
+
+Brokers = Callable[..., Broker]
+VERSIONS = pytest.mark.parametrize("version", [V31, V311, V5])
+
+
+@VERSIONS
+def test_several_filters_are_several_subscriptions_with_one_answer(brokers: Brokers, version: int) -> None:
+    """A client would take a refusal for a grant, or the QoS of one filter for that of another [MQTT-3.9.3-1].
+
+    Each filter has a code [MQTT-3.8.4-5], [MQTT-3.8.4-6] that says what was granted or that nothing was
+    [MQTT-3.8.4-7], in the codes of its version [MQTT-3.9.3-2], 3.1.1 [MQTT-3.9.3-2].
+    """
+    broker = brokers()
+    client = broker.connect("me", version)
+    client.send(Subscribe(1, [Wanted(b"a", 2), Wanted(b"b#"), Wanted(b"c", 0), Wanted(b"a", 1), Wanted(b"d/#", 2)]))
+    assert [SubAck(1, [2, 0x8F if version == V5 else 0x80, 0, 1, 2])] == client.receive()
+    client.send(*[Publish(topic, topic) for topic in (b"a", b"b", b"c", b"d/x")])
+
+    assert [b"a", b"c", b"d/x"] == payloads(client.receive())
+
+
+@VERSIONS
+def test_a_filter_that_is_there_is_replaced(brokers: Brokers, version: int) -> None:
+    """A client would get two copies, or by its former options [MQTT-3.8.4-3], [MQTT-3.8.4-8]."""
+    broker = brokers()
+    client = broker.connect("me", version)
+    publisher = broker.connect("publisher")
+    subscribe(client, "t", qos=2)
+    publisher.send(Publish(b"t", b"before"))
+    publisher.receive()
+    assert [b"before"] == payloads(client.receive())
+    subscribe(client, "t", qos=1, identifier=7 if version == V5 else 0)
+    publisher.send(Publish(b"t", b"x", 2, packet_id=1))
+    publisher.receive()
+
+    (message,) = messages(client.receive())
+    assert (1, {SUBSCRIPTION_IDENTIFIER: [7]} if version == V5 else {}) == (message.qos, message.properties)
+
+
+@VERSIONS
+def test_replacing_shows_what_is_retained_and_loses_nothing(brokers: Brokers, version: int) -> None:
+    """A client that asks again would miss the present state, or what is published while it asks [MQTT-3.8.4-4].
+
+    3.1.1 [MQTT-3.3.1-6]
+    """
+    broker = brokers()
+    publisher = broker.connect("publisher")
+    publisher.send(Publish(b"t/kept", b"kept", retain=True))
+    publisher.receive()
+    client = broker.connect("me", version)
+    assert [b"kept"] == [message.payload for message in subscribe(client, "t/#", qos=1)]
+    for n in range(20):
+        publisher.send(Publish(b"t", b"%d" % n, 1, packet_id=n + 1))
+        client.send(Subscribe(n + 1, [Wanted(b"t/#", 1)]))
+    got = payloads(client.receive())
+
+    assert [b"%d" % n for n in range(20)] == [payload for payload in got if payload != b"kept"]
+    assert b"kept" in got
+
+
+@VERSIONS
+def test_unsubscribe_takes_the_very_filters_that_it_names(brokers: Brokers, version: int) -> None:
+    """A client would lose a subscription that it wants, or keep one that it does not [MQTT-3.10.4-1].
+
+    All of them are answered together [MQTT-3.10.4-6], in their order [MQTT-3.11.3-1], also those that were not there
+    [MQTT-3.10.4-5], [MQTT-3.11.3-2]; and nothing comes by them any more [MQTT-3.10.4-2].
+    """
+    broker = brokers()
+    client = broker.connect("me", version)
+    subscribe(client, "a/b", "a/+", "c/#", "C/#")
+    client.send(Unsubscribe(9, [b"a/#", b"a/+", b"c/+", b"c/#", b"A/b"]))
+    codes = [0x11, 0, 0x11, 0, 0x11] if version == V5 else []
+    assert [UnsubAck(9, codes)] == client.receive()
+    client.send(*[Publish(topic, topic) for topic in (b"a/b", b"a/x", b"c/x", b"C/x")])
+
+    assert [b"a/b", b"C/x"] == payloads(client.receive())
+
+
+@VERSIONS
+def test_what_was_begun_is_finished_after_unsubscribe(brokers: Brokers, version: int) -> None:
+    """A QoS 2 message would hang between its PUBLISH and its PUBREL for ever [MQTT-3.10.4-3]."""
+    broker = brokers()
+    client = broker.connect("me", version, clean_start=False)
+    subscribe(client, "t", qos=2)
+    client.send(Publish(b"t", b"x", 2, packet_id=1))
+    (message,) = messages(client.receive())
+    client.send(Unsubscribe(2, [b"t"]))
+    client.receive()
+    client.send(Ack(PUBREC, message.packet_id))
+
+    assert [Ack(PUBREL, message.packet_id)] == client.receive()
+
+
+def test_names_are_compared_as_they_came(brokers: Brokers) -> None:
+    """Two topics that look alike would be one, or one topic two [MQTT-4.7.3-4], [MQTT-1.5.4-3]."""
+    broker = brokers()
+    client = broker.connect("me")
+    composed, decomposed, marked = "caf\u00e9", "cafe\u0301", "\ufeffcaf\u00e9"
+    subscribe(client, composed, marked)
+    sent = [composed, decomposed, marked, composed.upper(), composed + "/", "/" + composed, composed + " "]
+    client.send(*[Publish(topic.encode(), topic.encode()) for topic in sent])
+
+    assert [composed, marked] == [payload.decode() for payload in payloads(client.receive())]

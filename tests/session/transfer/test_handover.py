@@ -1,0 +1,553 @@
+# A session on its way to another worker: nobody who talks to it can tell, and what is no session becomes none.
+from collections.abc import Callable
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.delivery.ring import Ring
+from broker.metrics.counters import Counters
+from broker.mqtt.packets import V5, V311, Properties
+from broker.mqtt.packets import Will as WillFields
+from broker.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    PAYLOAD_FORMAT_INDICATOR,
+    RESPONSE_TOPIC,
+    USER_PROPERTY,
+    WILL_DELAY_INTERVAL,
+)
+from broker.reasons import DropReason
+from broker.routing.shared import SharedGroup
+from broker.session.message import NEVER, Message, SharedMessage
+from broker.session.packet_ids import FEW
+from broker.session.principal import NOBODY, Principal
+from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
+from broker.session.subscriber import Subscriber
+from broker.session.transfer.handover import CHUNK, Frozen, HandoverError, Thaw
+from broker.session.will import Will
+from tests.session.receiver import NOW, PLENTY, Receiver, message
+
+LATER = NOW + 100.0
+
+
+HERE = SharedGroup(b"share", b"t")  # the group as the former worker knows it
+THERE = SharedGroup(b"share", b"t")
+
+
+def group_there(share: bytes, filter: bytes) -> Subscriber:
+    assert (b"share", b"t") == (share, filter)
+    return THERE
+
+
+def shared(payload: bytes, qos: int = 1) -> SharedMessage:
+    """What waits for a member at *qos* with an identifier; published at QoS 2 with a retain flag."""
+    original = Message(b"t", payload, 2, True, b"\x03\0\x01a", LATER)
+    return SharedMessage(original.variant(qos, False, b"\x0b\x07"), original, HERE)
+
+
+def limits_with(budget: QueueBudget, *, inflight: int = 3, queue: int = 4, queue_bytes: int = PLENTY) -> SessionLimits:
+    return SessionLimits(inflight=inflight, pending=2, queue=queue, queue_bytes=queue_bytes, budget=budget)
+
+
+def chunks_of(frozen: Frozen) -> list[bytes]:
+    chunks = []
+    while chunk := frozen.next_chunk():
+        chunks.append(chunk)
+    return chunks
+
+
+def leave(session: Session) -> Frozen:
+    """*session*, frozen, and nothing follows."""
+    frozen = Frozen(session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    session.subscriptions.clear()
+    frozen.leaving = True
+    return frozen
+
+
+def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> Thaw:
+    thaw = Thaw(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
+    for chunk in chunks:
+        thaw.take(chunk)
+    return thaw
+
+
+def moved(session: Session) -> Session:
+    return arrive(chunks_of(leave(session))).finish(group_there)
+
+
+def away(**options: int) -> Receiver:
+    """A session that outlives its connections and has none."""
+    return Receiver(expiry=100, **options)  # type: ignore[arg-type]  # the budget is no option here
+
+
+# One that moves and one that stays.
+
+
+class Side:
+    """A session with what surrounds it: as *moving*, it may go from one worker to the next."""
+
+    def __init__(self, *, moving: bool) -> None:
+        self.moving = moving
+        self.budget = QueueBudget(PLENTY)
+        self.counters = Counters()
+        self.session = Session("client", limits_with(self.budget), self.counters)
+        self.session.expiry = 100
+        self.outbox: Outbox | None = None
+
+    def connect(self, version: int, window: int, maximum: int, aliases: int, now: float) -> None:
+        self.drop(now)
+        self.outbox = Outbox(0, 200, 100, OutboundBudget(1 << 40), Ring())
+        self.session.attach(self.outbox, version, window, maximum, aliases if version == V5 else 0)
+        self.session.resume(now)
+
+    def drop(self, now: float) -> None:
+        self.session.detach()
+        self.outbox = None
+
+    def take(self, now: float) -> bytes:
+        out = self.outbox
+        if out is None or not out.size:
+            return b""
+        taken = bytes(out.gather())
+        if out.sent(len(taken)):
+            self.session.pump(now)
+        return taken
+
+    def offer(self, *messages: Message, now: float) -> None:
+        for each in messages:
+            self.session.offer(each, now)
+
+    def move(self, late: list[Message], direct: list[Message], now: float) -> None:
+        self.drop(now)
+        if not self.moving:
+            self.offer(*late, *direct, now=now)
+            return
+        frozen = Frozen(self.session, self.budget, 1.0, 2.0, [])
+        budget = QueueBudget(PLENTY)
+        thaw = Thaw(limits_with(budget), self.counters)
+        while thaw.session is None:
+            thaw.take(frozen.next_chunk())
+        self.offer(*late[:1], now=now)
+        thaw.take(frozen.next_chunk())
+        self.session = thaw.session
+        self.offer(*direct, now=now)
+        self.session = frozen.session
+        self.offer(*late[1:], now=now)
+        frozen.leaving = True
+        for chunk in chunks_of(frozen):
+            thaw.take(chunk)
+        frozen.release()
+        assert (0, 0) == (self.budget.used, self.budget.messages)
+        self.session = thaw.finish(group_there)
+        self.budget = budget
+
+
+def offered() -> st.SearchStrategy[Message]:
+    plain = st.builds(
+        message,
+        st.binary(max_size=30),
+        st.integers(0, 2),
+        topic=st.sampled_from([b"t", b"u/v"]),
+        properties=st.sampled_from([b"", b"\x01\x01", b"\x26\0\x01a\0\x01b"]),
+        expires=st.sampled_from([NEVER, NEVER, NOW + 3.0, NOW + 60.5]),
+    )
+    return plain | st.builds(shared, st.binary(max_size=9), st.integers(1, 2))
+
+
+Event = tuple[str, tuple[object, ...]]
+IDS = st.integers(1, 6)
+EVENTS = st.one_of(
+    st.tuples(st.just("offer"), st.tuples(offered())),
+    st.tuples(st.just("offer"), st.tuples(offered())),
+    st.tuples(
+        st.just("connect"),
+        st.tuples(st.sampled_from([V311, V5]), st.integers(1, 4), st.sampled_from([0, 20]), st.integers(0, 2)),
+    ),
+    st.tuples(st.sampled_from(["drop", "take"]), st.just(())),
+    st.tuples(st.sampled_from(["puback", "pubcomp"]), st.tuples(IDS)),
+    st.tuples(st.just("pubrec"), st.tuples(IDS, st.sampled_from([0, 0, 0x80]))),
+    st.tuples(st.sampled_from(["receive", "pubrel"]), st.tuples(IDS)),
+    st.tuples(st.just("move"), st.tuples(st.lists(offered(), max_size=4), st.lists(offered(), max_size=2))),
+)
+
+
+def happen(side: Side, event: Event, now: float) -> object:
+    name, arguments = event
+    if name == "offer":
+        return getattr(side, name)(*arguments, now=now)
+    if name in ("connect", "drop", "take", "move"):
+        return getattr(side, name)(*arguments, now)
+    if name in ("puback", "pubcomp", "pubrec"):
+        return getattr(side.session, name)(*arguments, now)
+    return getattr(side.session, name)(*arguments)
+
+
+def held(session: Session) -> tuple[int, int, int, list[bool]]:
+    unreleased = session.unreleased() if session.outbox is not None else 0  # a number of the connection's
+    return session.waiting(), session.inflight(), unreleased, [session.holds(packet_id) for packet_id in range(8)]
+
+
+@given(st.lists(EVENTS, max_size=40))
+@settings(max_examples=300)
+def test_a_session_that_moved_says_what_it_would_have_said(events: list[Event]) -> None:
+    """Something of it would have been left behind: a client would be told other bytes than by the worker it left."""
+    stays, moves = Side(moving=False), Side(moving=True)
+    now = NOW
+    for event in [*events, ("move", ([], [])), ("connect", (V5, 4, 0, 0)), *[("take", ())] * 3]:
+        now += 0.5
+        assert happen(stays, event, now) == happen(moves, event, now)
+        assert stays.take(now) == moves.take(now)
+        assert held(stays.session) == held(moves.session)
+        assert (stays.budget.used, stays.budget.messages) == (moves.budget.used, moves.budget.messages)
+
+
+# What it holds beside messages.
+
+
+def test_it_is_the_same_session() -> None:
+    """Its client would find less than it left, or somebody else's rights."""
+    former = away().session
+    former.principal = Principal("client", "user", 7)
+    former.last_id = 77
+    for packet_id in range(1, 4):
+        former.receive(packet_id)
+    session = moved(former)
+
+    assert ("client", 100, 77) == (session.client_id, session.expiry, session.last_id)
+    assert session.principal.acts_for(former.principal)
+    assert [True, True, True, False] == [session.holds(packet_id) for packet_id in range(1, 5)]
+    assert (None, 0) == (session.will, session.version)
+
+
+def test_its_rights_are_looked_at_anew() -> None:
+    """The number of some rules here would be taken for that of others there."""
+    former = away().session
+    for generation in (0, 1, 7):
+        former.principal = Principal("client", None, generation)
+        assert generation != moved(former).principal.judged
+
+    former.principal = NOBODY  # nobody decides by it here, but there somebody may
+    assert moved(former).principal is not NOBODY
+    assert moved(former).principal.acts_for(Principal("client", None, 0))
+
+
+@pytest.mark.parametrize("count", [0, FEW, FEW + 1, 65535])
+def test_many_unreleased_ids_come_along(count: int) -> None:
+    """A QoS 2 message would be delivered twice."""
+    former = away().session
+    for packet_id in range(1, count + 1):
+        former.receive(packet_id)
+    session = moved(former)
+
+    assert all(session.holds(packet_id) for packet_id in range(1, count + 1))
+    assert count == 65535 or not session.holds(count + 1)
+    assert count == (session.incoming.count if session.incoming else 0)
+
+
+def test_subscriptions_come_along_with_their_options() -> None:
+    """A client would get what it did not ask for, or not get what it did."""
+    former = away().session
+    wanted = [
+        (b"a/+", 0, False, False, b""),
+        (b"$share/group/a/#", 2, False, True, b"\x0b\x07"),
+        (b"b", 1, True, False, b""),
+    ]
+    for key, qos, no_local, retain_as_published, identifiers in wanted:
+        share, filter = (b"group", b"a/#") if key.startswith(b"$share/group") else (b"", key)
+        subscription = former.subscriptions[key] = Subscription(former, filter, share)
+        subscription.qos, subscription.no_local = qos, no_local
+        subscription.retain_as_published, subscription.identifiers = retain_as_published, identifiers
+    frozen = Frozen(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
+    thaw = Thaw(limits_with(QueueBudget(PLENTY)), Counters())
+    thaw.take(frozen.next_chunk())
+    thaw.take(frozen.next_chunk())
+    assert thaw.session is None
+    thaw.take(frozen.next_chunk())
+
+    assert (b"", False) == (frozen.next_chunk(), frozen.finished)
+    assert wanted == [
+        (each.key(), each.qos, each.no_local, each.retain_as_published, each.identifiers) for each in thaw.subscriptions
+    ]
+    assert [(b"", b"a/+"), (b"group", b"a/#"), (b"", b"b")] == [
+        (each.share, each.filter) for each in thaw.subscriptions
+    ]
+    assert all(each.session is thaw.session for each in thaw.subscriptions)
+    assert ([b"b"], 12.5, 3.5) == ([each.filter for each in thaw.owed], thaw.expires, thaw.will_due)
+
+
+def test_the_will_comes_along() -> None:
+    """Another will would be published than the client left, or without what it said of it."""
+    properties: Properties = {
+        WILL_DELAY_INTERVAL: 30,
+        PAYLOAD_FORMAT_INDICATOR: 1,
+        MESSAGE_EXPIRY_INTERVAL: 60,
+        CONTENT_TYPE: "text/plain",
+        RESPONSE_TOPIC: "answers",
+        CORRELATION_DATA: b"\0\1",
+        USER_PROPERTY: [("b", "1"), ("a", "2"), ("b", "3")],
+    }
+    for fields in (WillFields(b"wills", b"gone", 2, True, properties), WillFields(b"w", b"", 0, False, {})):
+        former = away().session
+        former.will = Will(fields)
+        session = moved(former)
+        assert session.will is not None
+        assert (fields, former.will.delay) == (session.will.fields, session.will.delay)
+
+
+# Chunks.
+
+
+def test_a_long_queue_goes_in_small_pieces() -> None:
+    """A client with a large queue would hold the loops of both workers."""
+    client = away(queue=2000)
+    payloads = [b"%d" % number + bytes(900) for number in range(1200)]
+    for payload in payloads:
+        client.offer(message(payload, 1))
+    frozen = leave(client.session)
+    chunks = chunks_of(frozen)
+
+    assert frozen.finished
+    assert 10 < len(chunks)
+    assert CHUNK >= max(map(len, chunks))
+    session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue=2000)).finish(group_there)
+    client.session = session
+    client.connect()
+    assert payloads == client.acknowledge()
+
+
+def test_many_small_things_are_many_pages() -> None:
+    """One page of a hundred thousand filters, or unacknowledged messages, would hold the loop."""
+    client = away().connect()
+    for number in range(600):
+        client.offer(message(b"%d" % number, 1))
+        filter = b"%d" % number + bytes(1000)
+        client.session.subscriptions[filter] = Subscription(client.session, filter, b"")
+    client.take()
+    client.session.detach()
+    frozen = leave(client.session)
+    chunks = chunks_of(frozen)
+    thaw = arrive(chunks)
+
+    assert 7 < len(chunks)
+    assert (600, 600) == (len(thaw.subscriptions), thaw.finish(group_there).inflight())
+
+
+def test_a_large_message_goes_in_pieces() -> None:
+    """It could not be handed over at all, or in a piece that holds others up."""
+    client = away(queue_bytes=1 << 23).connect()
+    sent, waits = bytes(CHUNK) + b"sent", bytes(CHUNK * 3) + b"waits"
+    client.offer(message(sent, 1))
+    client.session.detach()
+    client.offer(message(waits, 1))
+    chunks = chunks_of(leave(client.session))
+
+    assert CHUNK == max(map(len, chunks))
+    client.session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue_bytes=1 << 23)).finish(group_there)
+    client.connect()
+    assert [sent, waits] == client.acknowledge()
+
+
+def test_what_waits_for_a_group_waits_for_it_there() -> None:
+    """When this member is gone, another one would not get it, or not as it was published."""
+    client = away(queue=9)
+    client.offer(shared(b"a"), message(b"mine", 1), shared(b"b", 2))
+    session = moved(client.session)
+    (a, b) = session.take_shared()
+
+    assert all(each.group is THERE for each in (a, b))
+    assert [(b"a", 1, False, b"\x03\0\x01a\x0b\x07"), (b"b", 2, False, b"\x03\0\x01a\x0b\x07")] == [
+        (each.payload, each.qos, each.retain, each.properties) for each in (a, b)
+    ]
+    assert [(b"t", b"a", 2, True, b"\x03\0\x01a", LATER)] == [
+        (o.topic, o.payload, o.qos, o.retain, o.properties, o.expires) for o in (a.original,)
+    ]
+    assert 1 == session.waiting()
+
+
+# What it costs, and who pays.
+
+
+def test_the_budget_counts_a_message_once() -> None:
+    """Messages would take room in a worker that does not have them: after a day it would let all others go."""
+    old, new = QueueBudget(PLENTY), QueueBudget(PLENTY)
+    client = away(queue=9)
+    former = Session("client", limits_with(old, queue=9), client.counters)
+    former.expiry = 100
+    for number in range(3):
+        former.offer(message(b"%d" % number, 1), NOW)
+    frozen = Frozen(former, old, 1.0, 0.0, [])
+    former.offer(message(b"late", 1), NOW)
+    frozen.leaving = True
+    chunks = chunks_of(frozen)
+    assert (4, 0) == (old.messages, new.messages)
+
+    thaw = arrive(chunks, limits_with(new, queue=9))
+    assert 4 == new.messages
+    frozen.release()
+    thaw.finish(group_there)
+    assert (0, 0, 4) == (old.messages, old.used, new.messages)
+    thaw.abandon()  # too late: it is somebody's
+    assert (0, 4) == (client.dropped(DropReason.SESSION_ENDED), new.messages)
+    former.offer(message(b"stray", 1), NOW)
+    assert 1 == client.dropped(DropReason.SESSION_ENDED)
+
+
+def test_a_worker_with_less_room_lets_the_oldest_go() -> None:
+    """It would hold more than it may, or lose messages that nobody counts."""
+    former = away(queue=9)
+    for number in range(5):
+        former.offer(message(b"%d" % number, 1))
+    chunks = chunks_of(leave(former.session))
+    for limits, left in (
+        (limits_with(QueueBudget(6), queue=9), [b"2", b"3", b"4"]),  # bytes: topic and payload
+        (limits_with(QueueBudget(PLENTY), queue=2), [b"3", b"4"]),
+        (limits_with(QueueBudget(PLENTY), queue=9, queue_bytes=8), [b"1", b"2", b"3", b"4"]),
+        (limits_with(QueueBudget(0)), []),
+    ):
+        client = away()
+        client.session = arrive(chunks, limits, client.counters).finish(group_there)
+        assert (len(left), 2 * len(left)) == (limits.budget.messages, limits.budget.used)
+        assert 5 - len(left) == client.dropped(DropReason.QUEUE_FULL)
+        assert left == client.connect().acknowledge()
+
+
+def test_no_more_is_held_than_may_be_on_the_way() -> None:
+    """A worker that takes many sessions at once would hold them all before it lets anything go."""
+    former = away(queue=999)
+    for number in range(300):
+        former.offer(message(b"%03d" % number, 1))
+    budget = QueueBudget(40)
+    thaw = Thaw(limits_with(budget, queue=999), former.counters)
+    for chunk in chunks_of(leave(former.session)):
+        thaw.take(chunk)
+        assert budget.used <= budget.limit
+
+    assert (290, 40) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
+
+
+def test_what_comes_late_has_room_of_its_own() -> None:
+    """A full queue on its way would leave no room for what is still delivered at its former place."""
+    former = away(queue=9, queue_bytes=6)
+    former.offer(message(b"0", 1), message(b"1", 1), message(b"2", 1))
+    frozen = Frozen(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    former.offer(message(b"3", 1))
+    frozen.leaving = True
+    client = away()
+    client.session = arrive(chunks_of(frozen), limits_with(QueueBudget(PLENTY), queue=9)).finish(group_there)
+
+    assert [b"0", b"1", b"2", b"3"] == client.connect().acknowledge()
+
+
+def test_what_is_not_handed_over_stays() -> None:
+    """A worker that dies while it takes a session would take it along."""
+    client = away(queue=9)
+    budget = QueueBudget(PLENTY)
+    client.session = Session("client", limits_with(budget, queue=9), client.counters)
+    client.session.expiry = 100
+    client.offer(message(b"0", 1), message(b"1", 1))
+    frozen = Frozen(client.session, budget, 1.0, 0.0, [])
+    client.offer(message(b"2", 1))
+    while frozen.next_chunk():
+        pass
+    client.offer(message(b"3", 1))
+    assert frozen.next_chunk()
+    client.offer(message(b"4", 1))
+    frozen.undo()
+
+    assert 5 == budget.messages
+    assert [b"0", b"1", b"2", b"3", b"4"] == client.connect().acknowledge()
+    assert (0, 0) == (budget.messages, budget.used)
+
+
+def test_what_does_not_arrive_whole_leaves_nothing() -> None:
+    """Messages of half a session would fill the budget."""
+    budget = QueueBudget(PLENTY)
+    client = away(queue=9).connect()
+    client.offer(message(b"sent", 1))
+    client.session.detach()
+    client.offer(message(b"0", 1), message(b"1", 1))
+    chunks = chunks_of(leave(client.session))
+    for count in range(len(chunks) + 1):
+        thaw = arrive(chunks[:count], limits_with(budget), client.counters)
+        assert thaw.complete == (count == len(chunks))
+        if not thaw.complete:
+            with pytest.raises(HandoverError, match="not here yet"):
+                thaw.finish(group_there)
+        if thaw.session is not None:
+            thaw.session.offer(message(b"direct", 1), NOW)
+        thaw.abandon()
+        assert (0, 0) == (budget.messages, budget.used)
+    assert 2 == client.dropped(DropReason.SESSION_ENDED)  # those that came there
+
+
+# What is no session.
+
+HEAD = [0, 1, "client", None, 100, 0, b"", None, 1.0, 0.0]
+PLAIN = [b"t", b"x", 1, b"", 0.0]
+
+
+def pack(*pages: object) -> bytes:
+    return b"".join(msgpack.packb(page) for page in pages)
+
+
+def head(place: int, value: object) -> bytes:
+    return pack([*HEAD[:place], value, *HEAD[place + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "why"),
+    [
+        (head(1, 2), "it has format 2, and this worker knows format 1"),
+        (b"\xc1", "cannot be read"),
+        (pack(7), "int where a list should be"),
+        (pack({}), "cannot be read"),
+        (pack([]), "cannot be read"),
+        (pack(["x"]), "str where a number should be"),
+        (pack(HEAD[:5]), "cannot be read"),
+        (head(2, b"x"), "bytes where text should be"),
+        (head(3, 1), "int where text should be"),
+        (head(4, None), "NoneType where a number should be"),
+        (head(6, "x"), "str where bytes should be"),
+        (head(6, b"odd"), "cannot be read"),
+        (head(7, 1), "int where a list should be"),
+        (head(7, [b"w", b"", 0, b"\x05\xff"]), "properties longer"),
+        (head(8, 1), "int where a time should be"),
+        (pack([3, [PLAIN]]), "a page of kind 3 in the wrong place"),
+        (pack(HEAD, HEAD), "a page of kind 0 in the wrong place"),
+        (pack(HEAD, [5, [0] * 6]), "a page of kind 5 in the wrong place"),
+        (pack(HEAD, [9, []]), "a page of kind 9 in the wrong place"),
+        (pack(HEAD, [4, [0] * 6], [1, []]), "a page of kind 1 in the wrong place"),
+        (pack(HEAD, [4, [0] * 6], [4, [0] * 6]), "a page of kind 4 in the wrong place"),
+        (pack(HEAD, [4, [0] * 6], [5, [0] * 6], [3, []]), "a page of kind 3 in the wrong place"),
+        (pack(HEAD, [4, [0, 0, 0, 1, 0, 0]]), "a part of it is missing"),
+        (pack(HEAD, [4, [0] * 6], [3, [PLAIN]], [5, [0] * 6]), "a part of it is missing"),
+        (pack(HEAD, [3, [PLAIN[:4]]]), "cannot be read"),
+        (pack(HEAD, [3, [[*PLAIN, b"share"]]]), "cannot be read"),
+        (pack(HEAD, [2, [[1, 2]]]), "int where a list should be"),
+        (pack(HEAD, [1, [[b"filter", 1]]]), "cannot be read"),
+        (pack(HEAD, [1, [[]] * 257]), "cannot be read"),
+    ],
+)
+def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -> None:
+    """Half a session would be somebody's, or another format be read as ours."""
+    thaw = Thaw(limits_with(QueueBudget(PLENTY)), Counters())
+
+    with pytest.raises(HandoverError, match=why) as caught:
+        thaw.take(chunk)
+    assert str(caught.value).startswith("A session that was handed over cannot be read: ")
+    assert not thaw.complete or "kind 3" in why
+    thaw.abandon()
+
+
+def test_the_pages_of_these_tests_are_what_they_should_be() -> None:
+    """The table above would refuse what is refused for another reason than it says."""
+    page: Callable[..., list[object]] = lambda kind, *entries: [kind, list(entries)]  # noqa: E731
+    sums = [0, 1, 1, 1, 0, 0]
+    pages = [HEAD, page(1, [b"f", 1, b""]), page(2, [1, PLAIN]), page(3, PLAIN), [4, sums], [5, sums]]
+
+    session = arrive([pack(each) for each in pages]).finish(group_there)
+    assert (1, 1) == (session.inflight(), session.waiting())

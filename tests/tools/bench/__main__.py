@@ -1,0 +1,115 @@
+# python -m tests.tools.bench [speed|transports|connects|crowd|storm|fanout|hostile|node|flush|protection]: Weir beside
+# Mosquitto, as tables; `hostile` is Weir alone, beside clients that mean harm, `crowd` beside many that connect, `node`
+# two workers beside one, `flush` adaptive flushing beside a send at the end of each tick, and `protection` Weir with it
+# beside Weir without.
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from tests.tools.bench import crowd, flush, hostile, node, protection, scale, speed, transports
+from tests.tools.bench.attackers import ATTACKS
+from tests.tools.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
+from tests.tools.bench.loads import LOADS, Load
+from tests.tools.bench.table import number
+
+QUICK_CPU: Final = 0.05  # seconds of broker CPU for each run of --quick: does it work, not how fast is it
+QUICK_SHARE: Final = 20  # --quick makes so many times fewer clients
+ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
+    benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
+    parser.add_argument("what", nargs="?", default="speed", choices=benches)
+    parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
+    parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
+    parser.add_argument("--loads", metavar="NAME,...", help=f"of: {', '.join(load.name for load in LOADS)}")
+    parser.add_argument(
+        "--transport", choices=TRANSPORTS, help="of `transports`: this one only; of `hostile`: default tcp"
+    )
+    parser.add_argument("--v5", action="store_true", help="the clients speak MQTT 5.0 instead of 3.1.1")
+    parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
+    parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
+    parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
+    parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=10,
+        help="of `hostile`, beside each attacker, and of a run of `flush` (default 10)",
+    )
+    parser.add_argument(
+        "--rate", type=int, default=1000, help="SUBSCRIBE, and as many UNSUBSCRIBE, a second (default 1000)"
+    )
+    return parser
+
+
+def chosen(parser: argparse.ArgumentParser, what: str, names: str | None, known: Sequence[str]) -> list[str]:
+    """Those that are named, or all."""
+    if names is None:
+        return list(known)
+    wrong = [name for name in names.split(",") if name not in known]
+    if wrong:
+        parser.error(f"no such {what}: {', '.join(wrong)}; there are {', '.join(known)}")
+    return names.split(",")
+
+
+def measure_speed(bench: Bench, loads: list[Load], arguments: argparse.Namespace, least_cpu: float) -> dict[str, Any]:
+    outcomes = []
+    for load in loads:
+        outcomes.append(speed.measure(bench, load, arguments.runs, arguments.v5, least_cpu))
+        print(f"... {load.name}: {number(outcomes[-1].ratio)} times", flush=True)
+    print(f"\n{speed.report(outcomes, arguments.v5, arguments.interpreted)}")
+    return {outcome.load.name: asdict(outcome) for outcome in outcomes}
+
+
+def main() -> None:
+    parser = options()
+    arguments = parser.parse_args()
+    if arguments.transport not in (None, "tcp") and arguments.what not in ROADS:
+        parser.error(f"--transport: `{arguments.what}` measures TCP alone, {' and '.join(ROADS)} others, too")
+    known = {load.name: load for load in LOADS}
+    loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]
+    attackers = chosen(parser, "attacker", arguments.attackers, list(ATTACKS))
+    least_cpu, clients, connects = speed.LEAST_CPU, min(arguments.clients, scale.descriptors()), arguments.connects
+    if arguments.quick:
+        arguments.runs, least_cpu = 1, QUICK_CPU
+        clients, connects = clients // QUICK_SHARE, connects // QUICK_SHARE
+    roads = (arguments.transport,) if arguments.transport else TRANSPORTS
+    with open_bench(arguments.interpreted) as bench:
+        if arguments.what == "transports" and not bench.tls and set(roads) & set(ENCRYPTED):
+            parser.error("OpenSSL's headers are missing: install libssl-dev, or name a --transport without TLS")
+        print(f"{bench.banner()}; MQTT {'5.0' if arguments.v5 else '3.1.1'}; median of {arguments.runs}\n", flush=True)
+        if arguments.what == "speed":
+            results = measure_speed(bench, loads, arguments, least_cpu)
+        else:
+            if arguments.what == "transports":
+                sizes = min(clients, transports.MOST_CLIENTS), min(connects, transports.MOST_CLIENTS)
+                table, results = transports.measure(bench, roads, arguments.runs, arguments.v5, least_cpu, *sizes)
+            elif arguments.what == "connects":
+                table, results = scale.connects(bench, arguments.runs, connects, clients)
+            elif arguments.what == "crowd":
+                table, results = crowd.measure(bench, arguments.runs, 2 * connects)
+            elif arguments.what == "hostile":
+                table, results = hostile.measure(bench, arguments.transport or "tcp", attackers, arguments.seconds)
+            elif arguments.what == "node":
+                table, results = node.measure(bench, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "protection":
+                table, results = protection.measure(bench, loads, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "flush":
+                table, results = flush.measure(bench, arguments.runs, arguments.seconds)
+            elif arguments.what == "storm":
+                table, results = scale.storm(bench, arguments.runs, arguments.rate, least_cpu)
+            else:
+                table, results = scale.fanout(bench, clients, publishes=20)
+            print(table)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

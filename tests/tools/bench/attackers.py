@@ -1,0 +1,352 @@
+# python -m tests.tools.bench.attackers NAME --port N: one client, or crowd of clients, that wants to harm the others.
+#
+# A process of its own, so that its work delays nobody but itself. It prints a line as soon as it is at full strength,
+# goes on until its standard input ends, and prints what became of it.
+import argparse
+import json
+import select
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from random import Random
+from typing import Final
+
+from broker.mqtt.encode import encode
+from broker.mqtt.packets import V311, Connect, Packet, Publish, Subscribe, Unsubscribe, Wanted
+from tests.tools.bench.scale import descriptors
+from tests.tools.fuzz.channels import Channel, Tls
+from tests.tools.fuzz.connection import Connection
+from tests.tools.fuzz.loop import Loop
+from tests.tools.fuzz.transports import NAMES, Transport, trusting_context
+
+PATIENCE: Final = 60.0  # seconds to be at full strength
+OPENING_AT_ONCE: Final = 200  # connections that are not answered yet, while a crowd gathers
+AGAIN: Final = 0.01  # seconds until a connection that was ended is opened again
+FULL_SPEED: Final = 0.0005  # seconds between two looks whether a flood can go on
+BLOCK: Final = 64 * 1024  # bytes said at once
+GARBAGE: Final = 50  # connections of each kind
+STALLED: Final = 1000
+TRICKLING: Final = 1000
+ANNOUNCING: Final = 20
+DEAF: Final = 50
+CROWD: Final = 5000
+HALF_HANDSHAKES: Final = 2000
+FILTERS: Final = 10_000
+FILTERS_AT_ONCE: Final = 500  # in one SUBSCRIBE
+FLOODED: Final = 100  # subscribers of the flood
+HUGE_PUBLISH: Final = b"\x30\xff\xff\xff\x7f\x00\x04huge"
+PAYLOAD: Final = bytes(100)
+
+Speak = Callable[["Hostile"], None]
+
+
+class Hostile:
+    """One connection of an attack: says *first*, then what *speak* has it say; opened again when it is ended."""
+
+    def __init__(
+        self, attack: "Attack", number: int, first: bytes, speak: Speak | None = None, deaf: bool = False
+    ) -> None:
+        self.attack = attack
+        self.number = number
+        self.first = first
+        self.speak = speak
+        self.deaf = deaf
+        self.heard_bytes = 0
+        self.connection = self._open()
+
+    def say(self, data: bytes) -> None:
+        self.attack.said += len(data)
+        self.connection.say(data)
+
+    def heard(self, data: bytes) -> None:
+        if not self.heard_bytes:
+            self.attack.answered()
+        self.heard_bytes += len(data)
+        self.attack.heard(self, data)
+
+    def ended(self, why: str) -> None:
+        self.attack.ended += 1
+        if not self.heard_bytes:
+            self.attack.answered()
+        self.attack.loop.later(AGAIN, self.again)
+
+    def again(self) -> None:
+        self.heard_bytes = 0
+        self.connection = self._open()
+        self._begin()
+
+    def begin(self) -> None:
+        self._begin()
+
+    def _open(self) -> Connection:
+        attack = self.attack
+        attack.opened += 1
+        return Connection(attack.loop, attack.transport.port, attack.channel(), self, deaf=self.deaf)
+
+    def _begin(self) -> None:
+        if self.first:
+            self.say(self.first)
+        if self.speak is not None:
+            self.speak(self)
+
+
+class Attack:
+    """What all have in common: how many connections, and when all are there."""
+
+    def __init__(self, loop: Loop, transport: Transport) -> None:
+        self.loop = loop
+        self.transport = transport
+        self.opened = 0
+        self.ended = 0  # by the broker
+        self.said = 0  # bytes
+        self.ready = False
+        self._coming: Iterator[tuple[int, Callable[[int], Hostile]]] = iter(())
+        self._waiting = 0
+        self.members: list[Hostile] = []
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def channel(self) -> Channel:
+        return self.transport.channel()
+
+    def heard(self, who: Hostile, data: bytes) -> None:
+        """Most do not care."""
+
+    def gather(self, most: int, make: Callable[[int], Hostile], patient: bool = True) -> None:
+        """Open *most* connections; if *patient*, only so many at once as are soon answered."""
+        self._coming = ((number, make) for number in range(most))
+        self._come(OPENING_AT_ONCE if patient else most)
+
+    def answered(self) -> None:
+        self._waiting -= 1
+        self._come(OPENING_AT_ONCE - self._waiting)
+
+    def _come(self, room: int) -> None:
+        for _ in range(room):
+            following = next(self._coming, None)
+            if following is None:
+                self.ready = True
+                return
+            self._waiting += 1
+            number, make = following
+            one = make(number)
+            self.members.append(one)
+            one.begin()
+
+
+def packets(*said: Packet) -> bytes:
+    return b"".join([encode(packet, V311) for packet in said])
+
+
+def hello(number: int, *then: Packet) -> bytes:
+    return packets(Connect(V311, f"hostile-{number}", True, 600), *then)
+
+
+class Garbage(Attack):
+    """Random bytes, after a CONNECT or instead of one."""
+
+    def start(self) -> None:
+        random = Random(1)
+
+        def speak(who: Hostile) -> None:
+            who.say(random.randbytes(BLOCK))
+
+        self.gather(GARBAGE, lambda n: Hostile(self, n, hello(n) if n % 2 else b"", speak), patient=False)
+
+
+class Stalls(Attack):
+    """Half a packet, and nothing more."""
+
+    def start(self) -> None:
+        half = packets(Publish(b"stalled", bytes(1000)))[:500]
+        self.gather(STALLED, lambda n: Hostile(self, n, hello(n) + half))
+
+
+class Trickler(Hostile):
+    """Says one byte of a CONNECT and a long PUBLISH at a time; half of them have sent the CONNECT at once."""
+
+    def __init__(self, attack: Attack, number: int) -> None:
+        self._words = hello(number, Publish(b"trickle", bytes(1000)))
+        self._at = len(hello(number)) if number % 2 else 1
+        super().__init__(attack, number, self._words[: self._at])
+
+    def again(self) -> None:
+        self._at = len(self.first)
+        super().again()
+
+    def drip(self) -> None:
+        self.say(self._words[self._at : self._at + 1])
+        self._at += 1
+
+
+class Trickles(Attack):
+    """One byte a second."""
+
+    def start(self) -> None:
+        self._tricklers = [Trickler(self, number) for number in range(TRICKLING)]
+        for one in self._tricklers:
+            one.begin()
+        self.ready = True
+        self.loop.later(1.0, self._drip)
+
+    def _drip(self) -> None:
+        for one in self._tricklers:
+            one.drip()
+        self.loop.later(1.0, self._drip)
+
+
+class Announces(Attack):
+    """A PUBLISH of 256 MB, and as much of it as is taken."""
+
+    def start(self) -> None:
+        self.gather(ANNOUNCING, lambda n: Hostile(self, n, hello(n), self._speak))
+
+    def _speak(self, who: Hostile) -> None:
+        who.say(HUGE_PUBLISH + bytes(16 * BLOCK))
+
+
+class NeverReads(Attack):
+    """Subscribed to everything, the pair's messages and a flood of their own; they do not read."""
+
+    def start(self) -> None:
+        everything = Subscribe(1, [Wanted(b"#", 1)])
+        self.gather(DEAF, lambda n: Hostile(self, n, hello(n, everything), deaf=True), patient=False)
+        flooder = Hostile(self, DEAF, hello(DEAF))
+        flooder.begin()
+        Flood(flooder, lambda: packets(Publish(b"hostile/flood", bytes(1000))) * 60).go_on()
+
+
+class Crowd(Attack):
+    """Many connections that stay."""
+
+    def start(self) -> None:
+        self.gather(CROWD, lambda n: Hostile(self, n, hello(n)))
+
+
+class Storm(Attack):
+    """Opens and closes, as fast as it can."""
+
+    def start(self) -> None:
+        self.gather(OPENING_AT_ONCE, lambda n: Hostile(self, n, hello(n)))
+
+    def heard(self, who: Hostile, data: bytes) -> None:
+        who.connection.reset()
+        self.loop.later(0.0, who.again)
+
+
+class HalfHandshakes(Attack):
+    """TLS handshakes that end after the first message, or within it. Its port is that of the listener `tls`."""
+
+    def start(self) -> None:
+        context = trusting_context()
+
+        def one(number: int) -> Hostile:
+            greeting = Tls(context).outgoing()
+            return Hostile(self, number, greeting if number % 2 else greeting[:100])
+
+        self.gather(HALF_HANDSHAKES, one, patient=False)
+
+    def channel(self) -> Channel:
+        return Channel()
+
+
+class Subscribes(Attack):
+    """Ten thousand filters, again and again; half of them match half of all topics."""
+
+    def start(self) -> None:
+        names = [b"hostile/%d/x" % n if n % 2 else b"+/%d/#" % n for n in range(FILTERS)]
+        self._rounds = []
+        for at in range(0, FILTERS, FILTERS_AT_ONCE):
+            self._rounds.append(packets(Subscribe(1, [Wanted(one, 1) for one in names[at : at + FILTERS_AT_ONCE]])))
+        for at in range(0, FILTERS, FILTERS_AT_ONCE):
+            self._rounds.append(packets(Unsubscribe(1, names[at : at + FILTERS_AT_ONCE])))
+        self._at = 0
+        self.gather(1, lambda n: Hostile(self, n, hello(n)))
+
+    def heard(self, who: Hostile, data: bytes) -> None:
+        who.say(self._rounds[self._at % len(self._rounds)])
+        self._at += 1
+
+
+class Retains(Attack):
+    """Retained messages, each on a topic of its own."""
+
+    def start(self) -> None:
+        numbers = count()
+
+        def block() -> bytes:
+            return packets(*[Publish(b"hostile/%d" % next(numbers), PAYLOAD, 0, True) for _ in range(500)])
+
+        flooder = Hostile(self, 0, hello(0))
+        flooder.begin()
+        Flood(flooder, block).go_on()
+        self.ready = True
+
+
+class Floods(Attack):
+    """QoS 0 to subscribers of its own, as fast as the broker takes it."""
+
+    def start(self) -> None:
+        own = Subscribe(1, [Wanted(b"hostile/flood")])
+        self.gather(FLOODED, lambda n: Hostile(self, n, hello(n, own)))
+        flooder = Hostile(self, FLOODED, hello(FLOODED))
+        flooder.begin()
+        block = packets(Publish(b"hostile/flood", PAYLOAD)) * 500
+        Flood(flooder, lambda: block).go_on()
+
+
+class Flood:
+    """Has *who* say one block after the other, whenever the former is with the kernel."""
+
+    def __init__(self, who: Hostile, block: Callable[[], bytes]) -> None:
+        self._who = who
+        self._block = block
+
+    def go_on(self) -> None:
+        if not self._who.connection.waits():
+            self._who.say(self._block())
+        self._who.attack.loop.later(FULL_SPEED, self.go_on)
+
+
+ATTACKS: Final[dict[str, type[Attack]]] = {
+    "garbage": Garbage,
+    "stalls": Stalls,
+    "trickles": Trickles,
+    "announces": Announces,
+    "never-reads": NeverReads,
+    "crowd": Crowd,
+    "storm": Storm,
+    "half-handshakes": HalfHandshakes,
+    "subscribes": Subscribes,
+    "retains": Retains,
+    "floods": Floods,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.bench.attackers")
+    parser.add_argument("name", choices=ATTACKS)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--transport", choices=NAMES, default="tcp")
+    arguments = parser.parse_args()
+    descriptors()
+    loop = Loop()
+    ends: list[int] = []
+    loop.watch(0, select.EPOLLIN | select.EPOLLHUP, ends.append)
+    attack = ATTACKS[arguments.name](loop, Transport(arguments.transport, arguments.port))
+    attack.start()
+    told = False
+    latest = loop.now + PATIENCE
+    while not ends:
+        loop.turn(0.1)
+        if attack.ready and not told:
+            told = True
+            print("ready", flush=True)
+        elif not told and loop.now > latest:
+            sys.exit(f"{arguments.name}: not at full strength after {PATIENCE:.0f} s")
+    print(json.dumps({"opened": attack.opened, "ended": attack.ended, "said": attack.said}))
+
+
+if __name__ == "__main__":
+    main()

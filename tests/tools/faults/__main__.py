@@ -1,0 +1,44 @@
+# python -m tests.tools.faults --runs 50 [--seed N] [--workers 3] [--faults 6]: the long run. --seed repeats one.
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.tools.faults.run import Outcome, Run, random_seed
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.faults", description="Harm a Weir of its own.")
+    parser.add_argument("--runs", type=int, default=1, help="how many (default 1), each with the next seed")
+    parser.add_argument("--seed", type=int, help="of the first; a random one if it is left out")
+    parser.add_argument("--workers", type=int, default=3, help="of the node (default 3)")
+    parser.add_argument("--faults", type=int, default=6, help="in each run (default 6)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the nodes' logs are to stay")
+    return parser
+
+
+def report(outcome: Outcome) -> str:
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in outcome.figures.items())
+    lines = [f"seed {outcome.seed}: {'FAILED' if outcome.failures else 'well'}; {figures}"]
+    if outcome.failures:
+        lines += [f"  {fault}" for fault in outcome.faults]
+    return "\n".join([*lines, *(f"  ! {failure}" for failure in outcome.failures)])
+
+
+def main() -> int:
+    arguments = options().parse_args()
+    first = random_seed() if arguments.seed is None else arguments.seed
+    failed = 0
+    for seed in range(first, first + arguments.runs):
+        with tempfile.TemporaryDirectory(prefix="weir-faults-") as temporary:
+            folder = Path(temporary) if arguments.keep is None else arguments.keep / str(seed)
+            folder.mkdir(parents=True, exist_ok=True)
+            outcome = Run(folder, seed, arguments.workers, arguments.faults).go()
+        print(report(outcome), flush=True)
+        failed += bool(outcome.failures)
+    print(f"{failed} of {arguments.runs} runs failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
