@@ -83,7 +83,7 @@ class Process:
         ]
         for peer in assignment["peers"]:
             self._join(peer, peer["descriptors"])
-        worker.limiting.change(assignment["limits"], [])
+        worker.client_overrides.change(assignment["limits"], [])
         worker.mesh.on_joined = self._open
         worker.collector.start(worker.clock())
 
@@ -138,7 +138,7 @@ class Process:
         elif kind == "redis":
             self._move_redis(from_parts(found["address"]))
         elif kind == "limits":
-            self.worker.limiting.change(found["holding"], found["over"])
+            self.worker.client_overrides.change(found["holding"], found["over"])
         elif kind == "log":
             self._reopen_log()
         elif kind == "request":

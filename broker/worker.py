@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.auth.authenticator import Admission
+from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
 from broker.cluster.leasing import Leasing
 from broker.cluster.mesh import Mesh
@@ -47,9 +47,9 @@ from broker.overload.connects import Connects
 from broker.overload.cost import Prices
 from broker.overload.lease import Leases
 from broker.overload.quotas import Quotas
-from broker.protocol.client_overrides import Limiting
+from broker.protocol.client_overrides import ClientOverrides
 from broker.protocol.connect_attempt import Arrivals
-from broker.protocol.egress_quota import Outgoing
+from broker.protocol.egress_quota import EgressQuota
 from broker.protocol.fanout import Deliveries
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import REFUSABLE, Reception
@@ -189,7 +189,7 @@ class Worker:
             self.reactor,
             self.budget,
             self.connects,
-            Outgoing(self.reactor, self.measuring.pauses, self.client_log, clock),
+            EgressQuota(self.reactor, self.measuring.pauses, self.client_log, clock),
             self.log,
             self.client_log,
             node=config.node.name if place is None else place.node,
@@ -236,7 +236,7 @@ class Worker:
             self.acl,
             origin,
         )
-        self.admission = Admission(
+        self.authenticator = Authenticator(
             self.offload,
             files.passwords,
             anonymous=config.access.allow_anonymous,
@@ -244,7 +244,7 @@ class Worker:
         )
         self.arrivals = Arrivals(
             self.reception,
-            self.admission,
+            self.authenticator,
             self.store,
             self.reactor,
             timers,
@@ -287,7 +287,7 @@ class Worker:
             packet_bytes=config.limits.packet_bytes,
             clients=self.measuring.clients,
         )
-        self.limiting = Limiting(self.protection, self.store, self.reactor, clock)
+        self.client_overrides = ClientOverrides(self.protection, self.store, self.reactor, clock)
         self.moving = Moving(
             self.reception,
             subscribing,
@@ -437,7 +437,7 @@ class Worker:
             self.acl.replace(files.acl)
             self.routes.judge_again()
         if files.passwords is not None:
-            former = self.admission.replace(files.passwords)
+            former = self.authenticator.replace(files.passwords)
             if former is not None:
                 self.reception.dismiss(partial(former.lost, files.passwords), self.clock())
                 self.reactor.wake()
@@ -485,7 +485,7 @@ class Worker:
             self.retained.expire(self.clock(), EXPIRED_AT_ONCE)
             self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
             self.client_log.flush()
-            self.admission.failures.forget(self.clock())
+            self.authenticator.failures.forget(self.clock())
             if self.protection.tracing is not None:
                 self.protection.tracing.write()
 

@@ -1,4 +1,4 @@
-# Admission: who a client is, before anything of it is done.
+# Authenticator: who a client is, before anything of it is done.
 #
 # A password is checked in a thread, as that takes milliseconds of C code; the connection is held meanwhile, and every
 # other one is served. So the answer may come when the client is gone or the password file was replaced: whoever asked
@@ -26,7 +26,7 @@ class Answer:
         self.user = user  # None: anonymous
 
 
-class Admission:
+class Authenticator:
     """*anonymous*: clients without a name may come in. Without *passwords* names are not looked at."""
 
     def __init__(
@@ -99,17 +99,17 @@ class _Checked:
 
     def __init__(
         self,
-        admission: Admission,
+        authenticator: Authenticator,
         passwords: Passwords,
         identity: str,
         packet: Connect,
         then: Callable[[Answer], None],
     ) -> None:
-        self._admission = admission
+        self._authenticator = authenticator
         self._passwords = passwords
         self._identity = identity
         self._packet = packet
         self._then = then
 
     def __call__(self, result: object) -> None:
-        self._admission.checked(self._passwords, self._identity, self._packet, self._then, result)
+        self._authenticator.checked(self._passwords, self._identity, self._packet, self._then, result)

@@ -39,7 +39,7 @@ class Leasing:
     def tick(self, now: float) -> float:
         """Do what is due; when the next thing will be."""
         leases = self._leases
-        leases.standing.tick(now)
+        leases.redis.tick(now)
         if self._connected != self._commands.connected:  # who is back late keeps the others by their shares
             self._connected = self._commands.connected
             self.script.load(now)
@@ -56,7 +56,7 @@ class Leasing:
     def packed(self, ask: Ask) -> bytes:
         """The command for *ask*."""
         lease = ask.lease
-        workers = self._leases.standing.workers
+        workers = self._leases.redis.workers
         words: list[str | bytes | int] = ["lease", workers, ask.owed, int(ask.settles), ask.firm, ask.loose]
         for window, kept in zip(lease.rate, lease.kept, strict=True):
             words += [window.most, window.seconds, f"{kept:.17g}"]
@@ -65,7 +65,7 @@ class Leasing:
     def beaten(self, workers: object, now: float) -> None:
         """Redis knows that we are here, and has said how many are."""
         assert isinstance(workers, int)
-        self._leases.standing.heard(workers, now)
+        self._leases.redis.heard(workers, now)
 
     def granted(self, ask: Ask, reply: object, now: float) -> None:
         firm, loose = _amounts(reply)
@@ -80,9 +80,9 @@ class Leasing:
     def failed(self, failure: StoreFailure, now: float) -> None:
         self.statistics.failed += 1
         self.script.failed(failure, now)
-        if not self._leases.standing.sharing:
+        if not self._leases.redis.sharing:
             self.statistics.outages += 1
-        self._leases.standing.lost(now)
+        self._leases.redis.lost(now)
 
 
 def _amounts(reply: object) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from broker.overload.admit import Publish
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
 from broker.overload.overrides import Limit
-from broker.overload.quota import Over
+from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.protection import Protection
 from broker.reasons import PauseReason
@@ -121,7 +121,7 @@ class Explaining:
             "due": _seconds(max(0.0, verdict.until - now)) if verdict.until else None,
             "patience": _seconds(max(0.0, self._config.overload.wait - waited)) if bounded else None,
             "gate": None if verdict.gate is None else self._gate(verdict.gate, now),
-            "limit": verdict.limit if isinstance(verdict, Over) else "",
+            "limit": verdict.limit if isinstance(verdict, QuotaExceeded) else "",
             "unread": connection.left,
             "honoured": protection.honour,
         }

@@ -10,7 +10,7 @@ from broker.metrics.measuring import Measuring
 from broker.overload.connects import Connects
 from broker.overload.credits import TICK
 from broker.overload.level import STALE, Signal
-from broker.overload.reports import Said
+from broker.overload.reports import ReceivedReport
 from broker.protocol.protection import Protection
 
 LISTED: Final = 256  # workers whose reports are told, those that were heard last: some 50 KB
@@ -89,7 +89,7 @@ class Overview:
         reports = self._protection.reports
         heard = reports.heard()
         return {
-            "heard": [_said(one, now) for one in heard[:LISTED]],
+            "heard": [_received(one, now) for one in heard[:LISTED]],
             "others": max(0, len(heard) - LISTED),
             "ignored": {label: count for label, count in reports.ignored.items() if count},
             "lost_redis": self._counters.reports_lost_redis,
@@ -107,9 +107,9 @@ def _signal(signal: Signal, injected: float | None, now: float) -> dict[str, Any
     }
 
 
-def _said(said: Said, now: float) -> dict[str, Any]:
-    report = said.report
-    age = now - said.heard
+def _received(received: ReceivedReport, now: float) -> dict[str, Any]:
+    report = received.report
+    age = now - received.heard
     return {
         "node": report.node,
         "worker": report.worker,

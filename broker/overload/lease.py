@@ -37,7 +37,7 @@ PRESSING: Final = 2  # in this turn
 ASKED: Final = 3
 
 
-class Standing:
+class RedisAvailability:
     """Where this worker stands with Redis, for all its leases."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Lease(Meter):
         self.state = IDLE
         self.due = 0.0  # LATER: when
         self._leases = leases
-        self._standing = leases.standing
+        self._redis = leases.redis
         self._speed = slowest(rate)
         self._kept = kept_of(self.capacity, reserve, unit)  # of what is here
         self._left = 0.0
@@ -109,7 +109,7 @@ class Lease(Meter):
         self._shared = 0.0  # until when its share is in what is left
 
     def room(self, firm: bool, now: float) -> float:
-        if self._standing.sharing:
+        if self._redis.sharing:
             self._take_share(now)
         return self._left if firm else self._left - self._kept
 
@@ -124,15 +124,15 @@ class Lease(Meter):
         missing = amount - self.room(firm, now)
         if missing <= 0.0:
             return now
-        standing = self._standing
-        if standing.sharing:
-            return now + (missing / (self._speed * standing.share) + TICK if standing.share > 0.0 else SLICE)
+        redis = self._redis
+        if redis.sharing:
+            return now + (missing / (self._speed * redis.share) + TICK if redis.share > 0.0 else SLICE)
         if self._short_firm if firm else self._short_loose:
             return max(self.due + TICK, now + missing / self._speed)
         return now + ANSWER
 
     def may_have_more(self, firm: bool) -> bool:
-        if self._standing.sharing:
+        if self._redis.sharing:
             return False
         if firm:
             self._firm_waits = True
@@ -143,13 +143,13 @@ class Lease(Meter):
 
     def ask(self, now: float) -> "Ask | None":
         """What Redis is to be asked for this one; None: nothing now."""
-        standing = self._standing
+        redis = self._redis
         owed = self._owed
-        want = 0.0 if standing.sharing else self.capacity - self._left
+        want = 0.0 if redis.sharing else self.capacity - self._left
         if owed <= 0.0 and want <= 0.0:
             self._short_firm = self._short_loose = False
             self.state = IDLE
-            if standing.sharing:  # until it is over: then what was taken of the slice is asked for
+            if redis.sharing:  # until it is over: then what was taken of the slice is asked for
                 self._leases.ask_later(self, now)
             return None
         firm = want if self._firm_waits else max(0.0, min(want, max(self._kept - self._left, self._firm)))
@@ -157,7 +157,7 @@ class Lease(Meter):
         self._firm = 0.0
         self._firm_waits = False
         self.state = ASKED
-        outage = standing.outages
+        outage = redis.outages
         loose = want - firm
         settles = outage != self._settled
         return Ask(self, outage, ceil(owed * GRAIN), settles, ceil(firm * GRAIN), ceil(loose * GRAIN))
@@ -189,16 +189,16 @@ class Lease(Meter):
 
     def _ask_in_time(self, now: float) -> None:
         """What was taken is asked for in 100 ms, or at once when half is gone and Redis had enough."""
-        if self._left < self.capacity / 2 and not (self._short_firm or self._short_loose or self._standing.sharing):
+        if self._left < self.capacity / 2 and not (self._short_firm or self._short_loose or self._redis.sharing):
             self._leases.press(self)
         elif self.state == IDLE and self._left < self.capacity:
             self._leases.ask_later(self, now)
 
     def _take_share(self, now: float) -> None:
-        standing = self._standing
-        since = max(self._shared, standing.since)
+        redis = self._redis
+        since = max(self._shared, redis.since)
         self._shared = now
-        gained = min(self.capacity - self._left, (now - since) * self._speed * standing.share)
+        gained = min(self.capacity - self._left, (now - since) * self._speed * redis.share)
         if gained > 0.0:
             self._left += gained
             self._owed += gained
@@ -222,7 +222,7 @@ class Leases:
     """Which leases of a worker Redis is to be asked for."""
 
     def __init__(self) -> None:
-        self.standing = Standing()
+        self.redis = RedisAvailability()
         self._pressing: list[Lease] = []
         self._later: deque[tuple[float, Lease]] = deque()  # in the order in which they are due
 
@@ -239,7 +239,7 @@ class Leases:
 
     def due(self, now: float) -> list[Ask]:
         """What is to be asked now; each is to be `answered()` or `failed()`."""
-        if not self.standing.answering:
+        if not self.redis.answering:
             return []
         wanted, self._pressing = self._pressing, []
         while self._later and self._later[0][0] <= now:
@@ -251,7 +251,7 @@ class Leases:
 
     def next_due(self, now: float) -> float:
         """When there may be something to ask."""
-        if not self.standing.answering:
+        if not self.redis.answering:
             return float("inf")
         if self._pressing:
             return now

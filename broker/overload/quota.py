@@ -31,7 +31,7 @@ ONE: Final = 1.0  # message or byte: with room for it a batch may go
 SESSION_MESSAGES: Final = "QUOTA_SESSION_MESSAGES"
 
 
-class Over(Verdict):
+class QuotaExceeded(Verdict):
     """Something may not pass now, and what is to become of it."""
 
     def __init__(self, kind: int, reason: Reason, until: float, allowance: "Allowance") -> None:
@@ -69,17 +69,17 @@ class Allowance:
         self.by_bytes = by_bytes
         self.meter = meter
 
-    def over(self, kind: int, amount: float, firm: bool, now: float) -> Over:
+    def over(self, kind: int, amount: float, firm: bool, now: float) -> QuotaExceeded:
         """There is no room for *amount*: what was meant to become of it, *kind*, or a wait for what others know."""
         meter = self.meter
         until = meter.when(amount, firm, now)
         if meter.may_have_more(firm):
-            return Over(PAUSE, PauseReason.QUOTA_ASKED, until, self)
+            return QuotaExceeded(PAUSE, PauseReason.QUOTA_ASKED, until, self)
         if kind == DROP:
-            return Over(kind, DropReason[self.name], until, self)
+            return QuotaExceeded(kind, DropReason[self.name], until, self)
         if kind == REFUSE:
-            return Over(kind, PublishRefusal[self.name], until, self)
-        return Over(kind, PauseReason[self.name], until, self)
+            return QuotaExceeded(kind, PublishRefusal[self.name], until, self)
+        return QuotaExceeded(kind, PauseReason[self.name], until, self)
 
 
 class Scope:
@@ -100,7 +100,7 @@ class Scope:
             self.filters.append(allowance)
 
 
-class Own(Scope):
+class SessionScope(Scope):
     """The limits of one session, of which an administrator may have changed how much it may publish."""
 
     def __init__(self, reserve: float) -> None:
@@ -144,7 +144,7 @@ class Own(Scope):
 class Quota:
     """What holds for one session. Counts are messages; bytes are those of the packets."""
 
-    def __init__(self, own: Own, shared: list[Scope]) -> None:
+    def __init__(self, own: SessionScope, shared: list[Scope]) -> None:
         self._own = own
         self._shared = shared
         self._incoming: list[Allowance] = []
@@ -163,7 +163,7 @@ class Quota:
         """*publish*, which was tested, is taken. (`admit.Quotas`.)"""
         self.take(publish.qos, 1, publish.size, now)
 
-    def over(self, qos: int, version: int, count: int, size: int, now: float) -> Over | None:
+    def over(self, qos: int, version: int, count: int, size: int, now: float) -> QuotaExceeded | None:
         """None if *count* messages of *size* bytes in all may pass together; more than a burst never may."""
         if now >= self._own.until:
             self._end_override(now)
@@ -204,7 +204,7 @@ class Quota:
         """Whether there is a limit to what the client is sent."""
         return bool(self._outgoing)
 
-    def over_outgoing(self, now: float) -> Over | None:
+    def over_outgoing(self, now: float) -> QuotaExceeded | None:
         """None if the client may be sent a batch; else (PAUSE) what waits for it goes on waiting."""
         for allowance in self._outgoing:
             meter = allowance.meter
@@ -218,7 +218,7 @@ class Quota:
         for allowance in self._outgoing:
             allowance.meter.take(float(size if allowance.by_bytes else count), True, now)
 
-    def over_filters(self, count: int, now: float) -> Over | None:
+    def over_filters(self, count: int, now: float) -> QuotaExceeded | None:
         """None if *count* filters may be subscribed to; else PAUSE, which 5.0 does only if its reason is QUOTA_ASKED.
 
         It is asked for all filters of a SUBSCRIBE, and for 5.0 then for each of them: those over the quota are answered

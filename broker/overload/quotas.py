@@ -14,7 +14,7 @@ from broker.config.schema import Quotas as QuotaSettings
 from broker.config.tenants import TenantRule
 from broker.overload.lease import Lease, Leases
 from broker.overload.overrides import Limit
-from broker.overload.quota import Allowance, Own, Quota, Scope
+from broker.overload.quota import Allowance, Quota, Scope, SessionScope
 
 ABSENT_CLIENTS: Final = 65_536  # remembered, of about a KiB each
 ABSENT_TENANTS: Final = 4096
@@ -31,7 +31,7 @@ LIMITS: Final = (
 _T = TypeVar("_T")
 
 
-class Known(Generic[_T]):
+class BoundedRegistry(Generic[_T]):
     """What belongs to names: as long as somebody is here under the name, and of those who left to the last *most*."""
 
     def __init__(self, most: int) -> None:
@@ -78,8 +78,8 @@ class Quotas:
         self._limits_sessions = settings.session != QuotaScope()
         self._cluster = self._shared_scope("cluster", settings.cluster, "", now)
         self._shares_cluster = settings.cluster != ClusterQuota()
-        self._own: Known[Own] = Known(ABSENT_CLIENTS)
-        self._tenants: Known[Scope] = Known(ABSENT_TENANTS)
+        self._own: BoundedRegistry[SessionScope] = BoundedRegistry(ABSENT_CLIENTS)
+        self._tenants: BoundedRegistry[Scope] = BoundedRegistry(ABSENT_TENANTS)
         self._present: dict[str, str] = {}  # the tenant of each client that is here
 
     def arrive(self, client_id: str, user: str | None, limit: Limit | None, now: float) -> Quota | None:
@@ -128,9 +128,9 @@ class Quotas:
         self._tenants.arrive(name)
         return scope
 
-    def _own_scope(self, now: float) -> Own:
+    def _own_scope(self, now: float) -> SessionScope:
         settings = self._settings.session
-        own = Own(self._settings.reserve)
+        own = SessionScope(self._settings.reserve)
         if settings.incoming_messages:
             own.allow_messages(settings.incoming_messages, now)
         for key, suffix, by_bytes in LIMITS:

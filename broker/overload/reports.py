@@ -71,7 +71,7 @@ class Report:
         return not (0.0 <= self.level <= HIGHEST and 0.0 <= self.value < math.inf)
 
 
-class Said:
+class ReceivedReport:
     """A report, and when it was heard."""
 
     def __init__(self, report: Report, heard: float) -> None:
@@ -87,7 +87,9 @@ class Reports:
         self._worker = worker
         self._boot = boot
         self._resources = resources
-        self._said: OrderedDict[tuple[str, int], Said] = OrderedDict()  # who was heard longest ago stands first
+        self._received: OrderedDict[tuple[str, int], ReceivedReport] = (
+            OrderedDict()
+        )  # who was heard longest ago stands first
         self._sequence = 0
         self._sent_level = 0
         self._sent_cause = ""
@@ -141,13 +143,13 @@ class Reports:
         if report.node == self._node and report.worker == self._worker:
             return self._ignore(ReportFailure.ECHO)
         who = (report.node, report.worker)
-        before = self._said.get(who)
+        before = self._received.get(who)
         if before is not None and before.report.boot == report.boot and report.sequence <= before.report.sequence:
             return self._ignore(ReportFailure.OLDER)
-        self._said[who] = Said(report, now)
-        self._said.move_to_end(who)
-        if len(self._said) > MOST_WORKERS:
-            self._said.popitem(last=False)
+        self._received[who] = ReceivedReport(report, now)
+        self._received.move_to_end(who)
+        if len(self._received) > MOST_WORKERS:
+            self._received.popitem(last=False)
         return True
 
     def refresh(self, level: Level, signals: Signals, now: float) -> None:
@@ -168,15 +170,15 @@ class Reports:
     def known(self, now: float) -> list[Report]:
         """What other workers said last, as far as it counts."""
         found: list[Report] = []
-        for said in reversed(self._said.values()):
-            if now - said.heard > STALE:
+        for received in reversed(self._received.values()):
+            if now - received.heard > STALE:
                 break
-            found.append(said.report)
+            found.append(received.report)
         return found
 
-    def heard(self) -> list[Said]:
+    def heard(self) -> list[ReceivedReport]:
         """What other workers said last, whenever that was; who was heard last stands first."""
-        return list(reversed(self._said.values()))
+        return list(reversed(self._received.values()))
 
     def _ignore(self, why: ReportFailure) -> bool:
         self.ignored[why.label] += 1

@@ -1,4 +1,4 @@
-# Limiting: what the supervisor says of the limits of single clients (overload/overrides.py), put in force.
+# ClientOverrides: what the supervisor says of the limits of single clients (overload/overrides.py), put in force.
 #
 # Every worker knows all of them, so a limit holds for its client wherever it is and wherever it comes to. Its end needs
 # nobody: quotas and protection look at the time. What is told here afterwards only takes away what is left of it.
@@ -12,7 +12,7 @@ from broker.protocol.protection import Protection
 from broker.store.sessions import SessionStore
 
 
-class Limiting:
+class ClientOverrides:
     def __init__(
         self, protection: Protection, store: SessionStore, reactor: Reactor, clock: Callable[[], float]
     ) -> None:

@@ -1,7 +1,7 @@
 # Arrivals: from the bytes of a CONNECT to the question for its session.
 #
 # A CONNECT is examined, and then it has its turn: at once, or when those before it have had theirs, at the rate that
-# overload/connects.py allows. Admission says who sent it, and only then the store is asked for its session: who is not
+# overload/connects.py allows. The authenticator says who sent it, and only then the store is asked: who is not
 # known takes no session over, and does not learn whether there is one. Meanwhile the connection is held. Its deadline
 # covers the check of its password, and not the time that we make it wait: because that was wrong, or for its turn, with
 # which it begins again.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, cast
 
-from broker.auth.authenticator import Admission, Answer
+from broker.auth.authenticator import Answer, Authenticator
 from broker.config.schema import Limits
 from broker.metrics.counters import Counters
 from broker.metrics.pauses import Pauses
@@ -38,7 +38,7 @@ class Arrivals:
     def __init__(
         self,
         reception: Reception,
-        admission: Admission,
+        authenticator: Authenticator,
         store: SessionStore,
         reactor: Reactor,
         timers: Timers,
@@ -53,7 +53,7 @@ class Arrivals:
     ) -> None:
         """*chance*: from 0 to 1, another one each time, to spread those whom we tell to come again."""
         self._reception = reception
-        self._admission = admission
+        self._authenticator = authenticator
         self._store = store
         self._reactor = reactor
         self._timers = timers
@@ -143,13 +143,13 @@ class Arrivals:
 
     def _ask(self, connection: Connection, packet: Connect) -> None:
         identity = "" if connection.layer is None else connection.layer.identity
-        check = self._admission.ask(identity, packet, _Admitted(self, connection, packet))
+        check = self._authenticator.ask(identity, packet, _Admitted(self, connection, packet))
         if connection.claiming and connection.state == OPEN:
             connection.check = check
-            self._reactor.hold_back(connection)  # until admission and the store have answered
+            self._reactor.hold_back(connection)  # until authenticator and the store have answered
 
     def admitted(self, connection: Connection, packet: Connect, answer: Answer) -> None:
-        """Admission has answered: go on with the store, or refuse."""
+        """Authenticator has answered: go on with the store, or refuse."""
         connection.check = None
         if connection.state != OPEN:
             return
@@ -187,7 +187,7 @@ class Arrivals:
     def _refuse_slowly(self, connection: Connection, packet: Connect, now: float) -> None:
         """A wrong password: the answer waits, longer with each failure of that address."""
         self._timers.cancel(connection.timer, connection)
-        wait = self._admission.failures.add(connection.address, now)
+        wait = self._authenticator.failures.add(connection.address, now)
         connection.refusal = _who(packet)
         connection.timer = self._timers.set(now + wait, REFUSAL, connection)
 
@@ -206,7 +206,7 @@ class _Waiting:
 
 
 class _Admitted:
-    """What to do when admission knows who sent a CONNECT."""
+    """What to do when authenticator knows who sent a CONNECT."""
 
     def __init__(self, arrivals: Arrivals, connection: Connection, packet: Connect) -> None:
         self._arrivals = arrivals

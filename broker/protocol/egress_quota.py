@@ -1,4 +1,4 @@
-# Outgoing: clients that are sent no more than their quotas say, which wait here until there is room.
+# EgressQuota: clients that are sent no more than their quotas say, which wait here until there is room.
 #
 # Who has such a quota stands behind a toll (delivery/toll.py). When that finds no room it is shut, and its client is to
 # everybody what a slow reader is: QoS 0 goes by, QoS 1 and 2 waits in its session, a shared subscription takes the next
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from broker.metrics.pauses import Pauses
 from broker.net.reactor import Reactor
 from broker.overload.admit import PAUSE
-from broker.overload.quota import Over, Quota
+from broker.overload.quota import Quota, QuotaExceeded
 from broker.overload.waiting import SLOT, Slots
 from broker.protocol.connection import Connection
 from broker.reasons import DropReason, PauseReason
@@ -26,10 +26,10 @@ class Log(Protocol):
     def info(self, event: str, **facts: object) -> None: ...
 
 
-class QuotaToll:
+class ClientEgress:
     """The `Toll` of one client, while it is connected."""
 
-    def __init__(self, outgoing: "Outgoing", connection: Connection, quota: Quota) -> None:
+    def __init__(self, outgoing: "EgressQuota", connection: Connection, quota: Quota) -> None:
         self.connection = connection
         self.shut: PauseReason | None = None
         self.dropping: DropReason | None = None  # for the same reason
@@ -53,19 +53,19 @@ class QuotaToll:
             self._quota.take_outgoing(messages, size, self._outgoing.clock())
 
 
-class Outgoing:
+class EgressQuota:
     def __init__(self, reactor: Reactor, pauses: Pauses, log: Log, clock: Callable[[], float]) -> None:
         self.clock = clock
         self._log = log
         self._reactor = reactor
         self._pauses = pauses
         self._shut = Slots()
-        self._opened: deque[QuotaToll] = deque()  # whose clients were not told yet
+        self._opened: deque[ClientEgress] = deque()  # whose clients were not told yet
 
     def arrive(self, connection: Connection, quota: Quota) -> None:
         """*connection* has a session that *quota* concerns."""
         if quota.limits_outgoing():
-            connection.outbox.stand_behind(QuotaToll(self, connection, quota))
+            connection.outbox.stand_behind(ClientEgress(self, connection, quota))
 
     def leave(self, connection: Connection, now: float) -> None:
         """It has it no longer."""
@@ -73,12 +73,12 @@ class Outgoing:
         if toll is None:
             return
         connection.outbox.toll = None  # it knows its connection: that would be a cycle
-        assert isinstance(toll, QuotaToll)
+        assert isinstance(toll, ClientEgress)
         if toll.shut is not None:
             self._shut.remove(toll.slot, toll)
             self._open(toll, now)
 
-    def shut(self, toll: QuotaToll, over: Over, now: float) -> None:
+    def shut(self, toll: ClientEgress, over: QuotaExceeded, now: float) -> None:
         """There is no room for *toll*'s client until about `over.until`."""
         reason = over.reason
         assert isinstance(reason, PauseReason)
@@ -98,7 +98,7 @@ class Outgoing:
     def tick(self, now: float) -> float:
         """Go on with those for whom there should be room; when to look again."""
         if not self._shut.empty():
-            opened = [toll for toll in self._shut.take(int(now / SLOT)) if isinstance(toll, QuotaToll)]
+            opened = [toll for toll in self._shut.take(int(now / SLOT)) if isinstance(toll, ClientEgress)]
             for toll in opened:
                 self._open(toll, now)
             self._opened.extend(sorted(opened, key=_since))
@@ -110,12 +110,12 @@ class Outgoing:
             return now
         return inf if self._shut.empty() else now + SLOT
 
-    def _open(self, toll: QuotaToll, now: float) -> None:
+    def _open(self, toll: ClientEgress, now: float) -> None:
         reason = toll.shut
         if reason is not None:
             self._pauses.let_go(reason, now)
         toll.shut = toll.dropping = None
 
 
-def _since(toll: QuotaToll) -> float:
+def _since(toll: ClientEgress) -> float:
     return toll.since

@@ -39,7 +39,7 @@ from broker.overload.quotas import Quotas
 from broker.overload.reports import Reports
 from broker.overload.waiting import SLOT, Slots, Waiting, give_turns, of_credits, of_gate
 from broker.protocol.connection import Connection
-from broker.protocol.egress_quota import Outgoing
+from broker.protocol.egress_quota import EgressQuota
 from broker.protocol.tracing import Tracing
 from broker.reasons import PauseReason
 from broker.routing.neighbour import Gates, Neighbour, Neighbours
@@ -78,7 +78,7 @@ class Protection(Gates):
         reactor: Reactor,
         budget: OutboundBudget,
         connects: Connects,
-        outgoing: Outgoing,
+        outgoing: EgressQuota,
         log: Log,
         client_log: Log,
         *,

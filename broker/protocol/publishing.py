@@ -14,7 +14,7 @@ from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, TOPIC
 from broker.overload.admit import ACCEPT, DROP, PAUSE, Verdict
 from broker.overload.admit import Publish as Judged
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
-from broker.overload.quota import Over
+from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import RETRY_AFTER
@@ -441,7 +441,7 @@ def refusal(
         return short
     words = reason.words
     properties: Properties = {}
-    if isinstance(verdict, Over):
+    if isinstance(verdict, QuotaExceeded):
         words = verdict.words()
         properties[USER_PROPERTY] = [(RETRY_AFTER, str(verdict.retry_after(now)))]
     properties[REASON_STRING] = words

@@ -17,7 +17,7 @@ from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, USER_
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
 from broker.overload.admit import FILTER
-from broker.overload.quota import Over, Quota
+from broker.overload.quota import Quota, QuotaExceeded
 from broker.protocol.connection import Connection, Replay
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError
@@ -95,7 +95,7 @@ class Subscribing:
                 if isinstance(identifier, int):
                     identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
         scarce = _scarce(connection, len(packet.filters), now)
-        over: Over | None = None
+        over: QuotaExceeded | None = None
         codes: list[int] = []
         replays: list[Replay] = []
         for wanted in packet.filters:
@@ -346,7 +346,7 @@ def _scarce(connection: Connection, filters: int, now: float) -> bool:
     return connection.version == V5 and quota is not None and quota.over_filters(filters, now) is not None
 
 
-def _take_one(quota: Quota, scarce: bool, now: float) -> Over | None:
+def _take_one(quota: Quota, scarce: bool, now: float) -> QuotaExceeded | None:
     """One more filter is subscribed to; or not, if they are *scarce* and it is over *quota*."""
     over = quota.over_filters(1, now) if scarce else None
     if over is None:
@@ -354,6 +354,6 @@ def _take_one(quota: Quota, scarce: bool, now: float) -> Over | None:
     return over
 
 
-def _words(over: Over, now: float) -> Properties:
+def _words(over: QuotaExceeded, now: float) -> Properties:
     """Why a filter was refused, and when to come again."""
     return {REASON_STRING: over.words(), USER_PROPERTY: [(RETRY_AFTER, str(over.retry_after(now)))]}

@@ -61,11 +61,11 @@ class Tenant:
 
     def known(self, workers: int) -> None:
         """Until this one knows that there are so many."""
-        self.loop.until(lambda: self.answered() and self.leases.standing.workers == workers)
+        self.loop.until(lambda: self.answered() and self.leases.redis.workers == workers)
 
     def answered(self) -> bool:
         """All that was asked."""
-        return self.commands.connected > 0 and not self.commands.statistics.waiting and self.leases.standing.answering
+        return self.commands.connected > 0 and not self.commands.statistics.waiting and self.leases.redis.answering
 
 
 def test_a_slice_is_granted_as_soon_as_it_is_used(
@@ -117,11 +117,11 @@ def test_the_script_does_what_the_properties_were_shown_for(
             key = KEYS.quota(lease.name)
             client.hset(key, "at", 1e11)  # levels of a server whose clock was ahead: for this one no time passes
             for _ in range(6):
-                tenant.leases.standing.workers = chance.randint(1, 4)
+                tenant.leases.redis.workers = chance.randint(1, 4)
                 firm, loose = (chance.choice([0, chance.randint(0, 200_000)]) for _ in range(2))
                 ask = Ask(lease, 1, chance.choice([0, 0, 150_000]), chance.random() < 0.5, firm, loose)
                 answer = client.execute_command(*words_of(tenant.leasing.packed(ask)))
-                assert answer == pytest.approx(copy.lease(tenant.leases.standing.workers, ask, 0.0), abs=1)
+                assert answer == pytest.approx(copy.lease(tenant.leases.redis.workers, ask, 0.0), abs=1)
                 levels = client.hgetall(key)
                 left = [float(levels[str(window.seconds).encode()]) for window in rate]
                 assert left == pytest.approx(copy.levels, abs=0.002)
@@ -177,10 +177,10 @@ def test_what_redis_forgets_it_is_told_again(start_redis: StartRedis, loop: Loop
         client.script_flush()
     tenant.lease.take(1.0, True, loop.now())
     loop.until(lambda: tenant.commands.statistics.failures.get(StoreFailure.SCRIPT_UNKNOWN, 0) > 0)
-    assert not tenant.leases.standing.answering
+    assert not tenant.leases.redis.answering
 
     tenant.known(1)
-    loop.until(lambda: not tenant.leases.standing.sharing)
+    loop.until(lambda: not tenant.leases.redis.sharing)
     tenant.until(500)
 
 
@@ -208,11 +208,11 @@ def test_redis_that_stops_is_noticed_and_taken_back(
     server.pause()
     tenant.lease.take(9.5, True, loop.now())
 
-    loop.until(lambda: tenant.leases.standing.sharing)
+    loop.until(lambda: tenant.leases.redis.sharing)
     assert 1 == tenant.leasing.statistics.outages
     assert not tenant.lease.may_have_more(True)
     server.go_on()
-    loop.until(lambda: not tenant.leases.standing.sharing)
+    loop.until(lambda: not tenant.leases.redis.sharing)
     tenant.until(100)
     assert 1 == tenant.leasing.statistics.outages
 
@@ -230,6 +230,6 @@ def test_a_late_grant_counts(start_redis: StartRedis, loop: Loop) -> None:
     server.go_on()
 
     loop.until(lambda: tenant.commands.statistics.waiting == 0)
-    assert tenant.leases.standing.share == 0.0  # nothing of what is here is its share: it has not settled
+    assert tenant.leases.redis.share == 0.0  # nothing of what is here is its share: it has not settled
     assert tenant.lease.room(True, loop.now()) == tenant.lease.capacity
     assert PATIENCE > SLICE

@@ -99,7 +99,7 @@ def test_workers_never_pass_more_than_the_bucket_and_a_slice_each(
                 cluster.stop_redis()
             else:
                 cluster.start_redis(chance)
-        sharing = any(worker.leases.standing.sharing for worker in cluster.workers)
+        sharing = any(worker.leases.redis.sharing for worker in cluster.workers)
         if cluster.redis.up and not sharing and len(cluster.workers) < 6 and chance.random() < 0.002:
             cluster.join()
 
@@ -117,9 +117,9 @@ def test_workers_that_are_cut_off_alone_have_their_shares_besides(rate: Rate, co
     for _ in range(1500):
         cluster.step(STEP, hears=chance.random() < 0.5)
         for worker in cluster.workers:
-            standing = worker.leases.standing
-            if standing.sharing:
-                beside += standing.share * speed(rate) * STEP
+            redis = worker.leases.redis
+            if redis.sharing:
+                beside += redis.share * speed(rate) * STEP
             for _ in range(chance.randrange(8)):
                 worker.publish(1.0, chance.random() < 0.5, cluster.now)
             if chance.random() < 0.002:
@@ -262,7 +262,7 @@ def test_after_an_outage_all_goes_on_at_once() -> None:
 
     for _ in range(10):
         assert 0.85 * 100 <= cluster.flood(1, cluster.workers)
-    assert not cluster.workers[0].leases.standing.sharing
+    assert not cluster.workers[0].leases.redis.sharing
 
 
 def test_shares_go_on_until_all_have_told_what_they_used() -> None:
@@ -276,9 +276,9 @@ def test_shares_go_on_until_all_have_told_what_they_used() -> None:
     second.back_at = cluster.now + RECONNECT
 
     cluster.flood(RECONNECT + 3 * STEP, cluster.workers)
-    assert first.leases.standing.sharing and second.leases.standing.sharing
+    assert first.leases.redis.sharing and second.leases.redis.sharing
     cluster.flood(RETURN, cluster.workers)
-    assert not (first.leases.standing.sharing or second.leases.standing.sharing)
+    assert not (first.leases.redis.sharing or second.leases.redis.sharing)
 
 
 def test_an_answer_that_was_lost_costs_the_quota_and_nobody_else() -> None:

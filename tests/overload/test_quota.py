@@ -11,8 +11,8 @@ from broker.config.schema import Quotas as Settings
 from broker.overload.admit import DROP, PAUSE, REFUSE, Publish
 from broker.overload.lease import Leases
 from broker.overload.overrides import Limit
-from broker.overload.quota import Over, Quota
-from broker.overload.quotas import Known, Quotas
+from broker.overload.quota import Quota, QuotaExceeded
+from broker.overload.quotas import BoundedRegistry, Quotas
 from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 NOW = 1000.0
@@ -59,7 +59,7 @@ def passed(quota: Quota, count: int, qos: int = 1, size: int = 10, now: float = 
     return passed
 
 
-def stopped(quota: Quota, qos: int = 1, version: int = V5, size: int = 10, now: float = NOW) -> Over:
+def stopped(quota: Quota, qos: int = 1, version: int = V5, size: int = 10, now: float = NOW) -> QuotaExceeded:
     over = quota.over(qos, version, 1, size, now)
     assert over is not None
     return over
@@ -389,7 +389,7 @@ def test_a_limit_that_is_over_concerns_nobody() -> None:
 
 def test_of_names_that_left_the_last_are_remembered() -> None:
     """Clients and tenants that never come again would use up the memory; or those who are here lose what they have."""
-    known: Known[int] = Known(most=2)
+    known: BoundedRegistry[int] = BoundedRegistry(most=2)
     for number, name in enumerate("abcd"):
         known.keep(name, number)
         known.arrive(name)

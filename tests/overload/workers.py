@@ -78,7 +78,7 @@ class Worker:
 
     def turn(self, now: float) -> None:
         """Ask for what is due, and give up what is late."""
-        self.leases.standing.tick(now)
+        self.leases.redis.tick(now)
         if not self.connected and self.redis.up and now >= self.back_at:
             self.connected = True
             self._beat = now
@@ -100,7 +100,7 @@ class Worker:
                 if sent.ask is None:
                     sent.reply = (self.redis.beat(self.number, now), 0)
                 else:
-                    sent.reply = self.redis.lease(self.leases.standing.workers, sent.ask, now)
+                    sent.reply = self.redis.lease(self.leases.redis.workers, sent.ask, now)
 
     def hear(self, now: float) -> None:
         """The replies that are under way arrive."""
@@ -109,7 +109,7 @@ class Worker:
             assert sent.reply is not None
             if sent.ask is None:
                 if not sent.failed:
-                    self.leases.standing.heard(sent.reply[0], now)
+                    self.leases.redis.heard(sent.reply[0], now)
             elif sent.failed:
                 sent.ask.lease.came_late(sent.ask, sum(sent.reply))
             else:
@@ -131,7 +131,7 @@ class Worker:
         sent.failed = True
         if sent.ask is not None:
             sent.ask.lease.failed(sent.ask, now)
-        self.leases.standing.lost(now)
+        self.leases.redis.lost(now)
 
 
 def most_passed(workers: list[Worker], rate: Rate) -> float:

@@ -149,7 +149,7 @@ def test_the_deadline_of_connect_covers_the_check(brokers: Brokers, users: Path)
 
     assert {CloseReason.CONNECT_TIMEOUT: 1} == closed(broker)
     assert 0 == broker.worker.reception.connected
-    assert (0, 0) == broker.worker.admission.statistics()
+    assert (0, 0) == broker.worker.authenticator.statistics()
 
 
 def test_nothing_of_a_client_is_done_before_it_is_known(brokers: Brokers, users: Path) -> None:
@@ -250,7 +250,7 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
 def test_a_check_that_fails_by_our_mistake_costs_its_connection(brokers: Brokers, users: Path) -> None:
     """A client would be held for ever, or be let in because nobody said no."""
     broker = brokers(asking(users))
-    admission = broker.worker.admission
+    authenticator = broker.worker.authenticator
     broker.threads.stopped = True
     client = say(broker, credentials("alice", "right"))
     broker.threads.fail = OSError("no memory")
@@ -259,7 +259,7 @@ def test_a_check_that_fails_by_our_mistake_costs_its_connection(brokers: Brokers
     assert [ConnAck(False, 0x83)] == client.receive()
     assert client.closed
     assert {CloseReason.INTERNAL_ERROR: 1} == closed(broker)
-    assert (0, 0) == admission.statistics()
+    assert (0, 0) == authenticator.statistics()
 
 
 def test_a_worker_that_stops_lets_nobody_in_whose_check_is_under_way(brokers: Brokers, users: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_certificate_stands_for_a_password_where_it_is_allowed(
     """A client with a certificate would need a password, too; or come in though nobody said that it may."""
     broker = brokers(Config(access=Access(password_file=str(users), certificate_user=enabled)))
     told: list[Answer] = []
-    broker.worker.admission.ask(identity, greeting("me", V5), told.append)
+    broker.worker.authenticator.ask(identity, greeting("me", V5), told.append)
 
     assert [answer] == [(one.reason, one.user) for one in told]
 

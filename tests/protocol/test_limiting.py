@@ -19,7 +19,7 @@ def limit(broker: Broker, client_id: str, seconds: float, rate: str = "", exempt
     """What the supervisor tells when one is set."""
     until = broker.clock.now + seconds
     one = Limit(client_id, rate, exempt, until, seconds=seconds, by="jo", reason="test", made=0.0)
-    broker.worker.limiting.change([{**one.described(), "until": until}], [])
+    broker.worker.client_overrides.change([{**one.described(), "until": until}], [])
 
 
 def publish(client: Client, count: int, first: int = 1) -> int:
@@ -100,7 +100,7 @@ def test_a_limit_that_is_dropped_or_changed_holds_nobody(brokers: Brokers) -> No
     assert 0 == len(answers(client))  # it does not begin with a burst of its new rate
     broker.advance(1.1)
     assert 10 == len(answers(client))
-    broker.worker.limiting.change([], ["client"])
+    broker.worker.client_overrides.change([], ["client"])
 
     assert 9 == len(answers(client))
     assert 500 == publish(client, 500)
@@ -175,7 +175,7 @@ def test_a_limit_of_nobody_here_does_nothing(brokers: Brokers) -> None:
     away.drop()
     for name in ("away", "nobody"):
         limit(broker, name, 60, rate="1:60", exempt=True)
-        broker.worker.limiting.change([], [name, name])
+        broker.worker.client_overrides.change([], [name, name])
 
     assert 0 == broker.worker.counters.internal_errors
     assert 5 == publish(broker.connect("away"), 5)
@@ -189,7 +189,7 @@ def test_a_limit_costs_nothing_when_it_is_over(brokers: Brokers, rate: str) -> N
     session = broker.worker.store.find("client")
     limit(broker, "client", 5, rate=rate, exempt=True)
     broker.advance(5.1)
-    broker.worker.limiting.change([], ["client"])
+    broker.worker.client_overrides.change([], ["client"])
 
     assert session is not None and session.outbox is not None
     connection = broker.worker.reactor.stream_of(session.outbox)
