@@ -1,5 +1,6 @@
 # The benchmarks' own programs: what they measure over a transport must have gone over that transport.
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 import broker as broker_package
 from tests.system.processes import BrokerProcess
-from tests.tools.bench import flush, hostile, node, overload, protection, scale
+from tests.tools.bench import flush, hostile, node, overload, protection, scale, versus
 from tests.tools.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.tools.bench.loads import LOADS
 
@@ -102,10 +103,25 @@ def test_protection_is_measured_on_and_off(bench: Bench) -> None:
     table, results = protection.measure(bench, [load], runs=2, v5=False, least_cpu=0.05)
 
     measured = results["p2p-10-qos1"]
-    assert ["on", "off"] == list(measured)
+    assert ["protected", "unprotected"] == list(measured)
     assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
     assert "| p2p-10-qos1" in table
     assert 1 == sum(log.read_text().count("overload_protection_off") for log in bench.folder.glob("broker-*.log"))
+
+
+def test_another_build_is_started_by_its_own_interpreter(bench: Bench, tmp_path: Path) -> None:
+    """`python -m tests.tools.bench versus` would compare a build with itself."""
+    load = next(load for load in LOADS if load.name == "p2p-10-qos1")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho >>"{tmp_path}/started"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    table, results = versus.measure(bench, python, bench.packages, [load], runs=2, v5=False, least_cpu=0.05)
+
+    measured = results["p2p-10-qos1"]
+    assert ["this", "other"] == list(measured)
+    assert all(0 < one["received"] == one["expected"] for runs in measured.values() for one in runs["results"])
+    assert "| p2p-10-qos1" in table
+    assert 2 == (tmp_path / "started").read_text().count("\n")  # asked for its banner, and started
 
 
 def test_flushing_is_measured_both_ways(bench: Bench) -> None:

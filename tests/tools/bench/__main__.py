@@ -1,7 +1,9 @@
-# python -m tests.tools.bench [speed|transports|connects|crowd|storm|fanout|hostile|node|flush|protection]: Weir beside
-# Mosquitto, as tables; `hostile` is Weir alone, beside clients that mean harm, `crowd` beside many that connect, `node`
-# two workers beside one, `flush` adaptive flushing beside a send at the end of each tick, and `protection` Weir with it
-# beside Weir without.
+# python -m tests.tools.bench BENCHMARK: measures, and prints tables.
+#
+# `speed`, `transports`, `connects`, `storm` and `fanout` compare Weir with Mosquitto. The others measure Weir alone:
+# `hostile` beside clients that mean harm, `crowd` while many clients connect, `node` with two workers and with one,
+# `flush` with adaptive flushing and with a send at the end of each tick, `protection` with overload protection and
+# without it, and `versus` this build beside another one.
 import argparse
 import json
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.tools.bench import crowd, flush, hostile, node, protection, scale, speed, transports
+from tests.tools.bench import crowd, flush, hostile, node, protection, scale, speed, transports, versus
 from tests.tools.bench.attackers import ATTACKS
 from tests.tools.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.tools.bench.loads import LOADS, Load
@@ -23,6 +25,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
+    benches.append("versus")
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -32,6 +35,10 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--v5", action="store_true", help="the clients speak MQTT 5.0 instead of 3.1.1")
     parser.add_argument("--interpreted", action="store_true", help="measure the source tree, not the installed Weir")
+    parser.add_argument("--other", type=Path, metavar="PYTHON", help="of `versus`: the interpreter of the other build")
+    parser.add_argument(
+        "--other-sources", type=Path, metavar="FOLDER", help="of `versus --interpreted`: the other build's source tree"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
@@ -72,6 +79,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.transport not in (None, "tcp") and arguments.what not in ROADS:
         parser.error(f"--transport: `{arguments.what}` measures TCP alone, {' and '.join(ROADS)} others, too")
+    if arguments.what == "versus" and (not arguments.other or arguments.interpreted != bool(arguments.other_sources)):
+        parser.error("`versus` needs --other, and --other-sources with --interpreted and only then")
     known = {load.name: load for load in LOADS}
     loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]
     attackers = chosen(parser, "attacker", arguments.attackers, list(ATTACKS))
@@ -100,6 +109,9 @@ def main() -> None:
                 table, results = node.measure(bench, arguments.runs, arguments.v5, least_cpu)
             elif arguments.what == "protection":
                 table, results = protection.measure(bench, loads, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "versus":
+                other = arguments.other, arguments.other_sources
+                table, results = versus.measure(bench, *other, loads, arguments.runs, arguments.v5, least_cpu)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":

@@ -45,10 +45,11 @@ class ToolFailed(Exception):
 class Bench:
     """Where everything is: the compiled tools, the folder of the logs, and which form of Weir is measured."""
 
-    def __init__(self, folder: Path, packages: Path | None) -> None:
-        """Weir is imported from the folder *packages*, or as it is installed."""
+    def __init__(self, folder: Path, packages: Path | None, python: Path | None = None) -> None:
+        """Weir is imported from the folder *packages*, or as it is installed for the interpreter *python* (ours)."""
         self.folder = folder
         self.packages = packages
+        self.python = str(python or sys.executable)
         self.tls = has_openssl()
         self.mqload = build_tool("mqload", folder, self.tls)
         self.swarm = build_tool("swarm", folder, self.tls)
@@ -57,7 +58,7 @@ class Bench:
 
     def banner(self) -> str:
         """What the Weir that is measured says of itself."""
-        command = [sys.executable, "-m", "cli", "--version"]
+        command = [self.python, "-m", "cli", "--version"]
         environment = weir_environment(self.packages)
         said = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=True)
         return said.stdout.strip()
@@ -73,7 +74,7 @@ class Bench:
             settings[f"listeners.{transport}.port"] = port
         if transport in ENCRYPTED:
             settings |= {"tls.certificate": self.chain, "tls.key": self.key}
-        command = weir_command(port, settings)
+        command = [self.python, *weir_command(port, settings)[1:]]
         control = control_socket(port, self.folder)
         broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages), control)
         try:

@@ -15,3 +15,14 @@ def test_a_transport_that_would_not_be_measured_is_refused(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert f"`{bench}` measures TCP alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--interpreted", "--other", "python3"], ["--other-sources", "."]])
+def test_another_build_that_is_half_named_is_refused(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This build would be measured beside itself, or an interpreted one beside a compiled one."""
+    monkeypatch.setattr(sys, "argv", ["bench", "versus", *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "`versus` needs --other" in capsys.readouterr().err
