@@ -68,7 +68,7 @@ class Process:
         assert worker.registration is not None
         self._registration = worker.registration
         self._registration.store.untold = self._tell_of_will
-        self._inspection = Inspection(worker.store, worker.reception, worker.reactor, worker.clock)
+        self._inspection = Inspection(worker.store, worker.lifecycle, worker.reactor, worker.clock)
         self._inspection.inject = worker.protection.inject
         self._inspection.explaining = worker.explaining
         self._inspection.overview = worker.overview
@@ -175,7 +175,7 @@ class Process:
         except Unanswerable as error:
             return {"error": str(error)}
         except Exception as error:  # our mistake: it costs this answer and not the worker
-            self.worker.reception.failed(None, error, self.worker.clock())
+            self.worker.lifecycle.failed(None, error, self.worker.clock())
             return {"error": "The worker failed on this; its log says how."}
 
     async def _tell_statistics(self) -> None:

@@ -52,10 +52,10 @@ from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.egress_quota import EgressQuota
 from broker.protocol.fanout import Deliveries
 from broker.protocol.hub import Hub
-from broker.protocol.lifecycle import REFUSABLE, Reception
+from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
 from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
-from broker.protocol.session_transfer import Moving
+from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
 from broker.protocol.tracing import Tracing
@@ -215,7 +215,7 @@ class Worker:
             self.acl,
         )
         timers = Timers()
-        self.reception = Reception(
+        self.lifecycle = ConnectionLifecycle(
             self.store,
             subscribing,
             self.deliveries,
@@ -243,7 +243,7 @@ class Worker:
             certificate_user=config.access.certificate_user,
         )
         self.arrivals = Arrivals(
-            self.reception,
+            self.lifecycle,
             self.authenticator,
             self.store,
             self.reactor,
@@ -275,7 +275,7 @@ class Worker:
         )
         self.hub = Hub(
             self.arrivals,
-            self.reception,
+            self.lifecycle,
             subscribing,
             self.publishing,
             self.deliveries,
@@ -288,8 +288,8 @@ class Worker:
             clients=self.measuring.clients,
         )
         self.client_overrides = ClientOverrides(self.protection, self.store, self.reactor, clock)
-        self.moving = Moving(
-            self.reception,
+        self.transfer = SessionTransfer(
+            self.lifecycle,
             subscribing,
             self.routes,
             self.store,
@@ -302,7 +302,7 @@ class Worker:
         self.explaining = Explaining(
             self.store,
             self.reactor,
-            self.reception.endings,
+            self.lifecycle.disconnects,
             self.connects,
             self.protection,
             config,
@@ -311,11 +311,11 @@ class Worker:
             shard=shard,
         )
         self.takeovers.mesh = self.mesh
-        self.takeovers.moving = self.moving
-        self.reception.publish = self.publishing.publish
+        self.takeovers.moving = self.transfer
+        self.lifecycle.publish = self.publishing.publish
         self.reactor.service = self.hub
         if self.registration is not None and redis is not None and place is not None:
-            self.registration.reception = self.reception
+            self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
             self.hub.registration = self.registration
             if not place.alone:  # who is alone has nobody to tell, and would hear itself
@@ -366,7 +366,7 @@ class Worker:
                 self.heartbeat.enter(DRAINING, self.clock())
             self.reactor.stop_listening()
             self.reactor.linger = max(LINGER, self.config.drain.timeout)
-            self.reception.stop(self.clock())
+            self.lifecycle.stop(self.clock())
             self.reactor.wake()
             with trio.move_on_after(self.config.drain.timeout):
                 if self.hands_over:
@@ -439,7 +439,7 @@ class Worker:
         if files.passwords is not None:
             former = self.authenticator.replace(files.passwords)
             if former is not None:
-                self.reception.dismiss(partial(former.lost, files.passwords), self.clock())
+                self.lifecycle.dismiss(partial(former.lost, files.passwords), self.clock())
                 self.reactor.wake()
 
     def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> Task:
@@ -458,10 +458,10 @@ class Worker:
             self.reactor.guests -= 1
 
     def _mesh_failed(self, error: Exception, now: float) -> None:
-        self.reception.failed(None, error, now)
+        self.lifecycle.failed(None, error, now)
 
     def _failed(self, error: Exception) -> None:
-        self.reception.failed(None, error, self.clock())
+        self.lifecycle.failed(None, error, self.clock())
 
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""
@@ -532,9 +532,9 @@ class Worker:
         self._count_flushes()
         self.measuring.pauses.settle(self.clock())
         return Gauges(
-            clients_connected=self.reception.connected,
+            clients_connected=self.lifecycle.connected,
             clients_total=self.store.count(),
-            clients_expired=self.reception.expired,
+            clients_expired=self.lifecycle.expired,
             connects_waiting=self.connects.waiting(),
             subscriptions=subscriptions,
             shared_subscriptions=shared,

@@ -15,7 +15,7 @@ from broker.config.schema import Overload
 from broker.mqtt.packets import Will
 from broker.net.dialling import Dialler
 from broker.net.reactor import Reactor
-from broker.protocol.lifecycle import Reception
+from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
@@ -49,7 +49,7 @@ class Registration:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """*failed* is told of mistakes of ours in what follows from a reply; *wall*: the time of day (s)."""
-        self.reception: Reception | None = None  # set when the worker is composed
+        self.lifecycle: ConnectionLifecycle | None = None  # set when the worker is composed
         self.commands = Commands(Dialler(reactor, failed), address, f"weir-{place.node}-{place.shard}", log)
         self._keys = Keys(place.prefix)
         self._place = place
@@ -82,12 +82,12 @@ class Registration:
         self.commands.move(address, now)
 
     def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
-        assert self.reception is not None
-        self.reception.publish_will(client_id, user, will, now)
+        assert self.lifecycle is not None
+        self.lifecycle.publish_will(client_id, user, will, now)
 
     def _evict(self, session: Session) -> None:
-        assert self.reception is not None
-        self.reception.evict(session)
+        assert self.lifecycle is not None
+        self.lifecycle.evict(session)
 
     def _make_registry(self, rival: Rival) -> Registry:
         place = self._place

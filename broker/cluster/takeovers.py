@@ -28,7 +28,7 @@ from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
 from broker.mqtt.packets import Will
 from broker.overload.credits import UNKNOWN
-from broker.protocol.session_transfer import Moving
+from broker.protocol.session_transfer import SessionTransfer
 from broker.reasons import CloseReason
 from broker.session.origin import Sieve
 from broker.session.session import Session
@@ -129,7 +129,7 @@ class Takeovers:
 
     def __init__(self, shard: int, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
         self.mesh: Others | None = None  # these three are set when the worker is composed
-        self.moving: Moving | None = None
+        self.moving: SessionTransfer | None = None
         self.sessions: Registered | None = None
         self._shard = shard
         self._clock = clock

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from broker.config.schema import Config
-from broker.insight.endings import Ending, Endings
 from broker.insight.facts import (
     ConnectingFacts,
     ConnectionFacts,
@@ -32,6 +31,7 @@ from broker.overload.overrides import Limit
 from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.protection import Protection
+from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.reasons import PauseReason
 from broker.session.decisions import Decision
 from broker.session.session import Session
@@ -45,7 +45,7 @@ class Explaining:
         self,
         store: SessionStore,
         reactor: Reactor,
-        endings: Endings,
+        disconnects: RecentDisconnects,
         connects: Connects,
         protection: Protection,
         config: Config,
@@ -56,7 +56,7 @@ class Explaining:
     ) -> None:
         self._store = store
         self._reactor = reactor
-        self._endings = endings
+        self._disconnects = disconnects
         self._connects = connects
         self._protection = protection
         self._config = config
@@ -79,8 +79,8 @@ class Explaining:
             "connection": None if connection is None else _connection(connection, now),
             "connecting": self._connecting(client_id, now),
             "session": None if session is None else _session(session),
-            "ended": _end(self._endings.ended(client_id), now),
-            "refused": _end(self._endings.refused(client_id), now),
+            "ended": _end(self._disconnects.last_disconnect(client_id), now),
+            "refused": _end(self._disconnects.last_refusal(client_id), now),
             "held": None if connection is None else self._held(connection, now),
             "publish": None if connection is None or publish is None else self._publish(connection, publish),
             "prices": self._prices(),
@@ -229,7 +229,7 @@ def _session(session: Session) -> SessionFacts:
     return {"subscriptions": len(session.subscriptions), "expiry": session.expiry}
 
 
-def _end(ending: Ending | None, now: float) -> EndFacts | None:
+def _end(ending: RecentDisconnect | None, now: float) -> EndFacts | None:
     if ending is None:
         return None
     return {

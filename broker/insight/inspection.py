@@ -11,7 +11,7 @@ from broker.insight.explaining import Explaining
 from broker.insight.overview import Overview
 from broker.net.reactor import Reactor
 from broker.protocol.connection import Connection
-from broker.protocol.lifecycle import Reception
+from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.store.sessions import SessionStore
@@ -27,9 +27,11 @@ class Unanswerable(Exception):
 
 
 class Inspection:
-    def __init__(self, store: SessionStore, reception: Reception, reactor: Reactor, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: SessionStore, lifecycle: ConnectionLifecycle, reactor: Reactor, clock: Callable[[], float]
+    ) -> None:
         self._store = store
-        self._reception = reception
+        self._lifecycle = lifecycle
         self._reactor = reactor
         self._clock = clock
         # Called with a signal's name, the value it shall have and until when (s); ValueError: why it cannot.
@@ -82,7 +84,7 @@ class Inspection:
         connection = None if session is None else self._connection(session)
         if connection is None:
             return False
-        self._reception.close(connection, CloseReason.KICKED, self._clock())
+        self._lifecycle.close(connection, CloseReason.KICKED, self._clock())
         return True
 
     def _inject(self, arguments: Arguments) -> object:

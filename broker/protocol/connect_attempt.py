@@ -21,7 +21,7 @@ from broker.net.stream import OPEN
 from broker.overload.connects import Connects
 from broker.protocol.connection import Connection
 from broker.protocol.handshake import Terms, agree, busy, examine
-from broker.protocol.lifecycle import Reception
+from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.timers import CONNECT_DEADLINE, REFUSAL, Timers
 from broker.reasons import CloseReason, PauseReason, ProtocolError
 from broker.routing.authority import Authoriser
@@ -37,7 +37,7 @@ BUSY: Final = (CloseReason.SERVER_BUSY, CloseReason.CONNECTS_WAITING, CloseReaso
 class Arrivals:
     def __init__(
         self,
-        reception: Reception,
+        lifecycle: ConnectionLifecycle,
         authenticator: Authenticator,
         store: SessionStore,
         reactor: Reactor,
@@ -52,7 +52,7 @@ class Arrivals:
         authoriser: Authoriser | None,
     ) -> None:
         """*chance*: from 0 to 1, another one each time, to spread those whom we tell to come again."""
-        self._reception = reception
+        self._lifecycle = lifecycle
         self._authenticator = authenticator
         self._store = store
         self._reactor = reactor
@@ -84,10 +84,10 @@ class Arrivals:
         reason = examine(packet, self._limits)
         if reason is None and connection.surplus is CloseReason.CONNECT_RATE:
             reason = CloseReason.CONNECT_RATE
-        if reason is None and self._reception.stopping:
+        if reason is None and self._lifecycle.stopping:
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
-            self._reception.refuse(connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
+            self._lifecycle.refuse(connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
             return
         connection.claiming = True
         if self._store.has_room(now) and self._connects.at_once(now):
@@ -97,7 +97,7 @@ class Arrivals:
 
     def _wait(self, connection: Connection, packet: Connect, now: float) -> None:
         """It is not its turn yet."""
-        self._reception.delay(packet.client_id)
+        self._lifecycle.delay(packet.client_id)
         waiter = _Waiting(connection, packet, now)
         displaced = self._connects.offer(waiter)
         if displaced is not waiter:
@@ -172,17 +172,17 @@ class Arrivals:
             self._refuse(connection, packet, reason, now)
             return
         terms = agree(packet, self._limits)
-        self._store.claim(_Claim(self, self._reception, connection, packet, terms, assigned, principal))
+        self._store.claim(_Claim(self, self._lifecycle, connection, packet, terms, assigned, principal))
 
     def _refuse(self, connection: Connection, packet: Connect, reason: CloseReason, now: float) -> None:
         connection.claiming = False
         connack = None
         if reason in BUSY:
             connack = busy(packet, reason, self._connects.retry_after(self._chance()))
-        self._reception.refuse(connection, reason, _who(packet), now, connack)
+        self._lifecycle.refuse(connection, reason, _who(packet), now, connack)
 
     def failed(self, connection: Connection, error: Exception) -> None:
-        self._reception.failed(connection, error, self._clock())
+        self._lifecycle.failed(connection, error, self._clock())
 
     def _refuse_slowly(self, connection: Connection, packet: Connect, now: float) -> None:
         """A wrong password: the answer waits, longer with each failure of that address."""
@@ -226,7 +226,7 @@ class _Claim:
     def __init__(
         self,
         arrivals: Arrivals,
-        reception: Reception,
+        lifecycle: ConnectionLifecycle,
         connection: Connection,
         packet: Connect,
         terms: Terms,
@@ -239,7 +239,7 @@ class _Claim:
         self.will = packet.will
         self.user = connection.user
         self._arrivals = arrivals
-        self._reception = reception
+        self._lifecycle = lifecycle
         self._connection = connection
         self._packet = packet
         self._terms = terms
@@ -249,13 +249,13 @@ class _Claim:
     def found(self, session: Session | None) -> None:
         connection = self._connection
         try:
-            self._reception.claimed(connection, self._packet, self._terms, self._assigned, self._principal, session)
+            self._lifecycle.claimed(connection, self._packet, self._terms, self._assigned, self._principal, session)
         except Exception as error:  # our mistake; a store that answers later knows nothing of this connection
             self._arrivals.failed(connection, error)
 
     def refused(self, reason: CloseReason) -> None:
         try:
-            self._reception.not_claimed(self._connection, reason)
+            self._lifecycle.not_claimed(self._connection, reason)
         except Exception as error:
             self._arrivals.failed(self._connection, error)
 

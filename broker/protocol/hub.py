@@ -1,7 +1,7 @@
 # The hub: takes packets out of what a connection received and has each of them done.
 #
 # It sequences and decides nothing itself: the wire decodes, publishing knows what becomes of a PUBLISH, sessions know
-# what a client is owed, reception knows who may come and how one leaves. PUBLISH and the acknowledgements, nearly all
+# what a client is owed, lifecycle knows who may come and how one leaves. PUBLISH and the acknowledgements, nearly all
 # of the traffic, are read in place, without a packet object; everything else goes through decode().
 import socket
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
 from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.connection import Connection
 from broker.protocol.fanout import Deliveries
-from broker.protocol.lifecycle import Reception
+from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
 from broker.protocol.read_ahead import look_behind
@@ -53,7 +53,7 @@ class Hub(Service):
     def __init__(
         self,
         arrivals: Arrivals,
-        reception: Reception,
+        lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
         publishing: Publishing,
         deliveries: Deliveries,
@@ -67,7 +67,7 @@ class Hub(Service):
         clients: HeavyHitters,
     ) -> None:
         self._arrivals = arrivals
-        self._reception = reception
+        self._lifecycle = lifecycle
         self._subscribing = subscribing
         self._publishing = publishing
         self._deliveries = deliveries
@@ -85,16 +85,16 @@ class Hub(Service):
     # What the reactor calls.
 
     def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
-        return self._reception.open(sock, address, dirty, now)
+        return self._lifecycle.open(sock, address, dirty, now)
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         connection = cast(Connection, stream)
         try:
             return self._take_packets(connection, quantum, now)
         except ProtocolError as error:
-            self._reception.reject(connection, error, now)
+            self._lifecycle.reject(connection, error, now)
         except Exception as error:  # our mistake: it costs this connection and not the worker
-            self._reception.failed(connection, error, now)
+            self._lifecycle.failed(connection, error, now)
         return quantum
 
     def overhear(self, stream: Stream, count: int, now: float) -> int:
@@ -102,20 +102,20 @@ class Hub(Service):
         try:
             return self._look_behind(connection, len(connection.input) - count - connection.unseen, now)
         except ProtocolError as error:
-            self._reception.reject(connection, error, now)
+            self._lifecycle.reject(connection, error, now)
         except Exception as error:  # our mistake: it costs this connection and not the worker
-            self._reception.failed(connection, error, now)
+            self._lifecycle.failed(connection, error, now)
         return 1
 
     def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
-        self._reception.reject(cast(Connection, stream), error, now)
+        self._lifecycle.reject(cast(Connection, stream), error, now)
 
     def drained(self, stream: Stream, now: float) -> None:
         connection = cast(Connection, stream)
         try:
             self._go_on(connection, now)
         except Exception as error:
-            self._reception.failed(connection, error, now)
+            self._lifecycle.failed(connection, error, now)
 
     def _go_on(self, connection: Connection, now: float) -> None:
         """*connection* takes more again."""
@@ -129,21 +129,21 @@ class Hub(Service):
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         try:
-            self._reception.lost(cast(Connection, stream), reason, now)
+            self._lifecycle.lost(cast(Connection, stream), reason, now)
         except Exception as error:  # our mistake, in what its end entails: it must not cost the worker
-            self._reception.failed(None, error, now)
+            self._lifecycle.failed(None, error, now)
             self._reactor.destroy(stream)
 
     def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
         connection = cast(Connection, stream)
         try:
-            self._reception.close(connection, reason, now)
+            self._lifecycle.close(connection, reason, now)
         except Exception as error:
-            self._reception.failed(None, error, now)
+            self._lifecycle.failed(None, error, now)
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        due = min(self._reception.tick(now), self._mesh.tick(now), self._arrivals.tick(now), self._protection.tick(now))
+        due = min(self._lifecycle.tick(now), self._mesh.tick(now), self._arrivals.tick(now), self._protection.tick(now))
         registration, reports = self.registration, self.reports
         if registration is None or reports is None:
             return due
@@ -151,7 +151,7 @@ class Hub(Service):
             due = min(due, reports.tick(now), registration.tick(now))
             return due if self.leasing is None else min(due, self.leasing.tick(now))
         except Exception as error:  # our mistake, in what follows from an answer that did not come
-            self._reception.failed(None, error, now)
+            self._lifecycle.failed(None, error, now)
             return now
 
     def work(self, until: float) -> bool:
@@ -160,17 +160,17 @@ class Hub(Service):
         try:
             left = self._deliveries.work(until)
         except Exception as error:  # our mistake: it costs this publish and not the worker
-            self._reception.failed(self._deliveries.give_up(), error, self._clock())
+            self._lifecycle.failed(self._deliveries.give_up(), error, self._clock())
             left = True
         try:
             left = self._mesh.work(until) or left
             return self._subscribing.work(until) or left
         except Exception as error:
-            self._reception.failed(None, error, self._clock())
+            self._lifecycle.failed(None, error, self._clock())
             return True
 
     def out_of_descriptors(self) -> None:
-        self._reception.out_of_descriptors()
+        self._lifecycle.out_of_descriptors()
 
     # Packets.
 
@@ -327,7 +327,7 @@ class Hub(Service):
             self._subscribing.unsubscribe(connection, session, packet)
             return FILTER_COST * len(packet.filters)
         elif isinstance(packet, Disconnect):
-            self._reception.disconnect(connection, session, packet, now)
+            self._lifecycle.disconnect(connection, session, packet, now)
         elif isinstance(packet, Auth):
             # [MQTT-4.12.0-7], and as we know no method there is none to authenticate again by [MQTT-4.12.1-1].
             raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.1-2]

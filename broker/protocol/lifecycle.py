@@ -1,4 +1,4 @@
-# Reception: who comes in, who leaves and how, and what is left of those who left.
+# ConnectionLifecycle: who comes in, who leaves and how, and what is left of those who left.
 #
 # Every connection ends through `_leave()`, once, with a reason that is counted and logged. After it the session is
 # without a connection: it ends at once, or when its expiry has passed, and its will is published in between as
@@ -13,7 +13,6 @@ from broker.config.schema import Delivery, Limits
 from broker.delivery.flushing import STRATEGIES
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
-from broker.insight.endings import Ending, Endings
 from broker.metrics.counters import Counters
 from broker.metrics.pauses import Pauses
 from broker.mqtt.encode import encode
@@ -28,6 +27,7 @@ from broker.protocol.connection import GRACE, Connection, Replay
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import Terms, accept, refuse
 from broker.protocol.protection import Protection
+from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason, DropReason, PauseReason, ProtocolError
@@ -51,7 +51,7 @@ class Log(Protocol):
     def warning(self, event: str, **facts: object) -> None: ...
 
 
-class Reception:
+class ConnectionLifecycle:
     def __init__(
         self,
         store: SessionStore,
@@ -77,7 +77,7 @@ class Reception:
         self.connected = 0  # connections with a session
         self.stopping = False  # nobody new is let in
         self.expired = 0  # sessions whose client did not come back in time
-        self.endings = Endings()
+        self.disconnects = RecentDisconnects()
         self.publish: Callable[[Message, Session | None, float], None] = _nobody
         self._store = store
         self._subscribing = subscribing
@@ -399,7 +399,11 @@ class Reception:
             connection.check = None
         session = connection.session
         named = connection.named if session is None else session.client_id
-        self.endings.note(named, Ending(reason, detail, connection.address, now), session is None)
+        disconnect = RecentDisconnect(reason, detail, connection.address, now)
+        if session is None:
+            self.disconnects.note_refusal(named, disconnect)
+        else:
+            self.disconnects.note_disconnect(named, disconnect)
         facts: dict[str, object] = {"reason": reason.label, "address": connection.address}
         if session is not None:
             facts["client"] = session.client_id
@@ -441,7 +445,7 @@ class Reception:
         self.share_again(session)
         lost = session.end()
         if lost:
-            self.endings.lose(session.client_id, lost)
+            self.disconnects.note_undelivered(session.client_id, lost)
         self._store.forget(session)
         self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along
 
@@ -533,4 +537,4 @@ class Reception:
 
 
 def _nobody(message: Message, publisher: Session | None, now: float) -> None:
-    raise NotImplementedError("reception.publish is set when the worker is composed")
+    raise NotImplementedError("lifecycle.publish is set when the worker is composed")

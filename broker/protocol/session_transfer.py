@@ -1,4 +1,4 @@
-# Moving: sessions that leave this worker for another one of the node, and those that come from there.
+# SessionTransfer: sessions that leave this worker for another one of the node, and those that come from there.
 #
 # A client that comes back may reach another worker than the one that holds its session. Its session moves in steps, so
 # that none of its messages is lost or overtaken, and the mesh between the workers takes one after the other:
@@ -21,7 +21,7 @@ from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.overload.credits import Accounts
 from broker.protocol.connection import Connection
-from broker.protocol.lifecycle import Reception
+from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
@@ -31,10 +31,10 @@ from broker.session.transfer.handover import Frozen, Thaw
 from broker.store.sessions import SessionStore
 
 
-class Moving:
+class SessionTransfer:
     def __init__(
         self,
-        reception: Reception,
+        lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
         routes: Routes,
         store: SessionStore,
@@ -44,7 +44,7 @@ class Moving:
         queue_budget: QueueBudget,
         accounts: Accounts,
     ) -> None:
-        self._reception = reception
+        self._lifecycle = lifecycle
         self._subscribing = subscribing
         self._routes = routes
         self._store = store
@@ -70,7 +70,7 @@ class Moving:
         if session.ended:
             return None
         self._store.forget(session)
-        owed = self._reception.unreplayed.pop(session, {})
+        owed = self._lifecycle.unreplayed.pop(session, {})
         will = session.will
         will_due = 0.0
         if will is not None and will.delay < session.expiry:
@@ -105,7 +105,7 @@ class Moving:
     def _taken_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
         session = frozen.session
         if self._store.find(session.client_id) is not None:
-            self._reception.end(session, now)
+            self._lifecycle.end(session, now)
         else:
             self._keep(session, frozen.expires, frozen.will_due, frozen.owed)
         then()
@@ -114,12 +114,12 @@ class Moving:
         """Its client has begun anew at another worker: *session* ends, and its will is published [MQTT-3.1.2-8]."""
         self._close(session, now)
         if not session.ended:
-            self._reception.end(session, now)
+            self._lifecycle.end(session, now)
 
     def _close(self, session: Session, now: float) -> None:
         former = None if session.outbox is None else self._reactor.stream_of(session.outbox)
         if former is not None:
-            self._reception.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+            self._lifecycle.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
 
     # Where it comes.
 
@@ -129,7 +129,7 @@ class Moving:
 
     def expect(self) -> Thaw:
         """A session will come, chunk by chunk."""
-        return Thaw(self._reception.session_limits, self._counters)
+        return Thaw(self._lifecycle.session_limits, self._counters)
 
     def enrol(self, thaw: Thaw, then: Callable[[], None]) -> None:
         """All it held has come: subscribe it here, in pages if it has many filters; *then* the peers may be told.
@@ -148,7 +148,7 @@ class Moving:
         session = thaw.finish(self._routes.shared_group)
         former = self._store.find(session.client_id)
         if former is not None:
-            self._reception.evict(former)
+            self._lifecycle.evict(former)
         self._keep(session, thaw.expires, thaw.will_due, thaw.owed)
         return session
 
@@ -156,7 +156,7 @@ class Moving:
         """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
         if thaw.session is not None:
             self._subscribing.withdraw(thaw.session)
-            self._reception.share_again(thaw.session)
+            self._lifecycle.share_again(thaw.session)
         thaw.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
@@ -166,4 +166,4 @@ class Moving:
         if will_due:
             session.will_timer = self._timers.set(will_due, WILL, session)
         if owed:
-            self._reception.unreplayed[session] = self._subscribing.owe(owed)
+            self._lifecycle.unreplayed[session] = self._subscribing.owe(owed)

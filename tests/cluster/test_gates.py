@@ -202,7 +202,7 @@ def test_who_waited_and_went_is_forgotten(nodes: Nodes) -> None:
     two.settle()
 
     assert 0 == two.worker.counters.internal_errors
-    assert 1 == one.worker.reception.connected + two.worker.reception.connected
+    assert 1 == one.worker.lifecycle.connected + two.worker.lifecycle.connected
 
 
 def test_retained_messages_wait_for_everybody(nodes: Nodes) -> None:

@@ -516,7 +516,7 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
 
     assert 0x8E == goodbye(first) == goodbye(second)
     assert [0] == sessions(node)
-    assert [1, 0] == [broker.worker.reception.connected for broker in node]
+    assert [1, 0] == [broker.worker.lifecycle.connected for broker in node]
     assert [0, 0] == [broker.worker.routes.statistics()[1] for broker in node]
 
 
@@ -611,7 +611,7 @@ def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
     node = start_node(3)
     arrive(node[0])
     elsewhere = node[1].worker
-    elsewhere.store.keep(Session("me", elsewhere.reception.session_limits, elsewhere.counters))
+    elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
     leave_a_claim(node[2], "me")
 
     assert arrive(node[2]).connack.session_present
@@ -645,7 +645,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
         broker.settle()
     leave_a_claim(node[1], "me")
     elsewhere = node[1].worker
-    elsewhere.store.keep(Session("me", elsewhere.reception.session_limits, elsewhere.counters))
+    elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
     registration = node[0].worker.registration
     assert registration is not None
     registration.registry.holdings.all_again()

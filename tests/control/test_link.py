@@ -108,7 +108,7 @@ def test_the_supervisor_is_no_client(supervisor: Supervisor) -> None:
     """A drain would send it a DISCONNECT, or wait for it to leave."""
     worker = supervisor.broker.worker
 
-    worker.reception.stop(supervisor.broker.clock.now)
+    worker.lifecycle.stop(supervisor.broker.clock.now)
 
     assert [] == worker.reactor.streams()
     assert [] == supervisor.hear()

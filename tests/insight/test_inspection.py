@@ -15,7 +15,7 @@ LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 60}
 
 def inspection_of(broker: Broker) -> Inspection:
     worker = broker.worker
-    return Inspection(worker.store, worker.reception, worker.reactor, broker.clock)
+    return Inspection(worker.store, worker.lifecycle, worker.reactor, broker.clock)
 
 
 def clients(inspection: Inspection, position: int = 0, match: str = "") -> tuple[list[dict[str, Any]], int | None]:

@@ -285,7 +285,7 @@ class Conversation(RuleBasedStateMachine):
         alone = sum(1 for one in subscriptions if not one.share)
         assert (alone + len(groups), len(groups)) == worker.routes.statistics()[1:]
         assert len(sessions) == worker.store.count()
-        assert sum(1 for session in sessions if session.connected) == worker.reception.connected
+        assert sum(1 for session in sessions if session.connected) == worker.lifecycle.connected
         worker.retained.expire(self.clock.now, len(TOPICS) + len(NAMES))
         assert len(self.model.retained()) == worker.retained.statistics().count
         dropped = {reason for reason, times in worker.counters.dropped_by_reason.items() if times}

@@ -94,7 +94,7 @@ class NodeConversation(Conversation):
         streams = [cast(Connection, stream).session for stream in worker.reactor.streams()]
         for session in there:
             session.coming = True  # what the wills of the others bring it may get or not
-        worker.reception.stop(self.clock.now)
+        worker.lifecycle.stop(self.clock.now)
         self.node.settle()
         for name in [session.client_id for session in streams if session is not None]:
             self._part(name, self.lines.pop(name), SHUTTING_DOWN)

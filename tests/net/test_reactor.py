@@ -126,7 +126,7 @@ def test_strangers_do_not_keep_those_who_are_in_waiting(brokers: Brokers) -> Non
     turn(broker, member, *many)
 
     assert [PingResp()] == member.inbox
-    assert broker.worker.reception.connected < 1 + len(many)
+    assert broker.worker.lifecycle.connected < 1 + len(many)
     broker.clock.step = 0.0
     broker.settle()
     assert all(client.inbox for client in many)
@@ -145,7 +145,7 @@ def test_strangers_do_not_hide_who_is_in(brokers: Brokers) -> None:
     turn(broker, member)
 
     assert [PingResp()] == member.inbox
-    assert broker.worker.reception.connected < len(many) / 2
+    assert broker.worker.lifecycle.connected < len(many) / 2
     broker.clock.step = 0.0
     broker.settle()
     assert all(client.inbox for client in many)
@@ -175,7 +175,7 @@ def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
     seen = []
     for _ in range(3):
         turn(broker, *floods, *many)
-        seen.append(broker.worker.reception.connected - len(floods))
+        seen.append(broker.worker.lifecycle.connected - len(floods))
 
     assert broker.worker.counters.publishes_received < 4 * 9000
     assert [STRANGERS, 2 * STRANGERS, 3 * STRANGERS] == seen
@@ -383,7 +383,7 @@ def test_a_peer_that_never_reads_is_not_waited_for(brokers: Brokers) -> None:
     client = broker.connect("me")
     client.reading = False
     push(client, ACKED)
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
     broker.settle()
     assert broker.worker.budget.used > 0
     broker.advance(LINGER + 0.1)
@@ -402,7 +402,7 @@ def test_half_an_end_costs_no_time(brokers: Brokers, stopped: bool) -> None:
     client.socket.shutdown(socket.SHUT_WR)
     broker.clock.step = STEP  # a slice that turns in circles ends, too
     if stopped:
-        broker.worker.reception.stop(broker.clock.now)
+        broker.worker.lifecycle.stop(broker.clock.now)
     began = broker.clock.now
     broker.settle()
     assert broker.clock.now - began < LINGER / 10  # it came to rest by itself
@@ -441,7 +441,7 @@ def test_a_reset_ends_a_connection(brokers: Brokers) -> None:
     client.drop()
 
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
-    assert 0 == broker.worker.reception.connected
+    assert 0 == broker.worker.lifecycle.connected
 
 
 def test_a_descriptor_that_is_used_again_is_another_connection(brokers: Brokers) -> None:

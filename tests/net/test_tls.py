@@ -97,7 +97,7 @@ def test_bytes_one_at_a_time_are_put_together(broker: Broker, authority: Authori
     shake(client, authority.trusted_by())
     client.send(Connect(V5, "c", True, 0))
 
-    assert 1 == broker.worker.reception.connected
+    assert 1 == broker.worker.lifecycle.connected
     assert trickling.bytes > 100
 
 
@@ -145,7 +145,7 @@ def test_a_forged_record_ends_the_connection(broker: Broker, authority: Authorit
     broker.settle()
 
     assert 1 == closed(broker, CloseReason.TLS_RECORD_INVALID)
-    assert 0 == broker.worker.reception.connected
+    assert 0 == broker.worker.lifecycle.connected
 
 
 def test_a_goodbye_behind_data_is_heard(broker: Broker, authority: Authority) -> None:

@@ -148,7 +148,7 @@ def test_the_deadline_of_connect_covers_the_check(brokers: Brokers, users: Path)
     broker.settle()
 
     assert {CloseReason.CONNECT_TIMEOUT: 1} == closed(broker)
-    assert 0 == broker.worker.reception.connected
+    assert 0 == broker.worker.lifecycle.connected
     assert (0, 0) == broker.worker.authenticator.statistics()
 
 
@@ -243,7 +243,7 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
     assert 0 == broker.connect("known too", V5, user="bob", password=b"right too").connack.code
     broker.threads.go_on()
     broker.settle()
-    assert WAITING + 2 == broker.worker.reception.connected
+    assert WAITING + 2 == broker.worker.lifecycle.connected
     assert not any(client.closed for client in waiting)
 
 
@@ -267,7 +267,7 @@ def test_a_worker_that_stops_lets_nobody_in_whose_check_is_under_way(brokers: Br
     broker = brokers(asking(users))
     broker.threads.stopped = True
     say(broker, credentials("alice", "right"))
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
     broker.threads.go_on()
     broker.settle()
 

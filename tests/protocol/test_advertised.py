@@ -130,7 +130,7 @@ def test_the_session_expiry_is_told_and_enforced(brokers: Brokers, asked: int, g
     broker.advance(1.2)
 
     assert 0 == broker.worker.store.count()
-    assert 1 == broker.worker.reception.expired
+    assert 1 == broker.worker.lifecycle.expired
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 20), (10, 10), (20, 20), (65535, 20)])

@@ -250,7 +250,7 @@ def test_who_waits_when_the_broker_stops_is_told_so(brokers: Brokers, version: i
     """A client would see a dead line, and try the same broker again (0x8B is no code of CONNACK, table 2-6)."""
     broker = slow(brokers)
     client = knock(broker, "late", version)
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
 
     assert [ConnAck(False, code)] == client.receive()
     assert client.closed

@@ -198,7 +198,7 @@ def test_a_connect_over_the_packet_limit_is_closed(brokers: Brokers) -> None:
 def test_a_worker_that_stops_takes_nobody_new(brokers: Brokers) -> None:
     """A client would get a session that ends at once, instead of going to another broker."""
     broker = brokers()
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
     answers = []
     for version in (V311, V5):
         late = broker.open(version)

@@ -127,7 +127,7 @@ def test_a_reader_that_stalls_leaves_no_cycle(brokers: Brokers, garbage: list[ob
     publisher.receive()
     broker.advance(5)
 
-    assert 1 == broker.worker.reception.connected
+    assert 1 == broker.worker.lifecycle.connected
     assert [] == ours(garbage)
 
 

@@ -24,7 +24,7 @@ def test_sessions_that_expire_together_end_in_pages(brokers: Brokers) -> None:
     waits = []
     for _ in range(4):
         waits.append(broker.worker.reactor.turn())
-        ended.append(broker.worker.reception.expired)
+        ended.append(broker.worker.lifecycle.expired)
 
     assert [DUE, 2 * DUE, 2 * DUE + 10, 2 * DUE + 10] == ended
     assert [0.0, 0.0] == waits[:2]  # the next page is not put off

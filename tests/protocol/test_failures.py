@@ -38,7 +38,7 @@ def test_a_failure_of_a_timer_is_told_and_others_fire(brokers: Brokers, log: Log
     """A timer that fails would take the worker down, or those that were due with it."""
     broker = brokers()
     client = broker.connect("client", V5, keep_alive=1)
-    broker.worker.reception._timers.set(broker.clock.now + 1.5, WILL, "no session")
+    broker.worker.lifecycle._timers.set(broker.clock.now + 1.5, WILL, "no session")
 
     broker.advance(2.0)
 

@@ -104,7 +104,7 @@ def test_the_later_connection_gets_the_session(brokers: Brokers, version: int, c
 
     assert code == goodbye(former)
     assert {CloseReason.SESSION_TAKEN_OVER: 1} == closed(broker)
-    assert (1, 1) == (broker.worker.reception.connected, broker.worker.store.count())
+    assert (1, 1) == (broker.worker.lifecycle.connected, broker.worker.store.count())
     later.send(Publish(b"t", b"x"))
     assert [b"x"] == payloads(later.receive())
 
@@ -225,7 +225,7 @@ def test_everybody_is_told_that_we_shut_down(brokers: Brokers, log: Log) -> None
     silent = broker.open()
     clients[V5].send(Publish(b"t", b"last"))
     broker.settle()
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
 
     assert [b"last"] == payloads(clients[V311].receive())
     assert 0x8B == goodbye(clients[V5])

@@ -28,10 +28,10 @@ class Steps:
         found = session_of(here, client_id)
         assert found is not None
         self.session: Session = found
-        frozen = here.worker.moving.give_up(self.session, here.clock.now)
+        frozen = here.worker.transfer.give_up(self.session, here.clock.now)
         assert frozen is not None
         self.frozen: Frozen = frozen
-        self.thaw: Thaw = there.worker.moving.expect()
+        self.thaw: Thaw = there.worker.transfer.expect()
         here.settle()
 
     def carry(self) -> None:
@@ -39,20 +39,20 @@ class Steps:
             self.thaw.take(chunk)
 
     def enrol(self) -> None:
-        self.there.worker.moving.enrol(self.thaw, lambda: self.done.append("enrolled"))
+        self.there.worker.transfer.enrol(self.thaw, lambda: self.done.append("enrolled"))
         self.there.settle()
 
     def withdraw(self) -> None:
-        self.here.worker.moving.withdraw(self.frozen, lambda: self.done.append("withdrawn"))
+        self.here.worker.transfer.withdraw(self.frozen, lambda: self.done.append("withdrawn"))
         self.here.settle()
 
     def end(self) -> Session:
         self.carry()
-        self.here.worker.moving.gone(self.frozen)
-        return self.there.worker.moving.take_in(self.thaw)
+        self.here.worker.transfer.gone(self.frozen)
+        return self.there.worker.transfer.take_in(self.thaw)
 
     def take_back(self) -> None:
-        self.here.worker.moving.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
+        self.here.worker.transfer.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
         self.here.settle()
 
 
@@ -88,8 +88,8 @@ def nothing_left(broker: Broker) -> bool:
         worker.store.count(),
         worker.queue_budget.used,
         worker.queue_budget.messages,
-        worker.reception.connected,
-        len(worker.reception.unreplayed),
+        worker.lifecycle.connected,
+        len(worker.lifecycle.unreplayed),
     )
 
 
@@ -158,9 +158,9 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     client.receive()
     steps = Steps(here, there)
     steps.carry()
-    there.worker.moving.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
+    there.worker.transfer.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
     publish(here, b"t/1", b"late")
-    here.worker.moving.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+    here.worker.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     steps.carry()
 
     assert ([], False, False) == (steps.done, steps.frozen.finished, steps.thaw.complete)
@@ -261,7 +261,7 @@ def test_a_session_expires_when_it_would_have(brokers: Brokers, away: int) -> No
     assert [[], [b"gone"]] == seen(*watchers)
     assert {DropReason.SESSION_ENDED: 1} == dropped(there)
     here.advance(100)
-    assert (1, 0) == (there.worker.reception.expired, here.worker.reception.expired)
+    assert (1, 0) == (there.worker.lifecycle.expired, here.worker.lifecycle.expired)
 
 
 def test_a_session_that_ends_with_its_connection_is_not_moved(brokers: Brokers) -> None:
@@ -273,7 +273,7 @@ def test_a_session_that_ends_with_its_connection_is_not_moved(brokers: Brokers) 
     session = session_of(here)
     assert session is not None
 
-    assert here.worker.moving.give_up(session, here.clock.now) is None
+    assert here.worker.transfer.give_up(session, here.clock.now) is None
     assert TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
     assert session_of(here) is None
@@ -294,7 +294,7 @@ def test_a_client_that_begins_anew_elsewhere_ends_what_it_left(
     assert session is not None
     if away:
         client.drop()
-    here.worker.moving.end_elsewhere(session, here.clock.now)
+    here.worker.transfer.end_elsewhere(session, here.clock.now)
 
     assert away or TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
@@ -316,12 +316,12 @@ def test_retained_messages_that_are_owed_come_from_the_other_worker(brokers: Bro
     client = come(here, window=1)
     assert 1 == len(subscribe(client, "r/+", "other", qos=1))
     move(here, there)
-    assert 0 == len(here.worker.reception.unreplayed)
+    assert 0 == len(here.worker.lifecycle.unreplayed)
 
     received = messages(come(there).receive())
     assert set(topics) == {message.topic for message in received}
     assert len(topics) + 1 == len(received)  # the replay began anew
-    assert 0 == len(there.worker.reception.unreplayed)
+    assert 0 == len(there.worker.lifecycle.unreplayed)
 
 
 def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None:
@@ -338,7 +338,7 @@ def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None
     moved = steps.end()
     member = there.connect("member")
     subscribe(member, "$share/g/t", qos=1)
-    there.worker.reception.end(moved, there.clock.now)
+    there.worker.lifecycle.end(moved, there.clock.now)
 
     assert [b"x"] == payloads(member.receive())
 
@@ -351,7 +351,7 @@ def test_a_group_that_nobody_is_in_loses_what_waits_with_a_count(brokers: Broker
     client.drop()
     publish(here, b"t", b"x")
     session = move(here, there)
-    there.worker.reception.end(session, there.clock.now)
+    there.worker.lifecycle.end(session, there.clock.now)
     there.settle()
 
     assert {DropReason.SESSION_ENDED: 1} == dropped(there)
@@ -397,7 +397,7 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     if stage != "frozen":
         steps.carry()
     if stage == "withdrawing":
-        here.worker.moving.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+        here.worker.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()
@@ -448,10 +448,10 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
     steps = Steps(here, there)
     publish(here, b"t/0", b"1")
     steps.carry()
-    there.worker.moving.enrol(steps.thaw, lambda: None)
+    there.worker.transfer.enrol(steps.thaw, lambda: None)
     if enrolled:
         publish(there, b"t/0", b"2")
-    there.worker.moving.turn_away(steps.thaw)
+    there.worker.transfer.turn_away(steps.thaw)
     there.settle()
 
     assert nothing_left(there)
@@ -461,7 +461,7 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
 def test_a_session_that_goes_away_before_its_first_page_leaves_nothing(brokers: Brokers) -> None:
     """A worker that dies with its first words would be an error in ours."""
     there = brokers()
-    there.worker.moving.turn_away(there.worker.moving.expect())
+    there.worker.transfer.turn_away(there.worker.transfer.expect())
 
     assert nothing_left(there)
 

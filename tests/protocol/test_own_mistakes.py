@@ -72,7 +72,7 @@ def break_route(broker: Broker, topic: bytes) -> None:
 
 def break_publishing(broker: Broker) -> None:
     """Whatever comes over no connection, a will above all, cannot be published."""
-    broker.worker.reception.publish = _cannot_publish
+    broker.worker.lifecycle.publish = _cannot_publish
 
 
 def _cannot_publish(message: Message, publisher: Session | None, now: float) -> None:
@@ -119,7 +119,7 @@ def test_a_store_that_fails_costs_the_connect(brokers: Brokers, log: Log, versio
     assert unlucky.closed
     assert {CloseReason.INTERNAL_ERROR: 1} == closed(broker)
     assert ["RuntimeError"] == failures(log)
-    assert 1 == broker.worker.reception.connected
+    assert 1 == broker.worker.lifecycle.connected
     assert answers(friend)
     assert answers(broker.connect("next", version))
 
@@ -183,6 +183,6 @@ def test_a_will_that_fails_is_all_that_fails(
     assert ["RuntimeError"] == failures(log)
     assert {reason: 1} == closed(broker)
     assert 1 == broker.worker.counters.sockets_closed == broker.worker.counters.internal_errors
-    assert 1 == broker.worker.reception.connected == broker.worker.store.count()
+    assert 1 == broker.worker.lifecycle.connected == broker.worker.store.count()
     assert answers(friend)
     assert answers(broker.connect("mortal", V5))

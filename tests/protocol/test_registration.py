@@ -258,7 +258,7 @@ class Giving:
 
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None
-        given = Session(client_id, self.broker.worker.reception.session_limits, self.broker.worker.counters)
+        given = Session(client_id, self.broker.worker.lifecycle.session_limits, self.broker.worker.counters)
         given.expiry = 60
         self.then(Handover(given))
 

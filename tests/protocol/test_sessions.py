@@ -122,7 +122,7 @@ def test_a_session_belongs_to_its_id_and_to_no_other(brokers: Brokers) -> None:
         broker.connect(name, V311, clean_start=False)
 
     assert len(names) == broker.worker.store.count()
-    assert len(names) == broker.worker.reception.connected
+    assert len(names) == broker.worker.lifecycle.connected
 
 
 def test_connack_says_what_was_granted_and_nothing_else(brokers: Brokers) -> None:

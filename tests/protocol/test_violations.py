@@ -98,7 +98,7 @@ def test_a_violation_ends_the_connection_once_and_by_name(
     assert {reason: 1} == closed(broker)
     assert 1 == broker.worker.counters.protocol_errors[reason.label]
     assert [("me", reason.label)] == [(e["client"], e["reason"]) for e in log if e["event"] == "client_closed"]
-    assert 0 == broker.worker.reception.connected
+    assert 0 == broker.worker.lifecycle.connected
 
 
 def test_what_came_before_a_violation_is_done(brokers: Brokers) -> None:

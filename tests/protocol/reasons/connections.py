@@ -123,7 +123,7 @@ def taken_over(stage: Stage) -> Seen:
 def kicked(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
-    broker.worker.reception.close(stream_of(broker, "phone"), CloseReason.KICKED, broker.clock.now)
+    broker.worker.lifecycle.close(stream_of(broker, "phone"), CloseReason.KICKED, broker.clock.now)
     return Seen([broker], "phone", heard(client))
 
 
@@ -131,7 +131,7 @@ def kicked(stage: Stage) -> Seen:
 def stopped(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
-    broker.worker.reception.stop(broker.clock.now)
+    broker.worker.lifecycle.stop(broker.clock.now)
     return Seen([broker], "phone", heard(client))
 
 
