@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
+from broker.log import Log
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, RedisUnusable, configuration, explain, prepare
 
@@ -29,12 +30,6 @@ SERVED: Final = 30.0  # and as at first when it has served that long
 TIME_TO_STOP: Final = 10.0  # seconds from SIGTERM to SIGKILL: it writes the end of its file
 LAST_WORDS: Final = 30  # lines
 LEASH: Final = Path(__file__).with_name("leash.py")
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
-    def warning(self, event: str, **facts: object) -> None: ...
-    def error(self, event: str, **facts: object) -> None: ...
 
 
 class EmbeddedRedis:

@@ -18,8 +18,8 @@ from typing import Any, Final
 import trio
 
 from broker.config.rate import RateError
+from broker.log import Log
 from broker.overload.overrides import Limit, OverrideError, Overrides, limit_from
-from supervisor.embedded_redis import Log
 
 Frame = dict[str, Any]
 TYPES: Final[dict[str, type]] = {

@@ -9,8 +9,9 @@ import trio
 
 from broker.config.schema import Config
 from broker.control.machine import memory_limit
+from broker.log import Log
 from broker.store.redis.address import RedisAddress
-from supervisor.embedded_redis import EmbeddedRedis, Log
+from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.redis_address import find_redis
 from supervisor.redis_server import RedisUnusable, find_server

@@ -9,11 +9,12 @@ from typing import Final
 from broker.cluster.mesh import Mesh
 from broker.cluster.registration import Place
 from broker.cluster.wire import LARGEST_REPORT
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import Log, Wire, packed
+from broker.store.redis.line import Wire, packed
 from broker.store.redis.pubsub import Subscription
 from broker.store.redis.resp import Command, Commands
 

@@ -12,6 +12,7 @@ from broker.cluster.neighbours import Neighbours
 from broker.cluster.registered import RegisteredSessions
 from broker.cluster.registry import Registry
 from broker.config.schema import Overload
+from broker.log import Log
 from broker.mqtt.packets import Will
 from broker.net.dialling import Dialler
 from broker.net.reactor import Reactor
@@ -19,7 +20,7 @@ from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import READY, Log
+from broker.store.redis.line import READY
 from broker.store.redis.resp import Commands
 
 

@@ -129,6 +129,9 @@ class ClientLog:
     def warning(self, event: str, **facts: object) -> None:
         self._write("warning", event, facts)
 
+    def error(self, event: str, **facts: object) -> None:
+        self._write("error", event, facts)
+
     def flush(self) -> None:
         """Tell what was left out of every event. Call it about once a second, and at the end."""
         now = self._clock()
@@ -150,8 +153,3 @@ class ClientLog:
             getattr(self._log, level)("lines_left_out", of=event, lines=bucket.left_out)
             bucket.left_out = 0
             bucket.told = now
-
-
-def client_log(rate: float, clock: Callable[[], float]) -> ClientLog:
-    """A log for events that clients cause, at most *rate* lines a second of each."""
-    return ClientLog(rate, clock)

@@ -5,13 +5,13 @@
 from collections import deque
 from typing import Any, Final
 
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.metrics.sys_topics import Gauges
-from broker.store.redis.line import Log
 from broker.store.redis.record_log import RecordLog
 
 MINUTE: Final = 60.0  # seconds

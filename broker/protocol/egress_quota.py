@@ -9,8 +9,9 @@
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
+from broker.log import Log
 from broker.metrics.pauses import Pauses
 from broker.net.reactor import Reactor
 from broker.overload.admit import PAUSE
@@ -20,10 +21,6 @@ from broker.protocol.connection import Connection
 from broker.reasons import DropReason, PauseReason
 
 AT_ONCE: Final = 100  # clients told in one go that they may be sent more
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
 
 
 class ClientEgress:

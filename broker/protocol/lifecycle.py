@@ -7,12 +7,13 @@
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from broker.config.schema import Delivery, Limits
 from broker.delivery.flushing import STRATEGIES
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.metrics.pauses import Pauses
 from broker.mqtt.encode import encode
@@ -44,11 +45,6 @@ DUE: Final = 50  # timers served in one go: each may end a session
 LATE_LOOK: Final = 1.0  # seconds that we have for looking at what a stranger has sent, again and again
 LONGEST_NAME: Final = 200  # characters of a client id that nobody has verified, for the log
 NORMAL: Final = 0x00  # the only end of a client's that takes its will back
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
-    def warning(self, event: str, **facts: object) -> None: ...
 
 
 class ConnectionLifecycle:

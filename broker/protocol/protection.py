@@ -8,10 +8,11 @@
 # when its time has come it is released, and its publish is judged again. Nobody is forgotten: a wait has an end.
 import math
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from broker.config.schema import Overload
 from broker.delivery.outbox import OutboundBudget
+from broker.log import Log
 from broker.metrics.measuring import Measuring
 from broker.metrics.overload_figures import OverloadFigures
 from broker.mqtt.packets import V5
@@ -53,11 +54,6 @@ EVENTS: Final = {  # of the log, once for decisions that follow each other and a
     REFUSE: "publish_turned_away",
     CLOSE: "client_given_up",
 }
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
-    def warning(self, event: str, **facts: object) -> None: ...
 
 
 class Injected:

@@ -4,6 +4,7 @@
 # lie next to each other and go to the same topic are one run: looked up, counted and delivered in one go.
 from typing import Final, cast
 
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.mqtt.decode import check_first_byte, decode
@@ -18,7 +19,6 @@ from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import RETRY_AFTER
-from broker.protocol.lifecycle import Log
 from broker.protocol.protection import Protection
 from broker.reasons import CloseReason, DropReason, ProtocolError, PublishRefusal
 from broker.routing.hybrid_clock import HybridClock

@@ -6,9 +6,10 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from broker.config.schema import Limits
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.mqtt.encode import encode
 from broker.mqtt.fields import encode_length
@@ -35,10 +36,6 @@ FAILURE_3: Final = 0x80
 
 SEND_ALWAYS: Final = 0
 SEND_IF_NEW: Final = 1
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
 
 
 class Withdrawal:

@@ -8,9 +8,10 @@
 # or its disk fails or falls behind, recording ends and says so: what is in the file up to then stays of use.
 import os
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from broker.config.schema import Overload
+from broker.log import Log
 from broker.net.offload import Offload
 from broker.overload.admit import Publish, Quotas, Verdict
 from broker.overload.credits import Account, Ledger
@@ -20,11 +21,6 @@ from broker.overload.reports import Reports
 from broker.overload.trace import Answered, Trace
 
 WAITING: Final = 32 * 1024 * 1024  # bytes that a disk may be behind
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
-    def warning(self, event: str, **facts: object) -> None: ...
 
 
 class Tracing:

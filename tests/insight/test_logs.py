@@ -131,7 +131,7 @@ def test_a_client_cannot_cause_more_lines_a_second_than_the_rate() -> None:
     stream = io.StringIO()
     logs.configure("info", "json", stream)
     clock = Clock()
-    log = logs.client_log(3, clock)
+    log = logs.ClientLog(3, clock)
 
     for _ in range(1000):
         log.info("client_closed")
@@ -149,7 +149,7 @@ def test_a_quiet_hour_saves_up_no_more_than_one_second_of_lines() -> None:
     stream = io.StringIO()
     logs.configure("info", "json", stream)
     clock = Clock()
-    log = logs.client_log(3, clock)
+    log = logs.ClientLog(3, clock)
     log.info("client_closed")
     clock.now += 3600.0
 
@@ -164,7 +164,7 @@ def test_what_was_left_out_is_told_with_its_event_even_when_no_more_comes() -> N
     stream = io.StringIO()
     logs.configure("info", "json", stream)
     clock = Clock()
-    log = logs.client_log(1, clock)
+    log = logs.ClientLog(1, clock)
     for _ in range(5):
         log.warning("connect_refused", client="x")
 
@@ -181,7 +181,7 @@ def test_each_event_has_a_rate_of_its_own() -> None:
     """One client that floods one kind of line would silence all others."""
     stream = io.StringIO()
     logs.configure("info", "json", stream)
-    log = logs.client_log(1, Clock())
+    log = logs.ClientLog(1, Clock())
 
     for _ in range(5):
         log.info("client_closed")
@@ -194,7 +194,7 @@ def test_a_rate_of_zero_only_counts() -> None:
     """log.client_events_per_second = 0 would still write lines, or divide by zero."""
     stream = io.StringIO()
     logs.configure("info", "json", stream)
-    log = logs.client_log(0, Clock())
+    log = logs.ClientLog(0, Clock())
 
     log.info("client_closed")
     log.flush()

@@ -13,6 +13,7 @@ from typing import Final, Protocol, cast
 
 from hiredis import ProtocolError, Reader, ReplyError, pack_command
 
+from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
 
@@ -57,11 +58,6 @@ _pack: Final = cast(
 def packed(*words: str | bytes | int) -> bytes:
     """The command of *words* as it is sent."""
     return _pack(words)
-
-
-class Log(Protocol):
-    def info(self, event: str, **facts: object) -> None: ...
-    def warning(self, event: str, **facts: object) -> None: ...
 
 
 class Wire(Protocol):

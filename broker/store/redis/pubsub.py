@@ -8,9 +8,10 @@ from typing import Final
 
 from hiredis import ReplyError
 
+from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import READY, REPLY, Line, Log, Wire, failure_of, packed
+from broker.store.redis.line import READY, REPLY, Line, Wire, failure_of, packed
 
 PING_AFTER: Final = 1.0  # seconds of silence
 PING: Final = packed("PING")

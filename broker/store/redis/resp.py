@@ -15,9 +15,10 @@ from typing import Final
 
 from hiredis import ReplyError
 
+from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import HOPELESS, READY, REPLY, Line, Log, Wire, failure_of
+from broker.store.redis.line import HOPELESS, READY, REPLY, Line, Wire, failure_of
 
 MOST: Final = 20_000  # commands; at 1.8 us each and 300 ms of patience more could not be answered in time
 MOST_BYTES: Final = 16 * 1024 * 1024
