@@ -92,7 +92,7 @@ class DataLane(Handler):
         taken = 0
         stream.needs = 0
         self._origin.shard = self._peer.shard
-        while spent < quantum and position < end and not stream.held:
+        while spent < quantum and position < end and not stream.paused:
             first = data[position]
             if first >= 0x30:
                 length = data[position + 1] if position + 2 <= end else 128

@@ -21,6 +21,7 @@ from broker.cluster.data_lane import DataLane
 from broker.cluster.peer import Peer, unbounded
 from broker.cluster.takeovers import Takeovers
 from broker.metrics.counters import Counters
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.protocol.fanout import Deliveries
@@ -197,7 +198,7 @@ class Mesh(Neighbours):
         self._sequence += 1
         for peer in self.peers:
             peer.tell(wire.number(wire.SYNC, self._sequence))
-        self._reactor.hold(stream)
+        self._reactor.pause(stream, Pause.SUBSCRIBE)
         self._unsettled.append((self._sequence, stream, then))
 
     def settle(self) -> None:
@@ -205,7 +206,7 @@ class Mesh(Neighbours):
         unsettled = self._unsettled
         while unsettled and self._settled(unsettled[0][0]):
             _, stream, then = unsettled.popleft()
-            self._reactor.release(stream)
+            self._reactor.resume(stream, Pause.SUBSCRIBE)
             try:
                 then()
             except Exception as error:

@@ -3,7 +3,7 @@
 # What a tick appends leaves in one send at its end. A slow reader costs a fixed number of bytes and nobody
 # else any time: over the high watermark the connection is not writable, and whoever wants to deliver to it
 # must skip, wait or go elsewhere until it has fallen to the low one. write() itself never refuses, because
-# acknowledgements and pings must get out; they are bounded by not reading a connection that is `stuffed`.
+# acknowledgements and pings must get out; they are bounded by not reading a connection with a `reply_backlog()`.
 # All outboxes of a worker share one budget; the fuller it is, the lower everybody's high watermark.
 # One that stands behind a toll (toll.py) is not writable either, but for the batches that are let pass.
 from typing import Final
@@ -16,7 +16,7 @@ GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice w
 LEAST: Final = 16 * 1024  # bytes anybody may be owed, however full the budget is
 MANY: Final = 1024  # chunks
 SMALL: Final = 64  # bytes
-STUFFED: Final = 256 * 1024  # room above the high watermark for what answers the client itself
+REPLY_ROOM: Final = 256 * 1024  # bytes above the high watermark for replies to the client itself
 
 AT_ONCE: Final = 0  # the strategies: when it is sent, see flushing.py
 ADAPTIVE: Final = 1
@@ -133,15 +133,15 @@ class Outbox:
         """How many it was written, at least: answers count, too."""
         return len(self._chunks) + self.further
 
-    def stuffed(self) -> bool:
-        """It owes so much that its client must not be read either, or the answers would pile up."""
+    def reply_backlog(self) -> bool:
+        """So many bytes wait that the client must not be read either, or its replies would pile up."""
         size = self.size
         if size <= LEAST:
             return False
         chunks = self._chunks
         if len(chunks) > MANY and size < len(chunks) * SMALL:  # answers: each costs ten times its bytes as an object
             chunks[:] = [b"".join(chunks)]
-        return size > self.high + STUFFED or (self.full and size > (self._budget.limit - self._budget.used) >> 1)
+        return size > self.high + REPLY_ROOM or (self.full and size > (self._budget.limit - self._budget.used) >> 1)
 
     def gather(self) -> bytes | memoryview:
         """The next bytes to send, at most about GATHER of them; say how many went with `sent()`."""

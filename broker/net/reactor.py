@@ -77,8 +77,8 @@ class Service:
         """Take packets from *stream* for about *quantum* units; the units used."""
         raise NotImplementedError
 
-    def overhear(self, stream: Stream, count: int, now: float) -> int:
-        """*stream*, which is held, has received *count* bytes more: take what must not wait; the units used."""
+    def serve_while_paused(self, stream: Stream, count: int, now: float) -> int:
+        """Take what must not wait from the last *count* bytes of *stream*, which is paused; the units used."""
         raise NotImplementedError
 
     def refuse(self, stream: Stream, error: ProtocolError, now: float) -> None:
@@ -254,29 +254,35 @@ class Reactor:
         """*stream* is no stranger any more: it is served before those who are."""
         stream.stranger = False
 
-    def hold(self, stream: Stream) -> None:
-        """Neither read nor serve *stream* until `release()`."""
-        stream.held = True
+    def pause(self, stream: Stream, reason: int) -> None:
+        """Neither read nor serve *stream* until `resume()` with this *reason*, one of `Pause`."""
+        stream.paused |= reason
+        stream.paused_reading_ahead &= ~reason
+        stream.paused_unauthenticated &= ~reason
 
-    def hold_and_heed(self, stream: Stream) -> None:
-        """The same, but read what it says for the service to overhear."""
-        stream.held = True
-        stream.heeded = True
-        if stream.has_input():
+    def pause_reading_ahead(self, stream: Stream, reason: int) -> None:
+        """Pause *stream*, but read what it receives meanwhile for `Service.serve_while_paused()`.
+
+        Nothing is read ahead while the stream is also paused for a reason that does not allow it.
+        """
+        stream.paused |= reason
+        stream.paused_reading_ahead |= reason
+        if stream.has_input() and stream.reads_while_paused():
             self._enqueue(stream)
 
-    def hold_back(self, stream: Stream) -> None:
-        """The same for a stranger who has nobody but us to wait for: should it go meanwhile, it is lost at once."""
-        stream.held = True
-        stream.held_back = True
+    def pause_unauthenticated(self, stream: Stream, reason: int) -> None:
+        """Pause reading from an unauthenticated stream. If the peer closes meanwhile, the stream is dropped at once."""
+        stream.paused |= reason
+        stream.paused_unauthenticated |= reason
 
-    def release(self, stream: Stream) -> None:
-        """Go on with *stream*, if it was held."""
-        if stream.held:
-            stream.held = False
-            stream.held_back = False
-            stream.heeded = False
-            self._enqueue(stream)
+    def resume(self, stream: Stream, reason: int) -> None:
+        """Lift the pause of *stream* for *reason*, if there is one. *stream* is read again when no reason is left."""
+        if stream.paused & reason:
+            stream.paused &= ~reason
+            stream.paused_reading_ahead &= ~reason
+            stream.paused_unauthenticated &= ~reason
+            if stream.paused == 0 or (stream.has_input() and stream.reads_while_paused()):
+                self._enqueue(stream)
 
     def take_lag(self) -> float:
         """The longest, in seconds, that a client with something to say was seen to wait since this was last asked."""
@@ -298,8 +304,11 @@ class Reactor:
         if stream.state != OPEN:
             return
         stream.state = CLOSING
-        stream.held = False  # what it still sends is thrown away, or it could not read our last words while it sends
-        stream.held_back = False
+        # All pauses end: what the peer still sends is read and discarded. Otherwise a peer that is sending could not
+        # read our last packet.
+        stream.paused = 0
+        stream.paused_reading_ahead = 0
+        stream.paused_unauthenticated = 0
         self._forget_input(stream)
         self._closing.append((now + self.linger, stream))
         if stream.has_input():
@@ -412,7 +421,7 @@ class Reactor:
         streams = self._streams
         for fd, mask in events:
             stream = streams[fd] if fd < len(streams) else None
-            if mask == IN and stream is not None and not stream.held:
+            if mask == IN and stream is not None and not stream.paused:
                 stream.unread = True
                 if not stream.queued:
                     stream.queued = True
@@ -432,20 +441,20 @@ class Reactor:
                 continue
             if mask & OUT and stream.outbox.blocked:
                 self._unblock(stream)
-            if mask & GONE and stream.held and stream.handler is None:
+            if mask & GONE and stream.paused and stream.handler is None:
                 self.service.lost(stream, CloseReason.PEER_RESET, now)
             elif mask & ~OUT:
                 stream.unread = True
                 if mask & (PEER_SHUT | GONE):
                     stream.ends = True
-                if not stream.held or stream.heeded:
+                if not stream.paused or stream.reads_while_paused():
                     self._enqueue(stream)
-                elif stream.held_back and stream.ends:
+                elif stream.paused_unauthenticated and stream.ends:
                     self._look_for_end(stream, now)
         return now
 
     def _look_for_end(self, stream: Stream, now: float) -> None:
-        """The peer of *stream*, which is held back, sends no more: it is gone, unless it has sent something before."""
+        """Drop *stream*, paused and unauthenticated, if its peer has closed and no input is left to serve."""
         if stream.left:
             return
         try:
@@ -531,11 +540,11 @@ class Reactor:
 
     def _serve_one(self, stream: Stream, quantum: int, now: float) -> int:
         """One stream's share of the round; the units it used."""
-        if stream.held or stream.state != OPEN:
+        if stream.paused or stream.state != OPEN:
             if stream.state == CLOSING or stream.state == LINGERING:
                 self._discard_input(stream)
-            elif stream.heeded and stream.has_input():
-                return self._overhear(stream, now)
+            elif stream.state == OPEN and stream.has_input() and stream.reads_while_paused():
+                return self._read_ahead(stream, now)
             return 0
         if stream.debt >= quantum:  # it pays with its turn
             stream.debt -= quantum
@@ -569,8 +578,8 @@ class Reactor:
         if left != stream.accounted:
             self._input_bytes += left - stream.accounted
             stream.accounted = left
-        if stream.held:
-            if stream.held_back and stream.ends:
+        if stream.paused:
+            if stream.paused_unauthenticated and stream.ends:
                 self._look_for_end(stream, now)
             return units
         if left == 0 or left < stream.needs:
@@ -592,10 +601,13 @@ class Reactor:
         if stream.state == OPEN:
             self.service.lost(stream, CloseReason.PEER_CLOSED, now)
 
-    def _overhear(self, stream: Stream, now: float) -> int:
-        """Read what *stream*, which is held, says meanwhile, up to what one read may bring; the units used."""
+    def _read_ahead(self, stream: Stream, now: float) -> int:
+        """Read what *stream*, which is paused, receives meanwhile; return the units used.
+
+        Reading ahead ends when as much is buffered as one read may bring.
+        """
         full = stream.left >= LARGE_READ or self._input_bytes >= self._input_budget >> 1
-        if full or stream.finished or stream.outbox.stuffed():
+        if full or stream.finished or stream.outbox.reply_backlog():
             return 0
         try:
             count = stream.receive(SMALL_READ)
@@ -610,7 +622,7 @@ class Reactor:
         if stream.layer is not None:
             units += self._heed(stream, stream.layer)
         if count:
-            units += self.service.overhear(stream, count, now)
+            units += self.service.serve_while_paused(stream, count, now)
         if stream.state != OPEN:
             return units
         self._input_bytes += stream.left - stream.accounted

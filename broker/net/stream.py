@@ -70,9 +70,9 @@ class Stream:
         self.acknowledged = 0  # publishes, since that was last counted
         self.queued = False  # waits for its turn in the round
         self.stranger = True  # until the service has let it in
-        self.held = False  # is not read nor served until it is released
-        self.held_back = False  # held, and nobody but its peer would miss it
-        self.heeded = False  # while it is held it is read all the same, for the service to overhear
+        self.paused = 0  # the set of reasons (pauses.py) not to read nor serve it
+        self.paused_reading_ahead = 0  # those of them that allow reading ahead
+        self.paused_unauthenticated = 0  # those of them during which it is dropped at once when the peer closes
         self.finished = False  # the peer has sent all it will
         self.debt = 0  # units it used beyond its quantum
         self.stalled_at = 0.0  # when its reader was last seen to take a byte, if it is blocked
@@ -132,6 +132,10 @@ class Stream:
     def has_input(self) -> bool:
         """There may be something to receive."""
         return self.unread or (self.layer is not None and self.layer.more)
+
+    def reads_while_paused(self) -> bool:
+        """Every reason for which the stream is paused allows reading ahead."""
+        return self.paused != 0 and self.paused == self.paused_reading_ahead
 
     def forget_input(self) -> None:
         """Nothing that was received matters any more."""

@@ -16,6 +16,7 @@ from broker.metrics.pauses import Pauses
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import Connect
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.overload.connects import Connects
@@ -105,7 +106,7 @@ class Arrivals:
             connection.timer = 0
             connection.waiter = waiter
             self._pauses.hold(PauseReason.CONNECT, now)
-            self._reactor.hold_back(connection)
+            self._reactor.pause_unauthenticated(connection, Pause.CONNECT)
             self._reactor.soon(self._connects.due(now))
         if displaced is not None:
             gone = cast(_Waiting, displaced)
@@ -146,7 +147,8 @@ class Arrivals:
         check = self._authenticator.ask(identity, packet, _Admitted(self, connection, packet))
         if connection.claiming and connection.state == OPEN:
             connection.check = check
-            self._reactor.hold_back(connection)  # until authenticator and the store have answered
+            # Until the authenticator and the store have answered.
+            self._reactor.pause_unauthenticated(connection, Pause.CONNECT)
 
     def admitted(self, connection: Connection, packet: Connect, answer: Answer) -> None:
         """Authenticator has answered: go on with the store, or refuse."""

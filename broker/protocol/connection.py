@@ -55,5 +55,4 @@ class Connection(Stream):
         self.judged: Publish | None = None  # its publish that was put to overload protection last
         self.scanned: bytes | None = None  # the input in which acknowledgements were looked for behind that
         self.unseen = 0  # bytes at the end of it that were no whole packet
-        self.stuffed = False  # held because it does not take our answers
         self.replaying = False  # in the hub's list of those to go on with

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from broker.metrics.counters import Counters
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN, Stream
 from broker.overload.admit import DROP
@@ -230,7 +231,7 @@ class Deliveries:
         if isinstance(stream, Connection):
             return stream
         if stream is not None:  # another worker's: its other messages are not to blame
-            self._reactor.release(stream)
+            self._reactor.resume(stream, Pause.FANOUT)
         return None
 
     def _begin(self, fanout: FanOut, stream: Stream | None) -> None:
@@ -238,7 +239,7 @@ class Deliveries:
         fanout.origin = self._origin.shard
         self.unfinished.append(fanout)
         if stream is not None:
-            self._reactor.hold(stream)
+            self._reactor.pause(stream, Pause.FANOUT)
 
     def _end(self, work: Unfinished) -> None:
         stream = work.stream
@@ -247,7 +248,7 @@ class Deliveries:
                 self._counters.answers_sent += 1
                 stream.outbox.answer(work.answer)
                 self._reactor.latencies.add(self._clock() - stream.read_at, 1)
-            self._reactor.release(stream)
+            self._reactor.resume(stream, Pause.FANOUT)
 
 
 def share(group: SharedGroup, message: Message, publisher: Session | None, counters: Counters, now: float) -> None:

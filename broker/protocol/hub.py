@@ -30,6 +30,7 @@ from broker.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
+from broker.net.pauses import Pause
 from broker.net.reactor import LARGE_READ, Reactor, Service
 from broker.net.stream import OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
@@ -97,7 +98,7 @@ class Hub(Service):
             self._lifecycle.failed(connection, error, now)
         return quantum
 
-    def overhear(self, stream: Stream, count: int, now: float) -> int:
+    def serve_while_paused(self, stream: Stream, count: int, now: float) -> int:
         connection = cast(Connection, stream)
         try:
             return self._look_behind(connection, len(connection.input) - count - connection.unseen, now)
@@ -123,9 +124,7 @@ class Hub(Service):
         if session is not None:
             session.pump(now)
             self._subscribing.go_on(connection)
-        if connection.stuffed:
-            connection.stuffed = False
-            self._reactor.release(connection)
+        self._reactor.resume(connection, Pause.REPLIES)
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         try:
@@ -186,7 +185,7 @@ class Hub(Service):
         published_bytes = counters.publish_bytes_received
         connection.needs = 0
         limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
-        while spent < quantum and position < end and not connection.held:
+        while spent < quantum and position < end and not connection.paused:
             if position + 2 > end:
                 connection.needs = 2
                 break
@@ -257,9 +256,8 @@ class Hub(Service):
                 connection.heard = now  # [MQTT-3.1.2-22]
             if connection.pause is not None and connection.left and connection.scanned is not connection.input:
                 self._look_behind(connection, connection.position, now)
-            if connection.outbox.stuffed() and not connection.held:
-                connection.stuffed = True
-                self._reactor.hold(connection)
+            if connection.outbox.reply_backlog():
+                self._reactor.pause(connection, Pause.REPLIES)
             if connection.replays is not None:
                 self._subscribing.go_on(connection)
         return spent

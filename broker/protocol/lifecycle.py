@@ -20,6 +20,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Properties
 from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import OPEN
 from broker.overload.addresses import Address, Addresses
@@ -163,7 +164,7 @@ class ConnectionLifecycle:
         connection.claiming = False
         now = self._clock()
         if connection.state == OPEN:
-            self._reactor.release(connection)
+            self._reactor.resume(connection, Pause.CONNECT)
             self._welcome(connection, packet, terms, assigned, principal, found, now)
         if found is not None and found.outbox is None and found.expiry_timer == 0 and not found.ended:
             self._rest(found, now)  # another worker gave it up for a client that is gone, or had to go
@@ -172,7 +173,7 @@ class ConnectionLifecycle:
         """The store cannot say whether there is a session."""
         connection.claiming = False
         if connection.state == OPEN:
-            self._reactor.release(connection)
+            self._reactor.resume(connection, Pause.CONNECT)
             self.refuse(connection, reason, "", self._clock())
 
     def _welcome(
@@ -508,8 +509,8 @@ class ConnectionLifecycle:
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
         # We caused the silence of those we hold; those whom we hold back for overload are HiveMQ's case, if so set.
-        held = connection.held and (self._protection.honour or connection.pause is None)
-        silent_since = now if held else connection.heard
+        paused = connection.paused and (self._protection.honour or connection.pause is None)
+        silent_since = now if paused else connection.heard
         if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
             self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
         else:

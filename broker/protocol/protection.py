@@ -16,6 +16,7 @@ from broker.log import Log
 from broker.metrics.measuring import Measuring
 from broker.metrics.overload_figures import OverloadFigures
 from broker.mqtt.packets import V5
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.admit import (
     ACCEPT,
@@ -300,9 +301,9 @@ class Protection(Gates):
             self._later.add(int(verdict.until / SLOT) + 1, connection)
         connection.pause = verdict
         if self.honour:
-            self._reactor.hold_and_heed(connection)
+            self._reactor.pause_reading_ahead(connection, Pause.OVERLOAD)
         else:
-            self._reactor.hold(connection)
+            self._reactor.pause(connection, Pause.OVERLOAD)
         if connection.session is not None:
             self._measuring.pauses.begin(connection.session.client_id, reason, now)
         self._note(connection, verdict, now)
@@ -324,12 +325,11 @@ class Protection(Gates):
             self._measuring.pauses.end(connection.session.client_id, now)
         if self.tracing is not None and connection.account is not None:
             self.tracing.released(connection.account, False, now)
-        self._reactor.release(connection)
+        self._reactor.resume(connection, Pause.OVERLOAD)
 
     def _forget(self, connection: Connection) -> None:
         """It waits no more, and is not to be released."""
         verdict, connection.pause = connection.pause, None
-        connection.heeded = False
         self._waits.pop(connection, None)
         if verdict is None:
             return

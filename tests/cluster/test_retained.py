@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from broker.config.schema import Config, Retained
 from broker.mqtt.packets import V5, V311, Ack, Publish, Subscribe, Wanted
+from broker.net.pauses import Pause
 from broker.reasons import DropReason
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import TOMBSTONE
@@ -83,13 +84,13 @@ def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> 
     one, two = nodes(2)
     (peer,) = two.worker.mesh.peers
     publisher, subscriber = one.connect("publisher"), two.connect("subscriber")
-    two.worker.reactor.hold(peer.data)  # as while a message with thousands of receivers is delivered
+    two.worker.reactor.pause(peer.data, Pause.FANOUT)  # as while a message with thousands of receivers is delivered
     publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
     assert 1 == len(publisher.receive())
     subscriber.send(Subscribe(1, [Wanted(b"a", 1)]))
     assert [] == subscriber.receive()
 
-    two.worker.reactor.release(peer.data)
+    two.worker.reactor.resume(peer.data, Pause.FANOUT)
     said = subscriber.receive()
     # It may come as a publish, too: nobody can say which of the two was first.
     assert [b"1"] == [packet.payload for packet in said if isinstance(packet, Publish) and packet.retain]

@@ -6,6 +6,7 @@ import pytest
 from broker.cluster.registry import Verdict
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, ConnAck, Connect, Disconnect, Properties, Publish, Will
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.session.origin import Sieve
 from broker.session.session import Session
@@ -245,12 +246,12 @@ def test_nor_by_one_who_has_heard_of_the_move_already(start_node: StartNode) -> 
     subscribed(subscriber, "a")
     first = arrive(node[0])
     former = lane(node[2], node[0])
-    node[2].worker.reactor.hold(former)
+    node[2].worker.reactor.pause(former, Pause.FANOUT)
     first.send(Publish(b"a", b"last", 1, packet_id=1))
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
     assert [] == second.receive()
-    node[2].worker.reactor.release(former)
+    node[2].worker.reactor.resume(former, Pause.FANOUT)
 
     assert [b"last", b"next"] == payloads(subscriber)
 
@@ -260,11 +261,11 @@ def test_who_has_come_knows_where_all_messages_go(start_node: StartNode) -> None
     node = start_node(3)
     arrive(node[0])
     late = lane(node[1], node[2])
-    node[1].worker.reactor.hold(late)
+    node[1].worker.reactor.pause(late, Pause.FANOUT)
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
-    node[1].worker.reactor.release(late)
+    node[1].worker.reactor.resume(late, Pause.FANOUT)
 
     assert 1 == len(second.receive())
 
@@ -306,13 +307,13 @@ def test_a_worker_that_comes_while_a_session_moves_marks_its_messages_too(start_
     assert [] == second.receive()
     new = node.start()
     late = lane(node[1], new)
-    node[1].worker.reactor.hold(late)
+    node[1].worker.reactor.pause(late, Pause.FANOUT)
     publisher = arrive(new, "publisher")
     publish(publisher, b"a", b"1")
     node[2].stopped = False
     node.settle()
     publish(publisher, b"a", b"2")
-    node[1].worker.reactor.release(late)
+    node[1].worker.reactor.resume(late, Pause.FANOUT)
 
     assert [b"1", b"2"] == payloads(second)
 
@@ -400,12 +401,14 @@ def test_the_owner_dies_once_it_has_handed_over(start_node: StartNode) -> None:
     first.drop()
     publish(arrive(node[2], "publisher"), b"a", b"x")
     late = lane(node[1], node[2])
-    node[1].worker.reactor.hold(late)  # so that worker 1 does not know yet that worker 2 has nothing for it any more
+    node[1].worker.reactor.pause(
+        late, Pause.FANOUT
+    )  # so that worker 1 does not know yet that worker 2 has nothing for it any more
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
     node.kill(node[0])
-    node[0].worker.reactor.release(late)
+    node[0].worker.reactor.resume(late, Pause.FANOUT)
     (connack, *others) = second.receive()
 
     assert isinstance(connack, ConnAck) and connack.session_present
@@ -423,7 +426,7 @@ def test_who_is_asked_again_before_it_knows_that_the_first_who_asked_is_dead(
     subscribed(first, "a", *[f"f/{n}" for n in range(filters)])
     publish(arrive(other, "publisher"), b"a", b"x")
     late = lane(owner, asking)
-    owner.worker.reactor.hold(late)
+    owner.worker.reactor.pause(late, Pause.FANOUT)
     elsewhere = asking.open(V5)
     elsewhere.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == elsewhere.receive()
@@ -433,7 +436,7 @@ def test_who_is_asked_again_before_it_knows_that_the_first_who_asked_is_dead(
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
     open_still.close()
-    owner.worker.reactor.release(late)
+    owner.worker.reactor.resume(late, Pause.FANOUT)
     (connack, *others) = second.receive()
 
     assert isinstance(connack, ConnAck) and connack.session_present
@@ -501,7 +504,7 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     first = arrive(node[0])
     subscribed(first, "a")
     (asker,) = node[0].worker.mesh.peers
-    node[0].worker.reactor.hold(asker.control)  # what it asks is not heard
+    node[0].worker.reactor.pause(asker.control, Pause.FANOUT)  # what it asks is not heard
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
@@ -511,7 +514,7 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     third = node[0].open(V5)
     third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     third.receive()
-    node[0].worker.reactor.release(asker.control)
+    node[0].worker.reactor.resume(asker.control, Pause.FANOUT)
     node.settle()
 
     assert 0x8E == goodbye(first) == goodbye(second)
@@ -532,7 +535,7 @@ def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
     session.sieve.mark(0)  # it takes what is published at its own worker
     node[0].connect("me", V5, will=Will(b"will", b"gone", 1))
     (asker,) = node[0].worker.mesh.peers
-    node[0].worker.reactor.hold(asker.control)
+    node[0].worker.reactor.pause(asker.control, Pause.FANOUT)
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     second.receive()

@@ -3,7 +3,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.delivery.outbox import GATHER, LEAST, STUFFED, OutboundBudget, Outbox
+from broker.delivery.outbox import GATHER, LEAST, REPLY_ROOM, OutboundBudget, Outbox
 from broker.delivery.ring import Ring
 from broker.reasons import DropReason
 
@@ -178,35 +178,35 @@ def test_write_takes_what_is_over_the_high_mark() -> None:
     assert b"x" * 11 + b"pong" == box.gather()
 
 
-def test_a_client_is_stuffed_only_far_over_the_high_mark() -> None:
+def test_a_reply_backlog_begins_far_over_the_high_mark() -> None:
     """A client that sends and does not read would have us hold its answers without end, or be stopped too soon."""
     box = outbox(high=10)
-    box.write(b"x" * (10 + STUFFED))
-    assert not box.stuffed()
+    box.write(b"x" * (10 + REPLY_ROOM))
+    assert not box.reply_backlog()
 
     box.write(b"x")
-    assert box.stuffed()
+    assert box.reply_backlog()
     send(box, 1)
-    assert not box.stuffed()
+    assert not box.reply_backlog()
 
 
-def test_a_client_is_stuffed_when_the_budget_is() -> None:
+def test_a_reply_backlog_begins_earlier_when_the_budget_is_nearly_used() -> None:
     """Clients that send and do not read would together use up the worker's memory, or those who owe little be held."""
     budget = OutboundBudget(5 * LEAST)
     modest, greedy, other = (outbox(budget=budget) for _ in range(3))
     modest.write(b"x" * (LEAST - 1))
     greedy.write(b"x" * (LEAST + 1))
-    assert greedy.writable and not greedy.stuffed()
+    assert greedy.writable and not greedy.reply_backlog()
 
     other.write(b"x" * LEAST)
-    assert not greedy.stuffed()  # it is writable, so nobody would be told when it has room again
+    assert not greedy.reply_backlog()  # it is writable, so nobody would be told when it has room again
     greedy.write(b"x")
     modest.write(b"x")
 
-    assert [False, True] == [box.stuffed() for box in (modest, greedy)]
+    assert [False, True] == [box.reply_backlog() for box in (modest, greedy)]
     other.discard()
     modest.discard()
-    assert not greedy.stuffed()
+    assert not greedy.reply_backlog()
 
 
 def test_many_small_answers_are_held_as_one() -> None:
@@ -219,7 +219,7 @@ def test_many_small_answers_are_held_as_one() -> None:
             box.write(b"%04d" % number)
         box.sent(1)
         before = tracemalloc.get_traced_memory()[0]
-        assert not box.stuffed()
+        assert not box.reply_backlog()
         after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

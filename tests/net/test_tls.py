@@ -196,7 +196,7 @@ def test_nothing_is_read_while_the_offload_works(broker: Broker, authority: Auth
     broker.settle()
     (stream,) = broker.worker.reactor.streams()
 
-    assert 1 == len(threads.waiting) and stream.held
+    assert 1 == len(threads.waiting) and stream.paused
     while threads.waiting:
         threads.go()
         broker.settle()

@@ -72,7 +72,7 @@ def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
     narrow_budget(broker, 200)
     broker.settle()
 
-    assert waits.held
+    assert waits.paused
     assert 0x97 == goodbye(small)
     assert waits.left == broker.worker.reactor._input_bytes > 200
 

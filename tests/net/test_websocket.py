@@ -15,6 +15,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
+from broker.net.pauses import Pause
 from broker.net.stream import CLOSED
 from broker.reasons import CloseReason
 from broker.worker import Worker
@@ -520,7 +521,7 @@ async def test_a_publisher_that_is_held_is_not_read() -> None:
     async with serving() as served:
         browser = await served.connected("b")
         (stream,) = served.worker.reactor.streams()
-        served.worker.reactor.hold(stream)
+        served.worker.reactor.pause(stream, Pause.FANOUT)
         flood = frame(BINARY, mqtt(Publish(b"nobody", bytes(60_000))))
         refused = 0
         while refused < 10:

@@ -8,6 +8,7 @@ from broker.config.schema import Config, Overload, Quotas, QuotaScope
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V31, V311, Ack, PingReq, PingResp, Publish
 from broker.mqtt.properties import REASON_STRING, REQUEST_PROBLEM_INFORMATION, USER_PROPERTY
+from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason, DropReason, PauseReason, PublishRefusal
 from tests.inprocess import Broker, Client
@@ -33,7 +34,7 @@ def stream_of(broker: Broker, client_id: str) -> Stream:
 
 
 def held(broker: Broker, client_id: str) -> bool:
-    return stream_of(broker, client_id).held
+    return stream_of(broker, client_id).paused != 0
 
 
 def overload(broker: Broker, seconds: float = 3.0) -> None:
@@ -173,12 +174,12 @@ def test_who_was_heard_while_it_was_held_back_is_not_when_it_is_held_by_others(b
     broker.advance(10.0)
     client.receive()
     stream = stream_of(broker, "client")
-    assert not stream.held
-    broker.worker.reactor.hold(stream)
+    assert not stream.paused
+    broker.worker.reactor.pause(stream, Pause.FANOUT)
     client.send(PingReq())
 
     assert [] == client.receive()
-    broker.worker.reactor.release(stream)
+    broker.worker.reactor.resume(stream, Pause.FANOUT)
     assert [PingResp()] == client.receive()
 
 
@@ -236,7 +237,7 @@ def test_a_run_is_held_back_whole(brokers: Brokers) -> None:
     assert held(broker, "busy")
     received = payloads(reader.receive())
     assert 0 < len(received) < len(sent)
-    broker.worker.reactor.release(stream_of(broker, "busy"))
+    broker.worker.reactor.resume(stream_of(broker, "busy"), Pause.OVERLOAD)
     assert [] == payloads(reader.receive())
     broker.advance(20.0)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.config.schema import Config, Delivery, Limits
-from broker.delivery.outbox import STUFFED
+from broker.delivery.outbox import REPLY_ROOM
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, V5, V311, Ack, PingReq, PingResp, Properties, Publish, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
@@ -202,9 +202,9 @@ def test_a_publisher_that_reads_no_acknowledgement_is_held(brokers: Brokers) -> 
     broker = brokers(Config(delivery=SMALL))
     other = broker.connect("other")
     client, taken = stuff(broker)
-    most = HIGH + STUFFED + LARGE_READ
+    most = HIGH + REPLY_ROOM + LARGE_READ
 
-    assert HIGH + STUFFED < broker.worker.budget.used < most
+    assert HIGH + REPLY_ROOM < broker.worker.budget.used < most
     other.send(PingReq())
     assert [PingResp()] == other.receive()
     client.reading = True

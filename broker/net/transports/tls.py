@@ -1,6 +1,6 @@
 # TLS inside the reactor: `ssl.SSLObject` between two buffers in memory, one recv and one send for many records.
 #
-# Steps of the handshake, the costly part, are done by the offload while the stream is held; so BIOs and SSLObject are
+# Steps of the handshake, the costly part, are done by the offload while the stream is paused; so BIOs and SSLObject are
 # never touched by two threads. What the outbox gave counts as sent when all of its ciphertext is with the kernel: the
 # outbox stays the only place where a slow reader's bytes wait, and the watermarks mean the same as without TLS.
 # Why no SSLSocket? OpenSSL on a socket reads each record with two system calls and writes it with one.
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, cast
 
 from broker.net.offload import Offload
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import CLOSED, Stream
 from broker.net.transports.layer import Layer, Transport
@@ -68,7 +69,7 @@ class TlsLayer(Layer):
         if self._established:
             return self._decrypt()
         self._shaking = True
-        self._reactor.hold(self._stream)
+        self._reactor.pause(self._stream, Pause.HANDSHAKE)
         self._offload.run(self._ssl.do_handshake, partial(_stepped, self))
         raise BlockingIOError
 
@@ -117,7 +118,7 @@ class TlsLayer(Layer):
         if self._failure or self._established:
             self.more = True  # the rest of what came with the handshake, or the failure
             self._reactor.readable(self._stream)
-        self._reactor.release(self._stream)
+        self._reactor.resume(self._stream, Pause.HANDSHAKE)
 
     def _decrypt(self) -> bytes:
         """All that the records in the buffer hold."""

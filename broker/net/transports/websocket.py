@@ -1,6 +1,6 @@
 # WebSocket under MQTT. A connection begins as an HTTP request: when that is whole a task answers it with
-# trio-websocket (upgrade.py) while the stream is held, and ends. From then on its frames are taken apart and made here
-# (frames.py), in the reactor's calls: so reading, fairness and what a slow reader costs are as on TCP.
+# trio-websocket (upgrade.py) while the stream is paused, and ends. From then on its frames are taken apart and made
+# here (frames.py), in the reactor's calls: so reading, fairness and what a slow reader costs are as on TCP.
 #
 # What the outbox gave counts as sent when all of its frame is with the kernel, as with TLS. Pongs for which the kernel
 # has no room give way to later ones (RFC 6455, 5.5.3): a client that asks and does not read costs those of one read.
@@ -11,6 +11,7 @@
 import socket
 from typing import Final, Protocol
 
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.net.transports.frames import BINARY, Failure, Frames, farewell, frame
@@ -186,7 +187,7 @@ class WebSocketLayer(Layer):
         if end >= 0:
             request = self._request[: end + len(REQUEST_END)]
             self._request = self._request[len(request) :]
-            self._reactor.hold(self._stream)
+            self._reactor.pause(self._stream, Pause.UPGRADE)
             self._task = self._start(self, request)
         elif self._request[0] <= SPACE or len(self._request) > REQUEST_BYTES:
             raise ProtocolError(CloseReason.WEBSOCKET_ERROR, NO_REQUEST)
@@ -194,7 +195,7 @@ class WebSocketLayer(Layer):
 
     def _go_on(self) -> None:
         self._reactor.readable(self._stream)
-        self._reactor.release(self._stream)
+        self._reactor.resume(self._stream, Pause.UPGRADE)
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -1,0 +1,34 @@
+# The reasons for which the reactor does not read a stream: one bit each, so that a set of them is one int.
+#
+# Part of the broker that needs a stream to wait calls `reactor.pause(stream, reason)`, and `reactor.resume(stream,
+# reason)` when its own reason is over. The stream is read and served again when the set is empty, so no part undoes the
+# pause of another. A set and not a counter: pausing twice for one reason is the same as once.
+# `PauseReason` (broker/reasons.py) is finer and is what metrics count: it says which limit throttles a client, and also
+# counts clients that are read and not sent more.
+from typing import Final
+
+
+class Pause:
+    HANDSHAKE: Final = 1  # a step of the TLS handshake is done by another thread
+    UPGRADE: Final = 2  # the HTTP request for a WebSocket is not answered yet
+    CONNECT: Final = 4  # CONNECT waits for its turn, for the check of its password, or for its session
+    OVERLOAD: Final = 8  # a packet waits for a gate, for credits, or for a quota
+    FANOUT: Final = 16  # the last publish has not reached all of its receivers yet
+    SUBSCRIBE: Final = 32  # the other workers have not confirmed a subscription yet
+    REPLIES: Final = 64  # the client does not read the replies that it has caused
+
+
+LABELS: Final = {
+    Pause.HANDSHAKE: "handshake",
+    Pause.UPGRADE: "upgrade",
+    Pause.CONNECT: "connect",
+    Pause.OVERLOAD: "overload",
+    Pause.FANOUT: "fanout",
+    Pause.SUBSCRIBE: "subscribe",
+    Pause.REPLIES: "replies",
+}
+
+
+def labels_of(paused: int) -> list[str]:
+    """The labels of all reasons in the set *paused*."""
+    return [label for reason, label in LABELS.items() if paused & reason]
