@@ -237,7 +237,7 @@ class Worker:
             origin,
         )
         self.authenticator = Authenticator(
-            self.offload,
+            self.offload.run,
             files.passwords,
             anonymous=config.access.allow_anonymous,
             certificate_user=config.access.certificate_user,

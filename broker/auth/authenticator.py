@@ -1,115 +1,116 @@
-# Authenticator: who a client is, before anything of it is done.
+# The authenticator: who sent a CONNECT, decided before anything else is done for that client.
 #
-# A password is checked in a thread, as that takes milliseconds of C code; the connection is held meanwhile, and every
-# other one is served. So the answer may come when the client is gone or the password file was replaced: whoever asked
-# is told, and sees to the first, and the check is made again for the second.
+# The result of an authentication is `accepted(user)` or `refused(reason)`. Enhanced authentication of MQTT 5 needs a
+# third kind of result, "send these bytes in an AUTH packet and go on with the client's answer"; the caller therefore
+# decides by `AuthResult.kind`.
 #
-# Checks that wait are bounded. Behind a thousand of them nobody would be answered before the deadline of its CONNECT,
-# so further clients are told that we are busy; those whose password was verified before never wait here.
+# A password is hashed in another thread, as hashing takes milliseconds of C code. The caller pauses the connection
+# meanwhile and every other client is served. Until the hash is known the client may disconnect (the caller has to
+# test that), and the password file may be replaced (the authenticator then checks the password once more).
+#
+# The number of checks under way is bounded. Behind 1000 checks no client would be answered before the deadline of its
+# CONNECT, so further clients are refused as "server busy". A password that was verified before needs no check.
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from broker.auth.failures import Failures
 from broker.auth.passwords import Check, Passwords
 from broker.mqtt.packets import Connect
-from broker.net.offload import Offload
 from broker.reasons import CloseReason
 
-WAITING: Final = 1000  # checks that are not done: five seconds of a core with the iterations that we write
+WAITING: Final = 1000  # checks under way: five seconds of one core with the iterations that `weir passwd` writes
+
+# Kinds of results.
+ACCEPTED: Final = 0
+REFUSED: Final = 1
+
+# Runs the first callable in another thread, then calls the second one with the result, in the reactor's thread.
+RunInThread = Callable[[Callable[[], object], Callable[[object], None]], None]
 
 
-class Answer:
-    """Who somebody is, or why we do not take it from them."""
+class AuthResult:
+    """What an authentication came to."""
 
-    def __init__(self, reason: CloseReason | None, user: str | None = None) -> None:
-        self.reason = reason
-        self.user = user  # None: anonymous
+    def __init__(self, kind: int, user: str | None, reason: CloseReason | None) -> None:
+        self.kind = kind
+        self.user = user  # ACCEPTED: the verified name, None for an anonymous client
+        self.reason = reason  # REFUSED: why
+
+
+def accepted(user: str | None) -> AuthResult:
+    return AuthResult(ACCEPTED, user, None)
+
+
+def refused(reason: CloseReason) -> AuthResult:
+    return AuthResult(REFUSED, None, reason)
 
 
 class Authenticator:
-    """*anonymous*: clients without a name may come in. Without *passwords* names are not looked at."""
-
     def __init__(
-        self, offload: Offload, passwords: Passwords | None, *, anonymous: bool, certificate_user: bool
+        self, run_in_thread: RunInThread, passwords: Passwords | None, *, anonymous: bool, certificate_user: bool
     ) -> None:
+        """*anonymous*: a CONNECT without a user name is accepted. *certificate_user*: the name in a verified
+        certificate is the user name. Without *passwords* user names and passwords are not looked at.
+        """
         self.failures = Failures()
-        self._offload = offload
+        self._run_in_thread = run_in_thread
         self._passwords = passwords
         self._anonymous = anonymous
         self._certificate_user = certificate_user
         self._waiting = 0
 
     def replace(self, passwords: Passwords) -> Passwords | None:
-        """*passwords* are in force from now on; those that were before."""
+        """Check against *passwords* from now on; return the passwords that were in force before."""
         former = self._passwords
         self._passwords = passwords
         return former
 
-    def ask(self, identity: str, packet: Connect, then: Callable[[Answer], None]) -> Check | None:
-        """Tell *then* who sent *packet*, at once or later: if later, the check that is under way.
+    def authenticate(self, identity: str, packet: Connect, then: Callable[[AuthResult], None]) -> Check | None:
+        """Find out who sent *packet*, and call *then* once with the result.
 
-        *identity* is the name in its verified certificate, "" without one.
+        *identity* is the name in the verified certificate of the client, "" without one. Returns None if *then* was
+        called already. Otherwise returns the check that is under way; its caller may set `abandoned`.
         """
         if identity and self._certificate_user:
-            then(Answer(None, identity))
+            then(accepted(identity))
             return None
         passwords = self._passwords
         if passwords is None:
-            then(Answer(None))  # a name that nobody verified is none
+            then(accepted(None))  # an unverified name is not a user
             return None
         user = packet.user_name
         if user is None:
-            then(Answer(None if self._anonymous else CloseReason.NOT_AUTHORIZED))
+            then(accepted(None) if self._anonymous else refused(CloseReason.NOT_AUTHORIZED))
             return None
         password = packet.password or b""
         if passwords.knows(user, password):
-            then(Answer(None, user))
+            then(accepted(user))
             return None
         if self._waiting >= WAITING:
-            then(Answer(CloseReason.SERVER_BUSY))
+            then(refused(CloseReason.SERVER_BUSY))
             return None
         self._waiting += 1
         check = passwords.check(user, password)
-        self._offload.run(check, _Checked(self, passwords, identity, packet, then))
+        self._run_in_thread(check, partial(self._checked, passwords, identity, packet, then))
         return check
 
-    def checked(
-        self, passwords: Passwords, identity: str, packet: Connect, then: Callable[[Answer], None], result: object
+    def _checked(
+        self, passwords: Passwords, identity: str, packet: Connect, then: Callable[[AuthResult], None], result: object
     ) -> None:
-        """The check of *packet*'s password against *passwords* came to *result*."""
+        """The check of the password in *packet* against *passwords* returned *result*, or raised it."""
         self._waiting -= 1
         user = packet.user_name
         if isinstance(result, Exception):
-            then(Answer(CloseReason.INTERNAL_ERROR))
+            then(refused(CloseReason.INTERNAL_ERROR))
         elif passwords is not self._passwords:
-            self.ask(identity, packet, then)
+            self.authenticate(identity, packet, then)
         elif result and user is not None:
             passwords.remember(user, packet.password or b"")
-            then(Answer(None, user))
+            then(accepted(user))
         else:
-            then(Answer(CloseReason.BAD_CREDENTIALS))
+            then(refused(CloseReason.BAD_CREDENTIALS))
 
     def statistics(self) -> tuple[int, int]:
-        """(checks that are not done, addresses whose failures are remembered)."""
+        """(checks under way, addresses whose failures are remembered)."""
         return self._waiting, self.failures.statistics()
-
-
-class _Checked:
-    """What to do with the result of a check."""
-
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        passwords: Passwords,
-        identity: str,
-        packet: Connect,
-        then: Callable[[Answer], None],
-    ) -> None:
-        self._authenticator = authenticator
-        self._passwords = passwords
-        self._identity = identity
-        self._packet = packet
-        self._then = then
-
-    def __call__(self, result: object) -> None:
-        self._authenticator.checked(self._passwords, self._identity, self._packet, self._then, result)

@@ -1,42 +1,43 @@
-# Failures: who guesses passwords gets slower answers.
+# Failures: each wrong password from an address delays the answer to the next wrong password from that address.
 #
-# Only the answer to a failure waits, twice as long with each, so a client that knows its password is never made to
-# wait for a neighbour that does not. What is remembered is bounded: when it is full, the address that has been quiet
-# the longest is forgotten. Peace makes us forget, a success does not: who owns one account could guess for ever.
+# The first answer waits 0.1 s, and each further failure doubles the wait, up to 5 s. Only answers to failures wait, so
+# a client with the right password is never delayed by a neighbour behind the same address. A success does not reset
+# the delay: the owner of one account could otherwise guess the passwords of other accounts for ever. Ten minutes
+# without a failure reset it. The table is bounded: when it is full, the address whose last failure is oldest goes.
 from typing import Final
 
 from broker.overload.addresses import network
 
 FIRST: Final = 0.1  # seconds
-LONGEST: Final = 5.0  # seconds; longer, and clients give up and dial again, which costs us more
-PEACE: Final = 600.0  # seconds without a failure until an address is as any other
+LONGEST: Final = 5.0  # seconds; after a longer wait clients give up and dial again, which costs the broker more
+PEACE: Final = 600.0  # seconds without a failure after which an address is forgotten
 ADDRESSES: Final = 10_000  # 2 MB
 
 
 class Failures:
     def __init__(self, limit: int = ADDRESSES) -> None:
         self._limit = limit
-        self._seen: dict[str, tuple[float, float]] = {}  # (the last wait, when), the quiet ones first
+        self._seen: dict[str, tuple[float, float]] = {}  # (the last wait, time of the last failure), the oldest first
 
     def add(self, address: str, now: float) -> float:
-        """Somebody at *address* (host:port) named a wrong password: seconds that the answer has to wait."""
-        whose = network(address)
-        wait, last = self._seen.pop(whose, (0.0, now))
+        """Count a wrong password from *address* (host:port); return the seconds that its answer has to wait."""
+        key = network(address)
+        wait, last = self._seen.pop(key, (0.0, now))
         if now - last > PEACE:
             wait = 0.0
         wait = min(LONGEST, wait * 2) if wait else FIRST
-        self._seen[whose] = (wait, now)
+        self._seen[key] = (wait, now)
         if len(self._seen) > self._limit:
             del self._seen[next(iter(self._seen))]
         return wait
 
     def forget(self, now: float) -> None:
-        """Drop those who have had their peace."""
+        """Forget the addresses whose last failure is PEACE seconds ago."""
         while self._seen:
-            whose = next(iter(self._seen))
-            if now - self._seen[whose][1] <= PEACE:
+            key = next(iter(self._seen))
+            if now - self._seen[key][1] <= PEACE:
                 return
-            del self._seen[whose]
+            del self._seen[key]
 
     def statistics(self) -> int:
         """Addresses that are remembered."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, cast
 
-from broker.auth.authenticator import Answer, Authenticator
+from broker.auth.authenticator import Authenticator, AuthResult
 from broker.config.schema import Limits
 from broker.metrics.counters import Counters
 from broker.metrics.pauses import Pauses
@@ -144,30 +144,30 @@ class Arrivals:
 
     def _ask(self, connection: Connection, packet: Connect) -> None:
         identity = "" if connection.layer is None else connection.layer.identity
-        check = self._authenticator.ask(identity, packet, _Admitted(self, connection, packet))
+        check = self._authenticator.authenticate(identity, packet, _Admitted(self, connection, packet))
         if connection.claiming and connection.state == OPEN:
             connection.check = check
             # Until the authenticator and the store have answered.
             self._reactor.pause_unauthenticated(connection, Pause.CONNECT)
 
-    def admitted(self, connection: Connection, packet: Connect, answer: Answer) -> None:
+    def admitted(self, connection: Connection, packet: Connect, result: AuthResult) -> None:
         """Authenticator has answered: go on with the store, or refuse."""
         connection.check = None
         if connection.state != OPEN:
             return
         now = self._clock()
-        if answer.reason is CloseReason.BAD_CREDENTIALS:
+        if result.reason is CloseReason.BAD_CREDENTIALS:
             self._refuse_slowly(connection, packet, now)
             return
-        reason = answer.reason
-        connection.user = answer.user
+        reason = result.reason
+        connection.user = result.user
         principal = NOBODY
         # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: nobody has it [MQTT-3.2.2-16].
         assigned = "" if packet.client_id else self._new_client_id()
         packet.client_id = packet.client_id or assigned
         authoriser = self._authoriser
         if reason is None and authoriser is not None:
-            principal = Principal(packet.client_id, answer.user, authoriser.generation)
+            principal = Principal(packet.client_id, result.user, authoriser.generation)
             if packet.will is not None and not authoriser.may_publish(principal, packet.will.topic):
                 reason = CloseReason.NOT_AUTHORIZED  # its will would not be published
         if reason is not None:
@@ -215,9 +215,9 @@ class _Admitted:
         self._connection = connection
         self._packet = packet
 
-    def __call__(self, answer: Answer) -> None:
+    def __call__(self, result: AuthResult) -> None:
         try:
-            self._arrivals.admitted(self._connection, self._packet, answer)
+            self._arrivals.admitted(self._connection, self._packet, result)
         except Exception as error:  # our mistake; whoever calls us later knows nothing of this connection
             self._arrivals.failed(self._connection, error)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.auth.authenticator import WAITING, Answer
+from broker.auth.authenticator import WAITING, AuthResult
 from broker.auth.failures import FIRST, LONGEST
 from broker.auth.passwords import hash_password
 from broker.config.schema import Access, Config, Limits
@@ -287,8 +287,8 @@ def test_a_certificate_stands_for_a_password_where_it_is_allowed(
 ) -> None:
     """A client with a certificate would need a password, too; or come in though nobody said that it may."""
     broker = brokers(Config(access=Access(password_file=str(users), certificate_user=enabled)))
-    told: list[Answer] = []
-    broker.worker.authenticator.ask(identity, greeting("me", V5), told.append)
+    told: list[AuthResult] = []
+    broker.worker.authenticator.authenticate(identity, greeting("me", V5), told.append)
 
     assert [answer] == [(one.reason, one.user) for one in told]
 
