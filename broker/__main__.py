@@ -21,7 +21,7 @@ from typing import Any, Final, Never, TextIO
 import trio
 
 from broker.auth.files import AccessFileError
-from broker.cluster.registration import Place
+from broker.cluster.registry_client import Place
 from broker.config.schema import Config
 from broker.config.sources import restored
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
@@ -134,7 +134,7 @@ class Process:
             self.worker.others = found
         elif kind == "mourn":
             done = [(client, epoch) for client, epoch in found["done"]]
-            self._registration.mourn(found["incarnation"], self.worker.clock(), done)
+            self._registration.publish_wills_of(found["incarnation"], self.worker.clock(), done)
         elif kind == "redis":
             self._move_redis(from_parts(found["address"]))
         elif kind == "limits":

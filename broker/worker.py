@@ -15,11 +15,11 @@ import trio
 
 from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
-from broker.cluster.leasing import Leasing
 from broker.cluster.mesh import Mesh
-from broker.cluster.neighbours import Neighbours
 from broker.cluster.overload_reports import OverloadReports
-from broker.cluster.registration import Place, Registration
+from broker.cluster.quota_lease_client import QuotaLeaseClient
+from broker.cluster.registry_client import Place, RegistryClient
+from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import ClusterQuota, Config, QuotaScope
 from broker.config.sources import described
@@ -67,7 +67,7 @@ from broker.session.origin import Origin
 from broker.session.session import QueueBudget
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
-from broker.store.redis.record_log import RedisLog
+from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import MemorySessions, SessionStore
 from broker.version import VERSION
 
@@ -93,7 +93,7 @@ class Worker:
         shard: int = 0,
         redis: RedisAddress | None = None,
         place: Place | None = None,
-        neighbours: Neighbours | None = None,
+        neighbours: TakeoverRequests | None = None,
     ) -> None:
         """Number *shard* of *workers* that share the machine. *threads*: for the offload, if not its own; *redis*: what
         sessions are registered in, with *place*, and *neighbours* who hand them over, if not the mesh. AccessFileError.
@@ -138,7 +138,7 @@ class Worker:
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.takeovers = Takeovers(shard, clock, self._failed)
-        self.registration: Registration | None = None
+        self.registration: RegistryClient | None = None
         self.store: SessionStore = MemorySessions()
         self.measuring = Measuring(
             self.counters,
@@ -150,7 +150,7 @@ class Worker:
             now=clock(),
         )
         if redis is not None and place is not None:
-            self.registration = Registration(
+            self.registration = RegistryClient(
                 self.reactor,
                 redis,
                 place,
@@ -164,7 +164,7 @@ class Worker:
             if config.metrics.enabled:
                 key = Keys(place.prefix).metrics
                 commands = self.registration.commands
-                self.measuring.records = RedisLog(commands, key, config.metrics.length, self.counters)
+                self.measuring.records = RedisRecordLog(commands, key, config.metrics.length, self.counters)
         origin = Origin(shard)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
@@ -341,7 +341,7 @@ class Worker:
         tracing.start(self.clock())
         protection.record(tracing)
 
-    def _quotas(self, place: Place | None) -> tuple[Quotas, Leasing | None]:
+    def _quotas(self, place: Place | None) -> tuple[Quotas, QuotaLeaseClient | None]:
         """All quotas, and who asks Redis for what they share, if they do."""
         settings = self.config.quotas
         registration = self.registration
@@ -349,7 +349,7 @@ class Worker:
         if registration is None or place is None or place.alone or not shares:  # who is alone shares with nobody
             return Quotas(settings, self.config.limits.packet_bytes, None, self.clock()), None
         leases = Leases()
-        leasing = Leasing(registration.commands, Keys(place.prefix), leases, place.incarnation)
+        leasing = QuotaLeaseClient(registration.commands, Keys(place.prefix), leases, place.incarnation)
         return Quotas(settings, self.config.limits.packet_bytes, leases, self.clock()), leasing
 
     async def serve(self, stopping: trio.Event) -> None:

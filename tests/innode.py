@@ -6,10 +6,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from broker.cluster.registration import Place
+from broker.cluster.registry_client import Place
 from broker.config.schema import Config
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import READY
+from broker.store.redis.connection import READY
 from tests.inprocess import Broker, Client, Clock
 
 
@@ -74,10 +74,10 @@ class Node(Sequence[Broker]):
         """Have *mourner* publish the wills of the clients of *broker*, which was killed: those that are due now."""
         registration = mourner.worker.registration
         assert registration is not None
-        mourning = registration.mourning
-        registration.mourn(self._numbers[broker], self.clock.now)
+        wills = registration.orphaned_wills
+        registration.publish_wills_of(self._numbers[broker], self.clock.now)
         mourner.settle()
-        while mourning._unread or mourning._asked or (mourning._due and mourning._due[0][0] <= self.clock.now):
+        while wills._unread or wills._asked or (wills._due and wills._due[0][0] <= self.clock.now):
             mourner.settle()
 
     def look_around(self) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 
-from broker.cluster.neighbours import Neighbours
-from broker.cluster.registration import Place
+from broker.cluster.registry_client import Place
+from broker.cluster.takeover import TakeoverRequests
 from broker.config.schema import Config, Tcp
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
@@ -76,7 +76,7 @@ class Broker:
         connections: int = 1000,
         redis: RedisAddress | None = None,
         place: Place | None = None,
-        neighbours: Neighbours | None = None,
+        neighbours: TakeoverRequests | None = None,
         clock: Clock | None = None,
         shard: int = 0,
     ) -> None:

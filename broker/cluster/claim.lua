@@ -122,7 +122,7 @@ if op == 'release' then
   return released
 end
 
-if op == 'unwill' then
+if op == 'drop_wills' then
   local dropped = 0
   for at = 2, #ARGV, 2 do
     dropped = dropped + drop_will(ARGV[at], tonumber(ARGV[at + 1]))
@@ -130,12 +130,12 @@ if op == 'unwill' then
   return dropped
 end
 
-if op == 'bury' then
+if op == 'fence' then
   redis.call('SET', KEYS[1], '', 'EX', ARGV[2])
   return 1
 end
 
-if op == 'mourn' then
+if op == 'take_wills' then
   local dead = ARGV[2]
   local answers = {}
   for i = 2, #KEYS do

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.cluster.mesh import Mesh
-from broker.cluster.registration import Place
+from broker.cluster.registry_client import Place
 from broker.cluster.wire import LARGEST_REPORT
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.connection import ByteStream, packed
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import Wire, packed
+from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.pubsub import Subscription
-from broker.store.redis.resp import Command, Commands
 
 PATIENCE: Final = 1.0  # seconds; an older report does not count for anybody (DESIGN section 7, rule 3)
 NEVER: Final = float("inf")
@@ -29,12 +29,12 @@ class OverloadReports:
         self._mesh = mesh
         self._counters = counters
         self._channel = b""
-        self._commands: Commands | None = None
+        self._commands: CommandPipeline | None = None
         self._subscription: Subscription | None = None
         mesh.on_report = self._heard_over_mesh
 
     def over_redis(
-        self, commands: Commands, wire: Wire, address: RedisAddress, place: Place, log: Log, now: float
+        self, commands: CommandPipeline, wire: ByteStream, address: RedisAddress, place: Place, log: Log, now: float
     ) -> None:
         """From now on over Redis as well: told by *commands*, heard over *wire* from the same server at *address*."""
         self._commands = commands

@@ -13,7 +13,7 @@ class Owner:
         return f"{self.epoch} {self.incarnation} {self.shard} {self.node}"
 
 
-class Held:
+class Ownership:
     def __init__(self, epoch: int, will: bytes, told: bool) -> None:
         self.epoch = epoch
         self.will = will  # as `will_record.encode()` makes it; b"": it has none

@@ -4,12 +4,13 @@
 # session at once. A claim gives an epoch that is greater than all before, and names who owned the session until then;
 # what an owner says later with a lower epoch changes nothing (it is fenced).
 # Redis is not needed to go on: what is claimed while it is away, and all that it may have forgotten, it is told of
-# again (holdings.py): when the line is ready again, when the generation key is another one, and before a lease ends.
+# again (owned_sessions.py): when the connection is ready again, when the generation key is another one, and before a
+# lease ends.
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
-from broker.cluster.claiming import (
+from broker.cluster.claim_policy import (
     ASK_AGAIN,
     CLAIM_PATIENCE,
     PAUSE,
@@ -19,14 +20,14 @@ from broker.cluster.claiming import (
     before_asking,
     patience,
 )
-from broker.cluster.holdings import PATIENCE, Holdings, Rival
+from broker.cluster.owned_sessions import PATIENCE, OwnedSessions, OwnershipListener
 from broker.cluster.owner import Owner, epoch_and_owner
 from broker.config.schema import Overload
 from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
+from broker.store.redis.connection import LONGEST_PAUSE, READY, packed
 from broker.store.redis.keys import LEASE, Keys
-from broker.store.redis.line import LONGEST_PAUSE, READY, packed
-from broker.store.redis.resp import Command, Commands, Greeter
+from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 
 CLAIMED: Final = 0  # `epoch` and `former` say what Redis said
@@ -58,12 +59,12 @@ class RegistryStatistics:
         self.forgotten = 0  # times that the generation was another one
 
 
-class Registry(Greeter):
+class Registry(OnReady):
     def __init__(
         self,
-        commands: Commands,
+        commands: CommandPipeline,
         keys: Keys,
-        rival: Rival,
+        listener: OwnershipListener,
         *,
         node: str,
         shard: int,
@@ -82,10 +83,10 @@ class Registry(Greeter):
         self.node = node
         self.statistics = RegistryStatistics()
         self.script = Script(commands, files("broker.cluster").joinpath("claim.lua").read_bytes())
-        self.holdings = Holdings(commands, keys, self.script, rival, incarnation, place, alone)
+        self.owned = OwnedSessions(commands, keys, self.script, listener, incarnation, place, alone)
         self._commands = commands
         self._keys = keys
-        self._rival = rival
+        self._listener = listener
         self._me = incarnation
         self._place = place
         self._overload = overload
@@ -123,33 +124,33 @@ class Registry(Greeter):
 
     def hold_locally(self, client_id: str, epoch: int, will: bytes) -> None:
         """The session was claimed within the node with *epoch*. Redis is told when it is back."""
-        self.holdings.hold_unknown(client_id, epoch, will)
+        self.owned.hold_unknown(client_id, epoch, will)
 
     def release(self, client_id: str) -> None:
         """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
-        self.holdings.release(client_id)
+        self.owned.release(client_id)
 
     def tell(self, now: float) -> None:
         """Have Redis know now what it is told soon in any case, unless it is being told something of that."""
-        self.holdings.go_on(now)
+        self.owned.go_on(now)
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
         """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
-        return self.holdings.yield_to(client_id, epoch)
+        return self.owned.yield_to(client_id, epoch)
 
     def leaves(self, client_id: str, will: bytes) -> None:
         """*client_id*, which is held, leaves *will*, and not what was claimed with it."""
-        held = self.holdings.get(client_id)
+        held = self.owned.get(client_id)
         if held is not None and held.will != will:
-            self.holdings.hold_unknown(client_id, held.epoch, will)
+            self.owned.hold_unknown(client_id, held.epoch, will)
 
     def drop_will(self, client_id: str, now: float) -> bool:
         """The will of *client_id* was published or taken back: nobody else has to publish it. False: Redis is away."""
-        return self.holdings.drop_will(client_id, now)
+        return self.owned.drop_will(client_id, now)
 
     def epoch_of(self, client_id: str) -> int:
         """The epoch that this worker holds *client_id* with; 0 if it does not."""
-        held = self.holdings.get(client_id)
+        held = self.owned.get(client_id)
         return 0 if held is None else held.epoch
 
     def tick(self, now: float) -> float:
@@ -166,7 +167,7 @@ class Registry(Greeter):
                 self._look_at_generation(now)
             if now >= self._renew:
                 self._claim_all_again(now)
-            self.holdings.go_on(now)
+            self.owned.go_on(now)
             due = min(due, self._look)
         return due
 
@@ -192,18 +193,18 @@ class Registry(Greeter):
         epoch, named = epoch_and_owner(reply)
         former = claim.comes_after(named)
         ours = former is not None and former.incarnation == self._me
-        held = self.holdings.get(claim.client_id)
+        held = self.owned.get(claim.client_id)
         doubtful = ours or (former is None and now < self._doubtful_until)
-        doubtful = doubtful and held is None and not self.holdings.ended(claim.client_id)
+        doubtful = doubtful and held is None and not self.owned.ended(claim.client_id)
         if ours:  # perhaps by an earlier CONNECT, whose claim came too late: then the session is still where it was
-            former = self.holdings.goes_back_to(claim.client_id) if held is None else None
+            former = self.owned.goes_back_to(claim.client_id) if held is None else None
         if held is None or held.epoch < epoch:
-            self.holdings.hold(claim.client_id, epoch, claim.will)
+            self.owned.hold(claim.client_id, epoch, claim.will)
         else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
             epoch = held.epoch
-            self.holdings.hold_unknown(claim.client_id, epoch, claim.will)
+            self.owned.hold_unknown(claim.client_id, epoch, claim.will)
         if former is not None:
-            self.holdings.drop_will_of(former, claim.client_id, now)
+            self.owned.drop_will_of(former, claim.client_id, now)
         claim.decide(CLAIMED, epoch, former, doubtful)
 
     def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:
@@ -220,20 +221,20 @@ class Registry(Greeter):
         former = claim.comes_after(named)
         if not claim.decided:
             return  # it has asked again, and that answer is the later one
-        held = self.holdings.get(claim.client_id)
+        held = self.owned.get(claim.client_id)
         ours = former is not None and former.incarnation == self._me
         if held is None:
             if former is None or not ours:
-                self.holdings.release_epoch(claim.client_id, epoch, "" if former is None else former.text())
+                self.owned.release_epoch(claim.client_id, epoch, "" if former is None else former.text())
             return  # ours by a claim nobody heard of: it stays, and who claims next will ask all, as we have nothing
         if held.epoch < epoch:
             held.epoch = epoch
         if former is not None and not ours:
-            self._rival.superseding(claim.client_id, former, now)
+            self._listener.superseding(claim.client_id, former, now)
 
     def _claim_all_again(self, now: float) -> None:
         self._renew = now + RENEW
-        self.holdings.all_again()
+        self.owned.all_again()
 
     def _look_at_generation(self, now: float) -> None:
         self._look = now + LOOK

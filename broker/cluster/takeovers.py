@@ -23,9 +23,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from broker.cluster import wire
-from broker.cluster.neighbours import HANDOVER_PATIENCE, Handover, Then
 from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
+from broker.cluster.takeover import HANDOVER_PATIENCE, OnTakeover, TakeoverResult
 from broker.mqtt.packets import Will
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
@@ -49,11 +49,11 @@ DATA_HEAD: Final = b"\x00"
 
 
 class Registered(Protocol):
-    """Who knows what is claimed here: registered.py."""
+    """Who knows what is claimed here: session_claims.py."""
 
     def claim(self, claimant: Claimant) -> None: ...
 
-    def give_up(self, client_id: str, epoch: int, then: Then) -> None: ...
+    def give_up(self, client_id: str, epoch: int, then: OnTakeover) -> None: ...
 
     def tell_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
         """Call *then*, once no claim is under way, with whether there is a session here."""
@@ -92,7 +92,7 @@ class Adoption:
 class Arrival:
     """A session that a client of ours wants, and others were asked for."""
 
-    def __init__(self, number: int, client_id: str, asked: set[Peer], then: Then, deadline: float) -> None:
+    def __init__(self, number: int, client_id: str, asked: set[Peer], then: OnTakeover, deadline: float) -> None:
         self.number = number
         self.client_id = client_id
         self.asked = asked  # who have not answered
@@ -125,7 +125,7 @@ class Departure:
 
 
 class Takeovers:
-    """The `Neighbours` of the registered sessions."""
+    """The `TakeoverRequests` of the registered sessions."""
 
     def __init__(self, shard: int, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
         self.mesh: Others | None = None  # these three are set when the worker is composed
@@ -144,11 +144,11 @@ class Takeovers:
 
     # Where its client is.
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
         owners = [peer for peer in self._peers() if f"{peer.incarnation:016x}" == former.incarnation]
         self._ask(client_id, owners, epoch, wanted, then)
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
         self._ask(client_id, self._peers(), epoch, wanted, then)
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
@@ -167,9 +167,9 @@ class Takeovers:
     def _peers(self) -> list[Peer]:
         return [] if self.mesh is None else list(self.mesh.peers)
 
-    def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: Then) -> None:
+    def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: OnTakeover) -> None:
         if not peers:
-            then(Handover(None, nowhere=True))
+            then(TakeoverResult(None, nowhere=True))
             return
         self._numbers += 1
         number = self._numbers
@@ -187,7 +187,7 @@ class Takeovers:
         arrival.epoch = max(arrival.epoch, epoch)
         arrival.credits = min(arrival.credits, credits)
         if what == SUPERSEDED:
-            self._give_up(arrival, Handover(None, epoch, superseded=True))
+            self._give_up(arrival, TakeoverResult(None, epoch, superseded=True))
         elif what == COMES and arrival.source is not None:  # of a time when the two could not ask each other
             peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
         elif what == COMES:
@@ -205,7 +205,7 @@ class Takeovers:
             thaw.take(chunk)
         except HandoverError as error:
             self._failed(error)
-            self._give_up(arrival, Handover(None, arrival.epoch))
+            self._give_up(arrival, TakeoverResult(None, arrival.epoch))
             return
         if thaw.session is not None and not arrival.enrolling:
             assert self.moving is not None
@@ -234,22 +234,22 @@ class Takeovers:
         if self._arrivals.get(arrival.number) is not arrival or arrival.asked:
             return
         if thaw is None or arrival.source is None:
-            self._conclude(arrival, Handover(None, arrival.epoch, nowhere=arrival.epoch == 0))
+            self._conclude(arrival, TakeoverResult(None, arrival.epoch, nowhere=arrival.epoch == 0))
         elif thaw.complete and arrival.switched and not arrival.unmarked:
             assert self.moving is not None
             session = self.moving.take_in(thaw)
             session.sieve = None
             arrival.source.tell(wire.frame(wire.TAKEN, NUMBER.pack(arrival.number)))
             arrival.thaw = None
-            self._conclude(arrival, Handover(session, arrival.epoch))
+            self._conclude(arrival, TakeoverResult(session, arrival.epoch))
 
-    def _give_up(self, arrival: Arrival, handover: Handover) -> None:
+    def _give_up(self, arrival: Arrival, handover: TakeoverResult) -> None:
         """It will not come, or not in time."""
         if arrival.source is not None:
             arrival.source.tell(wire.frame(wire.ABANDON, NUMBER.pack(arrival.number)))
         self._conclude(arrival, handover)
 
-    def _conclude(self, arrival: Arrival, handover: Handover) -> None:
+    def _conclude(self, arrival: Arrival, handover: TakeoverResult) -> None:
         assert self.moving is not None
         del self._arrivals[arrival.number]
         if arrival.thaw is not None:
@@ -269,7 +269,7 @@ class Takeovers:
             return
         self.sessions.give_up(client_id, epoch, partial(self._given_up, peer, number, epoch, wanted))
 
-    def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, handover: Handover) -> None:
+    def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, handover: TakeoverResult) -> None:
         assert self.moving is not None and self.mesh is not None and self.sessions is not None
         session = handover.session
         now = self._clock()
@@ -459,7 +459,7 @@ class Takeovers:
             arrival.asked.discard(peer)
             arrival.unmarked.discard(peer)
             if arrival.source is peer and not (arrival.thaw is not None and arrival.thaw.complete):
-                self._conclude(arrival, Handover(None, arrival.epoch))
+                self._conclude(arrival, TakeoverResult(None, arrival.epoch))
             else:
                 self._look_at(arrival)
         for departure in list(self._departures.values()):
@@ -501,4 +501,4 @@ class Takeovers:
     def tick(self, now: float) -> None:
         """Give up what takes too long: the client will have gone."""
         for arrival in [one for one in self._arrivals.values() if one.deadline <= now]:
-            self._give_up(arrival, Handover(None, arrival.epoch))
+            self._give_up(arrival, TakeoverResult(None, arrival.epoch))

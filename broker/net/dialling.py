@@ -12,13 +12,13 @@ from broker.net.reactor import Reactor
 from broker.net.stream import OPEN, Handler, Stream
 from broker.reasons import CloseReason
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import Line
+from broker.store.redis.connection import RedisConnection
 
 ANY_BYTES: Final = 1 << 40  # the line itself bounds what waits
 
 
 class Dialler:
-    """A `Wire`."""
+    """A `ByteStream`."""
 
     def __init__(self, reactor: Reactor, failed: Callable[[Exception], None]) -> None:
         """*failed* is told of mistakes of ours in what follows from a reply."""
@@ -27,7 +27,7 @@ class Dialler:
         self._budget = OutboundBudget(ANY_BYTES)
         self._stream: Stream | None = None
 
-    def open(self, address: RedisAddress, line: Line) -> str:
+    def open(self, address: RedisAddress, line: RedisConnection) -> str:
         sock = socket.socket(address.family(), socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             if sock.family != socket.AF_UNIX:
@@ -56,7 +56,7 @@ class Dialler:
 
 
 class LineHandler(Handler):
-    def __init__(self, line: Line, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, line: RedisConnection, failed: Callable[[Exception], None]) -> None:
         self._line = line
         self._failed = failed
         self._given = False  # the line has the bytes that the stream holds

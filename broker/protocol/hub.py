@@ -7,10 +7,10 @@ import socket
 from collections.abc import Callable
 from typing import Final, cast
 
-from broker.cluster.leasing import Leasing
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports
-from broker.cluster.registration import Registration
+from broker.cluster.quota_lease_client import QuotaLeaseClient
+from broker.cluster.registry_client import RegistryClient
 from broker.delivery.outbox import Outbox
 from broker.delivery.ring import Ring
 from broker.metrics.counters import Counters
@@ -79,8 +79,8 @@ class Hub(Service):
         self._clock = clock
         self._packet_bytes = packet_bytes
         self._clients = clients
-        self.registration: Registration | None = None  # without Redis
-        self.leasing: Leasing | None = None
+        self.registration: RegistryClient | None = None  # without Redis
+        self.leasing: QuotaLeaseClient | None = None
         self.reports: OverloadReports | None = None  # likewise
 
     # What the reactor calls.

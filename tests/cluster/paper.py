@@ -2,8 +2,8 @@
 from typing import Final
 
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import Line
-from broker.store.redis.resp import Commands
+from broker.store.redis.connection import RedisConnection
+from broker.store.redis.pipeline import CommandPipeline
 from tests.store.loop import Loop
 
 GREETED: Final = b"+OK\r\n+PONG\r\n"
@@ -13,7 +13,7 @@ class Paper:
     def __init__(self) -> None:
         self.written = b""
 
-    def open(self, address: RedisAddress, line: Line) -> str:
+    def open(self, address: RedisAddress, line: RedisConnection) -> str:
         return ""
 
     def write(self, data: bytes) -> None:
@@ -23,9 +23,9 @@ class Paper:
         self.written = b""
 
 
-def on_paper(loop: Loop) -> tuple[Commands, Paper]:
+def on_paper(loop: Loop) -> tuple[CommandPipeline, Paper]:
     """A line that was started at 0.0, and is not greeted yet."""
     paper = Paper()
-    commands = Commands(paper, RedisAddress(path="/paper"), "test", loop.log)
+    commands = CommandPipeline(paper, RedisAddress(path="/paper"), "test", loop.log)
     commands.start(0.0)
     return commands, paper

@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from broker.cluster.holdings import Rival
-from broker.cluster.mourning import Mourning
+from broker.cluster.orphaned_wills import OrphanedWills
+from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.owner import Owner
 from broker.cluster.registry import CLAIMED, Registry, Verdict
 from broker.config.schema import Overload
 from broker.mqtt.packets import Will
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
-from broker.store.redis.resp import Commands
+from broker.store.redis.pipeline import CommandPipeline
 from tests.store.loop import Loop
 
 KEYS: Final = Keys("weir")
@@ -26,7 +26,7 @@ class Shard:
         address: RedisAddress,
         number: int = 0,
         wall: Callable[[], float] = time.time,
-        rival: Rival | None = None,
+        listener: OwnershipListener | None = None,
         alone: bool = False,
     ) -> None:
         self.loop = loop
@@ -36,11 +36,11 @@ class Shard:
         self.superseded_by: dict[str, Owner] = {}
         self.supersedes: dict[str, Owner] = {}
         self.published: list[tuple[str, str | None, Will]] = []
-        self.commands = Commands(loop.wire(), address, f"shard{number}", loop.log)
+        self.commands = CommandPipeline(loop.wire(), address, f"shard{number}", loop.log)
         self.registry = Registry(
             self.commands,
             KEYS,
-            rival or self,
+            listener or self,
             node="node",
             shard=number,
             incarnation=self.incarnation,
@@ -49,8 +49,8 @@ class Shard:
             overload=Overload(),
             alone=alone,
         )
-        self.mourning = Mourning(self.commands, KEYS, self.registry.script, self)
-        loop.ticking += [self.commands, self.registry, self.mourning]
+        self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self)
+        loop.ticking += [self.commands, self.registry, self.orphaned_wills]
         self.commands.start(loop.now())
 
     def superseded(self, client_id: str, owner: Owner, now: float) -> None:
@@ -89,7 +89,7 @@ class Shard:
 
     def settled(self) -> bool:
         """Redis knows all that it has to be told."""
-        found = self.registry.holdings.statistics()
+        found = self.registry.owned.statistics()
         return not (found.stale or found.ended or self.commands.statistics.waiting)
 
     def settle(self) -> None:

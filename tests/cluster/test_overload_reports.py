@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from broker.cluster.overload_reports import PATIENCE as PUBLISH_PATIENCE
-from broker.cluster.registration import Place
+from broker.cluster.registry_client import Place
 from broker.config.schema import Config, Overload
-from broker.store.redis.line import READY, Line
+from broker.store.redis.connection import READY, RedisConnection
 from tests.innode import Node
 from tests.inprocess import Broker
 from tests.redis_servers import PATIENCE, RunningRedis, free_port
@@ -67,7 +67,7 @@ class Cluster:
         return [getattr(worker.worker.counters, name) for worker in self.workers]
 
 
-def lines(worker: Broker) -> Iterator[Line]:
+def lines(worker: Broker) -> Iterator[RedisConnection]:
     registration, subscription = worker.worker.registration, worker.worker.reports._subscription
     assert registration is not None and subscription is not None
     yield registration.commands

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from broker.cluster.claiming import CLAIM_PATIENCE
+from broker.cluster.claim_policy import CLAIM_PATIENCE
 from broker.cluster.registry import CLAIMED, LOCAL, REFUSED
 from broker.store.redis.keys import LEASE, SLICES
 from supervisor.redis_server import RedisServer
@@ -325,7 +325,7 @@ def test_what_ends_in_an_outage_is_released_afterwards(start_redis: StartRedis, 
     loop.until(lambda: shard.commands.state == 0)
     for number in range(600):
         shard.registry.release(f"client{number}")
-    assert 600 == shard.registry.holdings.statistics().ended
+    assert 600 == shard.registry.owned.statistics().ended
     server.start()
     shard.settle()
     with server.client() as client:

@@ -584,7 +584,7 @@ def leave_a_claim(broker: Broker, client_id: str) -> None:
     verdicts: list[Verdict] = []
     registration.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
     until(broker, lambda: bool(verdicts))
-    registration.registry.holdings._current.pop(client_id)
+    registration.registry.owned._current.pop(client_id)
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -632,9 +632,9 @@ def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode
         node.kill(node[1])
     registration = node[0].worker.registration
     assert registration is not None
-    holdings = registration.registry.holdings
-    holdings.all_again()
-    until(node[0], lambda: not holdings.statistics().stale and holdings.get("me") is not None)
+    owned = registration.registry.owned
+    owned.all_again()
+    until(node[0], lambda: not owned.statistics().stale and owned.get("me") is not None)
 
     assert not first.closed
     assert arrive(node[0]).connack.session_present
@@ -651,7 +651,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
     registration = node[0].worker.registration
     assert registration is not None
-    registration.registry.holdings.all_again()
+    registration.registry.owned.all_again()
     until(node[0], lambda: first.closed)
 
     assert [1] == sessions(node)

@@ -9,8 +9,8 @@
 #   from the beginning (session/handover.py). Nothing says that they come only once.
 # - Drops and other counters are those of each worker; their sums are what one worker would have counted.
 # - A worker that dies takes its sessions with it. Their wills are published by another worker, not before the delay
-#   that their clients asked for at CONNECT has passed since the death, and only if they are not back (mourning.py);
-#   if the one that mourns dies as well, the delay begins anew.
+#   that their clients asked for at CONNECT has passed since the death, and only if they are not back
+#   (orphaned_wills.py); if the one that mourns dies as well, the delay begins anew.
 # - For a client that comes to another worker while others publish there is no instant at which it is connected: what
 #   would not have waited for it (QoS 0) it may have received or not.
 from collections.abc import Sequence

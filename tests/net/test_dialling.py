@@ -10,8 +10,8 @@ import pytest
 from broker.net.dialling import Dialler
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import AWAY, READY, packed
-from broker.store.redis.resp import Commands, Question
+from broker.store.redis.connection import AWAY, READY, packed
+from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from tests.inprocess import Broker
 from tests.redis_servers import PATIENCE, RunningRedis, free_port
 from tests.store.loop import Lines
@@ -34,11 +34,11 @@ class Asking:
         self.log = Lines()
         self.failures: list[Exception] = []
         self.replies: list[object] = []
-        self.commands = Commands(Dialler(broker.worker.reactor, self.failures.append), address, "test", self.log)
+        self.commands = CommandPipeline(Dialler(broker.worker.reactor, self.failures.append), address, "test", self.log)
         self.commands.start(broker.clock.now)
 
     def ask(self, *words: str | bytes | int) -> None:
-        question = Question(packed(*words), 5.0, lambda reply, failure: self.replies.append(failure or reply))
+        question = CallbackCommand(packed(*words), 5.0, lambda reply, failure: self.replies.append(failure or reply))
         self.commands.ask(question, self.broker.clock.now)
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -89,7 +89,7 @@ def test_a_mistake_of_ours_costs_one_reply(brokers: Brokers, server: RunningRedi
     def fail(reply: object, failure: StoreFailure | None) -> None:
         raise ZeroDivisionError
 
-    asking.commands.ask(Question(packed("ECHO", "mistake"), 5.0, fail), broker.clock.now)
+    asking.commands.ask(CallbackCommand(packed("ECHO", "mistake"), 5.0, fail), broker.clock.now)
     asking.ask("ECHO", "after")
     asking.until(lambda: len(asking.replies) == 2)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import READY, Line
+from broker.store.redis.connection import READY, RedisConnection
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 QUANTUM: Final = 1000
@@ -67,7 +67,7 @@ class Loop:
             if wire.line is not None and wire.line.more:
                 wire.line.take(b"", QUANTUM, self.now())
 
-    def ready(self, *lines: Line) -> None:
+    def ready(self, *lines: RedisConnection) -> None:
         self.until(lambda: all(line.state == READY for line in lines))
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ class Loop:
 class SocketWire:
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
-        self.line: Line | None = None
+        self.line: RedisConnection | None = None
         self.unsent = b""
         self.sends = 0  # system calls
 
-    def open(self, address: RedisAddress, line: Line) -> str:
+    def open(self, address: RedisAddress, line: RedisConnection) -> str:
         self.line = line
         self.sock = socket.socket(address.family())
         self.sock.setblocking(False)

@@ -5,7 +5,7 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import AWAY, FIRST_PAUSE, READY
+from broker.store.redis.connection import AWAY, FIRST_PAUSE, READY
 from broker.store.redis.pubsub import PING_AFTER, Subscription
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis, free_port

@@ -6,10 +6,10 @@ import pytest
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
+from broker.store.redis.connection import AWAY
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import AWAY
-from broker.store.redis.record_log import FIELD, MOST, RedisLog
-from broker.store.redis.resp import Commands
+from broker.store.redis.pipeline import CommandPipeline
+from broker.store.redis.record_log import FIELD, MOST, RedisRecordLog
 from supervisor.redis_server import RedisServer
 from tests.cluster.paper import GREETED, on_paper
 from tests.redis_servers import RunningRedis
@@ -26,8 +26,8 @@ class Written:
 
     def __init__(self, loop: Loop, server: RunningRedis, length: int = 1000) -> None:
         self.counters = Counters()
-        self.commands = Commands(loop.wire(), server.address, "test", loop.log)
-        self.log = RedisLog(self.commands, KEY, length, self.counters)
+        self.commands = CommandPipeline(loop.wire(), server.address, "test", loop.log)
+        self.log = RedisRecordLog(self.commands, KEY, length, self.counters)
         self._server = server
         self._loop = loop
         loop.ticking.append(self.commands)
@@ -93,7 +93,7 @@ def test_what_redis_does_not_answer_is_little(loop: Loop) -> None:
     commands, paper = on_paper(loop)
     commands.take(GREETED, 1000, 0.0)
     counters = Counters()
-    log = RedisLog(commands, KEY, 100, counters)
+    log = RedisRecordLog(commands, KEY, 100, counters)
     for _ in range(MOST + 5):
         log.append(b"record", 0.0)
     assert MOST == paper.written.count(b"XADD")

@@ -2,7 +2,7 @@
 #
 #   PREFIX:{R}:owner:CLIENT     string  "EPOCH INCARNATION SHARD NODE": whose session that client id is
 #   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
-#   PREFIX:{R}:dead:INCARNATION string  it has been mourned, and claims nothing any more; for BURIED
+#   PREFIX:{R}:dead:INCARNATION string  it has been mourned, and claims nothing any more; for FENCED_FOR
 #   PREFIX:metrics              stream  the log `weir.metrics`: in each entry `record`, one of metrics/record.py
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that all workers share, by windows: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of the workers that share quotas, by when they last asked
@@ -22,7 +22,7 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-BURIED: Final = 3600  # seconds; whoever is dead has sent nothing later than that
+FENCED_FOR: Final = 3600  # seconds; whoever is dead has sent nothing later than that
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 
 

@@ -11,16 +11,16 @@ from hiredis import ReplyError
 from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import READY, REPLY, Line, Wire, failure_of, packed
+from broker.store.redis.connection import READY, REPLY, ByteStream, RedisConnection, failure_of, packed
 
 PING_AFTER: Final = 1.0  # seconds of silence
 PING: Final = packed("PING")
 
 
-class Subscription(Line):
+class Subscription(RedisConnection):
     def __init__(
         self,
-        wire: Wire,
+        wire: ByteStream,
         address: RedisAddress,
         name: str,
         log: Log,

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
-from broker.store.redis.line import READY, packed
-from broker.store.redis.resp import Command, Commands
+from broker.store.redis.connection import READY, packed
+from broker.store.redis.pipeline import Command, CommandPipeline
 
 FIELD: Final = "record"  # of an entry of the stream
 MOST: Final = 10  # records that are not answered yet: ten seconds of silence
@@ -21,10 +21,10 @@ class RecordLog(Protocol):
         ...
 
 
-class RedisLog(RecordLog):
+class RedisRecordLog(RecordLog):
     """A stream of Redis, on a worker's line of commands. What became of a record is counted in *counters*."""
 
-    def __init__(self, commands: Commands, key: bytes, length: int, counters: Counters) -> None:
+    def __init__(self, commands: CommandPipeline, key: bytes, length: int, counters: Counters) -> None:
         """*length*: the newest records, about, that Redis keeps."""
         self._commands = commands
         self._key = key
@@ -52,7 +52,7 @@ class RedisLog(RecordLog):
 
 
 class _Append(Command):
-    def __init__(self, log: RedisLog, command: bytes) -> None:
+    def __init__(self, log: RedisRecordLog, command: bytes) -> None:
         super().__init__(command, PATIENCE)
         self._log = log
 

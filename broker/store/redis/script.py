@@ -3,14 +3,14 @@ import hashlib
 from typing import Final
 
 from broker.reasons import StoreFailure
-from broker.store.redis.line import packed
-from broker.store.redis.resp import Command, Commands
+from broker.store.redis.connection import packed
+from broker.store.redis.pipeline import Command, CommandPipeline
 
 PATIENCE: Final = 5.0  # seconds; nobody waits for it, and what is called after it waits for itself
 
 
 class Script:
-    def __init__(self, commands: Commands, text: bytes) -> None:
+    def __init__(self, commands: CommandPipeline, text: bytes) -> None:
         self._commands = commands
         self._text = text
         self._digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()

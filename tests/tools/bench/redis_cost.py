@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import packed
-from broker.store.redis.resp import Question
+from broker.store.redis.connection import packed
+from broker.store.redis.pipeline import CallbackCommand
 from broker.version import form
 from tests.cluster.shard import Shard
 from tests.redis_servers import SERVERS, RunningRedis
@@ -43,7 +43,7 @@ def measure(address: RedisAddress) -> None:
         answered += 1
 
     def get() -> None:
-        shard.commands.ask(Question(packed("GET", "key"), 5.0, count), loop.now())
+        shard.commands.ask(CallbackCommand(packed("GET", "key"), 5.0, count), loop.now())
 
     def claim() -> None:
         shard.registry.claim(f"client{answered % 1000}", True, b"", count, loop.now())

@@ -2,17 +2,17 @@
 #
 # Redis may have been away, or have lost what it knew: the end of its log, a replica's lag, everything. So all that is
 # held is claimed again, a page at a time, whenever the registry says `all_again()`; of two owners the later CONNECT
-# stays, and the other is told by `Rival.superseded()`.
+# stays, and the other is told by `OwnershipListener.superseded()`.
 # What is held is in two dicts: `_current`, and `_stale`, which Redis has to be told. That everything has become stale
 # is then a matter of exchanging them, also for a million sessions. What ends while Redis is away is remembered, as a
 # will that stayed there would be published when this worker dies.
 from typing import Final, Protocol
 
-from broker.cluster.owner import Held, Owner, epoch_and_owner, read_owner
+from broker.cluster.owner import Owner, Ownership, epoch_and_owner, read_owner
 from broker.reasons import StoreFailure
+from broker.store.redis.connection import READY
 from broker.store.redis.keys import LEASE, SLICES, Keys
-from broker.store.redis.line import READY
-from broker.store.redis.resp import Command, Commands
+from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 
 PATIENCE: Final = 5.0  # seconds for what no client waits for
@@ -22,7 +22,7 @@ REST: Final = 0.5  # seconds after Redis did not take a page
 MOST_ENDED: Final = 100_000  # sessions that have ended and that Redis holds for ours; a lease ends the others
 
 
-class Rival(Protocol):
+class OwnershipListener(Protocol):
     """Who is told of other owners, beside the answer to a claim."""
 
     def superseded(self, client_id: str, owner: Owner, now: float) -> None:
@@ -34,7 +34,7 @@ class Rival(Protocol):
         ...
 
 
-class HoldingsStatistics:
+class OwnedSessionsStatistics:
     def __init__(self) -> None:
         self.held = 0
         self.stale = 0  # of those that are held
@@ -43,44 +43,44 @@ class HoldingsStatistics:
         self.unreleased = 0  # ended in an outage, and too many to tell Redis of
 
 
-class Holdings:
+class OwnedSessions:
     def __init__(
         self,
-        commands: Commands,
+        commands: CommandPipeline,
         keys: Keys,
         script: Script,
-        rival: Rival,
+        listener: OwnershipListener,
         incarnation: str,
         place: str,
         alone: bool = False,
     ) -> None:
         """*place* is "SHARD NODE". Who is *alone* finds other owners only among the dead."""
-        self._counts = HoldingsStatistics()
+        self._counts = OwnedSessionsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
-        self._rival = rival
+        self._listener = listener
         self._me = incarnation
         self._place = place
         self._alone = alone
-        self._current: dict[str, Held] = {}
-        self._stale: dict[str, Held] = {}
+        self._current: dict[str, Ownership] = {}
+        self._stale: dict[str, Ownership] = {}
         self._ended: dict[str, tuple[int, str]] = {}  # their epochs, and who is the owner again, or ""
         self._pages = 0  # parts of a page that are under way
         self._rest_until = 0.0
 
-    def get(self, client_id: str) -> Held | None:
+    def get(self, client_id: str) -> Ownership | None:
         return self._current.get(client_id) or self._stale.get(client_id)
 
     def hold(self, client_id: str, epoch: int, will: bytes) -> None:
         """Redis says that the session is ours."""
         self._stale.pop(client_id, None)
-        self._current[client_id] = Held(epoch, will, True)
+        self._current[client_id] = Ownership(epoch, will, True)
 
     def hold_unknown(self, client_id: str, epoch: int, will: bytes) -> None:
         """The session is ours, and Redis has to be told."""
         former = self._drop(client_id)
-        self._stale[client_id] = Held(epoch, will, former is not None and former.told)
+        self._stale[client_id] = Ownership(epoch, will, former is not None and former.told)
 
     def outdated(self, client_ids: list[str]) -> None:
         """Redis does not know what we hold of these."""
@@ -138,8 +138,8 @@ class Holdings:
         if self._commands.state == READY:
             client = client_id.encode()
             wills = self._keys.wills(self._keys.slice_of(client), self._me.encode())
-            command = self._script.call([wills], ["unwill", client, held.epoch])
-            self._commands.ask(_Unwill(command, self, client_id), now)
+            command = self._script.call([wills], ["drop_wills", client, held.epoch])
+            self._commands.ask(_DropWill(command, self, client_id), now)
             return True
         self.outdated([client_id])
         return False
@@ -151,7 +151,9 @@ class Holdings:
         """
         client = client_id.encode()
         wills = self._keys.wills(self._keys.slice_of(client), former.incarnation.encode())
-        self._commands.ask(_TakenBack(self._script.call([wills], ["unwill", client, former.epoch]), PATIENCE), now)
+        self._commands.ask(
+            _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), PATIENCE), now
+        )
 
     def go_on(self, now: float) -> None:
         """Tell Redis the next page of what it has to be told, once the last one is answered."""
@@ -161,14 +163,14 @@ class Holdings:
             if self._stale:
                 self._claim_page(now)
 
-    def statistics(self) -> HoldingsStatistics:
+    def statistics(self) -> OwnedSessionsStatistics:
         counts = self._counts
         counts.held = len(self._current) + len(self._stale)
         counts.stale = len(self._stale)
         counts.ended = len(self._ended)
         return counts
 
-    def _drop(self, client_id: str) -> Held | None:
+    def _drop(self, client_id: str) -> Ownership | None:
         return self._current.pop(client_id, None) or self._stale.pop(client_id, None)
 
     # Claiming again.
@@ -213,13 +215,13 @@ class Holdings:
             if other is None:
                 continue
             if epoch:
-                self._rival.superseding(client_id, other, now)
+                self._listener.superseding(client_id, other, now)
             elif self._alone:  # the clock was turned back since then
                 self.hold_unknown(client_id, max(held.epoch, other.epoch + 1), held.will)
             elif other.epoch >= held.epoch:
                 self._drop(client_id)
                 self._counts.superseded += 1
-                self._rival.superseded(client_id, other, now)
+                self._listener.superseded(client_id, other, now)
 
     def not_claimed_again(self, client_ids: list[str], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
@@ -262,45 +264,45 @@ class Holdings:
 
 
 class _Reclaim(Command):
-    def __init__(self, command: bytes, holdings: Holdings, client_ids: list[str]) -> None:
+    def __init__(self, command: bytes, owned: OwnedSessions, client_ids: list[str]) -> None:
         super().__init__(command, PATIENCE)
-        self._holdings = holdings
+        self._owned = owned
         self._client_ids = client_ids
 
     def replied(self, reply: object, now: float) -> None:
-        self._holdings.claimed_again(self._client_ids, reply, now)
+        self._owned.claimed_again(self._client_ids, reply, now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._holdings.not_claimed_again(self._client_ids, failure, now)
+        self._owned.not_claimed_again(self._client_ids, failure, now)
 
 
 class _Release(Command):
-    def __init__(self, command: bytes, holdings: Holdings, ended: dict[str, tuple[int, str]]) -> None:
+    def __init__(self, command: bytes, owned: OwnedSessions, ended: dict[str, tuple[int, str]]) -> None:
         super().__init__(command, PATIENCE)
-        self._holdings = holdings
+        self._owned = owned
         self._ended = ended
 
     def replied(self, reply: object, now: float) -> None:
-        self._holdings.released()
+        self._owned.released()
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._holdings.not_released(self._ended, failure, now)
+        self._owned.not_released(self._ended, failure, now)
 
 
-class _Unwill(Command):
-    def __init__(self, command: bytes, holdings: Holdings, client_id: str) -> None:
+class _DropWill(Command):
+    def __init__(self, command: bytes, owned: OwnedSessions, client_id: str) -> None:
         super().__init__(command, PATIENCE)
-        self._holdings = holdings
+        self._owned = owned
         self._client_id = client_id
 
     def replied(self, reply: object, now: float) -> None:
         pass
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._holdings.outdated([self._client_id])
+        self._owned.outdated([self._client_id])
 
 
-class _TakenBack(Command):
+class _DropFormerWill(Command):
     """If this fails the will is published should its time come after the session has ended here."""
 
     def replied(self, reply: object, now: float) -> None:

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from broker.cluster.neighbours import Handover, Neighbours, Then
 from broker.cluster.owner import Owner
-from broker.cluster.registration import Place, Registration
+from broker.cluster.registry_client import Place, RegistryClient
+from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
 from broker.config.schema import ClusterQuota, Config, Quotas
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, Properties, Publish, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import PauseReason
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import READY
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import payloads, subscribe
 from tests.redis_servers import PATIENCE, RunningRedis
@@ -39,14 +39,14 @@ class Registered(Broker):
         incarnation: int = ALIVE,
         *,
         alone: bool = False,
-        others: Neighbours | None = None,
+        others: TakeoverRequests | None = None,
         config: Config | None = None,
     ) -> None:
         place = Place("node", 0, incarnation, "weir", alone)
         super().__init__(config, redis=address, place=place, neighbours=others)
         registration = self.worker.registration
         assert registration is not None
-        self.registration: Registration = registration
+        self.registration: RegistryClient = registration
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -63,7 +63,7 @@ class Registered(Broker):
 
     def told(self) -> None:
         """Until Redis knows all that it has to be told."""
-        found = self.registration.registry.holdings.statistics
+        found = self.registration.registry.owned.statistics
         self.until(lambda: not (found().stale or found().ended or self.registration.commands.statistics.waiting))
 
     def arrive(self, client_id: str, version: int = V5, will: Will | None = None, **more: Properties) -> Client:
@@ -174,10 +174,10 @@ def test_the_wills_of_a_dead_worker_are_published_by_another(server: RunningRedi
     subscribe(watcher, "wills")
     alive.arrive("back")
     alive.flows = True
-    alive.registration.mourn(DEAD, alive.clock.now)
-    alive.registration.mourn(DEAD, alive.clock.now)
+    alive.registration.publish_wills_of(DEAD, alive.clock.now)
+    alive.registration.publish_wills_of(DEAD, alive.clock.now)
     alive.until(lambda: len(watcher.inbox) == 2)
-    alive.until(alive.registration.mourning.idle)
+    alive.until(alive.registration.orphaned_wills.idle)
 
     assert [b"now", b"later"] == payloads(watcher.inbox)
     assert 0 == wills(server)
@@ -189,7 +189,7 @@ def test_who_has_a_session_that_is_elsewhere_closes_it(server: RunningRedis, mak
     client = broker.arrive("me", properties=LASTING)
     with server.client() as redis:
         redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 1 elsewhere")
-    broker.registration.registry.holdings.all_again()
+    broker.registration.registry.owned.all_again()
     broker.until(lambda: client.closed)
 
     assert [0x8E] == [packet.code for packet in client.inbox if isinstance(packet, Disconnect)]
@@ -248,19 +248,19 @@ class Giving:
 
     def __init__(self) -> None:
         self.broker: Registered | None = None
-        self.then: Then | None = None
+        self.then: OnTakeover | None = None
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
         self.then = then
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
         raise NotImplementedError
 
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None
         given = Session(client_id, self.broker.worker.lifecycle.session_limits, self.broker.worker.counters)
         given.expiry = 60
-        self.then(Handover(given))
+        self.then(TakeoverResult(given))
 
 
 def test_a_session_that_comes_for_a_client_that_is_gone_waits_for_it(server: RunningRedis, make: Make) -> None:

@@ -1,7 +1,7 @@
 # The sessions of a worker that is one of several: in its memory, and owned as the registry says.
 #
 # A claim asks the registry first, or, when Redis is away, the node. Who owned the session until then hands it over
-# (neighbours.py); only then its client is answered. Claims of one client id take their turn, as do those who ask us
+# (takeover.py); only then its client is answered. Claims of one client id take their turn, as do those who ask us
 # for a session that we are about to get ourselves. What was claimed and is not kept, as its client has gone meanwhile,
 # is released again.
 from collections import deque
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from broker.cluster.holdings import Rival
-from broker.cluster.neighbours import Handover, Neighbours, Then
+from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.owner import Owner
 from broker.cluster.registry import CLAIMED, LOCAL, REFUSED, Registry, Verdict
+from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
 from broker.cluster.will_record import encode
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason
@@ -23,7 +23,7 @@ UNDECIDED: Final = -1
 MOST_BEHIND: Final = 20  # connections of one client id that wait at once: each would take over the one before
 
 
-class RegisteredStatistics:
+class SessionClaimsStatistics:
     def __init__(self) -> None:
         self.waiting = 0  # claims, those that wait for their turn included
         self.taken_over = 0  # sessions that came from other workers
@@ -31,18 +31,18 @@ class RegisteredStatistics:
         self.turned_away = 0  # clients whose session somebody else claimed later, or too many want
 
 
-class RegisteredSessions:
-    """A `SessionStore`, and what the registry tells of other owners (its `Rival`)."""
+class SessionClaims:
+    """A `SessionStore`, and what the registry tells of other owners (its `OwnershipListener`)."""
 
     def __init__(
         self,
-        make_registry: Callable[[Rival], Registry],
-        neighbours: Neighbours,
+        make_registry: Callable[[OwnershipListener], Registry],
+        neighbours: TakeoverRequests,
         clock: Callable[[], float],
         evict: Callable[[Session], None],
     ) -> None:
         """*evict* ends a session that is here though somebody else has it, with its connection (0x8E)."""
-        self.counts = RegisteredStatistics()
+        self.counts = SessionClaimsStatistics()
         self.memory = MemorySessions()
         self.neighbours = neighbours
         self.clock = clock
@@ -86,7 +86,7 @@ class RegisteredSessions:
         if claim.behind:
             self.begin(_Claim(self, claim.behind.popleft(), claim.behind))
 
-    def give_up(self, client_id: str, epoch: int, then: Then) -> None:
+    def give_up(self, client_id: str, epoch: int, then: OnTakeover) -> None:
         """Another worker owns *client_id* with *epoch*, so it says: *then* is called once with what is here of it.
 
         That is its session, as it is: to be closed (0x8E), taken out of the routes and handed over, or ended, and to be
@@ -98,13 +98,13 @@ class RegisteredSessions:
             return
         held = self.registry.epoch_of(client_id) if claim is None else claim.epoch
         if held > epoch:
-            then(Handover(None, held, superseded=True))
+            then(TakeoverResult(None, held, superseded=True))
             return
         self.registry.yield_to(client_id, epoch)
         session = self.memory.find(client_id)
         if session is not None:
             self.counts.given_up += 1
-        then(Handover(session, held))
+        then(TakeoverResult(session, held))
 
     def tell_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
         """Call *then*, once no claim is under way, with whether there is a session here."""
@@ -162,7 +162,7 @@ class RegisteredSessions:
             self.registry.release(client_id)  # else it was claimed again, for its successor
             if session.will is not None:  # it is published now: killed next, we would be mourned with it again
                 self.registry.tell(self.clock())
-                if self.registry.holdings.ended(client_id):  # Redis cannot be told now
+                if self.registry.owned.ended(client_id):  # Redis cannot be told now
                     self.untold(client_id, epoch)
         self.memory.forget(session)
 
@@ -183,12 +183,12 @@ class RegisteredSessions:
 class _Claim:
     """A CONNECT on its way to its session."""
 
-    def __init__(self, store: RegisteredSessions, claimant: Claimant, behind: deque[Claimant]) -> None:
+    def __init__(self, store: SessionClaims, claimant: Claimant, behind: deque[Claimant]) -> None:
         self.store = store
         self.claimant = claimant
         self.behind = behind  # who want the same session, after this one
         self.epoch = UNDECIDED
-        self.askers: list[tuple[int, Then]] = []  # workers that want it with greater epochs, when we have it
+        self.askers: list[tuple[int, OnTakeover]] = []  # workers that want it with greater epochs, when we have it
         self.curious: list[Callable[[bool], None]] = []  # who want to know whether we have it then
         self.will = _record(claimant)
         self._local = False
@@ -214,7 +214,7 @@ class _Claim:
         elif here is None and (self._local or verdict.doubtful):
             self._ask_the_node()
         else:
-            self.handed_over(Handover(None))
+            self.handed_over(TakeoverResult(None))
 
     def _ask_the_node(self) -> None:
         self._asked_all = True
@@ -223,7 +223,7 @@ class _Claim:
             claimant.client_id, self.epoch, not claimant.clean_start, self.handed_over
         )
 
-    def handed_over(self, handover: Handover) -> None:
+    def handed_over(self, handover: TakeoverResult) -> None:
         """Whoever had the session has answered."""
         if self._done:
             return
@@ -260,7 +260,7 @@ class _Claim:
             if epoch > self.epoch:
                 self.askers.append((epoch, then))
             else:
-                then(Handover(None, self.epoch, superseded=True))
+                then(TakeoverResult(None, self.epoch, superseded=True))
 
     def _answer(self, reason: CloseReason | None, session: Session | None) -> None:
         self._done = True
@@ -293,7 +293,7 @@ def _left_by(session: Session) -> bytes:
     return encode(will.fields, min(will.delay, session.expiry), None if user is None else user.decode())
 
 
-def _ignore(handover: Handover) -> None:
+def _ignore(handover: TakeoverResult) -> None:
     pass
 
 

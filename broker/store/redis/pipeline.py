@@ -18,7 +18,7 @@ from hiredis import ReplyError
 from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import HOPELESS, READY, REPLY, Line, Wire, failure_of
+from broker.store.redis.connection import HOPELESS, READY, REPLY, ByteStream, RedisConnection, failure_of
 
 MOST: Final = 20_000  # commands; at 1.8 us each and 300 ms of patience more could not be answered in time
 MOST_BYTES: Final = 16 * 1024 * 1024
@@ -48,7 +48,7 @@ class Command:
         """After `failed(LATE)`: the server did it nevertheless."""
 
 
-class Question(Command):
+class CallbackCommand(Command):
     """A command whose end is told to a callable: (the reply or None, None or why there is none)."""
 
     def __init__(self, packed: bytes, patience: float, then: Callable[[object, StoreFailure | None], None]) -> None:
@@ -69,10 +69,10 @@ class CommandStatistics:
         self.failures: dict[StoreFailure, int] = {}
 
 
-class Commands(Line):
+class CommandPipeline(RedisConnection):
     def __init__(
         self,
-        wire: Wire,
+        wire: ByteStream,
         address: RedisAddress,
         name: str,
         log: Log,
@@ -81,7 +81,7 @@ class Commands(Line):
     ) -> None:
         super().__init__(wire, address, name, log)
         self.statistics = CommandStatistics()
-        self.greeter: Greeter | None = None
+        self.greeter: OnReady | None = None
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -188,7 +188,7 @@ class Commands(Line):
         command.failed(failure, detail, now)
 
 
-class Greeter:
+class OnReady:
     """Who has something to ask before anybody else does, each time that the line is ready again."""
 
     def redis_ready(self, now: float) -> None:

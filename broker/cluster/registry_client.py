@@ -1,16 +1,17 @@
 # A worker's part in the registry of sessions: its line to Redis, what is said on it, and when.
 #
 # The hub calls `tick()` in each of its turns. The rest is called from there, by the reactor when Redis answers, or by
-# who knows the other workers: `store.give_up()` when one of them has claimed what is ours, `mourn()` when one has died.
+# who knows the other workers: `store.give_up()` when one of them has claimed what is ours, `publish_wills_of()` when
+# one has died.
 import time
 import uuid
 from collections.abc import Callable, Iterable
 
-from broker.cluster.holdings import Rival
-from broker.cluster.mourning import Mourning
-from broker.cluster.neighbours import Neighbours
-from broker.cluster.registered import RegisteredSessions
+from broker.cluster.orphaned_wills import OrphanedWills
+from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.registry import Registry
+from broker.cluster.session_claims import SessionClaims
+from broker.cluster.takeover import TakeoverRequests
 from broker.config.schema import Overload
 from broker.log import Log
 from broker.mqtt.packets import Will
@@ -19,9 +20,9 @@ from broker.net.reactor import Reactor
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
-from broker.store.redis.line import READY
-from broker.store.redis.resp import Commands
+from broker.store.redis.pipeline import CommandPipeline
 
 
 class Place:
@@ -36,13 +37,13 @@ class Place:
         self.alone = alone
 
 
-class Registration:
+class RegistryClient:
     def __init__(
         self,
         reactor: Reactor,
         address: RedisAddress,
         place: Place,
-        neighbours: Neighbours,
+        neighbours: TakeoverRequests,
         clock: Callable[[], float],
         log: Log,
         failed: Callable[[Exception], None],
@@ -51,32 +52,32 @@ class Registration:
     ) -> None:
         """*failed* is told of mistakes of ours in what follows from a reply; *wall*: the time of day (s)."""
         self.lifecycle: ConnectionLifecycle | None = None  # set when the worker is composed
-        self.commands = Commands(Dialler(reactor, failed), address, f"weir-{place.node}-{place.shard}", log)
+        self.commands = CommandPipeline(Dialler(reactor, failed), address, f"weir-{place.node}-{place.shard}", log)
         self._keys = Keys(place.prefix)
         self._place = place
         self._wall = wall
         self._overload = overload
-        self.store = RegisteredSessions(self._make_registry, neighbours, clock, self._evict)
+        self.store = SessionClaims(self._make_registry, neighbours, clock, self._evict)
         self.registry = self.store.registry
-        self.mourning = Mourning(self.commands, self._keys, self.registry.script, self)
+        self.orphaned_wills = OrphanedWills(self.commands, self._keys, self.registry.script, self)
         self.commands.start(clock())
 
     def tick(self, now: float) -> float:
         """Do what is due; when the next thing will be."""
-        due = min(self.registry.tick(now), self.mourning.tick(now))
+        due = min(self.registry.tick(now), self.orphaned_wills.tick(now))
         return min(due, self.commands.tick(now))  # last: it knows the deadlines of what the others have asked
 
     def settled(self) -> bool:
         """Redis knows all it has to, or cannot be told: nobody publishes again what we have published."""
-        told = self.registry.holdings.statistics()
+        told = self.registry.owned.statistics()
         return self.commands.state != READY or not (self.commands.statistics.waiting or told.ended)
 
-    def mourn(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+    def publish_wills_of(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
         """That worker is dead: publish what its clients left, unless they are back. One worker has to do it.
 
         *done*: what it said by `store.untold`.
         """
-        self.mourning.mourn(name_of(incarnation), now, done)
+        self.orphaned_wills.publish_wills_of(name_of(incarnation), now, done)
 
     def move(self, address: RedisAddress, now: float) -> None:
         """Redis is somewhere else from now on."""
@@ -90,12 +91,12 @@ class Registration:
         assert self.lifecycle is not None
         self.lifecycle.evict(session)
 
-    def _make_registry(self, rival: Rival) -> Registry:
+    def _make_registry(self, listener: OwnershipListener) -> Registry:
         place = self._place
         return Registry(
             self.commands,
             self._keys,
-            rival,
+            listener,
             node=place.node,
             shard=place.shard,
             incarnation=place.incarnation,

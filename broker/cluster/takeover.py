@@ -1,19 +1,19 @@
 # The other workers of the node, and those of other nodes, as far as the sessions of this one are concerned.
 #
 # A CONNECT claims its session in Redis, or, while that is away, within the node. Whoever had it until then is named,
-# and has to give it up. How that is asked for and answered is the mesh's part: it is `Neighbours`, and is called
-# by `RegisteredSessions` (registered.py), whose `give_up()` it calls on the other side.
+# and has to give it up. How that is asked for and answered is the mesh's part: it is `TakeoverRequests`, and is called
+# by `SessionClaims` (session_claims.py), whose `give_up()` it calls on the other side.
 #
 # The way of one takeover, A having the session and B the new connection:
-#   B  RegisteredSessions  claims, gets the epoch e, and Redis names A: calls Neighbours.take_over(..., A, e, ...)
+#   B  SessionClaims  claims, gets the epoch e, and Redis names A: calls TakeoverRequests.take_over(..., A, e, ...)
 #   B  mesh                asks A
-#   A  mesh                calls RegisteredSessions.give_up(client, e, then)
-#   A  RegisteredSessions  calls then(Handover): with the session; or nothing is here; or it is ours with an epoch
+#   A  mesh                calls SessionClaims.give_up(client, e, then)
+#   A  SessionClaims  calls then(TakeoverResult): with the session; or nothing is here; or it is ours with an epoch
 #                          later than e (superseded). If a claim of ours for it is under way, that one ends first
 #   A  mesh                closes its connection (0x8E), freezes it, waits for its peers, takes it out of its routes,
-#                          calls RegisteredSessions.forget(session), and hands it over
-#   B  mesh                puts it into B's routes, and calls the `then` of take_over() with it; registered.py keeps it
-#   B  RegisteredSessions  lets the client in: only then CONNACK
+#                          calls SessionClaims.forget(session), and hands it over
+#   B  mesh                puts it into B's routes, and calls the `then` of take_over() with it
+#   B  SessionClaims  lets the client in: only then CONNACK
 #
 # Why nobody waits in a circle: who gives up waits only for claims of his own that have lower epochs than the one he is
 # asked by; one with a higher epoch answers "superseded" at once, and the client who asked is turned away (0x88).
@@ -26,7 +26,7 @@ from broker.session.session import Session
 HANDOVER_PATIENCE: Final = 2.0  # seconds; the client that waits gives up, or connects once more, not long after
 
 
-class Handover:
+class TakeoverResult:
     """What became of a session that another worker was asked for."""
 
     def __init__(
@@ -44,15 +44,15 @@ class Handover:
         self.nowhere = nowhere
 
 
-Then = Callable[[Handover], None]
+OnTakeover = Callable[[TakeoverResult], None]
 
 
-class Neighbours(Protocol):
+class TakeoverRequests(Protocol):
     """Each `then` is called exactly once, perhaps before the method returns, and always within
-    HANDOVER_PATIENCE: the death of a peer, or its silence, answers with `Handover(None)`.
+    HANDOVER_PATIENCE: the death of a peer, or its silence, answers with `TakeoverResult(None)`.
     """
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
         """We own *client_id* with *epoch* from now on, says Redis, and *former* did until now: have it give that up.
 
         Not *wanted*: a clean start, what *former* has is to be ended there (its will is published [MQTT-3.1.2-8]), and
@@ -61,7 +61,7 @@ class Neighbours(Protocol):
         """
         ...
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
         """Redis is away: the same, of whoever has *client_id* in this node. Claims of one id are taken in turn.
 
         *epoch* is by our clock; who owns it by Redis' clock may have a greater one: if it answers superseded, we try

@@ -7,8 +7,8 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.line import AWAY, GREETING, READY, REPLY, packed
-from broker.store.redis.resp import MOST_BYTES, Commands, Question
+from broker.store.redis.connection import AWAY, GREETING, READY, REPLY, packed
+from broker.store.redis.pipeline import MOST_BYTES, CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.cluster.paper import GREETED, on_paper
 from tests.redis_servers import RunningRedis, free_port
@@ -22,21 +22,23 @@ Told = list[tuple[object, StoreFailure | None]]
 PATIENCE = 5.0
 
 
-def connect(loop: Loop, address: RedisAddress, most: int = 1000, most_bytes: int = 1 << 20) -> Commands:
-    commands = Commands(loop.wire(), address, "test", loop.log, most, most_bytes)
+def connect(loop: Loop, address: RedisAddress, most: int = 1000, most_bytes: int = 1 << 20) -> CommandPipeline:
+    commands = CommandPipeline(loop.wire(), address, "test", loop.log, most, most_bytes)
     loop.ticking.append(commands)
     commands.start(loop.now())
     return commands
 
 
-def ask(loop: Loop, commands: Commands, *words: str | bytes | int, patience: float = PATIENCE) -> Told:
+def ask(loop: Loop, commands: CommandPipeline, *words: str | bytes | int, patience: float = PATIENCE) -> Told:
     """Ask; what is told is in the list that is returned, sooner or later."""
     told: Told = []
-    commands.ask(Question(packed(*words), patience, lambda reply, failure: told.append((reply, failure))), loop.now())
+    commands.ask(
+        CallbackCommand(packed(*words), patience, lambda reply, failure: told.append((reply, failure))), loop.now()
+    )
     return told
 
 
-def answer(loop: Loop, commands: Commands, *words: str | bytes | int, patience: float = PATIENCE) -> object:
+def answer(loop: Loop, commands: CommandPipeline, *words: str | bytes | int, patience: float = PATIENCE) -> object:
     told = ask(loop, commands, *words, patience=patience)
     loop.until(lambda: len(told) > 0)
     (reply, failure), *more = told
@@ -287,7 +289,7 @@ def test_replies_are_taken_within_the_quantum(loop: Loop) -> None:
     commands.take(GREETED, 1000, 0.0)
     told: Told = []
     for _ in range(10):
-        question = Question(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        question = CallbackCommand(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
         commands.ask(question, 0.0)
     units = commands.take(b"+PONG\r\n" * 10, 3 * REPLY, 0.0)
 
@@ -303,7 +305,7 @@ def test_a_reply_takes_as_much_as_what_follows_from_it(loop: Loop) -> None:
     commands.take(GREETED, 1000, 0.0)
     told: Told = []
     for _ in range(10):
-        question = Question(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        question = CallbackCommand(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
         question.units = 100 * REPLY
         commands.ask(question, 0.0)
 
@@ -316,7 +318,7 @@ def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
     commands, _ = on_paper(loop)
     told: Told = []
     for _ in range(2):
-        question = Question(packed("GET", "k"), 1.0, lambda reply, failure: told.append((reply, failure)))
+        question = CallbackCommand(packed("GET", "k"), 1.0, lambda reply, failure: told.append((reply, failure)))
         commands.ask(question, 0.0)
     for byte in GREETED + b"$5\r\nab\r\nc\r\n$-1\r\n":
         commands.take(bytes([byte]), 1000, 0.0)
@@ -340,7 +342,7 @@ def test_what_was_sent_is_not_sent_again(loop: Loop) -> None:
     """A command that the server may have done would be done twice."""
     commands, paper = on_paper(loop)
     told: Told = []
-    commands.ask(Question(packed("INCR", "k"), 9.0, lambda reply, failure: told.append((reply, failure))), 0.0)
+    commands.ask(CallbackCommand(packed("INCR", "k"), 9.0, lambda reply, failure: told.append((reply, failure))), 0.0)
     commands.take(GREETED, 1000, 0.0)
     assert packed("INCR", "k") in paper.written
     commands.lost("cut", 1.0)
@@ -385,9 +387,9 @@ def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
     def again(reply: object, failure: StoreFailure | None) -> None:
         told.append((reply, failure))
         if len(told) < 4:
-            commands.ask(Question(packed("PING"), len(told) / 10, again), len(told) * 10.0)
+            commands.ask(CallbackCommand(packed("PING"), len(told) / 10, again), len(told) * 10.0)
 
-    commands.ask(Question(packed("PING"), 0.05, again), 0.0)
+    commands.ask(CallbackCommand(packed("PING"), 0.05, again), 0.0)
     for now in (1.0, 11.0, 21.0, 31.0, 41.0):
         commands.tick(now)
         commands.tick(now)  # after so long a pause nothing is late at the first look
@@ -400,12 +402,12 @@ def test_the_largest_command_passes_when_nothing_waits(loop: Loop) -> None:
     commands, paper = on_paper(loop)
     commands.take(GREETED, 1000, 0.0)
     told: Told = []
-    large = Question(b"x" * (MOST_BYTES + 1), 1.0, lambda reply, failure: told.append((reply, failure)))
+    large = CallbackCommand(b"x" * (MOST_BYTES + 1), 1.0, lambda reply, failure: told.append((reply, failure)))
     commands.ask(large, 0.0)
 
     assert [] == told
     assert paper.written.endswith(b"x" * (MOST_BYTES + 1))
-    commands.ask(Question(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
+    commands.ask(CallbackCommand(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
     assert [(None, StoreFailure.CROWDED)] == told
 
 

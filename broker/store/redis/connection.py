@@ -1,8 +1,8 @@
 # A line to Redis: one connection, made again whenever it ends, that has been let in before anybody may use it.
 #
 # A worker never waits for Redis (DESIGN section 2, point 6): bytes come in by `take()`, go out by the wire, and time
-# passes by `tick()`. What touches a socket is behind `Wire` (net/dialling.py puts it on the reactor), so this is the
-# same for unix sockets and TCP. TLS is not here yet: it would be a layer of the reactor, below the wire.
+# passes by `tick()`. What touches a socket is behind `ByteStream` (net/dialling.py puts it on the reactor), so this is
+# the same for unix sockets and TCP. TLS is not here yet: it would be a layer of the reactor, below the wire.
 #
 # A line is AWAY between two attempts, GREETING until every command of the greeting was answered with success (a
 # server that still loads its data, or is stopped, accepts connections as well), then READY. Its attempts are
@@ -60,10 +60,10 @@ def packed(*words: str | bytes | int) -> bytes:
     return _pack(words)
 
 
-class Wire(Protocol):
+class ByteStream(Protocol):
     """What a line is spoken over. It never waits, and calls nothing of the line's from within these."""
 
-    def open(self, address: RedisAddress, line: "Line") -> str:
+    def open(self, address: RedisAddress, line: "RedisConnection") -> str:
         """Begin to connect; "" or why it is not possible. A connection that fails later is told by `line.lost()`."""
         ...
 
@@ -76,8 +76,8 @@ class Wire(Protocol):
         ...
 
 
-class Line:
-    def __init__(self, wire: Wire, address: RedisAddress, name: str, log: Log) -> None:
+class RedisConnection:
+    def __init__(self, wire: ByteStream, address: RedisAddress, name: str, log: Log) -> None:
         """*name* is what `CLIENT LIST` of the server shows for it."""
         self.state = AWAY
         self.more = False  # `take()` may have replies left that it did not get to: call it again, without data

@@ -1,7 +1,7 @@
 # What is decided when Redis does not answer.
 import pytest
 
-from broker.cluster.claiming import (
+from broker.cluster.claim_policy import (
     ASK_AGAIN,
     CLAIM_PATIENCE,
     LASTING_PATIENCE,

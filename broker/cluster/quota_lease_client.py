@@ -9,7 +9,7 @@ from typing import Final
 from broker.overload.lease import Ask, Leases
 from broker.reasons import StoreFailure
 from broker.store.redis.keys import Keys
-from broker.store.redis.resp import Command, Commands
+from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 
 PATIENCE: Final = 0.3  # seconds; an answer takes well below a millisecond, and clients wait for it
@@ -17,7 +17,7 @@ BEAT: Final = 1.0  # seconds
 REMEMBERED: Final = 3  # seconds that Redis counts a worker after its last beat: one that is late, or lost, is no end
 
 
-class LeasingStatistics:
+class QuotaLeaseStatistics:
     def __init__(self) -> None:
         self.asked = 0
         self.short = 0  # answers that gave less than what was asked for
@@ -25,9 +25,9 @@ class LeasingStatistics:
         self.outages = 0
 
 
-class Leasing:
-    def __init__(self, commands: Commands, keys: Keys, leases: Leases, incarnation: str) -> None:
-        self.statistics = LeasingStatistics()
+class QuotaLeaseClient:
+    def __init__(self, commands: CommandPipeline, keys: Keys, leases: Leases, incarnation: str) -> None:
+        self.statistics = QuotaLeaseStatistics()
         self.script = Script(commands, files("broker.cluster").joinpath("quota_lease.lua").read_bytes())
         self._commands = commands
         self._keys = keys
@@ -91,7 +91,7 @@ def _amounts(reply: object) -> tuple[int, int]:
 
 
 class _Beat(Command):
-    def __init__(self, leasing: Leasing, command: bytes) -> None:
+    def __init__(self, leasing: QuotaLeaseClient, command: bytes) -> None:
         super().__init__(command, PATIENCE)
         self._leasing = leasing
 
@@ -103,7 +103,7 @@ class _Beat(Command):
 
 
 class _Lease(Command):
-    def __init__(self, leasing: Leasing, command: bytes, ask: Ask) -> None:
+    def __init__(self, leasing: QuotaLeaseClient, command: bytes, ask: Ask) -> None:
         super().__init__(command, PATIENCE)
         self._leasing = leasing
         self._ask = ask

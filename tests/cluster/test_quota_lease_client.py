@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.cluster.leasing import PATIENCE, REMEMBERED, Leasing
+from broker.cluster.quota_lease_client import PATIENCE, REMEMBERED, QuotaLeaseClient
 from broker.config.rate import Window, parse
 from broker.overload.lease import SLICE, Ask, Lease, Leases
 from broker.reasons import StoreFailure
-from broker.store.redis.resp import Commands
+from broker.store.redis.pipeline import CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.cluster.shard import KEYS
 from tests.overload.workers import Redis
@@ -33,8 +33,8 @@ class Tenant:
         self.loop = loop
         self.leases = Leases()
         self.lease = Lease(b"tenant:incoming_messages:acme", parse(rate), 0.0, 1.0, self.leases)
-        self.commands = Commands(loop.wire(), server.address, f"worker{number}", loop.log)
-        self.leasing = Leasing(self.commands, KEYS, self.leases, f"{number:016x}")
+        self.commands = CommandPipeline(loop.wire(), server.address, f"worker{number}", loop.log)
+        self.leasing = QuotaLeaseClient(self.commands, KEYS, self.leases, f"{number:016x}")
         loop.ticking += [self.leasing, self.commands]
         self.commands.start(loop.now())
 

@@ -1,4 +1,4 @@
-# Mourning: the wills of a worker that died are published by another one, each once [MQTT-3.1.2-8].
+# OrphanedWills: the wills of a worker that died are published by another one, each once [MQTT-3.1.2-8].
 #
 # First Redis is told, slice by slice, that the worker is dead: what it had asked for and Redis has not read yet, as it
 # stood still, would else be carried out afterwards, and stay.
@@ -15,9 +15,9 @@ from typing import Final, Protocol
 from broker.cluster.will_record import decode
 from broker.mqtt.packets import Will
 from broker.reasons import ProtocolError, StoreFailure
-from broker.store.redis.keys import BURIED, SLICES, Keys
-from broker.store.redis.line import READY, packed
-from broker.store.redis.resp import Command, Commands
+from broker.store.redis.connection import READY, packed
+from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
+from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 
 RATE: Final = 2000  # wills a second
@@ -27,27 +27,27 @@ PAGE: Final = 500  # wills read at once
 PATIENCE: Final = 5.0  # seconds for a page or a batch
 
 
-class Undertaker(Protocol):
+class WillPublisher(Protocol):
     """Who publishes the wills."""
 
     def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None: ...
 
 
-class MourningStatistics:
+class OrphanedWillsStatistics:
     def __init__(self) -> None:
         self.published = 0
         self.spared = 0  # their clients were back, or another worker had published them
         self.damaged = 0  # records that cannot be read
 
 
-class Mourning:
-    def __init__(self, commands: Commands, keys: Keys, script: Script, undertaker: Undertaker) -> None:
-        self.statistics = MourningStatistics()
+class OrphanedWills:
+    def __init__(self, commands: CommandPipeline, keys: Keys, script: Script, publisher: WillPublisher) -> None:
+        self.statistics = OrphanedWillsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
-        self._undertaker = undertaker
-        self._unburied: list[tuple[str, int]] = []  # (incarnation, slice)
+        self._publisher = publisher
+        self._unfenced: list[tuple[str, int]] = []  # (incarnation, slice)
         self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
         self._done: dict[
@@ -56,24 +56,24 @@ class Mourning:
         self._asked = 0  # pages and batches under way
         self._next = 0.0
 
-    def mourn(self, incarnation: str, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+    def publish_wills_of(self, incarnation: str, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
         """The worker *incarnation* is dead: publish what its clients left. Twice does no harm.
 
         *done*: (client id, epoch of its claim) of those whose wills it was done with, and could not tell Redis so.
         """
         self._done.update({(incarnation, client_id.encode()): epoch for client_id, epoch in done})
-        self._unburied += [(incarnation, number) for number in range(SLICES)]
+        self._unfenced += [(incarnation, number) for number in range(SLICES)]
 
     def idle(self) -> bool:
         """Nothing is left to do."""
-        return not (self._unburied or self._unread or self._due or self._asked)
+        return not (self._unfenced or self._unread or self._due or self._asked)
 
     def tick(self, now: float) -> float:
         """Do what is due; when the next thing will be."""
         if self._asked or self._commands.state != READY or self.idle():
             return float("inf") if self.idle() else now + INTERVAL
-        if self._unburied:
-            self._bury(now)
+        if self._unfenced:
+            self._fence(now)
         elif self._unread:
             incarnation, number, cursor = self._unread.pop()
             self._asked += 1
@@ -84,12 +84,12 @@ class Mourning:
             self._take_batch(now)
         return max(self._next, now + INTERVAL) if not self._due else max(self._next, self._due[0][0])
 
-    def _bury(self, now: float) -> None:
-        unburied, self._unburied = self._unburied, []
-        for incarnation, number in unburied:
+    def _fence(self, now: float) -> None:
+        unfenced, self._unfenced = self._unfenced, []
+        for incarnation, number in unfenced:
             self._asked += 1
-            command = self._script.call([self._keys.dead(number, incarnation.encode())], ["bury", BURIED])
-            self._commands.ask(_Bury(command, self, incarnation, number), now)
+            command = self._script.call([self._keys.dead(number, incarnation.encode())], ["fence", FENCED_FOR])
+            self._commands.ask(_Fence(command, self, incarnation, number), now)
 
     def _take_batch(self, now: float) -> None:
         batches: dict[tuple[str, int], list[bytes]] = {}
@@ -100,18 +100,18 @@ class Mourning:
             batches.setdefault((incarnation, number), []).append(client)
         for (incarnation, number), clients in batches.items():
             keys = [self._keys.wills(number, incarnation.encode()), *map(self._keys.owner, clients)]
-            words: list[str | bytes | int] = ["mourn", incarnation, *clients]
+            words: list[str | bytes | int] = ["take_wills", incarnation, *clients]
             self._asked += 1
             self._commands.ask(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
 
-    def _buried(self, incarnation: str, number: int) -> None:
+    def _fenced(self, incarnation: str, number: int) -> None:
         self._asked -= 1
         self._unread.append((incarnation, number, b"0"))
 
-    def _not_buried(self, incarnation: str, number: int, failure: StoreFailure, now: float) -> None:
+    def _not_fenced(self, incarnation: str, number: int, failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
         self._asked -= 1
-        self._unburied.append((incarnation, number))
+        self._unfenced.append((incarnation, number))
 
     def _read(self, incarnation: str, number: int, reply: object, now: float) -> None:
         assert isinstance(reply, list)
@@ -145,7 +145,7 @@ class Mourning:
                 self.statistics.damaged += 1
                 continue
             self.statistics.published += 1
-            self._undertaker.publish_will(client.decode(), user, will, now)
+            self._publisher.publish_will(client.decode(), user, will, now)
 
     def _not_taken(
         self, incarnation: str, number: int, clients: list[bytes], failure: StoreFailure, now: float
@@ -156,50 +156,52 @@ class Mourning:
             heapq.heappush(self._due, (now, incarnation, number, client))
 
 
-class _Bury(Command):
-    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int) -> None:
+class _Fence(Command):
+    def __init__(self, command: bytes, wills: OrphanedWills, incarnation: str, number: int) -> None:
         super().__init__(command, PATIENCE)
-        self._mourning = mourning
+        self._wills = wills
         self._incarnation = incarnation
         self._number = number
 
     def replied(self, reply: object, now: float) -> None:
-        self._mourning._buried(self._incarnation, self._number)
+        self._wills._fenced(self._incarnation, self._number)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._mourning._not_buried(self._incarnation, self._number, failure, now)
+        self._wills._not_fenced(self._incarnation, self._number, failure, now)
 
 
 class _Read(Command):
-    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int, cursor: bytes) -> None:
+    def __init__(self, command: bytes, wills: OrphanedWills, incarnation: str, number: int, cursor: bytes) -> None:
         super().__init__(command, PATIENCE)
-        self._mourning = mourning
+        self._wills = wills
         self._incarnation = incarnation
         self._number = number
         self._cursor = cursor
 
     def replied(self, reply: object, now: float) -> None:
-        self._mourning._read(self._incarnation, self._number, reply, now)
+        self._wills._read(self._incarnation, self._number, reply, now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._mourning._unread_again(self._incarnation, self._number, self._cursor)
+        self._wills._unread_again(self._incarnation, self._number, self._cursor)
 
 
 class _Take(Command):
-    def __init__(self, command: bytes, mourning: Mourning, incarnation: str, number: int, clients: list[bytes]) -> None:
+    def __init__(
+        self, command: bytes, wills: OrphanedWills, incarnation: str, number: int, clients: list[bytes]
+    ) -> None:
         super().__init__(command, PATIENCE)
-        self._mourning = mourning
+        self._wills = wills
         self._incarnation = incarnation
         self._number = number
         self._clients = clients
 
     def replied(self, reply: object, now: float) -> None:
-        self._mourning._taken(self._incarnation, self._clients, reply, now)
+        self._wills._taken(self._incarnation, self._clients, reply, now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._mourning._not_taken(self._incarnation, self._number, self._clients, failure, now)
+        self._wills._not_taken(self._incarnation, self._number, self._clients, failure, now)
 
     def late(self, reply: object, now: float) -> None:
         """Redis has taken them out after all: they are ours to publish, and will not be found when asked for again."""
-        self._mourning._asked += 1
-        self._mourning._taken(self._incarnation, self._clients, reply, now)
+        self._wills._asked += 1
+        self._wills._taken(self._incarnation, self._clients, reply, now)

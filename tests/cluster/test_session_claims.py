@@ -3,16 +3,16 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.cluster.holdings import Rival
-from broker.cluster.neighbours import Handover, Then
+from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.owner import Owner
-from broker.cluster.registered import MOST_BEHIND, RegisteredSessions
 from broker.cluster.registry import Registry
+from broker.cluster.session_claims import MOST_BEHIND, SessionClaims
+from broker.cluster.takeover import OnTakeover, TakeoverResult
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.session.will import Will as SessionWill
-from broker.store.redis.line import READY
+from broker.store.redis.connection import READY
 from tests.cluster.shard import KEYS, Shard
 from tests.cluster.test_registry import owner
 from tests.redis_servers import RunningRedis
@@ -32,14 +32,16 @@ class Node:
         self.asked: list[tuple[str, str, bool]] = []
         self.waiting: list[Callable[[], None]] | None = None
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: Then) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
         self.asked.append((client_id, former.incarnation, wanted))
         self._do(lambda: self.workers[former.incarnation].hand_over(client_id, epoch, wanted, then))
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
         self.asked.append((client_id, "within the node", wanted))
         holders = [worker for worker in self.workers.values() if worker.store.find(client_id) is not None]
-        self._do(lambda: holders[0].hand_over(client_id, epoch, wanted, then) if holders else then(Handover(None)))
+        self._do(
+            lambda: holders[0].hand_over(client_id, epoch, wanted, then) if holders else then(TakeoverResult(None))
+        )
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         worker = self.workers.get(owner.incarnation)
@@ -66,11 +68,11 @@ class Worker:
         self.evicted: list[Session] = []
         shards: list[Shard] = []
 
-        def make_registry(rival: Rival) -> Registry:
-            shards.append(Shard(loop, server.address, number, rival=rival, alone=alone))
+        def make_registry(listener: OwnershipListener) -> Registry:
+            shards.append(Shard(loop, server.address, number, listener=listener, alone=alone))
             return shards[0].registry
 
-        self.store = RegisteredSessions(make_registry, self.node, loop.now, self.evict)
+        self.store = SessionClaims(make_registry, self.node, loop.now, self.evict)
         self.registry = self.store.registry
         self.shard = shards[0]
         self.node.workers[self.shard.incarnation] = self
@@ -79,12 +81,12 @@ class Worker:
         self.evicted.append(gone)
         self.store.forget(gone)
 
-    def hand_over(self, client_id: str, epoch: int, wanted: bool, then: Then) -> None:
-        def give(handover: Handover) -> None:
+    def hand_over(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+        def give(handover: TakeoverResult) -> None:
             if handover.session is not None:
                 self.store.forget(handover.session)
             kept = handover.session if wanted else None
-            then(Handover(kept, handover.epoch, handover.superseded, nowhere=handover.epoch == 0))
+            then(TakeoverResult(kept, handover.epoch, handover.superseded, nowhere=handover.epoch == 0))
 
         self.store.give_up(client_id, epoch, give)
 
@@ -103,7 +105,7 @@ class Worker:
 class Coming(Asking):
     """A client that stays: with the session that is found, or a new one."""
 
-    def __init__(self, store: RegisteredSessions, client_id: str, clean_start: bool, expiry: int) -> None:
+    def __init__(self, store: SessionClaims, client_id: str, clean_start: bool, expiry: int) -> None:
         super().__init__(client_id, clean_start, expiry)
         self._store = store
 
@@ -165,7 +167,7 @@ def test_a_claim_whose_answer_was_lost_finds_the_session(server: RunningRedis, l
     assert one.connect("me", lasting=True) is None
     there = one.store.find("me")
     two.shard.claim("me")
-    two.registry.holdings._current.clear()  # as if that had never been answered
+    two.registry.owned._current.clear()  # as if that had never been answered
 
     assert there is not None
     assert there is two.connect("me", lasting=True)
