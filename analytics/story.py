@@ -19,7 +19,7 @@ DROPPED: Final = {
     "pending_full": "too many waited for a slow reader",
     "queue_full": "the queue of a client that is away was full",
     "offline_qos0": "their reader was away",
-    "waited_too_long": "a resource was not to be had in time",
+    "gate_timeout": "a resource was not to be had in time",
     "expired": "they expired",
 }
 MOST: Final = 3  # reasons, or clients, that are named

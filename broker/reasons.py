@@ -47,7 +47,7 @@ class CloseReason(Enum):
     CONNECT_RATE = ("connect_rate", 0x9F)  # its address connects too often
     SESSION_LIMIT = ("session_limit", 0x97)  # too many sessions; those who have one may come
     QUOTA_EXCEEDED = ("quota_exceeded", 0x97)
-    WAITED_TOO_LONG = ("waited_too_long", 0x97)  # its publish waited for a resource, and 3.x has no word for that
+    GATE_TIMEOUT = ("gate_timeout", 0x97)  # its publish waited for a resource, and 3.x has no word for that
     SLOW_CONSUMER = ("slow_consumer", 0x97)
     OUTBOUND_BUDGET = (
         "outbound_budget",
@@ -76,7 +76,7 @@ class DropReason(Enum):
     NOT_AUTHORIZED = "not_authorized"  # the publisher may not publish to that topic
     MAY_NOT_READ = "may_not_read"  # it waited for a client that may not read its topic any more
     RETAINED_FULL = "retained_full"  # the limit of retained messages is reached
-    WAITED_TOO_LONG = "waited_too_long"  # QoS 0, and a resource that it needs was not to be had in time
+    GATE_TIMEOUT = "gate_timeout"  # QoS 0, and a resource that it needs was not to be had in time
     RETAINED_PER_CLIENT = "retained_per_client"  # its client has retained messages under as many topics as it may
     # QoS 0 over a quota, named by who shares it and what it counts.
     QUOTA_SESSION_MESSAGES = "quota_session_messages"
@@ -120,7 +120,7 @@ class PublishRefusal(Enum):
     The codes are among those that PUBACK and PUBREC have [MQTT-3.4.2-1], [MQTT-3.5.2-1].
     """
 
-    WAITED_TOO_LONG = ("waited_too_long", 0x97, "a resource that it needs was not to be had in time")
+    GATE_TIMEOUT = ("gate_timeout", 0x97, "a resource that it needs was not to be had in time")
     QUOTA_SESSION_MESSAGES = ("quota_session_messages", 0x97, "too many messages from this client")
     QUOTA_SESSION_BYTES = ("quota_session_bytes", 0x97, "too many bytes from this client")
     QUOTA_TENANT_MESSAGES = ("quota_tenant_messages", 0x97, "too many messages from its tenant")
@@ -165,8 +165,8 @@ class ReportFailure(Enum):
     """Why a report of load was ignored: (label,)."""
 
     MALFORMED = "malformed"  # it could not be read
-    OLDER = "older"  # a later one of the same worker is here
-    ABSURD = "absurd"  # its level is none, or its number cannot be
+    STALE = "stale"  # a later one of the same worker is here
+    OUT_OF_RANGE = "out_of_range"  # its level is none, or its number cannot be
     ECHO = "echo"  # it is our own
 
     def __init__(self, label: str) -> None:
@@ -190,19 +190,19 @@ class StoreFailure(Enum):
 
     UNREACHABLE = ("unreachable", "it cannot be reached")
     LOST = ("connection_lost", "its connection ended before it answered")
-    LATE = ("late", "it did not answer in time")
-    CROWDED = ("crowded", "too much waits for it already")
+    TIMEOUT = ("timeout", "it did not answer in time")
+    BACKLOG_FULL = ("backlog_full", "too much waits for it already")
     LOADING = ("loading", "it is still loading its data")
     SCRIPT_BUSY = ("script_busy", "somebody's script keeps it busy")
     READ_ONLY = ("read_only", "it is a replica that takes no writes")
     MOVED = ("moved", "it is a node of a Redis Cluster, which Weir does not use yet")
-    NOT_LET_IN = ("not_let_in", "it does not accept our user name or password")
+    AUTHENTICATION_FAILED = ("authentication_failed", "it does not accept our user name or password")
     FORBIDDEN = ("forbidden", "its access rules forbid what Weir needs")
     MEMORY_FULL = ("memory_full", "it has reached its maxmemory")
     CANNOT_WRITE = ("cannot_write", "it cannot write its append-only file: look at its disk")
     SCRIPT_UNKNOWN = ("script_unknown", "it has forgotten our script")
     REFUSED = ("refused", "it answered with an error")
-    GARBLED = ("garbled", "what it answered is not the protocol of Redis")
+    MALFORMED_REPLY = ("malformed_reply", "what it answered is not the protocol of Redis")
 
     def __init__(self, label: str, words: str) -> None:
         self.label = label

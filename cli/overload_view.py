@@ -278,7 +278,7 @@ def _ignored(states: list[Told]) -> str:
     for state in states:
         for label, count in state["reports"]["ignored"].items():
             counts[label] = counts.get(label, 0) + count
-    counts.pop("older", None)  # each comes by two ways, and the second time it is no news
+    counts.pop("stale", None)  # each comes by two ways, and the second time it is no news
     counts.pop("echo", None)
     told = [f"{count} ignored as {label}" for label, count in counts.items()]
     lost = sum(state["reports"]["lost_redis"] for state in states)

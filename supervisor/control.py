@@ -64,7 +64,7 @@ async def _serve_one(stream: trio.SocketStream, commands: Commands) -> None:
     except trio.BrokenResourceError:
         raise
     except Exception as error:  # our mistake: it costs this request and not the node
-        structlog.get_logger().error("control_failed", exc_info=error)
+        structlog.get_logger().error("control_request_failed", exc_info=error)
         answer = {"ok": False, "error": "The node failed on this; its log says how."}
     with trio.fail_after(PATIENCE):
         await stream.send_all(json.dumps(answer).encode() + b"\n")

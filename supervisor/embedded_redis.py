@@ -101,7 +101,7 @@ class EmbeddedRedis:
     async def _announce(self, life: "_Life", task_status: trio.TaskStatus[None] | None) -> None:
         await life.answered.wait()
         self._log.info(
-            "embedded_redis_serves", server=str(self._server), pid=life.pid, loading_s=round(life.loading, 3)
+            "embedded_redis_started", server=str(self._server), pid=life.pid, loading_s=round(life.loading, 3)
         )
         if task_status is not None:
             self._announced = True
@@ -225,9 +225,9 @@ class _Life:
             self.answered.set()
         cannot_write = answer.startswith(b"-MISCONF")
         if cannot_write and not self._cannot_write:
-            self._log.warning("embedded_redis_cannot_write", why=answer.decode(errors="replace").strip())
+            self._log.warning("embedded_redis_write_failed", why=answer.decode(errors="replace").strip())
         elif self._cannot_write and not cannot_write:
-            self._log.info("embedded_redis_writes_again")
+            self._log.info("embedded_redis_write_recovered")
         self._cannot_write = cannot_write
 
     def _read(self) -> bool:
@@ -247,7 +247,7 @@ class _Life:
         """What Redis marks with "#" somebody should see, but for its farewell, and for how it says hello."""
         self.words.append(line)
         if " # " in line and self.answered.is_set() and not self._ending:
-            self._log.warning("embedded_redis_says", text=line.split(" # ", 1)[1])
+            self._log.warning("redis_log", text=line.split(" # ", 1)[1])
 
     def _signal(self, number: int) -> None:
         try:

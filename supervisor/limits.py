@@ -84,7 +84,7 @@ class ClientLimits:
             return False
         self._write([one for one in self._table.limits(now) if one is not limit])
         self._table.drop(client, now)
-        self._log.info("limit_dropped", **_facts(limit), by=by, set_by=limit.by)
+        self._log.info("limit_removed", **_facts(limit), by=by, set_by=limit.by)
         self._tell([], [client])
         return True
 
@@ -115,7 +115,7 @@ class ClientLimits:
             self._tell([], [limit.client_id for limit in ended])
 
     def _log_end(self, limit: Limit) -> None:
-        self._log.info("limit_ended", **_facts(limit), set_by=limit.by)
+        self._log.info("limit_expired", **_facts(limit), set_by=limit.by)
 
     def _tell(self, limits: list[Limit], over: list[str]) -> None:
         self.tell({"holding": [{**one.described(), "until": one.until} for one in limits], "over": over})
@@ -140,7 +140,7 @@ class ClientLimits:
         try:
             self._write(self._table.limits(self._clock()))
         except LimitRefused as error:
-            self._log.error("limits_not_written", why=str(error))
+            self._log.error("limits_write_failed", why=str(error))
 
     def _read(self) -> None:
         """Take up the limits of the node's former life; what cannot be read costs its line."""
@@ -157,7 +157,7 @@ class ClientLimits:
                 else:
                     self._log_end(limit)
             except (ValueError, OverrideError) as error:
-                self._log.error("limit_unreadable", path=str(self._path), line=number, why=str(error))
+                self._log.error("limits_line_invalid", path=str(self._path), line=number, why=str(error))
         if len(self._table.limits(now)) < len(lines):
             self._rewrite()
 

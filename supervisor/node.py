@@ -142,10 +142,10 @@ class Node:
         except RedisUnusable as error:
             if not self._redis_served:
                 raise
-            self.log.error("redis_gave_up", why=str(error))
+            self.log.error("embedded_redis_failed", why=str(error))
 
     def _tell_redis(self) -> None:
-        self.log.info("redis_moved", address=str(self.redis.address))
+        self.log.info("redis_address_changed", address=str(self.redis.address))
         for process in self._processes():
             process.send("redis", {"address": self.redis.address.parts()})
 
@@ -256,7 +256,7 @@ class Node:
             self._have_mourned()
             self._tell_change()
             if process.told_to_go and code == 0:
-                self.log.info("worker_ended", worker=shard.number, pid=process.pid)
+                self.log.info("worker_stopped", worker=shard.number, pid=process.pid)
                 continue
             shard.deaths += 1
             self._mourn(process, code, words)
@@ -351,10 +351,10 @@ class Node:
         served = None if process.ready_at is None else now - process.ready_at
         verdict = self._deaths.one_more(shard.number, served, now)
         if isinstance(verdict, Again):
-            self.log.info("worker_restarts", worker=shard.number, pause_s=verdict.pause)
+            self.log.info("worker_restarting", worker=shard.number, pause_s=verdict.pause)
             return verdict.pause
         sentence = f"The node gave up: {verdict.why}. The last words of the last one: {last}"
-        self.log.error("gave_up", why=verdict.why, last_words=last)
+        self.log.error("restart_limit_reached", why=verdict.why, last_words=last)
         self.end(GAVE_UP, sentence)
         return 0.0
 
@@ -390,7 +390,7 @@ class Node:
                 await self._until(lambda: all(one.reloaded is not None or one.state == "dead" for one in processes))
         failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
         if failed:
-            self.log.error("reloaded_in_part", why=" ".join(failed), workers=len(processes), failed=len(failed))
+            self.log.error("reload_incomplete", why=" ".join(failed), workers=len(processes), failed=len(failed))
         return failed
 
     def _reopen_logs(self) -> None:

@@ -30,7 +30,7 @@ class NodeRedis:
             found = find_redis(self._url)
             self.address: RedisAddress = found.address
             for remark in found.remarks:
-                log.warning("redis_remark", address=str(found.address), remark=remark)
+                log.warning("redis_log", address=str(found.address), text=remark)
             return
         memory = config.redis.memory or memory_limit() // SHARE
         self._embedded = EmbeddedRedis(folder.path / "redis", find_server(), memory, log)

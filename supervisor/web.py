@@ -32,7 +32,7 @@ async def serve_web(listening: socket.socket, node: Node) -> None:
                 except (trio.BrokenResourceError, h11.RemoteProtocolError):
                     pass  # no request, or nobody is there to be told
                 except Exception as error:  # our mistake: it costs this answer and not the node
-                    structlog.get_logger().error("admin_failed", exc_info=error)
+                    structlog.get_logger().error("admin_request_failed", exc_info=error)
 
     await trio.serve_listeners(serve, [listener])
 

@@ -150,6 +150,6 @@ class ClientLog:
 
     def _summarize(self, level: str, event: str, bucket: _Bucket, now: float) -> None:
         if bucket.left_out:
-            getattr(self._log, level)("lines_left_out", of=event, lines=bucket.left_out)
+            getattr(self._log, level)("log_lines_suppressed", suppressed_event=event, lines=bucket.left_out)
             bucket.left_out = 0
             bucket.told = now

@@ -91,7 +91,7 @@ CLOSED: Final[dict[str, Words]] = {
     "connect_rate": ("its address connected too often", "limits.connects_per_second says how often it may."),
     "session_limit": ("there were as many sessions as may be", "limits.sessions says how many."),
     "quota_exceeded": ("one packet of it had more filters or user properties than one may have", CLIENT_ERROR),
-    "waited_too_long": (
+    "gate_timeout": (
         "its publish waited for a resource for as long as one may, and MQTT 3 has no word for that",
         "overload.wait says how long. `weir top` shows what is overloaded.",
     ),
@@ -155,7 +155,7 @@ DROPPED: Final[dict[str, Words]] = {
         "what it published was not retained, as it retains as many topics as it may",
         "limits.retained_per_client says how many.",
     ),
-    "waited_too_long": (
+    "gate_timeout": (
         "a publish waited for a resource for as long as one may",
         "overload.wait says how long. `weir top` shows what is overloaded.",
     ),

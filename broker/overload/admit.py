@@ -155,10 +155,10 @@ def waits(publish: Publish, pause: Verdict, wait: float, now: float) -> Verdict:
     if now - publish.since < wait:
         return pause
     if publish.qos == 0:
-        return Verdict(DROP, DropReason.WAITED_TOO_LONG)
+        return Verdict(DROP, DropReason.GATE_TIMEOUT)
     if publish.version == V5:
-        return Verdict(REFUSE, PublishRefusal.WAITED_TOO_LONG)
-    return Verdict(CLOSE, CloseReason.WAITED_TOO_LONG)
+        return Verdict(REFUSE, PublishRefusal.GATE_TIMEOUT)
+    return Verdict(CLOSE, CloseReason.GATE_TIMEOUT)
 
 
 def _charge(publish: Publish, account: Account, ledger: Ledger, gates: list[Gate], afforded: bool, now: float) -> None:

@@ -139,13 +139,13 @@ class Reports:
         except ReportError:
             return self._ignore(ReportFailure.MALFORMED)
         if report.absurd():
-            return self._ignore(ReportFailure.ABSURD)
+            return self._ignore(ReportFailure.OUT_OF_RANGE)
         if report.node == self._node and report.worker == self._worker:
             return self._ignore(ReportFailure.ECHO)
         who = (report.node, report.worker)
         before = self._received.get(who)
         if before is not None and before.report.boot == report.boot and report.sequence <= before.report.sequence:
-            return self._ignore(ReportFailure.OLDER)
+            return self._ignore(ReportFailure.STALE)
         self._received[who] = ReceivedReport(report, now)
         self._received.move_to_end(who)
         if len(self._received) > MOST_WORKERS:

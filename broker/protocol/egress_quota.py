@@ -90,7 +90,7 @@ class EgressQuota:
         self._pauses.hold(reason, now)
         session = toll.connection.session
         if session is not None and session.note(PAUSE, reason.label, now):
-            self._log.info("client_held_back", client=session.client_id, reason=reason.label)
+            self._log.info("client_throttled", client=session.client_id, reason=reason.label)
 
     def tick(self, now: float) -> float:
         """Go on with those for whom there should be room; when to look again."""

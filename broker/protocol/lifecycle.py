@@ -144,12 +144,12 @@ class ConnectionLifecycle:
         if origin is not None:
             self._addresses.leave(origin)
         self._counters.closed(reason)
-        self._log.warning(reason.label, address=address)
+        self._log.warning("connection_refused", reason=reason.label, address=address)
 
     def delay(self, client_id: str) -> None:
         """The CONNECT of *client_id*, if that is who it is, waits for its turn."""
         self._counters.connects_delayed += 1
-        self._log.info("client_held_back", client=client_id, reason=PauseReason.CONNECT.label)
+        self._log.info("client_throttled", client=client_id, reason=PauseReason.CONNECT.label)
 
     def claimed(
         self,
@@ -469,7 +469,9 @@ class ConnectionLifecycle:
         authoriser = self._authoriser  # the rules may be others than when it connected
         if authoriser is not None and not authoriser.may_publish(principal, will.topic):
             self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
-            self._log.info("will_refused", client=client_id, topic=will.topic.decode())
+            self._log.info(
+                "will_refused", client=client_id, reason=DropReason.NOT_AUTHORIZED.label, topic=will.topic.decode()
+            )
             return
         try:
             self.publish(will.message(now), publisher, now)

@@ -20,7 +20,6 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.admit import (
     ACCEPT,
-    CLOSE,
     DROP,
     NOT_WAITING,
     PAUSE,
@@ -49,11 +48,11 @@ from broker.routing.routes import Route
 from broker.session.session import Session
 
 SOON: Final = 0.01  # seconds between two looks at who waits for credits or a quota
-EVENTS: Final = {  # of the log, once for decisions that follow each other and are the same
+# Log events of decisions. Of successive equal decisions the first is logged. A close is logged as client_closed.
+EVENTS: Final = {
     DROP: "publish_dropped",
-    PAUSE: "client_held_back",
-    REFUSE: "publish_turned_away",
-    CLOSE: "client_given_up",
+    PAUSE: "client_throttled",
+    REFUSE: "publish_refused",
 }
 
 
@@ -314,8 +313,9 @@ class Protection(Gates):
         if session is None or verdict.reason is None:
             return
         if session.note(verdict.kind, verdict.reason.label, now):
-            event = EVENTS[verdict.kind]
-            self._client_log.info(event, client=session.client_id, reason=verdict.reason.label)
+            event = EVENTS.get(verdict.kind)
+            if event is not None:
+                self._client_log.info(event, client=session.client_id, reason=verdict.reason.label)
 
     def _release(self, connection: object, now: float, turn: int = UNBOUNDED) -> None:
         assert isinstance(connection, Connection)
@@ -412,7 +412,7 @@ class Protection(Gates):
         if abs(shown - self._shown) > 1 or (shown == 0 and self._shown > 0):
             # Each line has a level of its own, and says which worker of which node writes it.
             self._log.info(
-                "overload_level",
+                "overload_level_changed",
                 reached=shown,
                 before=self._shown,
                 cause=self.reports.cause,

@@ -338,6 +338,7 @@ class Publishing:
         self._log.info(
             "publish_refused",
             client=session.client_id,
+            reason=DropReason.NOT_AUTHORIZED.label,
             user=connection.user,
             address=connection.address,
             topic=route.topic.decode(),

@@ -59,7 +59,7 @@ class Tracing:
             return
         self.recording = True
         self._trace.slice(self._reports.contended, now)
-        self._log.info("trace_begins", file=self.path, limit_bytes=self._limit)
+        self._log.info("trace_started", file=self.path, limit_bytes=self._limit)
 
     # What happens, in this order: publish, verdict; fitting, run, decided.
 
@@ -203,7 +203,7 @@ class Tracing:
             return
         self.recording = False
         self.ended = why
-        self._log.warning("trace_ends", why=why, file=self.path, bytes=self._trace.size)
+        self._log.warning("trace_stopped", why=why, file=self.path, bytes=self._trace.size)
 
 
 class TracedGate(Gate):

@@ -31,7 +31,7 @@ BUSY: dict[str, Any] = {
     "average_credits": 100.0,
     "paused": {"credits": 300, "gate": 40},
     "dropped": {"not_writable": 5},
-    "refused": {"waited_too_long": 2},
+    "refused": {"gate_timeout": 2},
     "p99_ms": 60.0,
 }
 
@@ -55,7 +55,7 @@ def test_a_second_is_told_of_the_cluster_its_nodes_and_its_workers() -> None:
         "messages_in": 200,
         "messages_out": 400,
         "dropped": {"not_writable": 5},
-        "refused": {"waited_too_long": 2},
+        "refused": {"gate_timeout": 2},
         "p99_ms": 60.0,
     }
     assert fold.windows[1, 0] == {

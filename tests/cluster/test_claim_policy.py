@@ -34,7 +34,7 @@ def test_a_claim_that_failed_at_once_is_tried_again_if_that_can_help() -> None:
     """A connection that ends would cost the claims on it their answer, though the next one is there at once."""
     assert ASK_AGAIN == after_failure(StoreFailure.LOST, False, 0.01)
     assert WITHIN_NODE == after_failure(StoreFailure.MEMORY_FULL, False, 0.01)
-    assert WITHIN_NODE == after_failure(StoreFailure.LATE, False, 0.01)
+    assert WITHIN_NODE == after_failure(StoreFailure.TIMEOUT, False, 0.01)
 
 
 def test_who_need_not_ask_does_not_wait_for_a_server_that_is_known_to_be_away() -> None:

@@ -141,7 +141,7 @@ def test_a_client_cannot_cause_more_lines_a_second_than_the_rate() -> None:
     closed = events(stream).count("client_closed")
     assert 30 <= closed <= 33  # three at once at first, and three a second
     assert 1000 == closed + sum(int(str(line["lines"])) for line in lines(stream) if "lines" in line)
-    assert events(stream).count("lines_left_out") <= 11
+    assert events(stream).count("log_lines_suppressed") <= 11
 
 
 def test_a_quiet_hour_saves_up_no_more_than_one_second_of_lines() -> None:
@@ -172,7 +172,11 @@ def test_what_was_left_out_is_told_with_its_event_even_when_no_more_comes() -> N
     log.flush()
     log.flush()
 
-    told = [(line["level"], line["of"], line["lines"]) for line in lines(stream) if line["event"] == "lines_left_out"]
+    told = [
+        (line["level"], line["suppressed_event"], line["lines"])
+        for line in lines(stream)
+        if line["event"] == "log_lines_suppressed"
+    ]
     assert 4 == sum(int(str(count)) for _, _, count in told)
     assert {("warning", "connect_refused")} == {(level, of) for level, of, _ in told}
 
@@ -199,4 +203,4 @@ def test_a_rate_of_zero_only_counts() -> None:
     log.info("client_closed")
     log.flush()
 
-    assert ["lines_left_out"] == events(stream)
+    assert ["log_lines_suppressed"] == events(stream)

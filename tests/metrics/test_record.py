@@ -67,7 +67,7 @@ class Worker:
         self.counters.dropped(DropReason.EXPIRED, 4)
         self.counters.closed(CloseReason.KICKED)
         self.counters.filter_refused(FilterRefusal.LEVELS)
-        self.counters.publish_refused(PublishRefusal.WAITED_TOO_LONG)
+        self.counters.publish_refused(PublishRefusal.GATE_TIMEOUT)
         self.counters.flushes_by_cause["tick"] += 6
         self.clients.add("c", 100, 5, 50)
         self.topics.add(b"t", 90, 5, 50)
@@ -141,7 +141,7 @@ def test_a_record_says_what_happened() -> None:
         "in": {"messages": 5, "bytes": 50},
         "out": {"messages": 7, "bytes": 70},
         "dropped": {"expired": 4},
-        "refused": {"topic_levels": 1, "waited_too_long": 1},
+        "refused": {"topic_levels": 1, "gate_timeout": 1},
         "closed": {"kicked": 1},
         "queues": {
             "messages": 2,

@@ -124,7 +124,7 @@ def test_a_full_queue_of_a_unix_socket_is_tried_again(brokers: Brokers, tmp_path
         asking = Asking(brokers(), RedisAddress(path=str(path)))
         asking.until(lambda: asking.commands.state == AWAY)
 
-    assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in asking.log.named("redis_away")]
+    assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in asking.log.named("redis_unavailable")]
 
 
 def test_the_line_goes_with_the_reactor(brokers: Brokers, server: RunningRedis) -> None:

@@ -160,13 +160,13 @@ def test_at_level_0_who_asks_for_more_than_all_others_does_not_lengthen_a_queue(
 @pytest.mark.parametrize(
     ("version", "qos", "kind", "reason"),
     [
-        (3, 0, DROP, DropReason.WAITED_TOO_LONG),
-        (4, 0, DROP, DropReason.WAITED_TOO_LONG),
-        (5, 0, DROP, DropReason.WAITED_TOO_LONG),
-        (3, 1, CLOSE, CloseReason.WAITED_TOO_LONG),
-        (4, 2, CLOSE, CloseReason.WAITED_TOO_LONG),
-        (5, 1, REFUSE, PublishRefusal.WAITED_TOO_LONG),
-        (5, 2, REFUSE, PublishRefusal.WAITED_TOO_LONG),
+        (3, 0, DROP, DropReason.GATE_TIMEOUT),
+        (4, 0, DROP, DropReason.GATE_TIMEOUT),
+        (5, 0, DROP, DropReason.GATE_TIMEOUT),
+        (3, 1, CLOSE, CloseReason.GATE_TIMEOUT),
+        (4, 2, CLOSE, CloseReason.GATE_TIMEOUT),
+        (5, 1, REFUSE, PublishRefusal.GATE_TIMEOUT),
+        (5, 2, REFUSE, PublishRefusal.GATE_TIMEOUT),
     ],
 )
 @pytest.mark.parametrize("held_by", ["gate", "credits"])

@@ -104,7 +104,7 @@ def test_absurd_levels_and_values_are_ignored(wrong: float) -> None:
 
     assert not here.hear(report(level=wrong))
     assert not here.hear(report(value=-1.0)) and not here.hear(report(value=math.nan))
-    assert {"absurd": 3} == here.ignored()
+    assert {"out_of_range": 3} == here.ignored()
     assert 0.0 == here.refreshed().level
 
 
@@ -117,7 +117,7 @@ def test_what_came_before_and_our_own_echo_are_ignored() -> None:
     echo = here.hear(report(worker=0))
 
     assert ([True, False, False, True], True, False) == (heard, restarted, echo)
-    assert {"older": 2, "echo": 1} == here.ignored()
+    assert {"stale": 2, "echo": 1} == here.ignored()
 
 
 def test_the_highest_counts_and_who_has_it_is_the_cause() -> None:

@@ -88,7 +88,7 @@ def test_only_a_few_too_many_are_told_so(brokers: Brokers, log: Log) -> None:
     assert one_more.closed
     assert not any(client.closed for client in silent)
     assert {CloseReason.CONNECTIONS_PER_ADDRESS: 1} == closed(broker)
-    assert ["connections_per_address"] == [line["event"] for line in log]
+    assert [("connection_refused", "connections_per_address")] == [(line["event"], line["reason"]) for line in log]
     assert 0 == a_connect(broker, "b:1", "other", V5)
     broker.advance(3.0)
     assert all(client.closed for client in silent)

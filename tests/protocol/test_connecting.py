@@ -152,7 +152,7 @@ def test_far_over_the_connection_limit_a_socket_is_closed_at_once(brokers: Broke
     assert one_more.closed
     assert not any(client.closed for client in waiting)
     assert {CloseReason.CONNECTION_LIMIT: 1} == closed(broker)
-    assert ["connection_limit"] == [line["event"] for line in log]
+    assert [("connection_refused", "connection_limit")] == [(line["event"], line["reason"]) for line in log]
     waiting[0].drop()
     again = broker.open()
     broker.settle()

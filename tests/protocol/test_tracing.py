@@ -124,7 +124,7 @@ def check(found: list[Replayed], worker: Worker) -> None:
     kinds = {kind: [one for one in found if one.verdict.kind == kind] for kind in (ACCEPT, DROP, REFUSE, PAUSE, CLOSE)}
     turned_away = len(kinds[DROP]) + len(kinds[REFUSE]) + len(kinds[CLOSE])
     assert counters.publishes_received == turned_away + sum(one.passed for one in found)
-    for reason in (DropReason.QUOTA_SESSION_MESSAGES, DropReason.WAITED_TOO_LONG):
+    for reason in (DropReason.QUOTA_SESSION_MESSAGES, DropReason.GATE_TIMEOUT):
         assert counters.dropped_by_reason[reason.label] == sum(one.verdict.reason is reason for one in kinds[DROP])
     for pause in (PauseReason.CREDITS, PauseReason.GATE, PauseReason.QUOTA_SESSION_MESSAGES):
         held = any(one.verdict.reason is pause for one in kinds[PAUSE])
@@ -235,7 +235,7 @@ def test_a_full_trace_ends_with_a_word_and_the_broker_goes_on(brokers: Brokers, 
     broker.advance(0.2)
 
     assert 100 == broker.worker.counters.publishes_received
-    assert [("trace_ends", "it is full")] == [(line["event"], line["why"]) for line in log if "why" in line]
+    assert [("trace_stopped", "it is full")] == [(line["event"], line["why"]) for line in log if "why" in line]
     assert "it is full" == tracing.statistics()["state"]
     assert tracing.statistics()["left_out"] > 0
     assert not broker.worker.protection.judging
@@ -255,5 +255,5 @@ def test_a_file_that_cannot_be_written_costs_the_recording_only(brokers: Brokers
     tracing.write()
 
     assert "its file cannot be opened: No such file or directory" == tracing.statistics()["state"]
-    assert 1 == len([line for line in log if line["event"] == "trace_ends"])
+    assert 1 == len([line for line in log if line["event"] == "trace_stopped"])
     assert 1 == broker.worker.counters.publishes_received

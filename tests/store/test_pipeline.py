@@ -89,9 +89,9 @@ def test_nobody_there_fails_after_the_patience_and_not_before(tmp_path: Path, lo
     commands = connect(loop, RedisAddress(path=str(tmp_path / "nobody.sock")))
     began = loop.now()
 
-    assert StoreFailure.LATE is answer(loop, commands, "PING", patience=0.3)
+    assert StoreFailure.TIMEOUT is answer(loop, commands, "PING", patience=0.3)
     assert loop.now() - began >= 0.3
-    assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in loop.log.named("redis_away")]
+    assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
 
 
 def test_a_refused_tcp_connection_is_tried_again(start_redis: StartRedis, loop: Loop) -> None:
@@ -112,11 +112,11 @@ def test_a_stopped_server_is_noticed_and_found_again(start_redis: StartRedis, lo
     server.pause()
     began = loop.now()
 
-    assert StoreFailure.LATE is answer(loop, commands, "SET", "k", "1", patience=0.3)
+    assert StoreFailure.TIMEOUT is answer(loop, commands, "SET", "k", "1", patience=0.3)
     assert commands.away(loop.now()) >= 0.3
     loop.until(lambda: commands.state != READY)
     assert loop.now() - began >= 3.0
-    assert StoreFailure.LATE is answer(loop, commands, "PING", patience=0.3)
+    assert StoreFailure.TIMEOUT is answer(loop, commands, "PING", patience=0.3)
     server.go_on()
     loop.ready(commands)
     assert b"1" == answer(loop, commands, "GET", "k")  # it was asked, and did it, whoever was still waiting
@@ -153,7 +153,7 @@ def test_a_late_reply_is_nobody_elses(start_redis: StartRedis, loop: Loop) -> No
     server.go_on()
     loop.until(lambda: bool(patient))
 
-    assert [[(None, StoreFailure.LATE)]] * 3 == late
+    assert [[(None, StoreFailure.TIMEOUT)]] * 3 == late
     assert [(b"patient", None)] == patient
     assert b"next" == answer(loop, commands, "ECHO", "next")
 
@@ -174,7 +174,7 @@ def test_a_killed_server_fails_what_was_asked_and_keeps_what_was_not(start_redis
 
     assert [(None, StoreFailure.LOST)] == asked
     assert [(b"still", None)] == waiting
-    assert ["redis_connected", "redis_away", "redis_connected"] == [
+    assert ["redis_connected", "redis_unavailable", "redis_connected"] == [
         name for name, facts in loop.log.events if facts.get("reason") != StoreFailure.UNREACHABLE.label
     ]
 
@@ -188,21 +188,21 @@ def test_what_waits_is_bounded(start_redis: StartRedis, loop: Loop, limits: dict
     server.pause()
     told = [ask(loop, commands, "ECHO", "x" * 100) for _ in range(12)]
 
-    assert [[]] * 10 + [[(None, StoreFailure.CROWDED)]] * 2 == told
+    assert [[]] * 10 + [[(None, StoreFailure.BACKLOG_FULL)]] * 2 == told
     server.go_on()
     loop.until(lambda: all(told))
     assert b"again" == answer(loop, commands, "ECHO", "again")
-    assert {StoreFailure.CROWDED: 2} == commands.statistics.failures
+    assert {StoreFailure.BACKLOG_FULL: 2} == commands.statistics.failures
 
 
 def test_commands_that_gave_up_unsent_leave_room(tmp_path: Path, loop: Loop) -> None:
-    """After a long outage everything would be CROWDED for ever."""
+    """After a long outage everything would fail as BACKLOG_FULL for ever."""
     commands = connect(loop, RedisAddress(path=str(tmp_path / "nobody.sock")), most=10)
     for _ in range(3):
         told = [ask(loop, commands, "PING", patience=0.01) for _ in range(10)]
         loop.until(lambda told=told: all(told))  # type: ignore[misc]
 
-        assert [[(None, StoreFailure.LATE)]] * 10 == told
+        assert [[(None, StoreFailure.TIMEOUT)]] * 10 == told
     loop.turn()
     assert 0 == commands.statistics.waiting
 
@@ -210,8 +210,8 @@ def test_commands_that_gave_up_unsent_leave_room(tmp_path: Path, loop: Loop) -> 
 @pytest.mark.parametrize(
     ("more", "password", "reason"),
     [
-        ("requirepass secret\n", "", StoreFailure.NOT_LET_IN),
-        ("requirepass secret\n", "wrong", StoreFailure.NOT_LET_IN),
+        ("requirepass secret\n", "", StoreFailure.AUTHENTICATION_FAILED),
+        ("requirepass secret\n", "wrong", StoreFailure.AUTHENTICATION_FAILED),
         ("user default on nopass ~* +ping\n", "", StoreFailure.FORBIDDEN),
     ],
 )
@@ -223,8 +223,8 @@ def test_who_is_not_let_in_says_so_once(
     server.address.password = password
     commands = connect(loop, server.address)
 
-    assert StoreFailure.LATE is answer(loop, commands, "PING", patience=0.5)
-    (said,) = loop.log.named("redis_away")
+    assert StoreFailure.TIMEOUT is answer(loop, commands, "PING", patience=0.5)
+    (said,) = loop.log.named("redis_unavailable")
     assert (reason.label, reason.words) == (said["reason"], said["why"])
     assert "wrong" not in str(loop.log.events)
 
@@ -277,7 +277,7 @@ def test_what_loads_is_not_ready(start_redis: StartRedis, loop: Loop) -> None:
     loop.until(lambda: bool(asked))
 
     assert [(b"x", None)] == asked
-    assert [StoreFailure.LOADING.label] == [facts["reason"] for facts in loop.log.named("redis_away")]
+    assert [StoreFailure.LOADING.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
 
 
 # Without a server: what the wire would bring, byte by byte.
@@ -394,7 +394,7 @@ def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
         commands.tick(now)
         commands.tick(now)  # after so long a pause nothing is late at the first look
 
-    assert [(None, StoreFailure.LATE)] * 4 == told
+    assert [(None, StoreFailure.TIMEOUT)] * 4 == told
 
 
 def test_the_largest_command_passes_when_nothing_waits(loop: Loop) -> None:
@@ -408,7 +408,7 @@ def test_the_largest_command_passes_when_nothing_waits(loop: Loop) -> None:
     assert [] == told
     assert paper.written.endswith(b"x" * (MOST_BYTES + 1))
     commands.ask(CallbackCommand(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
-    assert [(None, StoreFailure.CROWDED)] == told
+    assert [(None, StoreFailure.BACKLOG_FULL)] == told
 
 
 def test_a_reply_to_nothing_ends_the_connection(loop: Loop) -> None:
@@ -416,7 +416,7 @@ def test_a_reply_to_nothing_ends_the_connection(loop: Loop) -> None:
     commands, _ = on_paper(loop)
     commands.take(GREETED + b"+OK\r\n", 1000, 0.0)
 
-    assert (AWAY, "garbled") == (commands.state, loop.log.events[-1][1]["reason"])
+    assert (AWAY, "malformed_reply") == (commands.state, loop.log.events[-1][1]["reason"])
 
 
 def test_garbage_ends_the_connection(loop: Loop) -> None:
@@ -425,4 +425,4 @@ def test_garbage_ends_the_connection(loop: Loop) -> None:
     commands.take(b"HTTP/1.1 400 Bad Request\r\n", 1000, 0.0)
 
     assert AWAY == commands.state
-    assert StoreFailure.GARBLED.label == loop.log.events[-1][1]["reason"]
+    assert StoreFailure.MALFORMED_REPLY.label == loop.log.events[-1][1]["reason"]

@@ -87,7 +87,7 @@ def test_a_silent_server_is_left(start_redis: StartRedis, loop: Loop) -> None:
     server.pause()
     loop.until(lambda: ears.line.state == AWAY)
 
-    assert [StoreFailure.LATE.label] == [facts["reason"] for facts in loop.log.named("redis_away")]
+    assert [StoreFailure.TIMEOUT.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
     server.go_on()
     loop.ready(ears.line)
 
@@ -110,7 +110,7 @@ def test_who_may_not_listen_asks_ever_more_seldom_and_says_so_once(start_redis: 
     ears = Ears(loop, address)
     loop.until(lambda: ears.line._pause >= 8 * FIRST_PAUSE)
 
-    assert [StoreFailure.FORBIDDEN.label] == [facts["reason"] for facts in loop.log.named("redis_away")]
+    assert [StoreFailure.FORBIDDEN.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
     assert 0 == ears.line.connected
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "weir", "allchannels")

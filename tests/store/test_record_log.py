@@ -97,7 +97,7 @@ def test_what_redis_does_not_answer_is_little(loop: Loop) -> None:
     for _ in range(MOST + 5):
         log.append(b"record", 0.0)
     assert MOST == paper.written.count(b"XADD")
-    assert 5 == counters.records_dropped_by_reason["crowded"]
+    assert 5 == counters.records_dropped_by_reason["backlog_full"]
 
     commands.take(b"$3\r\n1-1\r\n" * MOST, 1000, 0.0)
     log.append(b"record", 0.0)

@@ -116,7 +116,7 @@ async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: 
         ask(embedded, "SET", "k", "v")
         former = embedded.pid
         os.kill(former, signal.SIGKILL)
-        await until(lambda: len(log.named("embedded_redis_serves")) == 2)
+        await until(lambda: len(log.named("embedded_redis_started")) == 2)
 
         assert embedded.pid not in (0, former)
         assert "v" == ask(embedded, "GET", "k")
@@ -141,7 +141,7 @@ async def test_a_server_that_hangs_is_replaced(
     log = Log()
     async with running(folder, newest, log) as embedded:
         os.kill(embedded.pid, signal.SIGSTOP)
-        await until(lambda: len(log.named("embedded_redis_serves")) == 2)
+        await until(lambda: len(log.named("embedded_redis_started")) == 2)
 
     assert ["does not answer" in str(facts["why"]) for facts in log.named("embedded_redis_died")] == [True]
 
@@ -297,11 +297,11 @@ async def test_a_full_disk_is_told_and_gets_better(
         hard = resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (200_000, hard))
         ask(embedded, "SET", "large", "x" * 300_000)
-        await until(lambda: bool(log.named("embedded_redis_cannot_write")))
+        await until(lambda: bool(log.named("embedded_redis_write_failed")))
         with pytest.raises(redis.ResponseError, match="MISCONF"):
             ask(embedded, "SET", "more", "x")
         resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        await until(lambda: bool(log.named("embedded_redis_writes_again")))
+        await until(lambda: bool(log.named("embedded_redis_write_recovered")))
 
         assert ask(embedded, "SET", "more", "x")
         assert 1 == embedded.starts

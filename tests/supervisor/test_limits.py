@@ -83,8 +83,8 @@ def test_the_log_says_who_did_what_to_whom_for_how_long_and_why(path: Path) -> N
     exempted = {"client": "one", "rate": "", "protection": False, "why": why}
     assert ("limit_set", {**limited, "seconds": 60.0, "by": "jo (uid 7)", "replaces": False}) == first
     assert ("limit_set", {**exempted, "seconds": 5.0, "by": "jo (uid 7)", "replaces": True}) == second
-    assert ("limit_dropped", {**limited, "client": "two", "by": "eve (uid 8)", "set_by": "jo (uid 7)"}) == dropped
-    assert ("limit_ended", {**exempted, "set_by": "jo (uid 7)"}) == ended
+    assert ("limit_removed", {**limited, "client": "two", "by": "eve (uid 8)", "set_by": "jo (uid 7)"}) == dropped
+    assert ("limit_expired", {**exempted, "set_by": "jo (uid 7)"}) == ended
 
 
 def test_what_is_over_is_told_once_and_kept_nowhere(path: Path) -> None:
@@ -112,7 +112,7 @@ def test_limits_outlive_the_node(path: Path) -> None:
 
     assert [("long", 30.0)] == after.listed()
     assert [35.0] == [one["until"] for one in after.limits.holding()]
-    assert [("limit_ended", "short")] == after.log.events()
+    assert [("limit_expired", "short")] == after.log.events()
     assert [] == Life(path, monotonic=5.0, wall=NOON + 30.0).log.events()  # it is said once
     assert before.limits.listed()[-1]["reason"] == after.limits.listed()[0]["reason"]
 
@@ -146,7 +146,7 @@ def test_a_damaged_line_costs_its_limit_and_is_told(path: Path) -> None:
     after = Life(path)
 
     assert ["first", "fourth"] == [name for name, _ in after.listed()]
-    assert [("limit_unreadable", line) for line in range(2, 8)] == [
+    assert [("limits_line_invalid", line) for line in range(2, 8)] == [
         (event, facts["line"]) for event, facts in after.log.lines
     ]
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_kept_is_refused_and_does_not_hold(path: Path) -> None:
     life.now += 60.0
     life.limits.end_due()
 
-    assert [("limit_set", "one"), ("limit_ended", "one"), ("limits_not_written", None)] == life.log.events()
+    assert [("limit_set", "one"), ("limit_expired", "one"), ("limits_write_failed", None)] == life.log.events()
     assert [1, 0] == [len(told["holding"]) for told in life.told]
 
 

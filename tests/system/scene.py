@@ -84,7 +84,7 @@ def calm(weir: BrokerProcess, worker: int, since: float) -> float:
 
 
 def _first(weir: BrokerProcess, worker: int, since: float, true: Callable[[int], bool]) -> float:
-    for line in lines(weir, "overload_level"):
+    for line in lines(weir, "overload_level_changed"):
         if line["worker"] == worker and seconds_of(line) >= since and true(line["reached"]):
             return seconds_of(line)
     return math.inf

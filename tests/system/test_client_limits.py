@@ -98,7 +98,7 @@ def test_a_client_that_is_there_is_slowed_at_once_until_the_limit_ends(
     )
     acknowledged(client, 17)
 
-    (made,), (ended,) = events(weir, "limit_set"), events(weir, "limit_ended")
+    (made,), (ended,) = events(weir, "limit_set"), events(weir, "limit_expired")
     assert made["by"].endswith(f"(uid {os.getuid()})") and made["by"] == ended["set_by"] == listed["by"]
     assert ("floods since noon", 4.0) == (made["why"], made["seconds"])
     assert [] == limit(weir, "list")["limits"]

@@ -245,7 +245,7 @@ def test_nobody_waits_for_a_worker_that_has_not_begun(start_node: StartNode) -> 
     (its,) = [one["worker"] for one in node.ask(weir.control, "clients", limit=100, match="")["clients"]]
     former = weir.pids[1 - its]
     os.kill(former, signal.SIGKILL)
-    weir.wait_for("worker_restarts")
+    weir.wait_for("worker_restarting")
     weir.wait_until(lambda: weir.pids[1 - its] not in (0, former), "start another worker")
     stop(weir.pids[1 - its])
     client.subscribe("a")
@@ -263,7 +263,7 @@ def test_workers_that_cannot_live_end_the_node(start_node: StartNode, tmp_path: 
     os.kill(weir.pids[0], signal.SIGKILL)
 
     assert 3 == weir.process.wait(30.0)
-    gave_up = weir.lines("gave_up")[-1]
+    gave_up = weir.lines("restart_limit_reached")[-1]
     assert f"The password file {passwords}, line 1" in gave_up["last_words"]
     assert "worker 0 died 5 times" in gave_up["why"]
     assert 0 != reached(weir.port)
@@ -275,7 +275,7 @@ def test_who_would_have_to_wait_for_long_is_refused(start_node: StartNode) -> No
     weir = start_node()
     for deaths in range(1, 6):
         os.kill(weir.pids[0], signal.SIGKILL)
-        paused = weir.wait_for("worker_restarts", deaths)
+        paused = weir.wait_for("worker_restarting", deaths)
         if deaths < 5:
             weir.wait_for("worker_ready", deaths + 1)
 
@@ -454,7 +454,7 @@ def test_workers_are_replaced_one_after_another(start_node: StartNode) -> None:
     again = [weir.stranger().connect(f"client-{n}", clean_start=False) for n in range(8)]
     assert [True] * 8 == [connack.session_present for connack in again]
     assert [] == weir.lines("worker_died")
-    first_ended, second_ready = weir.lines("worker_ended")[1]["timestamp"], weir.lines("worker_ready")[2]["timestamp"]
+    first_ended, second_ready = weir.lines("worker_stopped")[1]["timestamp"], weir.lines("worker_ready")[2]["timestamp"]
     assert second_ready < first_ended  # the second one went when the first one's successor was there
 
 

@@ -80,7 +80,7 @@ def test_the_level_of_one_node_is_that_of_all(start_weir: StartWeir, redis: Runn
     scene.inject(first, 1, "memory", HIGH, LONG)
     know(second, began)
 
-    for line in scene.lines(second, "overload_level"):
+    for line in scene.lines(second, "overload_level_changed"):
         caused = [line[key] for key in ("cause", "cause_node", "cause_worker")]
         assert ["memory", f"node-{first.port}", 1] == caused
         assert f"node-{second.port}" == line["node"]

@@ -216,7 +216,7 @@ def test_a_node_records_what_its_workers_decide_until_that_is_full(start_weir: S
     assert 0 == weir.terminate()
     files = [control(weir).parent / "trace" / f"worker-{number}.trace" for number in range(2)]
 
-    assert weir.wait_for_log("trace_ends")
+    assert weir.wait_for_log("trace_stopped")
     assert all(0 < file.stat().st_size <= 8192 for file in files)
     who = {one.client for file in files for one in replay(file.read_bytes(), Overload())}
     assert who and who <= {f"client-{number}" for number in range(8)}

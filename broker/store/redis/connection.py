@@ -38,8 +38,8 @@ CODES: Final = {
     "READONLY": StoreFailure.READ_ONLY,
     "MOVED": StoreFailure.MOVED,
     "CLUSTERDOWN": StoreFailure.MOVED,
-    "NOAUTH": StoreFailure.NOT_LET_IN,
-    "WRONGPASS": StoreFailure.NOT_LET_IN,
+    "NOAUTH": StoreFailure.AUTHENTICATION_FAILED,
+    "WRONGPASS": StoreFailure.AUTHENTICATION_FAILED,
     "NOPERM": StoreFailure.FORBIDDEN,
     "OOM": StoreFailure.MEMORY_FULL,
     "MISCONF": StoreFailure.CANNOT_WRITE,
@@ -47,7 +47,7 @@ CODES: Final = {
 }
 # After these nothing on this connection will be better: it is made again, perhaps to where the supervisor has found
 # another server meanwhile.
-HOPELESS: Final = (StoreFailure.READ_ONLY, StoreFailure.NOT_LET_IN)
+HOPELESS: Final = (StoreFailure.READ_ONLY, StoreFailure.AUTHENTICATION_FAILED)
 
 
 _pack: Final = cast(
@@ -129,12 +129,12 @@ class RedisConnection:
             if now >= late:
                 if not self.awake:
                     return now
-                self._break(StoreFailure.LATE, f"silent for {SILENCE:g} s", now)
+                self._break(StoreFailure.TIMEOUT, f"silent for {SILENCE:g} s", now)
                 return self._next
             return late
         if now >= self._next and not self._stopped:
             if self.state == GREETING:
-                self._break(StoreFailure.LATE, "the greeting was not answered", now)
+                self._break(StoreFailure.TIMEOUT, "the greeting was not answered", now)
             else:
                 self._dial(now)
         return self._next
@@ -151,7 +151,7 @@ class RedisConnection:
             try:
                 reply = reader.gets()
             except ProtocolError as error:
-                self._break(StoreFailure.GARBLED, str(error), now)
+                self._break(StoreFailure.MALFORMED_REPLY, str(error), now)
                 return units
             if reply is NOTHING:
                 self.more = False
@@ -242,7 +242,7 @@ class RedisConnection:
         if failure is not self._told and not self._stopped:
             self._told = failure
             facts: dict[str, object] = {"reason": failure.label, "address": str(self._address)}
-            self._log.warning("redis_away", why=failure.words, detail=detail, connection=self._name, **facts)
+            self._log.warning("redis_unavailable", why=failure.words, detail=detail, connection=self._name, **facts)
         self._broken(failure, now)
 
 

@@ -5,8 +5,8 @@
 # what it was asked. A command that is given while the line is not ready waits for it, no longer than its patience.
 # What the server may have done when a connection ended under a command, nobody knows: it fails as LOST, and is not
 # sent again from here.
-# Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as CROWDED. One command
-# of any size always passes if nothing waits, or it never would.
+# Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as BACKLOG_FULL. One
+# command of any size always passes if nothing waits, or it never would.
 #
 # What a command costs is measured by tests/tools/bench/redis_cost.py (redis-py: 8 us, DESIGN section 2).
 from collections import deque
@@ -45,7 +45,7 @@ class Command:
         raise NotImplementedError
 
     def late(self, reply: object, now: float) -> None:
-        """After `failed(LATE)`: the server did it nevertheless."""
+        """After `failed(TIMEOUT)`: the server did it nevertheless."""
 
 
 class CallbackCommand(Command):
@@ -93,7 +93,7 @@ class CommandPipeline(RedisConnection):
         """Have the server do *command*; it may fail before this returns."""
         statistics = self.statistics
         if statistics.waiting >= self._most or (self._bytes and self._bytes + command.size > self._most_bytes):
-            self._fail(command, StoreFailure.CROWDED, "", now)
+            self._fail(command, StoreFailure.BACKLOG_FULL, "", now)
             return
         statistics.waiting += 1
         self._bytes += command.size
@@ -121,7 +121,7 @@ class CommandPipeline(RedisConnection):
             while waiting and (waiting[0].done or waiting[0].deadline <= now):
                 command = waiting.popleft()
                 if not command.done:
-                    self._fail(command, StoreFailure.LATE, "", now)
+                    self._fail(command, StoreFailure.TIMEOUT, "", now)
             if waiting and waiting[0].deadline < due:
                 due = waiting[0].deadline
         while self._unsent and self._unsent[0].done:
@@ -138,7 +138,7 @@ class CommandPipeline(RedisConnection):
 
     def _replied(self, reply: object, now: float) -> int:
         if not self._sent:
-            self._break(StoreFailure.GARBLED, "a reply to nothing", now)
+            self._break(StoreFailure.MALFORMED_REPLY, "a reply to nothing", now)
             return REPLY
         command = self._sent.popleft()
         self._forget(command)

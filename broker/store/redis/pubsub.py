@@ -56,7 +56,7 @@ class Subscription(RedisConnection):
         elif isinstance(reply, ReplyError):
             self._break(failure_of(reply), str(reply), now)
         else:
-            self._break(StoreFailure.GARBLED, "an answer that pub/sub does not have", now)
+            self._break(StoreFailure.MALFORMED_REPLY, "an answer that pub/sub does not have", now)
         return REPLY
 
     def _ready(self, now: float) -> None:

@@ -36,7 +36,7 @@ class RedisRecordLog(RecordLog):
         if self._commands.state != READY:  # else it would wait on the line
             self._counters.record_dropped(StoreFailure.UNREACHABLE)
         elif self._asked >= MOST:
-            self._counters.record_dropped(StoreFailure.CROWDED)
+            self._counters.record_dropped(StoreFailure.BACKLOG_FULL)
         else:
             self._asked += 1
             words = packed("XADD", self._key, "MAXLEN", "~", self._length, "*", FIELD, record)

@@ -95,15 +95,15 @@ def held_by_a_gate(stage: Stage) -> Seen:
     return Seen(workers, "phone", heard(client))
 
 
-def waited_too_long(version: int, qos: int, stage: Stage) -> Seen:
+def gate_timeout(version: int, qos: int, stage: Stage) -> Seen:
     workers, client = at_a_gate(stage, version, qos, WAIT)
     workers[1].advance(WAIT + 0.2)
     return Seen(workers, "phone", heard(client)[:1])  # the others that wait for as long are told the same
 
 
-SCENARIOS[DropReason.WAITED_TOO_LONG] = partial(waited_too_long, V311, 0)
-SCENARIOS[PublishRefusal.WAITED_TOO_LONG] = partial(waited_too_long, V5, 1)
-SCENARIOS[CloseReason.WAITED_TOO_LONG] = partial(waited_too_long, V311, 1)
+SCENARIOS[DropReason.GATE_TIMEOUT] = partial(gate_timeout, V311, 0)
+SCENARIOS[PublishRefusal.GATE_TIMEOUT] = partial(gate_timeout, V5, 1)
+SCENARIOS[CloseReason.GATE_TIMEOUT] = partial(gate_timeout, V311, 1)
 
 
 @happens(DropReason.NOT_AUTHORIZED)

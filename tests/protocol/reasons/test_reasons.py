@@ -30,8 +30,8 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_TEXT: TASKS,
 }
 LINES: Final[dict[type[Enum], str]] = {
-    PauseReason: "client_held_back",
-    PublishRefusal: "publish_turned_away",
+    PauseReason: "client_throttled",
+    PublishRefusal: "publish_refused",
     FilterRefusal: "filter_refused",
     CloseReason: "client_closed",
 }
@@ -41,11 +41,11 @@ DROP_LINES: Final = {
     DropReason.NOT_AUTHORIZED: "publish_refused",
     DropReason.RETAINED_FULL: "message_not_retained",
     DropReason.RETAINED_PER_CLIENT: "message_not_retained",
-    DropReason.WAITED_TOO_LONG: "publish_dropped",
+    DropReason.GATE_TIMEOUT: "publish_dropped",
 }
 # Their clients are not told, though there is a code for it.
 UNHEARD: Final = (
-    CloseReason.WAITED_TOO_LONG,  # the client speaks 3.1.1
+    CloseReason.GATE_TIMEOUT,  # the client speaks 3.1.1
     CloseReason.SLOW_CONSUMER,  # it does not read
     CloseReason.OUTBOUND_BUDGET,
 )
