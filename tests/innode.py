@@ -38,27 +38,27 @@ class Node(Sequence[Broker]):
     def start(self, shard: int | None = None) -> Broker:
         """One more worker, which has met the others; its number is the lowest that is free, if not *shard*."""
         if shard is None:
-            taken = {broker.worker.shard for broker in self.workers}
+            taken = {broker.shard for broker in self.workers}
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
         place = None if self._redis is None else Place(self._name, shard, self._incarnations, "weir", False)
         broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
         broker.answered = True
         if self._traces is not None:
-            broker.worker.trace_to(str(self._traces / str(shard)))
+            broker.trace_to(str(self._traces / str(shard)))
         self._numbers[broker] = self._incarnations
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):
                 one.setblocking(False)
-            broker.worker.mesh.join(other.worker.shard, self._numbers[other], data[0], control[0])
-            other.worker.mesh.join(broker.worker.shard, self._incarnations, data[1], control[1])
+            broker.mesh.join(other.shard, self._numbers[other], data[0], control[0])
+            other.mesh.join(broker.shard, self._incarnations, data[1], control[1])
         self._all.append(broker)
         self.workers.append(broker)
         for each in self._all:
             each.node = self.workers
         broker.settle()
-        registration = broker.worker.registration
+        registration = broker.registration
         while registration is not None and registration.commands.state != READY:
             broker.settle()
         return broker
@@ -72,7 +72,7 @@ class Node(Sequence[Broker]):
 
     def mourn(self, broker: Broker, mourner: Broker) -> None:
         """Have *mourner* publish the wills of the clients of *broker*, which was killed: those that are due now."""
-        registration = mourner.worker.registration
+        registration = mourner.registration
         assert registration is not None
         wills = registration.orphaned_wills
         registration.publish_wills_of(self._numbers[broker], self.clock.now)
@@ -83,7 +83,7 @@ class Node(Sequence[Broker]):
     def look_around(self) -> None:
         """Each worker tells who is quick in its shared subscriptions, as it does ten times a second of passing time."""
         for broker in self.workers:
-            broker.worker.mesh._look_at = 0.0
+            broker.mesh._look_at = 0.0
         self.settle()
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]  # as Sequence's

@@ -9,15 +9,38 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 
-from broker.cluster.registry_client import Place
+from broker.auth.authenticator import Authenticator
+from broker.cluster.mesh import Mesh
+from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.registry_client import Place, RegistryClient
 from broker.cluster.takeover import TakeoverRequests
+from broker.cluster.takeovers import Takeovers
 from broker.config.schema import Config, Tcp
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.insight.explaining import Explaining
+from broker.insight.overview import Overview
+from broker.metrics.counters import Counters
+from broker.metrics.measuring import Measuring
+from broker.metrics.sys_topics import Gauges
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
+from broker.net.offload import Offload
+from broker.net.reactor import Reactor
+from broker.net.stream import Stream
 from broker.net.transports.layer import TCP, Transport
+from broker.protocol.client_overrides import ClientOverrides
+from broker.protocol.hub import Hub
+from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.protection import Protection
+from broker.protocol.publishing import Publishing
+from broker.protocol.session_transfer import SessionTransfer
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
+from broker.store.sessions import SessionStore
 from broker.worker import Worker
 
 LARGEST = 1 << 28
@@ -67,7 +90,163 @@ class AtOnce(Executor):
                 done.set_exception(error.with_traceback(None))  # whose frames hold it
 
 
-class Broker:
+class Probe:
+    """What a test may ask of a worker, and the one place in the tests that knows where the worker keeps it."""
+
+    worker: Worker
+
+    # What the worker holds.
+
+    @property
+    def shard(self) -> int:
+        return self.worker.shard
+
+    @property
+    def config(self) -> Config:
+        return self.worker.config
+
+    @property
+    def counters(self) -> Counters:
+        return self.worker.counters
+
+    @property
+    def connected(self) -> int:
+        """Connections that have a session."""
+        return self.worker.lifecycle.connected
+
+    @property
+    def sessions_expired(self) -> int:
+        return self.worker.lifecycle.expired
+
+    @property
+    def outbound_budget(self) -> OutboundBudget:
+        return self.worker.budget
+
+    @property
+    def queue_budget(self) -> QueueBudget:
+        return self.worker.queue_budget
+
+    def session(self, client_id: str) -> Session | None:
+        return self.worker.store.find(client_id)
+
+    def sessions(self) -> list[Session]:
+        return list(self.worker.store.sessions())
+
+    def session_count(self) -> int:
+        return self.worker.store.count()
+
+    def sessions_here(self) -> int:
+        """Sessions that no other worker has whole yet."""
+        return self.worker.sessions_here()
+
+    def streams(self) -> list[Stream]:
+        """The connections of clients that are not closed."""
+        return self.worker.reactor.streams()
+
+    def stream_of(self, outbox: Outbox) -> Stream | None:
+        return self.worker.reactor.stream_of(outbox)
+
+    # What a test has the worker do.
+
+    def gauges(self) -> Gauges:
+        return self.worker.gauges()
+
+    def record(self, wall: float) -> None:
+        """End the interval of the metrics record at *wall*, Unix time."""
+        self.worker.record(wall)
+
+    def reload(self) -> str:
+        """Read the files of the configuration again; "", or what is wrong with them."""
+        return self.worker.reload()
+
+    def trace_to(self, path: str) -> None:
+        """Record the decisions of overload protection in the file *path*."""
+        self.worker.trace_to(path)
+
+    def claim_from(self, store: SessionStore) -> None:
+        """Ask *store* for the session of each CONNECT from now on."""
+        self.worker.arrivals._store = store
+
+    # Parts of the worker, for tests of a part within the whole.
+
+    @property
+    def reactor(self) -> Reactor:
+        return self.worker.reactor
+
+    @property
+    def store(self) -> SessionStore:
+        return self.worker.store
+
+    @property
+    def lifecycle(self) -> ConnectionLifecycle:
+        return self.worker.lifecycle
+
+    @property
+    def hub(self) -> Hub:
+        return self.worker.hub
+
+    @property
+    def publishing(self) -> Publishing:
+        return self.worker.publishing
+
+    @property
+    def transfer(self) -> SessionTransfer:
+        return self.worker.transfer
+
+    @property
+    def authenticator(self) -> Authenticator:
+        return self.worker.authenticator
+
+    @property
+    def routes(self) -> Routes:
+        return self.worker.routes
+
+    @property
+    def retained(self) -> Retained:
+        return self.worker.retained
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.worker.mesh
+
+    @property
+    def takeovers(self) -> Takeovers:
+        return self.worker.takeovers
+
+    @property
+    def registration(self) -> RegistryClient | None:
+        return self.worker.registration
+
+    @property
+    def reports(self) -> OverloadReports:
+        return self.worker.reports
+
+    @property
+    def protection(self) -> Protection:
+        return self.worker.protection
+
+    @property
+    def client_overrides(self) -> ClientOverrides:
+        return self.worker.client_overrides
+
+    @property
+    def measuring(self) -> Measuring:
+        return self.worker.measuring
+
+    @property
+    def overview(self) -> Overview:
+        return self.worker.overview
+
+    @property
+    def explaining(self) -> Explaining:
+        return self.worker.explaining
+
+    @property
+    def offload(self) -> Offload:
+        return self.worker.offload
+
+
+class Broker(Probe):
     """A worker whose time stands still but for `advance()`."""
 
     def __init__(

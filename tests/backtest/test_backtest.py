@@ -13,7 +13,7 @@ from analytics.backtest.playing import BadTrace, Played, play
 from analytics.backtest.policy import Policy, read_policy
 from analytics.backtest.spreading import backtest, here
 from broker.config.schema import ConfigError, Quotas
-from broker.worker import Worker
+from tests.inprocess import Broker
 from tests.protocol.test_tracing import QUOTA, TIGHT, Load, loads
 
 BY_PUBLISHES = ("credits", "gate", "quota_session_messages")  # reasons for which who publishes is held
@@ -38,7 +38,7 @@ STOPPED: list[tuple[Any, ...]] = [  # quota, credits and a closed gate, and what
 ]
 
 
-def record(folder: Path, load: list[tuple[Any, ...]], quotas: Quotas) -> list[Worker]:
+def record(folder: Path, load: list[tuple[Any, ...]], quotas: Quotas) -> list[Broker]:
     """Traces "0" and "1" in *folder*, and the workers that recorded them."""
     running = Load(folder, quotas)
     for what, *how in load:
@@ -52,26 +52,26 @@ def record(folder: Path, load: list[tuple[Any, ...]], quotas: Quotas) -> list[Wo
         broker.stopped = False
     running.node.advance(0.2)  # a last step of the level, up to which both count
     for broker in running.node.workers:
-        broker.worker.measuring.pauses.close_interval(broker.clock.now)
-    workers = [broker.worker for broker in running.node.workers]
+        broker.measuring.pauses.close_interval(broker.clock.now)
+    workers = list(running.node.workers)
     running.traces(folder)
     return workers
 
 
-def paused(worker: Worker) -> dict[str, float]:
+def paused(broker: Broker) -> dict[str, float]:
     """Seconds that clients were held, as their worker told the heavy hitters."""
-    return {str(one.key): one.paused / 1e6 for one in worker.measuring.clients.top(100) if one.paused}
+    return {str(one.key): one.paused / 1e6 for one in broker.measuring.clients.top(100) if one.paused}
 
 
-def check(played: Played, worker: Worker) -> None:
+def check(played: Played, broker: Broker) -> None:
     """What is recorded is what the worker counted."""
-    counters, outcome = worker.counters, played.recorded
+    counters, outcome = broker.counters, played.recorded
     assert 0 == played.different
     held = {reason: seconds for reason, seconds in outcome.held_s.items() if seconds > 1e-3}
     counted = {reason: counters.paused_ms_by_reason[reason] / 1e3 for reason in BY_PUBLISHES}
     assert {reason: seconds for reason, seconds in counted.items() if seconds > 1e-3} == pytest.approx(held, abs=2e-3)
     clients = {client: seconds for client, seconds in outcome.clients.items() if seconds > 1e-6}
-    assert paused(worker) == pytest.approx(clients, abs=1e-4)
+    assert paused(broker) == pytest.approx(clients, abs=1e-4)
     for reason, count in outcome.dropped.items():
         assert counters.dropped_by_reason[reason] == count
     turned_away = sum(sum(each.values()) for each in (outcome.dropped, outcome.refused, outcome.closed))

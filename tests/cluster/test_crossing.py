@@ -85,7 +85,7 @@ def test_a_message_crosses_once_whoever_wants_it(nodes: Nodes) -> None:
     for n, subscriber in enumerate(subscribers):
         subscribed(subscriber, "a/b", f"a/+/{n}", "#")
     publisher = two.connect("publisher")
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     before = peer._written
     publisher.send(Publish(b"a/b", b"x" * 1000))
     publisher.receive()
@@ -101,14 +101,14 @@ def test_what_nobody_wants_there_does_not_cross(nodes: Nodes) -> None:
     subscribed(subscriber, "a", "b/#", "$share/g/c")
     subscriber.send(Unsubscribe(2, [b"a", b"b/#", b"$share/g/c"]))
     subscriber.receive()
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     before = peer._written
     for topic in (b"a", b"b/c", b"c"):
         publisher.send(Publish(topic, b""))
     publisher.receive()
 
     assert before == peer._written
-    assert (0, 0) == two.worker.routes.statistics()[1:]
+    assert (0, 0) == two.routes.statistics()[1:]
 
 
 def test_the_last_subscriber_takes_the_interest_with_it(nodes: Nodes) -> None:
@@ -123,7 +123,7 @@ def test_the_last_subscriber_takes_the_interest_with_it(nodes: Nodes) -> None:
     assert [b"1"] == payloads(staying)
 
     staying.drop()
-    assert 0 == two.worker.routes._elsewhere.filters()
+    assert 0 == two.routes._elsewhere.filters()
 
 
 def test_a_fan_out_in_pages_keeps_the_order(nodes: Nodes) -> None:
@@ -168,7 +168,7 @@ def test_a_run_that_is_too_large_for_one_receiver(nodes: Nodes) -> None:
     publisher.receive()
 
     assert [b"1", b"2"] == payloads(subscriber)
-    assert 1 == one.worker.counters.dropped_by_reason[DropReason.TOO_LARGE.label]
+    assert 1 == one.counters.dropped_by_reason[DropReason.TOO_LARGE.label]
 
 
 def test_three_workers_hear_each_other(nodes: Nodes) -> None:
@@ -193,13 +193,13 @@ def test_a_fan_out_in_pages_knows_where_it_comes_from(nodes: Nodes, marked: bool
     mover = one.connect("mover", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
     subscribed(mover, "a")
     mover.drop()
-    session = one.worker.store.find("mover")
+    session = one.session("mover")
     assert session is not None
     session.sieve = Sieve(marked)
-    session.sieve.mark(two.worker.shard)
+    session.sieve.mark(two.shard)
     for broker in (one, two):
         publisher = broker.connect("publisher", V5)
-        publisher.send(Publish(b"a", b"from %d" % broker.worker.shard, 1, packet_id=1))
+        publisher.send(Publish(b"a", b"from %d" % broker.shard, 1, packet_id=1))
         publisher.receive()
     session.sieve = None
     back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
@@ -213,10 +213,10 @@ def test_what_is_published_here_comes_from_here(nodes: Nodes) -> None:
     mover = one.connect("mover", V5, properties={SESSION_EXPIRY_INTERVAL: 100})
     subscribed(mover, "a")
     mover.drop()
-    session = one.worker.store.find("mover")
+    session = one.session("mover")
     assert session is not None
     session.sieve = Sieve(True)
-    session.sieve.mark(one.worker.shard)
+    session.sieve.mark(one.shard)
     here, there = one.connect("here", V5), two.connect("there", V5)
     there.send(Publish(b"a", b"there", 1, packet_id=1))
     there.receive()

@@ -76,16 +76,16 @@ def test_a_will_that_moved_with_its_session_is_known_where_it_is(node: Node, off
     subscribed(listener, "will")
     leave_a_will(node[2], 20).drop()
     if offered:  # as by a worker that is replaced
-        session = node[2].worker.store.find("me")
+        session = node[2].session("me")
         assert session is not None
-        while node[1].worker.store.find("me") is None:
-            node[2].worker.takeovers.offer(session)
+        while node[1].session("me") is None:
+            node[2].takeovers.offer(session)
             node.settle()
     else:
         gone = node[1].open(V5)
         gone.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
         gone.drop()
-    assert node[1].worker.store.find("me") is not None
+    assert node[1].session("me") is not None
     die(node, node[1])
     node.advance(21)
 

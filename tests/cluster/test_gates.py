@@ -27,7 +27,7 @@ def test_who_publishes_for_a_stopped_worker_waits(nodes: Nodes) -> None:
     one, two = nodes(2)
     subscriber, publisher = one.connect("subscriber", V5), two.connect("publisher", V5)
     subscribed(subscriber, "a")
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     one.stopped = True
     flood(publisher, b"a")
     taken = acks(publisher)
@@ -74,7 +74,7 @@ def test_who_floods_a_worker_leaves_room_for_others(nodes: Nodes) -> None:
     one.stopped = True
     flood(busy, b"a", 100, b"")
     assert acks(busy) < 100
-    assert 1 == two.worker.counters.pauses_by_reason[PauseReason.CREDITS.label]
+    assert 1 == two.counters.pauses_by_reason[PauseReason.CREDITS.label]
     flood(modest, b"a", 5, b"")
 
     assert 5 == acks(modest)
@@ -104,7 +104,7 @@ def test_those_who_wait_for_a_worker_take_turns(nodes: Nodes) -> None:
 def test_an_answer_within_the_slice_counts(nodes: Nodes) -> None:
     """A peer that is quick would keep its gate closed for ever: what it has done was not marked when it said so."""
     _, two = nodes(2)
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     peer.take(20, 740, two.clock.now)
     assert not peer.open
     peer.write(bytes(740))
@@ -116,7 +116,7 @@ def test_an_answer_within_the_slice_counts(nodes: Nodes) -> None:
 def test_what_was_taken_and_not_sent_is_done(nodes: Nodes) -> None:
     """Publishes that their client may not make would fill the gate, with nobody to answer them."""
     _, two = nodes(2)
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     peer.take(20, 740, two.clock.now)
     peer.mark(two.clock.now + 0.003)
 
@@ -147,7 +147,7 @@ def test_who_waits_is_not_asked_again_before_there_is_room(nodes: Nodes) -> None
     one.stopped = True
     flood(publisher, b"a")
     acks(publisher)
-    pauses = two.worker.counters.pauses_by_reason
+    pauses = two.counters.pauses_by_reason
     assert 1 == pauses[PauseReason.GATE.label]
     two.advance(1.0)
 
@@ -178,8 +178,8 @@ def test_a_worker_is_replaced_before_its_end_is_heard(nodes: Nodes) -> None:
     three = node.start(1)
     one.stopped = False
     node.settle()
-    signals = one.worker.protection.signals
-    assert [1] == [peer.shard for peer in one.worker.mesh.peers]
+    signals = one.protection.signals
+    assert [1] == [peer.shard for peer in one.mesh.peers]
     assert ["weir/1"] == [name for name in signals.values() if "/" in name]
 
     node.kill(three)
@@ -201,15 +201,15 @@ def test_who_waited_and_went_is_forgotten(nodes: Nodes) -> None:
     one.stopped = False
     two.settle()
 
-    assert 0 == two.worker.counters.internal_errors
-    assert 1 == one.worker.lifecycle.connected + two.worker.lifecycle.connected
+    assert 0 == two.counters.internal_errors
+    assert 1 == one.connected + two.connected
 
 
 def test_retained_messages_wait_for_everybody(nodes: Nodes) -> None:
     """They go to every worker, wanted or not: they would fill the memory just so."""
     one, two = nodes(2)
     publisher = two.connect("publisher", V5)
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     one.stopped = True
     publisher.post(*[Publish(b"r/%d" % n, LARGE, 1, True, packet_id=n + 1) for n in range(MANY)])
     taken = acks(publisher)
@@ -218,7 +218,7 @@ def test_retained_messages_wait_for_everybody(nodes: Nodes) -> None:
 
     one.stopped = False
     assert MANY == taken + acks(publisher)
-    assert MANY == one.worker.retained.statistics().count
+    assert MANY == one.retained.statistics().count
 
 
 def test_what_a_dead_worker_had_sent_still_comes(nodes: Nodes) -> None:

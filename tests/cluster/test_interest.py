@@ -49,8 +49,8 @@ def test_who_goes_while_it_waits_leaves_nothing(nodes: Nodes) -> None:
     two.stopped = False
     one.settle()
 
-    assert 0 == two.worker.routes._elsewhere.filters()
-    assert 0 == one.worker.counters.internal_errors
+    assert 0 == two.routes._elsewhere.filters()
+    assert 0 == one.counters.internal_errors
 
 
 def test_a_worker_that_dies_ends_the_wait(nodes: Nodes) -> None:
@@ -79,8 +79,8 @@ def test_the_interest_of_a_dead_worker_is_withdrawn(nodes: Nodes) -> None:
 
     publisher.send(Publish(b"b/c", b"2", 1, packet_id=2), Publish(b"s", b"3", 1, packet_id=3))
     assert [0x10, 0x10] == [answer.code for answer in publisher.receive()]  # type: ignore[union-attr]
-    assert 0 == two.worker.routes._elsewhere.filters()
-    assert [] == list(two.worker.routes.shared_groups())
+    assert 0 == two.routes._elsewhere.filters()
+    assert [] == list(two.routes.shared_groups())
 
 
 def test_a_newcomer_learns_what_is_subscribed_to(nodes: Nodes) -> None:
@@ -91,7 +91,7 @@ def test_a_newcomer_learns_what_is_subscribed_to(nodes: Nodes) -> None:
     filters = [f"f/{n}" for n in range(700)]
     subscribed(subscriber, *filters, "$share/g/s")
     late = node.start()
-    assert late.worker.mesh.complete()
+    assert late.mesh.complete()
     publisher = late.connect("publisher")
     for topic in (*filters, "s"):
         publisher.send(Publish(topic.encode(), topic.encode()))
@@ -115,13 +115,13 @@ def test_what_goes_while_a_newcomer_is_told_stays_gone(nodes: Nodes) -> None:
     late.stopped = False
     node.settle()
 
-    assert 0 == late.worker.routes._elsewhere.filters()
+    assert 0 == late.routes._elsewhere.filters()
 
 
 def test_a_storm_of_subscribers_settles(nodes: Nodes) -> None:
     """Confirmations would be lost or counted wrongly, and somebody wait for ever."""
     one, two, three = nodes(3)
-    clients = [broker.connect(f"c{n}{broker.worker.shard}") for n in range(20) for broker in (one, two, three)]
+    clients = [broker.connect(f"c{n}{broker.shard}") for n in range(20) for broker in (one, two, three)]
     for round_ in range(5):
         for n, client in enumerate(clients):
             client.send(Subscribe(round_ + 1, [Wanted(b"t/%d" % (n % 7 + round_), 0), Wanted(b"t/+", 0)]))
@@ -130,7 +130,7 @@ def test_a_storm_of_subscribers_settles(nodes: Nodes) -> None:
     assert all(5 == len([a for a in answers if isinstance(a, SubAck)]) for answers in node_answers)
     for client in clients:
         client.drop()
-    assert all(0 == broker.worker.routes._elsewhere.filters() for broker in (one, two, three))
+    assert all(0 == broker.routes._elsewhere.filters() for broker in (one, two, three))
 
 
 def test_an_index_knows_its_filters() -> None:

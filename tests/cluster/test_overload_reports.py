@@ -32,7 +32,7 @@ class Cluster:
         self.heard: list[list[bytes]] = [[] for _ in self.workers]
         for worker, heard in zip(self.workers, self.heard, strict=True):
             worker.answered = False
-            worker.worker.reports.heard = partial(_hear, heard)
+            worker.reports.heard = partial(_hear, heard)
         self.until(self.listens)
 
     def listens(self) -> bool:
@@ -41,7 +41,7 @@ class Cluster:
 
     def tell(self, number: int, report: bytes) -> None:
         worker = self.workers[number]
-        worker.worker.reports.tell(report, worker.clock.now)
+        worker.reports.tell(report, worker.clock.now)
 
     def settle(self) -> None:
         for node in self.nodes:
@@ -52,7 +52,7 @@ class Cluster:
         while not done():
             assert time.monotonic() < deadline, f"it does not come: {self.heard}"
             self.settle()
-            select.select([worker.worker.reactor for worker in self.workers], [], [], 0.01)
+            select.select([worker.reactor for worker in self.workers], [], [], 0.01)
 
     def flow_until(self, done: Callable[[], bool]) -> None:
         """The same while time passes."""
@@ -64,11 +64,11 @@ class Cluster:
         return done()
 
     def counted(self, name: str) -> list[int]:
-        return [getattr(worker.worker.counters, name) for worker in self.workers]
+        return [getattr(worker.counters, name) for worker in self.workers]
 
 
 def lines(worker: Broker) -> Iterator[RedisConnection]:
-    registration, subscription = worker.worker.registration, worker.worker.reports._subscription
+    registration, subscription = worker.registration, worker.reports._subscription
     assert registration is not None and subscription is not None
     yield registration.commands
     yield subscription
@@ -128,9 +128,9 @@ def test_a_redis_that_moves_is_followed(nodes: Nodes, start_redis: StartRedis) -
     former, new = start_redis(), start_redis()
     cluster = Cluster(nodes, former)
     for worker in cluster.workers:
-        assert worker.worker.registration is not None
-        worker.worker.registration.move(new.address, worker.clock.now)
-        worker.worker.reports.move(new.address, worker.clock.now)
+        assert worker.registration is not None
+        worker.registration.move(new.address, worker.clock.now)
+        worker.reports.move(new.address, worker.clock.now)
     cluster.until(cluster.listens)
 
     cluster.tell(3, b"here")
@@ -150,10 +150,10 @@ def test_who_has_redis_for_itself_does_not_listen_there(start_redis: StartRedis,
         while (found := {one["name"] for one in client.client_list() if one["name"]}) != wanted:
             assert time.monotonic() < deadline, found
             broker.settle()
-    broker.worker.reports.tell(b"report", broker.clock.now)
+    broker.reports.tell(b"report", broker.clock.now)
     broker.settle()
 
-    assert (0 if alone else 1) == broker.worker.counters.reports_sent_redis
+    assert (0 if alone else 1) == broker.counters.reports_sent_redis
     broker.close()
 
 

@@ -44,7 +44,7 @@ class Registered(Broker):
     ) -> None:
         place = Place("node", 0, incarnation, "weir", alone)
         super().__init__(config, redis=address, place=place, neighbours=others)
-        registration = self.worker.registration
+        registration = self.registration
         assert registration is not None
         self.registration: RegistryClient = registration
 
@@ -54,7 +54,7 @@ class Registered(Broker):
             assert time.monotonic() < deadline, "it does not come"
             before = time.monotonic()
             self.settle()
-            select.select([self.worker.reactor], [], [], 0.01)
+            select.select([self.reactor], [], [], 0.01)
             if self.flows:
                 self.clock.now += time.monotonic() - before
 
@@ -131,7 +131,7 @@ def test_what_comes_behind_connect_waits_for_it(server: RunningRedis, make: Make
     broker.until(lambda: client.closed)
 
     assert [0] == [packet.code for packet in client.inbox if isinstance(packet, ConnAck)]
-    assert 1 == broker.worker.counters.connects_accepted
+    assert 1 == broker.counters.connects_accepted
 
 
 def test_a_client_that_goes_while_redis_is_asked_leaves_nothing(server: RunningRedis, make: Make) -> None:
@@ -147,8 +147,8 @@ def test_a_client_that_goes_while_redis_is_asked_leaves_nothing(server: RunningR
     broker.until(lambda: broker.registration.store.counts.waiting == 0)
     broker.told()
 
-    assert ([], 0) == (owner(server, "me"), broker.worker.store.count())
-    assert [] == broker.worker.reactor.streams()
+    assert ([], 0) == (owner(server, "me"), broker.session_count())
+    assert [] == broker.streams()
 
 
 def test_a_will_that_was_taken_back_is_not_kept(server: RunningRedis, make: Make) -> None:
@@ -193,7 +193,7 @@ def test_who_has_a_session_that_is_elsewhere_closes_it(server: RunningRedis, mak
     broker.until(lambda: client.closed)
 
     assert [0x8E] == [packet.code for packet in client.inbox if isinstance(packet, Disconnect)]
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
     broker.told()
     assert str(1 << 52) == owner(server, "me")[0]
 
@@ -258,7 +258,7 @@ class Giving:
 
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None
-        given = Session(client_id, self.broker.worker.lifecycle.session_limits, self.broker.worker.counters)
+        given = Session(client_id, self.broker.lifecycle.session_limits, self.broker.counters)
         given.expiry = 60
         self.then(TakeoverResult(given))
 
@@ -275,13 +275,13 @@ def test_a_session_that_comes_for_a_client_that_is_gone_waits_for_it(server: Run
     client.drop()
     giving.give("me")
 
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
     again = broker.arrive("me", properties=LASTING)
     assert again.connack.session_present
     again.drop()
     broker.clock.now += 61
     broker.settle()
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -295,6 +295,6 @@ def test_only_who_shares_its_redis_asks_it_for_quotas(server: RunningRedis, make
     broker.flows = True
     broker.until(lambda: bool(client.inbox))
 
-    assert alone == (broker.worker.counters.pauses_by_reason[PauseReason.QUOTA_ASKED.label] == 0)
+    assert alone == (broker.counters.pauses_by_reason[PauseReason.QUOTA_ASKED.label] == 0)
     with server.client() as redis:
         assert alone == (list(redis.scan_iter("weir:*quota*")) == [])

@@ -20,12 +20,12 @@ QUIET = Config(overload=Overload(enabled=False))  # they tell nothing by themsel
 def listen(broker: Broker) -> list[bytes]:
     """What *broker* hears from now on."""
     reports: list[bytes] = []
-    broker.worker.reports.heard = lambda report, now: reports.append(report)
+    broker.reports.heard = lambda report, now: reports.append(report)
     return reports
 
 
 def tell(broker: Broker, report: bytes) -> None:
-    broker.worker.reports.tell(report, broker.clock.now)
+    broker.reports.tell(report, broker.clock.now)
 
 
 def test_each_peer_hears_a_report_once(nodes: Nodes) -> None:
@@ -38,7 +38,7 @@ def test_each_peer_hears_a_report_once(nodes: Nodes) -> None:
 
     everything = [b"\x00any bytes\xff", b"x" * wire.LARGEST_REPORT]
     assert [everything, [], everything] == heard
-    counted = [broker.worker.counters for broker in (one, two, three)]
+    counted = [broker.counters for broker in (one, two, three)]
     assert [(0, 2), (4, 0), (0, 2)] == [(each.reports_sent_mesh, each.reports_heard_mesh) for each in counted]
 
 
@@ -74,7 +74,7 @@ def test_a_report_that_is_too_large_is_a_mistake(nodes: Nodes) -> None:
     one.settle()
     assert [] == heard
 
-    one.worker.mesh.report(b"x" * (wire.LARGEST_REPORT + 1))
+    one.mesh.report(b"x" * (wire.LARGEST_REPORT + 1))
     with pytest.raises(MeshError, match="4097 bytes"):
         one.settle()
 
@@ -89,13 +89,13 @@ def test_a_mistake_in_hearing_costs_that_report(nodes: Nodes) -> None:
             raise RuntimeError("a mistake of ours")
         heard.append(report)
 
-    two.worker.reports.heard = hear
+    two.reports.heard = hear
     tell(one, b"bad")
     tell(one, b"good")
     one.settle()
 
     assert [b"good"] == heard
-    assert 1 == two.worker.counters.internal_errors
+    assert 1 == two.counters.internal_errors
 
 
 def test_reports_go_on_beside_one_who_has_died(nodes: Nodes) -> None:

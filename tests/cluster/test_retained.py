@@ -61,9 +61,9 @@ def test_a_newcomer_has_all_that_is_retained(nodes: Nodes) -> None:
     node.kill(two)
     late = node.start(shard=5)
 
-    assert late.worker.mesh.complete()
-    assert 600 == late.worker.retained.statistics().count
-    assert 600 == one.worker.retained.statistics().count
+    assert late.mesh.complete()
+    assert 600 == late.retained.statistics().count
+    assert 600 == one.retained.statistics().count
 
 
 def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
@@ -75,22 +75,22 @@ def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
     second.send(Publish(b"a", b"last", 0, True))
     second.receive()
 
-    kept = [broker.worker.retained.kept(b"a") for broker in node]
+    kept = [broker.retained.kept(b"a") for broker in node]
     assert [b"last"] * 3 == [message.payload for message in kept if message is not None]
 
 
 def test_a_suback_waits_for_what_was_retained_elsewhere_before(nodes: Nodes) -> None:
     """What crosses behind other messages would be missing among what is retained [MQTT-3.3.1-9]."""
     one, two = nodes(2)
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     publisher, subscriber = one.connect("publisher"), two.connect("subscriber")
-    two.worker.reactor.pause(peer.data, Pause.FANOUT)  # as while a message with thousands of receivers is delivered
+    two.reactor.pause(peer.data, Pause.FANOUT)  # as while a message with thousands of receivers is delivered
     publisher.send(Publish(b"a", b"1", 1, True, packet_id=1))
     assert 1 == len(publisher.receive())
     subscriber.send(Subscribe(1, [Wanted(b"a", 1)]))
     assert [] == subscriber.receive()
 
-    two.worker.reactor.resume(peer.data, Pause.FANOUT)
+    two.reactor.resume(peer.data, Pause.FANOUT)
     said = subscriber.receive()
     # It may come as a publish, too: nobody can say which of the two was first.
     assert [b"1"] == [packet.payload for packet in said if isinstance(packet, Publish) and packet.retain]
@@ -109,8 +109,8 @@ def test_what_the_dead_had_retained_is_there_for_who_takes_its_place(nodes: Node
     node.kill(three)
     successors = [node.start(1), node.start(2)]
 
-    assert [3, 3] == [broker.worker.retained.statistics().count for broker in successors]
-    assert all(broker.worker.retained.tombstone(b"r/none/%d" % n) for broker in successors for n in range(3))
+    assert [3, 3] == [broker.retained.statistics().count for broker in successors]
+    assert all(broker.retained.tombstone(b"r/none/%d" % n) for broker in successors for n in range(3))
 
 
 def test_who_was_to_tell_a_newcomer_dies(nodes: Nodes) -> None:
@@ -121,12 +121,12 @@ def test_who_was_to_tell_a_newcomer_dies(nodes: Nodes) -> None:
     publisher.receive()
     node[0].stopped = True
     late = node.start()
-    assert not late.worker.mesh.complete()
+    assert not late.mesh.complete()
     node.kill(node[0])
 
-    assert late.worker.mesh.complete()
-    assert 1 == late.worker.retained.statistics().count
-    assert late.worker.retained.tombstone(b"b")
+    assert late.mesh.complete()
+    assert 1 == late.retained.statistics().count
+    assert late.retained.tombstone(b"b")
 
 
 def test_a_newcomer_does_not_bring_back_what_was_deleted(nodes: Nodes) -> None:
@@ -138,7 +138,7 @@ def test_a_newcomer_does_not_bring_back_what_was_deleted(nodes: Nodes) -> None:
     one.settle()
     late = node.start()
 
-    assert late.worker.retained.tombstone(b"a")
+    assert late.retained.tombstone(b"a")
 
 
 def test_one_that_has_no_room_is_delivered_everywhere(nodes: Nodes) -> None:
@@ -150,8 +150,8 @@ def test_one_that_has_no_room_is_delivered_everywhere(nodes: Nodes) -> None:
     publisher.receive()
 
     assert [b"1"] == payloads(subscriber)
-    assert 0 == one.worker.retained.statistics().count
-    assert 1 == two.worker.counters.dropped_by_reason[DropReason.RETAINED_FULL.label]
+    assert 0 == one.retained.statistics().count
+    assert 1 == two.counters.dropped_by_reason[DropReason.RETAINED_FULL.label]
 
 
 def test_one_that_was_refused_is_delivered_nowhere(nodes: Nodes) -> None:

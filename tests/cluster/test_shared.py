@@ -64,7 +64,7 @@ def test_who_becomes_quick_again_is_found(nodes: Nodes) -> None:
     publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"2", 1, packet_id=2))
     node.settle()
     node.advance(0.3)
-    (group,) = two.worker.routes.shared_groups()
+    (group,) = two.routes.shared_groups()
     assert [0] == [there.quick for there in group.elsewhere.values()]
 
     acknowledge(member)
@@ -83,7 +83,7 @@ def test_what_all_are_too_slow_for_waits_at_one(nodes: Nodes) -> None:
     publisher = three.connect("publisher", V5)
     publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"0"))
     publisher.receive()
-    assert 1 == sum(broker.worker.counters.dropped_by_reason[DropReason.NO_SHARED_MEMBER.label] for broker in node)
+    assert 1 == sum(broker.counters.dropped_by_reason[DropReason.NO_SHARED_MEMBER.label] for broker in node)
 
     back = one.connect("away", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
     assert [b"1"] == payloads(back)
@@ -140,7 +140,7 @@ def test_what_the_dead_had_told_brings_no_member_back(nodes: Nodes) -> None:
         end.close()
     for end in (data, control):
         end.setblocking(False)
-    broker.worker.mesh.join(1, 1, data, control)
+    broker.mesh.join(1, 1, data, control)
     node.settle()
     staying, publisher = broker.connect("staying"), broker.connect("publisher")
     subscribed(staying, FILTER)
@@ -161,7 +161,7 @@ def test_the_last_member_anywhere_takes_the_group_with_it(nodes: Nodes) -> None:
         member.drop()
     node.settle()
 
-    assert [[], []] == [list(broker.worker.routes.shared_groups()) for broker in node]
+    assert [[], []] == [list(broker.routes.shared_groups()) for broker in node]
 
 
 def test_a_stopped_worker_is_passed_over(nodes: Nodes) -> None:
@@ -172,7 +172,7 @@ def test_a_stopped_worker_is_passed_over(nodes: Nodes) -> None:
     subscribed(stopped, FILTER)
     subscribed(member, FILTER)
     publisher = two.connect("publisher", V5)
-    (peer,) = two.worker.mesh.peers
+    (peer,) = two.mesh.peers
     one.stopped = True
     peer.open = False
     for n in range(10):

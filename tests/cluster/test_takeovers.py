@@ -38,13 +38,13 @@ def goodbye(client: Client) -> int | None:
 
 def lane(broker: Broker, other: Broker) -> Stream:
     """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
-    (peer,) = [peer for peer in broker.worker.mesh.peers if peer.shard == other.worker.shard]
+    (peer,) = [peer for peer in broker.mesh.peers if peer.shard == other.shard]
     return peer.data
 
 
 def sessions(node: Node, client_id: str = "me") -> list[int]:
     """The workers that have one."""
-    return [broker.worker.shard for broker in node if broker.worker.store.find(client_id) is not None]
+    return [broker.shard for broker in node if broker.session(client_id) is not None]
 
 
 def publish(client: Client, topic: bytes, *said: bytes, qos: int = 1) -> None:
@@ -79,7 +79,7 @@ def test_what_waited_comes_with_the_session(start_node: StartNode) -> None:
 
     assert [b"%d" % n for n in range(20)] == payloads(second)[:20]
     assert [1] == sessions(node)
-    assert 0 == node[0].worker.queue_budget.used
+    assert 0 == node[0].queue_budget.used
 
 
 def test_what_was_not_acknowledged_is_sent_again_under_its_id(start_node: StartNode) -> None:
@@ -132,10 +132,10 @@ def test_a_clean_start_ends_what_was_elsewhere(start_node: StartNode, back: int)
 
 def credits_of(broker: Broker) -> float:
     """What the client *me* has left."""
-    session = broker.worker.store.find("me")
+    session = broker.session("me")
     assert session is not None and session.outbox is not None
-    account = broker.worker.reactor.stream_of(session.outbox).account  # type: ignore[union-attr]  # a Connection
-    balance: float = account.balance(broker.worker.protection.ledger, broker.clock.now)
+    account = broker.stream_of(session.outbox).account  # type: ignore[union-attr]  # a Connection
+    balance: float = account.balance(broker.protection.ledger, broker.clock.now)
     return balance
 
 
@@ -246,12 +246,12 @@ def test_nor_by_one_who_has_heard_of_the_move_already(start_node: StartNode) -> 
     subscribed(subscriber, "a")
     first = arrive(node[0])
     former = lane(node[2], node[0])
-    node[2].worker.reactor.pause(former, Pause.FANOUT)
+    node[2].reactor.pause(former, Pause.FANOUT)
     first.send(Publish(b"a", b"last", 1, packet_id=1))
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING), Publish(b"a", b"next", 1, packet_id=1))
     assert [] == second.receive()
-    node[2].worker.reactor.resume(former, Pause.FANOUT)
+    node[2].reactor.resume(former, Pause.FANOUT)
 
     assert [b"last", b"next"] == payloads(subscriber)
 
@@ -261,11 +261,11 @@ def test_who_has_come_knows_where_all_messages_go(start_node: StartNode) -> None
     node = start_node(3)
     arrive(node[0])
     late = lane(node[1], node[2])
-    node[1].worker.reactor.pause(late, Pause.FANOUT)
+    node[1].reactor.pause(late, Pause.FANOUT)
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
-    node[1].worker.reactor.resume(late, Pause.FANOUT)
+    node[1].reactor.resume(late, Pause.FANOUT)
 
     assert 1 == len(second.receive())
 
@@ -307,13 +307,13 @@ def test_a_worker_that_comes_while_a_session_moves_marks_its_messages_too(start_
     assert [] == second.receive()
     new = node.start()
     late = lane(node[1], new)
-    node[1].worker.reactor.pause(late, Pause.FANOUT)
+    node[1].reactor.pause(late, Pause.FANOUT)
     publisher = arrive(new, "publisher")
     publish(publisher, b"a", b"1")
     node[2].stopped = False
     node.settle()
     publish(publisher, b"a", b"2")
-    node[1].worker.reactor.resume(late, Pause.FANOUT)
+    node[1].reactor.resume(late, Pause.FANOUT)
 
     assert [b"1", b"2"] == payloads(second)
 
@@ -401,14 +401,14 @@ def test_the_owner_dies_once_it_has_handed_over(start_node: StartNode) -> None:
     first.drop()
     publish(arrive(node[2], "publisher"), b"a", b"x")
     late = lane(node[1], node[2])
-    node[1].worker.reactor.pause(
+    node[1].reactor.pause(
         late, Pause.FANOUT
     )  # so that worker 1 does not know yet that worker 2 has nothing for it any more
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
     node.kill(node[0])
-    node[0].worker.reactor.resume(late, Pause.FANOUT)
+    node[0].reactor.resume(late, Pause.FANOUT)
     (connack, *others) = second.receive()
 
     assert isinstance(connack, ConnAck) and connack.session_present
@@ -426,7 +426,7 @@ def test_who_is_asked_again_before_it_knows_that_the_first_who_asked_is_dead(
     subscribed(first, "a", *[f"f/{n}" for n in range(filters)])
     publish(arrive(other, "publisher"), b"a", b"x")
     late = lane(owner, asking)
-    owner.worker.reactor.pause(late, Pause.FANOUT)
+    owner.reactor.pause(late, Pause.FANOUT)
     elsewhere = asking.open(V5)
     elsewhere.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == elsewhere.receive()
@@ -436,7 +436,7 @@ def test_who_is_asked_again_before_it_knows_that_the_first_who_asked_is_dead(
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
     open_still.close()
-    owner.worker.reactor.resume(late, Pause.FANOUT)
+    owner.reactor.resume(late, Pause.FANOUT)
     (connack, *others) = second.receive()
 
     assert isinstance(connack, ConnAck) and connack.session_present
@@ -503,8 +503,8 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     node = start_node(2)
     first = arrive(node[0])
     subscribed(first, "a")
-    (asker,) = node[0].worker.mesh.peers
-    node[0].worker.reactor.pause(asker.control, Pause.FANOUT)  # what it asks is not heard
+    (asker,) = node[0].mesh.peers
+    node[0].reactor.pause(asker.control, Pause.FANOUT)  # what it asks is not heard
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     assert [] == second.receive()
@@ -514,13 +514,13 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     third = node[0].open(V5)
     third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     third.receive()
-    node[0].worker.reactor.resume(asker.control, Pause.FANOUT)
+    node[0].reactor.resume(asker.control, Pause.FANOUT)
     node.settle()
 
     assert 0x8E == goodbye(first) == goodbye(second)
     assert [0] == sessions(node)
-    assert [1, 0] == [broker.worker.lifecycle.connected for broker in node]
-    assert [0, 0] == [broker.worker.routes.statistics()[1] for broker in node]
+    assert [1, 0] == [broker.connected for broker in node]
+    assert [0, 0] == [broker.routes.statistics()[1] for broker in node]
 
 
 def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
@@ -529,13 +529,13 @@ def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
     mover = arrive(node[0], "mover")
     subscribed(mover, "will")
     mover.drop()
-    session = node[0].worker.store.find("mover")
+    session = node[0].session("mover")
     assert session is not None
     session.sieve = Sieve(True)
     session.sieve.mark(0)  # it takes what is published at its own worker
     node[0].connect("me", V5, will=Will(b"will", b"gone", 1))
-    (asker,) = node[0].worker.mesh.peers
-    node[0].worker.reactor.pause(asker.control, Pause.FANOUT)
+    (asker,) = node[0].mesh.peers
+    node[0].reactor.pause(asker.control, Pause.FANOUT)
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     second.receive()
@@ -565,7 +565,7 @@ def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
 
     assert 1 == len(alive)
     assert 1 == len(sessions(node))
-    assert all(0 == broker.worker.counters.internal_errors for broker in node)
+    assert all(0 == broker.counters.internal_errors for broker in node)
 
 
 def until(broker: Broker, done: Callable[[], bool]) -> None:
@@ -579,7 +579,7 @@ def until(broker: Broker, done: Callable[[], bool]) -> None:
 
 def leave_a_claim(broker: Broker, client_id: str) -> None:
     """One that Redis carried out, and that nobody heard of."""
-    registration = broker.worker.registration
+    registration = broker.registration
     assert registration is not None
     verdicts: list[Verdict] = []
     registration.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
@@ -619,7 +619,7 @@ def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
 
     assert arrive(node[2]).connack.session_present
     assert [2] == sessions(node)
-    assert [0, 0] == [broker.worker.takeovers.departing() for broker in node[:2]]
+    assert [0, 0] == [broker.takeovers.departing() for broker in node[:2]]
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -630,7 +630,7 @@ def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode
     leave_a_claim(node[1], "me")
     if not alive:
         node.kill(node[1])
-    registration = node[0].worker.registration
+    registration = node[0].registration
     assert registration is not None
     owned = registration.registry.owned
     owned.all_again()
@@ -649,7 +649,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     leave_a_claim(node[1], "me")
     elsewhere = node[1].worker
     elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
-    registration = node[0].worker.registration
+    registration = node[0].registration
     assert registration is not None
     registration.registry.owned.all_again()
     until(node[0], lambda: first.closed)
@@ -675,10 +675,10 @@ def test_a_client_comes_back_while_who_asked_for_its_session_dies(start_node: St
 
     assert isinstance(connack, ConnAck)
     assert [0] == sessions(node)
-    assert filters + 1 == node[0].worker.routes.statistics()[1] if connack.session_present else 0
+    assert filters + 1 == node[0].routes.statistics()[1] if connack.session_present else 0
     again.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
     node.settle()
-    assert 0 == node[0].worker.routes.statistics()[1]
+    assert 0 == node[0].routes.statistics()[1]
 
 
 def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> None:

@@ -23,7 +23,7 @@ class Supervisor:
         theirs.setblocking(False)
         self.taken: list[Frame] = []  # by the worker
         self.ended: list[str] = []
-        self.link = Link(broker.worker.reactor, theirs, self.taken.append, self.ended.append)
+        self.link = Link(broker.reactor, theirs, self.taken.append, self.ended.append)
         self._reader = FrameReader()
 
     def say(self, data: bytes) -> None:
@@ -106,10 +106,9 @@ def test_what_is_no_frame_ends_it(supervisor: Supervisor, data: bytes) -> None:
 
 def test_the_supervisor_is_no_client(supervisor: Supervisor) -> None:
     """A drain would send it a DISCONNECT, or wait for it to leave."""
-    worker = supervisor.broker.worker
 
-    worker.lifecycle.stop(supervisor.broker.clock.now)
+    supervisor.broker.lifecycle.stop(supervisor.broker.clock.now)
 
-    assert [] == worker.reactor.streams()
+    assert [] == supervisor.broker.streams()
     assert [] == supervisor.hear()
     assert [] == supervisor.ended

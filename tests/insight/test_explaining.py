@@ -16,7 +16,7 @@ Nodes = Callable[..., Node]
 
 
 def facts(broker: Broker, client_id: str = "phone") -> Facts:
-    return broker.worker.explaining.facts(client_id)
+    return broker.explaining.facts(client_id)
 
 
 def flood(broker: Broker, size: int = 300) -> None:
@@ -120,7 +120,7 @@ def test_an_administrators_decision_is_told_while_it_holds(brokers: Brokers) -> 
     broker = brokers()
     until = broker.clock.now + 60.0
     limit = Limit("phone", "5/s", True, until, seconds=60.0, by="root", reason="a demo", made=0.0)
-    broker.worker.protection.limits["phone"] = limit
+    broker.protection.limits["phone"] = limit
     broker.connect("phone")
 
     expected = {"rate": "5/s", "exempt": True, "left": 60.0, "by": "root", "reason": "a demo"}

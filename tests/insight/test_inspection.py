@@ -14,8 +14,7 @@ LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 60}
 
 
 def inspection_of(broker: Broker) -> Inspection:
-    worker = broker.worker
-    return Inspection(worker.store, worker.lifecycle, worker.reactor, broker.clock)
+    return Inspection(broker.store, broker.lifecycle, broker.reactor, broker.clock)
 
 
 def clients(inspection: Inspection, position: int = 0, match: str = "") -> tuple[list[dict[str, Any]], int | None]:
@@ -71,8 +70,8 @@ def test_a_kick_ends_the_connection_and_not_the_session(brokers: Brokers) -> Non
     assert True is inspection.answer("kick", {"client": "noisy"})
     assert [Disconnect(0x98)] == client.receive()
     assert client.closed
-    assert 1 == broker.worker.counters.closed_by_reason["kicked"]
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.counters.closed_by_reason["kicked"]
+    assert 1 == broker.session_count()
     assert False is inspection.answer("kick", {"client": "noisy"})
     assert False is inspection.answer("kick", {"client": "nobody"})
 

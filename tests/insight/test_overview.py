@@ -15,7 +15,7 @@ QUOTA = Config(quotas=Quotas(reserve=0.0, session=QuotaScope(incoming_messages="
 
 
 def overview_of(broker: Broker) -> dict[str, Any]:
-    return broker.worker.overview.overload(broker.clock.now)
+    return broker.overview.overload(broker.clock.now)
 
 
 def signal_of(told: dict[str, Any], name: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Broke
     """What a test has injected would be taken for the truth, or nobody could say since when a worker is late."""
     broker = brokers()
     broker.advance(0.3)
-    broker.worker.protection.inject("lag", LATE, broker.clock.now + 5.0)
+    broker.protection.inject("lag", LATE, broker.clock.now + 5.0)
     broker.advance(2.0)
     told = overview_of(broker)
     lag = signal_of(told, "lag")
@@ -62,26 +62,26 @@ def test_who_is_held_is_told_by_reason_now_and_for_the_last_minute(brokers: Brok
     client.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(4)])
     broker.settle()
     broker.advance(0.5)
-    broker.worker.record(WALL)
+    broker.record(WALL)
     (figures,) = overview_of(broker)["held"].values()
     assert (1, 500, 500) == (figures["clients"], figures["interval_ms"], figures["minute_ms"])
 
     broker.advance(2.0)
-    broker.worker.record(WALL + 2.0)
-    broker.worker.record(WALL + 3.0)
+    broker.record(WALL + 2.0)
+    broker.record(WALL + 3.0)
     (figures,) = overview_of(broker)["held"].values()
     assert (0, 0) == (figures["clients"], figures["interval_ms"])
     assert 500 < figures["minute_ms"] <= 1500
 
     broker.clock.now += 61.0
-    broker.worker.record(WALL + 64.0)
+    broker.record(WALL + 64.0)
     assert {} == overview_of(broker)["held"]
 
 
 def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
     """A level would come from nobody knows where, or from somebody who fell silent long ago."""
     broker = brokers()
-    protection = broker.worker.protection
+    protection = broker.protection
     protection.hear(Report("far", 1, 1, 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
     protection.hear(b"nonsense", broker.clock.now)
     broker.advance(0.5)
@@ -102,9 +102,9 @@ def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
 def test_the_last_record_is_there_to_be_read(brokers: Brokers) -> None:
     """`weir top` would have nothing to show, or make a record of its own that is missing in the log."""
     broker = brokers()
-    assert None is broker.worker.overview.record()
-    broker.worker.record(WALL)
-    told = broker.worker.overview.record()
+    assert None is broker.overview.record()
+    broker.record(WALL)
+    told = broker.overview.record()
 
     assert told is not None
     assert (WALL, 0) == (told["ts"], told["sequence"])

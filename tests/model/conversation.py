@@ -265,8 +265,8 @@ class Conversation(RuleBasedStateMachine):
             self.disconnect(name, False, None)
             self.everybody_has_what_it_is_owed()
         for broker in self.workers:
-            assert 0 == broker.worker.budget.used
-            assert 0 == broker.worker.queue_budget.used
+            assert 0 == broker.outbound_budget.used
+            assert 0 == broker.queue_budget.used
 
     def _compare_counts(self) -> None:
         """The broker holds what it should and no more."""
@@ -275,22 +275,21 @@ class Conversation(RuleBasedStateMachine):
 
     def sessions_of(self, broker: Broker) -> list[Session]:
         """Those that are to be found there, whatever it says how many."""
-        return [session for session in self.model.sessions.values() if broker.worker.store.find(session.name)]
+        return [session for session in self.model.sessions.values() if broker.session(session.name)]
 
     def _compare_counts_of(self, broker: Broker) -> None:
-        worker = broker.worker
         sessions = self.sessions_of(broker)
         subscriptions = [subscription for session in sessions for subscription in session.subscriptions.values()]
         groups = {(one.share, one.filter) for one in subscriptions if one.share}
         alone = sum(1 for one in subscriptions if not one.share)
-        assert (alone + len(groups), len(groups)) == worker.routes.statistics()[1:]
-        assert len(sessions) == worker.store.count()
-        assert sum(1 for session in sessions if session.connected) == worker.lifecycle.connected
-        worker.retained.expire(self.clock.now, len(TOPICS) + len(NAMES))
-        assert len(self.model.retained()) == worker.retained.statistics().count
-        dropped = {reason for reason, times in worker.counters.dropped_by_reason.items() if times}
+        assert (alone + len(groups), len(groups)) == broker.routes.statistics()[1:]
+        assert len(sessions) == broker.session_count()
+        assert sum(1 for session in sessions if session.connected) == broker.connected
+        broker.retained.expire(self.clock.now, len(TOPICS) + len(NAMES))
+        assert len(self.model.retained()) == broker.retained.statistics().count
+        dropped = {reason for reason, times in broker.counters.dropped_by_reason.items() if times}
         assert dropped <= LAWFUL_DROPS
-        assert 0 == worker.counters.internal_errors
+        assert 0 == broker.counters.internal_errors
 
     # How it is said.
 

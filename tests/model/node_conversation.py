@@ -43,7 +43,7 @@ class NodeConversation(Conversation):
 
     def home(self, name: str) -> Broker:
         """The worker that has its session."""
-        (found,) = [broker for broker in self.node if broker.worker.store.find(name) is not None]
+        (found,) = [broker for broker in self.node if broker.session(name) is not None]
         return found
 
     # What happens to workers.
@@ -89,12 +89,11 @@ class NodeConversation(Conversation):
     def replace_a_worker(self, at: int) -> None:
         """Its clients are told to go, the others get its sessions, and somebody takes its place."""
         leaving = self.node[at % len(self.node)]
-        worker = leaving.worker
         there = self.sessions_of(leaving)
-        streams = [cast(Connection, stream).session for stream in worker.reactor.streams()]
+        streams = [cast(Connection, stream).session for stream in leaving.streams()]
         for session in there:
             session.coming = True  # what the wills of the others bring it may get or not
-        worker.lifecycle.stop(self.clock.now)
+        leaving.lifecycle.stop(self.clock.now)
         self.node.settle()
         for name in [session.client_id for session in streams if session is not None]:
             self._part(name, self.lines.pop(name), SHUTTING_DOWN)
@@ -103,13 +102,13 @@ class NodeConversation(Conversation):
             session.coming = False
             if not session.ended:
                 self.reference.move(session.name)
-        for session in list(worker.store.sessions()):
-            worker.takeovers.offer(session)
+        for session in list(leaving.sessions()):
+            leaving.takeovers.offer(session)
         self.node.settle()
-        assert 0 == worker.sessions_here()
+        assert 0 == leaving.sessions_here()
         self.node.kill(leaving)
         unmourned = [leaving, *self.mourning.pop(leaving, [])]
-        new = self.node.start(worker.shard)
+        new = self.node.start(leaving.shard)
         self.mourning[new] = unmourned
         for one in unmourned:
             self.node.mourn(one, new)
@@ -142,7 +141,7 @@ class NodeConversation(Conversation):
     def _turn(self, broker: Broker) -> None:
         """A slice; what it asks Redis is answered before anything else happens."""
         broker.turn()
-        registration = broker.worker.registration
+        registration = broker.registration
         if registration is not None and registration.commands.statistics.waiting:
             self.redis.ping()  # which is answered behind it,
             self.redis.ping()  # and when that was sent
@@ -164,20 +163,20 @@ class NodeConversation(Conversation):
 
     def _compare_counts(self) -> None:
         super()._compare_counts()
-        assert len(self.model.sessions) == sum(broker.worker.store.count() for broker in self.node)
+        assert len(self.model.sessions) == sum(broker.session_count() for broker in self.node)
         for broker in self.node:
             self._compare_knowledge(broker)
         self.node.look_around()
 
     def _compare_knowledge(self, broker: Broker) -> None:
         """Each worker knows what the clients of the others want, and nothing waits to be told."""
-        mesh = broker.worker.mesh
+        mesh = broker.mesh
         assert not mesh._barriers and not mesh._unsettled and not mesh._telling and not mesh._forgetting
         assert not mesh.takeovers._arrivals and not mesh.takeovers._departures
         assert len(self.node) - 1 == len(mesh.peers)
-        groups = list(broker.worker.routes.shared_groups())
+        groups = list(broker.routes.shared_groups())
         for peer in mesh.peers:
-            (there,) = [other for other in self.node if other.worker.shard == peer.shard]
+            (there,) = [other for other in self.node if other.shard == peer.shard]
             wanted = [one for session in self.sessions_of(there) for one in session.subscriptions.values()]
             assert {one.filter for one in wanted if not one.share} == set(peer.filters)
             known = [group for group in groups if peer in group.elsewhere]

@@ -32,7 +32,7 @@ def unlucky(broker: Broker, *errors: int) -> tuple[str, int]:
     """The address where such a listener waits."""
     (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), Delivery())
     listener = Unlucky(listener, *errors)
-    broker.worker.reactor.listen(listener)
+    broker.reactor.listen(listener)
     host, port = listener.getsockname()
     return host, port
 
@@ -46,9 +46,9 @@ def test_a_connection_that_broke_is_passed_over(brokers: Brokers, error: int) ->
     client = broker.dial(unlucky(broker, error, error))
     client.send(Connect(V311, "me"))
     while not client.inbox:
-        waiting = [broker.worker.reactor.fileno(), client.socket.fileno()]
+        waiting = [broker.reactor.fileno(), client.socket.fileno()]
         assert select.select(waiting, [], [], 5.0)[0]
         broker.settle()
 
     assert [ConnAck(False)] == client.inbox
-    assert 1 == broker.worker.counters.sockets_opened
+    assert 1 == broker.counters.sockets_opened

@@ -30,7 +30,7 @@ class Words:
         self.taken: list[bytes] = []
         self.events: list[str] = []
         self.on_word: Callable[[], None] = lambda: None
-        self._reactor = broker.worker.reactor
+        self._reactor = broker.reactor
         outbox = Outbox(ours.fileno(), ANY, ANY >> 1, OutboundBudget(ANY), self._reactor.dirty)
         self.stream = Stream(ours, "peer", outbox)
         self._reactor.attach(self.stream, self)
@@ -84,14 +84,14 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     broker.settle()
     for flood in floods:
         flood.send_bytes(encode(Publish(b"t", b"", 1, packet_id=1), V311) * 9000)
-    counters = broker.worker.counters
+    counters = broker.counters
     before: list[int] = []
     words.on_word = lambda: before.append(counters.publishes_received)
     broker.clock.step = SLICE
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     words.theirs.sendall(b"word")
     taken = counters.publishes_received
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
 
     assert [taken] == before
 
@@ -104,12 +104,12 @@ def test_much_for_it_is_sent_ahead_of_much_for_clients(broker: Broker, words: Wo
         reader.receive()
     broker.connect("publisher").send(Publish(b"much", bytes(MUCH)))
     broker.clock.step = SLICE / 4  # a few sends in a slice
-    while not broker.worker.counters.publishes_received:
-        broker.worker.reactor.turn()
-    broker.worker.reactor.turn()  # now all of it is known to be much
+    while not broker.counters.publishes_received:
+        broker.reactor.turn()
+    broker.reactor.turn()  # now all of it is known to be much
     words.stream.outbox.first = True
     words.stream.outbox.write(bytes(MUCH + 1))
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
 
     assert MUCH < len(words.theirs.recv(2 * MUCH))
 
@@ -122,7 +122,7 @@ def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, wor
     for client in clients:
         client.send(PingReq())
     words.on_word = partial(pass_time, broker, SLICE)
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     for client in clients:
         client.pull()
 
@@ -141,7 +141,7 @@ def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> 
     words.theirs.sendall(b"word" * 10_000)
     client.send(PingReq())
     broker.clock.step = SLICE / 4
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     client.pull()
 
     assert [PingResp()] == client.inbox
@@ -190,7 +190,7 @@ def test_what_it_is_owed_leaves_and_then_it_is_told(broker: Broker, words: Words
 
 def test_it_is_none_of_the_clients(broker: Broker, words: Words) -> None:
     """A worker that says goodbye to its clients would end its link first; and $SYS would count its talk."""
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     words.theirs.sendall(b"word")
     words.stream.outbox.write(b"hello")
     broker.settle()
@@ -214,7 +214,7 @@ def test_one_that_takes_nothing_is_not_shed(broker: Broker, words: Words) -> Non
     """When clients owe too much another worker would be cut off, with what it was sent."""
     words.stream.outbox.write(bytes(8 << 20))
     broker.settle()
-    budget = broker.worker.budget
+    budget = broker.outbound_budget
     budget.used += budget.limit + 1
     broker.settle()
 
@@ -227,7 +227,7 @@ def test_what_it_has_not_said_whole_is_not_shed(broker: Broker, words: Words) ->
     words.stream.needs = 1 << 20
     words.theirs.sendall(bytes(1000))
     broker.settle()
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
 
     assert reactor._unfinished_input.largest(reactor._streams, broker.clock.now) is None
 
@@ -236,7 +236,7 @@ def test_it_ends_with_the_worker() -> None:
     """Its peer would wait for one that is gone."""
     broker = Broker()
     words = Words(broker)
-    broker.worker.reactor.shut_down()
+    broker.reactor.shut_down()
 
     assert b"" == words.theirs.recv(1)
     words.theirs.close()

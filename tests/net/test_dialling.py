@@ -34,7 +34,7 @@ class Asking:
         self.log = Lines()
         self.failures: list[Exception] = []
         self.replies: list[object] = []
-        self.commands = CommandPipeline(Dialler(broker.worker.reactor, self.failures.append), address, "test", self.log)
+        self.commands = CommandPipeline(Dialler(broker.reactor, self.failures.append), address, "test", self.log)
         self.commands.start(broker.clock.now)
 
     def ask(self, *words: str | bytes | int) -> None:
@@ -43,7 +43,7 @@ class Asking:
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
-        reactor = self.broker.worker.reactor
+        reactor = self.broker.reactor
         while not done():
             assert time.monotonic() < deadline, self.log.events
             self.broker.clock.looks = 0
@@ -135,5 +135,5 @@ def test_the_line_goes_with_the_reactor(brokers: Brokers, server: RunningRedis) 
     asking.commands.stop(broker.clock.now)
     broker.settle()
 
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
     assert float("inf") == asking.commands.tick(broker.clock.now + 1000)

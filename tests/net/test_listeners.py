@@ -37,7 +37,7 @@ def connected(broker: Broker, *clients: Client) -> bool:
     """They all have their CONNACK. The kernel may take a moment even on the way to itself."""
     while not all(client.inbox for client in clients) and not any(client.closed for client in clients):
         waiting = [client.socket.fileno() for client in clients if not client.inbox]
-        if not select.select([broker.worker.reactor.fileno(), *waiting], [], [], 5.0)[0]:
+        if not select.select([broker.reactor.fileno(), *waiting], [], [], 5.0)[0]:
             return False
         broker.settle()
     return all(client.inbox == [ConnAck(False)] for client in clients)
@@ -81,11 +81,11 @@ def test_accepted_sockets_are_set_up_for_small_packets_and_dead_peers(brokers: B
     """Acknowledgements would wait 40 ms, the kernel hide megabytes, a dead peer stay for a quarter of an hour."""
     broker = brokers()
     (listener,) = listen(LOCAL, Delivery(notsent_lowat=65536, user_timeout=7.0))
-    broker.worker.reactor.listen(listener)
+    broker.reactor.listen(listener)
     client = broker.dial(listener.getsockname())
     client.send(Connect(V311, "me"))
     assert connected(broker, client)
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     options = (socket.TCP_NODELAY, socket.TCP_NOTSENT_LOWAT, socket.TCP_USER_TIMEOUT)
     values = [stream.sock.getsockopt(socket.IPPROTO_TCP, option) for option in options]
 
@@ -104,7 +104,7 @@ def test_more_connections_than_one_look_takes_are_all_taken(brokers: Brokers) ->
         client.send(Connect(V311, f"me{n}"))
 
     assert connected(broker, *clients)
-    assert ACCEPTS + 10 == broker.worker.counters.sockets_opened
+    assert ACCEPTS + 10 == broker.counters.sockets_opened
 
 
 def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
@@ -119,7 +119,7 @@ def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
         client.send(Connect(V311, f"outside{n}"))
     with structlog.testing.capture_logs() as log, no_descriptor_left():
         broker.settle()
-        assert [] == select.select([broker.worker.reactor.fileno()], [], [], 0)[0]  # it waits and does not spin
+        assert [] == select.select([broker.reactor.fileno()], [], [], 0)[0]  # it waits and does not spin
         broker.advance(0.3)
 
     assert {"out_of_descriptors"} == {line["event"] for line in log}
@@ -137,10 +137,10 @@ def test_who_stops_listening_while_out_of_descriptors_stops(brokers: Brokers) ->
     broker.dial(address)
     with no_descriptor_left():
         broker.settle()
-    broker.worker.reactor.stop_listening()
+    broker.reactor.stop_listening()
     broker.advance(0.5)
 
-    assert 0 == broker.worker.counters.sockets_opened
+    assert 0 == broker.counters.sockets_opened
     with pytest.raises(ConnectionRefusedError):
         broker.dial(address)
 
@@ -152,7 +152,7 @@ def test_who_stops_listening_keeps_the_connections(brokers: Brokers) -> None:
     client = broker.dial(address)
     client.send(Connect(V311, "me"))
     assert connected(broker, client)
-    broker.worker.reactor.stop_listening()
+    broker.reactor.stop_listening()
 
     with pytest.raises(ConnectionRefusedError):
         broker.dial(address)

@@ -35,7 +35,7 @@ def test_each_reason_alone_keeps_a_connection_unread(brokers: Brokers, reason: i
     """The connection would be served although one part of the broker is not ready for its next packet."""
     broker = brokers()
     client = broker.connect("client")
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     (stream,) = reactor.streams()
     for each in REASONS:
         reactor.pause(stream, each)
@@ -56,7 +56,7 @@ def test_lifting_a_reason_that_is_not_there_resumes_nothing(brokers: Brokers, re
     """A part of the broker that is done would resume what waits for another part."""
     broker = brokers()
     client = broker.connect("client")
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     (stream,) = reactor.streams()
     reactor.pause(stream, reason)
     reactor.pause(stream, reason)
@@ -74,7 +74,7 @@ def test_reading_ahead_waits_for_reasons_that_do_not_allow_it(brokers: Brokers) 
     """Packets would be read ahead of a publish that is still being delivered."""
     broker = brokers()
     client = broker.connect("client")
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     (stream,) = reactor.streams()
     reactor.pause_reading_ahead(stream, Pause.OVERLOAD)
     reactor.pause(stream, Pause.FANOUT)
@@ -93,7 +93,7 @@ def test_a_paused_unauthenticated_stream_is_dropped_when_its_peer_closes(brokers
     broker = brokers()
     client = broker.open()
     broker.settle()
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     (stream,) = reactor.streams()
     reactor.pause_unauthenticated(stream, Pause.CONNECT)
     client.socket.shutdown(socket.SHUT_WR)
@@ -106,7 +106,7 @@ def test_closing_ends_all_pauses(brokers: Brokers) -> None:
     """A peer that only sends would never read why its connection was closed."""
     broker = brokers()
     client = broker.connect("client")
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     (stream,) = reactor.streams()
     for reason in REASONS:
         reactor.pause(stream, reason)

@@ -27,7 +27,7 @@ STEP = SLICE / 4  # so that a slice has room for a few looks at the clock
 
 def turn(broker: Broker, *clients: Client) -> float:
     """One slice, after which *clients* read."""
-    wait = broker.worker.reactor.turn()
+    wait = broker.reactor.turn()
     for client in clients:
         client.pull()
     return wait
@@ -44,7 +44,7 @@ def test_a_flood_does_not_keep_others_waiting(brokers: Brokers) -> None:
     flood.send_bytes(ACKED * 9000)
     other.send(PingReq())
     broker.clock.step = STEP
-    taken = broker.worker.counters
+    taken = broker.counters
     turn(broker, other)
 
     assert [PingResp()] == other.inbox
@@ -81,18 +81,18 @@ def test_last_words_after_a_silence_have_not_waited_since_before_it(brokers: Bro
     broker.clock.step = STEP
     turn(broker, *clients)
 
-    assert 0.0 < broker.worker.reactor.take_lag() < 1.0
+    assert 0.0 < broker.reactor.take_lag() < 1.0
 
 
 def test_who_used_more_than_its_share_pays_in_the_next_rounds(brokers: Brokers) -> None:
     """A client with huge packets would get many times what others get."""
     broker = brokers(Config(limits=Limits(packet_bytes=8 << 20)))
     client = broker.connect("me")
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     client.send(Publish(b"t", bytes(6 << 20)))
     client.send(PingReq())
     broker.clock.step = SLICE  # one round a slice
-    while not broker.worker.counters.publishes_received:
+    while not broker.counters.publishes_received:
         turn(broker, client)
     debts = [stream.debt]
     while stream.debt:
@@ -126,7 +126,7 @@ def test_strangers_do_not_keep_those_who_are_in_waiting(brokers: Brokers) -> Non
     turn(broker, member, *many)
 
     assert [PingResp()] == member.inbox
-    assert broker.worker.lifecycle.connected < 1 + len(many)
+    assert broker.connected < 1 + len(many)
     broker.clock.step = 0.0
     broker.settle()
     assert all(client.inbox for client in many)
@@ -139,13 +139,13 @@ def test_strangers_do_not_hide_who_is_in(brokers: Brokers) -> None:
     many = strangers(broker, 2 * EVENTS - 1)
     broker.clock.step = SLICE / 100
     for _ in range(3):
-        broker.worker.reactor.turn()  # all of them are found, and few are served
+        broker.reactor.turn()  # all of them are found, and few are served
     member.send(PingReq())
     broker.clock.step = SLICE  # one poll
     turn(broker, member)
 
     assert [PingResp()] == member.inbox
-    assert broker.worker.lifecycle.connected < len(many) / 2
+    assert broker.connected < len(many) / 2
     broker.clock.step = 0.0
     broker.settle()
     assert all(client.inbox for client in many)
@@ -175,9 +175,9 @@ def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
     seen = []
     for _ in range(3):
         turn(broker, *floods, *many)
-        seen.append(broker.worker.lifecycle.connected - len(floods))
+        seen.append(broker.connected - len(floods))
 
-    assert broker.worker.counters.publishes_received < 4 * 9000
+    assert broker.counters.publishes_received < 4 * 9000
     assert [STRANGERS, 2 * STRANGERS, 3 * STRANGERS] == seen
 
 
@@ -187,7 +187,7 @@ def test_what_threads_have_done_comes_a_little_at_a_time(brokers: Brokers) -> No
     broker.settle()
     done: list[int] = []
     for number in range(3 * CALLS):
-        broker.worker.reactor.call(partial(done.append, number))
+        broker.reactor.call(partial(done.append, number))
     broker.clock.step = SLICE  # one look for events a slice
     turn(broker)
 
@@ -215,7 +215,7 @@ def test_a_slice_ends_though_there_is_more_to_do(brokers: Brokers) -> None:
     broker.clock.step = 0.0
     broker.settle()
     assert all([PingResp()] == client.inbox for client in clients)
-    assert SLICE / 2 < broker.worker.reactor.statistics.longest_slice < 2 * SLICE
+    assert SLICE / 2 < broker.reactor.statistics.longest_slice < 2 * SLICE
 
 
 def test_what_is_written_in_a_slice_leaves_in_one_send(brokers: Brokers) -> None:
@@ -243,7 +243,7 @@ def test_who_is_owed_little_does_not_wait_for_those_who_are_owed_much(brokers: B
     modest, flood = broker.connect("modest"), broker.connect("flood")
     flood.send(Publish(b"much", bytes(MUCH)))
     broker.clock.step = STEP
-    while not broker.worker.counters.publishes_received:
+    while not broker.counters.publishes_received:
         turn(broker)
     modest.send(PingReq())
     turn(broker, modest, *readers)
@@ -268,7 +268,7 @@ def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers
         for other in others:
             other.send(PingReq())
         turn(broker, reader)
-        assert broker.worker.reactor.dirty.count
+        assert broker.reactor.dirty.count
 
     assert [Publish(b"much", bytes(MUCH))] == reader.inbox
 
@@ -276,7 +276,7 @@ def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers
 def test_the_bytes_of_both_directions_are_counted(brokers: Brokers) -> None:
     """$SYS/broker/bytes/... would be wrong."""
     broker = brokers()
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     client = broker.connect("me")
     received, sent = reactor.bytes_received, reactor.bytes_sent
     client.send(PingReq(), Publish(b"t", bytes(300)))
@@ -299,10 +299,10 @@ def test_the_sum_of_unread_input_returns_to_nothing(brokers: Brokers) -> None:
     held = broker.connect("held")
     held.reading = False
     push(held, ACKED)
-    assert broker.worker.reactor._input_bytes > 0
+    assert broker.reactor._input_bytes > 0
     held.drop()
 
-    assert 0 == broker.worker.reactor._input_bytes
+    assert 0 == broker.reactor._input_bytes
 
 
 def test_a_large_packet_in_pieces_is_taken_when_it_is_whole(brokers: Brokers) -> None:
@@ -316,7 +316,7 @@ def test_a_large_packet_in_pieces_is_taken_when_it_is_whole(brokers: Brokers) ->
     client.send_bytes(packets[-1:])
 
     assert [PingResp()] == client.receive()[-1:]
-    assert 200_000 == broker.worker.counters.publish_bytes_received
+    assert 200_000 == broker.counters.publish_bytes_received
 
 
 # Ends.
@@ -331,8 +331,8 @@ def test_the_last_words_survive_what_the_client_still_sends(brokers: Brokers) ->
     until(broker, client, lambda: len(client.inbox) == 1)
     client.reading = False
     client.send(*[PingReq()] * PINGS)
-    until(broker, client, lambda: broker.worker.counters.packets_received == 1 + PINGS)
-    assert 0 == broker.worker.budget.used  # the kernel has all of it, more than the client takes
+    until(broker, client, lambda: broker.counters.packets_received == 1 + PINGS)
+    assert 0 == broker.outbound_budget.used  # the kernel has all of it, more than the client takes
     client.send_bytes(b"\xff\0")
     until(broker, client, lambda: bool(closed(broker)))
     client.send_bytes(bytes(10_000))
@@ -348,7 +348,7 @@ def until(broker: Broker, client: Client, condition: Callable[[], bool]) -> None
     """Let *broker* work until *condition*. TCP may take a moment even on one machine."""
     while not condition():
         reads = [client.socket.fileno()] if client.reading else []
-        assert select.select([broker.worker.reactor.fileno(), *reads], [], [], 5.0)[0]
+        assert select.select([broker.reactor.fileno(), *reads], [], [], 5.0)[0]
         broker.settle()
 
 
@@ -371,10 +371,10 @@ def test_a_peer_that_never_closes_is_not_waited_for(brokers: Brokers) -> None:
     client = broker.connect("me")
     client.send(Disconnect())
     client.receive()
-    assert 1 == len(broker.worker.reactor.streams())
+    assert 1 == len(broker.streams())
     broker.advance(LINGER + 0.1)
 
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
 
 
 def test_a_peer_that_never_reads_is_not_waited_for(brokers: Brokers) -> None:
@@ -383,13 +383,13 @@ def test_a_peer_that_never_reads_is_not_waited_for(brokers: Brokers) -> None:
     client = broker.connect("me")
     client.reading = False
     push(client, ACKED)
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
     broker.settle()
-    assert broker.worker.budget.used > 0
+    assert broker.outbound_budget.used > 0
     broker.advance(LINGER + 0.1)
 
-    assert [] == broker.worker.reactor.streams()
-    assert 0 == broker.worker.budget.used
+    assert [] == broker.streams()
+    assert 0 == broker.outbound_budget.used
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -402,7 +402,7 @@ def test_half_an_end_costs_no_time(brokers: Brokers, stopped: bool) -> None:
     client.socket.shutdown(socket.SHUT_WR)
     broker.clock.step = STEP  # a slice that turns in circles ends, too
     if stopped:
-        broker.worker.lifecycle.stop(broker.clock.now)
+        broker.lifecycle.stop(broker.clock.now)
     began = broker.clock.now
     broker.settle()
     assert broker.clock.now - began < LINGER / 10  # it came to rest by itself
@@ -417,7 +417,7 @@ def test_half_an_end_costs_no_time(brokers: Brokers, stopped: bool) -> None:
     assert client.closed
     if not stopped:
         assert {CloseReason.PEER_CLOSED: 1} == closed(broker)
-        assert taken // len(ACKED) == broker.worker.counters.publishes_received
+        assert taken // len(ACKED) == broker.counters.publishes_received
 
 
 def test_half_an_end_does_not_cut_off_the_answers(brokers: Brokers) -> None:
@@ -441,19 +441,19 @@ def test_a_reset_ends_a_connection(brokers: Brokers) -> None:
     client.drop()
 
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
-    assert 0 == broker.worker.lifecycle.connected
+    assert 0 == broker.connected
 
 
 def test_a_descriptor_that_is_used_again_is_another_connection(brokers: Brokers) -> None:
     """What was meant for a client that went would be sent to one that came."""
     broker = brokers()
     former = broker.connect("former", properties={})
-    fd = broker.worker.reactor.streams()[0].fd
+    fd = broker.streams()[0].fd
     former.send(*[PingReq() for _ in range(50)])
     former.drop()
     later = broker.connect("later")
 
-    assert [fd] == [stream.fd for stream in broker.worker.reactor.streams()]
+    assert [fd] == [stream.fd for stream in broker.streams()]
     assert [] == later.receive()
 
 
@@ -464,9 +464,9 @@ def test_who_is_asked_to_wake_returns_at_once(brokers: Brokers) -> None:
     narrow(broker)
     broker.settle()
     assert turn(broker) > 0.05
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     stream.outbox.write(b"\xd0\0")
-    broker.worker.reactor.wake()
+    broker.reactor.wake()
     turn(broker, client)
 
     assert [PingResp()] == client.inbox
@@ -484,7 +484,7 @@ def test_while_messages_wait_for_more_several_come_with_one_look(
     reader.send(Subscribe(1, [Wanted(b"t", 0)]))
     publishers = [broker.connect(f"p{n}") for n in range(20)]
     clock = broker.clock
-    taken = broker.worker.counters
+    taken = broker.counters
     sent = 0
     slept = []
 
@@ -504,7 +504,7 @@ def test_while_messages_wait_for_more_several_come_with_one_look(
     clock.step = 0.00002  # which makes it a fifth of the time or so that it is busy
     for _ in range(500):
         publish()
-        broker.worker.reactor.turn()
+        broker.reactor.turn()
     clock.step = 0.0
     broker.advance(0.1)
 

@@ -21,7 +21,7 @@ def blocked_reader(broker: Broker) -> Client:
     """A reader for whom the kernel holds some dozens of messages, and takes no more before most of them are read."""
     reader = broker.connect("reader", V5)
     subscribe(reader, "t")
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
     reader.reading = False
     publisher = broker.connect("publisher", V5)
@@ -35,12 +35,12 @@ def test_a_reader_that_takes_its_bytes_slowly_is_not_closed(brokers: Brokers) ->
     """The kernel asks us for more only when much is read; a client on a bad line would be closed while it gets on."""
     broker = brokers(Config(delivery=DELIVERY))
     reader = blocked_reader(broker)
-    sent = broker.worker.reactor.bytes_sent
+    sent = broker.reactor.bytes_sent
     for _ in range(6):
         broker.advance(TIMEOUT / 2)
         assert reader.socket.recv(2 * SIZE)  # a whole packet and more, or the kernel holds it still
 
-    assert sent == broker.worker.reactor.bytes_sent  # only the kernel knew
+    assert sent == broker.reactor.bytes_sent  # only the kernel knew
     assert {} == closed(broker)
     broker.advance(TIMEOUT + 2)
     assert {CloseReason.SLOW_CONSUMER: 1} == closed(broker)

@@ -36,7 +36,7 @@ def dial(broker: Broker, authority: Authority, client_id: str) -> Client:
 
 
 def closed(broker: Broker, reason: CloseReason) -> int:
-    return broker.worker.counters.closed_by_reason[reason.label]
+    return broker.counters.closed_by_reason[reason.label]
 
 
 def test_packets_pass_both_ways(broker: Broker, authority: Authority) -> None:
@@ -56,11 +56,11 @@ def test_a_client_that_goes_while_its_connect_waits_is_found_gone(brokers: Broke
     tls = shake(client, authority.trusted_by())
     client.send(Connect(V5, "late", True, 0))
     broker.settle()
-    assert 1 == broker.worker.gauges().connects_waiting
+    assert 1 == broker.gauges().connects_waiting
     tls.raw.shutdown(socket.SHUT_WR)
     broker.settle()
 
-    assert 0 == broker.worker.gauges().connects_waiting
+    assert 0 == broker.gauges().connects_waiting
     assert 1 == closed(broker, CloseReason.PEER_CLOSED)
 
 
@@ -97,7 +97,7 @@ def test_bytes_one_at_a_time_are_put_together(broker: Broker, authority: Authori
     shake(client, authority.trusted_by())
     client.send(Connect(V5, "c", True, 0))
 
-    assert 1 == broker.worker.lifecycle.connected
+    assert 1 == broker.connected
     assert trickling.bytes > 100
 
 
@@ -145,7 +145,7 @@ def test_a_forged_record_ends_the_connection(broker: Broker, authority: Authorit
     broker.settle()
 
     assert 1 == closed(broker, CloseReason.TLS_RECORD_INVALID)
-    assert 0 == broker.worker.lifecycle.connected
+    assert 0 == broker.connected
 
 
 def test_a_goodbye_behind_data_is_heard(broker: Broker, authority: Authority) -> None:
@@ -194,7 +194,7 @@ def test_nothing_is_read_while_the_offload_works(broker: Broker, authority: Auth
     broker.settle()
     client.socket.send(b"no record")
     broker.settle()
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
 
     assert 1 == len(threads.waiting) and stream.paused
     while threads.waiting:
@@ -215,11 +215,11 @@ def test_a_connection_may_end_while_the_offload_works(broker: Broker, authority:
         broker.advance(7.0)
     else:
         client.drop()
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
     threads.go()
     broker.settle()
 
-    assert 0 == broker.worker.counters.internal_errors
+    assert 0 == broker.counters.internal_errors
 
 
 def test_new_connections_get_the_new_certificate(broker: Broker, authority: Authority, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_verified_client_certificate_names_the_client(broker: Broker, authorit
     """Who showed a certificate would be nobody."""
     client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
     shake(client, authority.trusted_by(authority.issue("device", common_name="device-7")))
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
 
     assert stream.layer is not None and "device-7" == stream.layer.identity
 

@@ -19,8 +19,8 @@ LARGE = Publish(b"t", bytes(80_000))
 
 
 def narrow_budget(broker: Broker, budget: int = BUDGET) -> Broker:
-    broker.worker.reactor._input_budget = budget
-    broker.worker.reactor._most_input = budget * 5 // 4
+    broker.reactor._input_budget = budget
+    broker.reactor._most_input = budget * 5 // 4
     return broker
 
 
@@ -42,7 +42,7 @@ def test_the_largest_unfinished_packet_goes(brokers: Brokers, version: int) -> N
     assert (0x97 if version == V5 else None) == goodbye(large)
     assert {CloseReason.INPUT_BUDGET: 1} == closed(broker)
     assert not (small.closed or middle.closed or idle.closed)
-    assert 60_000 == broker.worker.reactor._input_bytes
+    assert 60_000 == broker.reactor._input_bytes
     small.send_bytes(encode(LARGE, version)[20_000:])
     small.send(PingReq())
     assert [PingResp()] == small.receive()
@@ -68,13 +68,13 @@ def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
     push(held, encode(Publish(b"t", b"", 1, packet_id=1), held.version))
     small = begin(broker, "small", 300, V5)
     broker.settle()
-    (waits,) = [stream for stream in broker.worker.reactor.streams() if stream.left > 300]
+    (waits,) = [stream for stream in broker.streams() if stream.left > 300]
     narrow_budget(broker, 200)
     broker.settle()
 
     assert waits.paused
     assert 0x97 == goodbye(small)
-    assert waits.left == broker.worker.reactor._input_bytes > 200
+    assert waits.left == broker.reactor._input_bytes > 200
 
 
 def test_a_connect_that_is_not_finished_counts(brokers: Brokers) -> None:
@@ -95,7 +95,7 @@ def test_many_small_ones_go_in_several_turns(brokers: Brokers) -> None:
     broker = brokers()
     clients = [begin(broker, str(n), 1000) for n in range(200)]
     broker.settle()
-    reactor = narrow_budget(broker).worker.reactor
+    reactor = narrow_budget(broker).reactor
     reactor.turn()
     assert SHED_AT_ONCE == closed(broker)[CloseReason.INPUT_BUDGET]
     broker.settle()
@@ -109,7 +109,7 @@ def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Br
     broker = brokers()
     clients = [begin(broker, str(n), 1000) for n in range(3)]
     broker.settle()
-    reactor = broker.worker.reactor
+    reactor = broker.reactor
     search = reactor._unfinished_input
     found = [search.largest(reactor._streams, broker.clock.now) for _ in range(4)]
     assert [True] * 3 + [False] == [stream is not None for stream in found]

@@ -52,7 +52,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 def turn(broker: Broker, client: Client) -> float:
     """One slice; when the broker wants its next one, in seconds."""
-    left = broker.worker.reactor.turn()
+    left = broker.reactor.turn()
     client.pull()
     return left
 
@@ -90,7 +90,7 @@ def test_nobody_waits_here_while_tasks_should_go_on(kernels: list[Watched], brok
     """A WebSocket's upgrade takes several passes of trio's: beside steady traffic each would come a turn later."""
     broker = brokers()
     client = broker.connect("me")
-    broker.worker.reactor.guests = guests
+    broker.reactor.guests = guests
     ping_often(broker, client, 500)
     broker.settle()
 
@@ -130,7 +130,7 @@ def test_what_is_held_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> N
     broker = brokers()
     client = broker.connect("me")
     make_busy(broker, client, kernels[0])
-    broker.worker.reactor.flushing.due = broker.clock.now + 0.002
+    broker.reactor.flushing.due = broker.clock.now + 0.002
     client.send(PingReq())
     turn(broker, client)
 
@@ -190,10 +190,10 @@ def test_a_gate_that_opens_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> 
     one.stopped = True
     publisher.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(100)])
     ping_often(two, busy, 100)
-    assert 1 == two.worker.counters.pauses_by_reason[PauseReason.GATE.label]
+    assert 1 == two.counters.pauses_by_reason[PauseReason.GATE.label]
     assert kernels[1].waits
     one.turn()
     kernels[1].waits.clear()
-    two.worker.reactor.turn()
+    two.reactor.turn()
 
     assert not kernels[1].waits

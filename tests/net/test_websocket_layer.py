@@ -80,7 +80,7 @@ def said(opcode: int, payload: bytes = b"") -> bytes:
 
 def dial(broker: Broker, start: Start = at_once) -> Client:
     """A client that has not asked yet."""
-    client = broker.open(transport=WebSocketTransport("ws", broker.worker.reactor, None, MESSAGE_BYTES, start))
+    client = broker.open(transport=WebSocketTransport("ws", broker.reactor, None, MESSAGE_BYTES, start))
     client.reading = False
     return client
 
@@ -91,7 +91,7 @@ def connect(broker: Broker, client_id: str, *behind: bytes) -> tuple[Client, Str
     client.send_bytes(REQUEST + said(BINARY, encode(Connect(V311, client_id), V311)) + b"".join(behind))
     broker.settle()
     assert ACCEPTED + CONNACK == client.socket.recv(len(ACCEPTED + CONNACK))
-    return client, broker.worker.reactor.streams()[-1]
+    return client, broker.streams()[-1]
 
 
 def drain(client: Client) -> bytes:
@@ -138,7 +138,7 @@ def test_empty_frames_are_paid_for(brokers: Brokers) -> None:
     for other in others:
         other.send(PingReq())
     broker.clock.step = SLICE  # one turn of one client a slice
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     debt = stream.debt
     broker.clock.step = 0.0
     broker.settle()
@@ -223,10 +223,10 @@ def test_a_client_that_answers_no_goodbye_is_not_waited_for_long(brokers: Broker
     broker = brokers()
     client, _ = connect(broker, "me", said(BINARY, encode(Disconnect(), V311)))
     assert [(CLOSE, farewell(NORMAL)[2:])] == heard(client)
-    assert 1 == len(broker.worker.reactor.streams())
+    assert 1 == len(broker.streams())
     broker.advance(LINGER + 0.1)
 
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
 
 
 def test_frames_that_are_left_over_come_with_the_next_rounds(brokers: Brokers) -> None:
@@ -247,7 +247,7 @@ def test_who_is_in_debt_is_not_read(brokers: Brokers) -> None:
     stream.debt = 10 * LARGEST
     client.socket.send(said(PING))
     broker.clock.step = SLICE  # one turn a slice
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     assert b"" == drain(client) and 9 * LARGEST == stream.debt
     broker.clock.step = 0.0
     broker.settle()
@@ -264,7 +264,7 @@ def test_what_comes_before_the_answer_waits_in_the_kernel(brokers: Brokers) -> N
     broker.settle()
     client.send_bytes(said(BINARY, encode(Connect(V311, "me"), V311)) + EMPTY * 5000)
     broker.settle()
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     assert stream.layer is not None and stream.layer.buffered <= len(REQUEST)
     later.waiting[0].accept()
     broker.settle()
@@ -282,14 +282,14 @@ def test_an_answer_that_comes_too_late_is_given_up(brokers: Brokers) -> None:
     broker.settle()
     first, second = later.waiting
     gone.drop()
-    broker.advance(broker.worker.config.limits.connect_timeout + 0.1)
+    broker.advance(broker.config.limits.connect_timeout + 0.1)
 
     assert first.cancelled and second.cancelled
     first.accept()
     second.accept()
     broker.settle()
     assert b"" == late.socket.recv(100)
-    assert 0 == broker.worker.counters.internal_errors
+    assert 0 == broker.counters.internal_errors
 
 
 def test_who_asks_too_late_is_not_answered(brokers: Brokers) -> None:
@@ -298,7 +298,7 @@ def test_who_asks_too_late_is_not_answered(brokers: Brokers) -> None:
     later = Later()
     client = dial(broker, later)
     client.send_bytes(REQUEST[:-1])
-    broker.advance(broker.worker.config.limits.connect_timeout + 0.1)
+    broker.advance(broker.config.limits.connect_timeout + 0.1)
     client.send_bytes(REQUEST[-1:])
     broker.settle()
 
@@ -314,8 +314,8 @@ def test_who_is_gone_before_it_hears_us_is_no_mistake(brokers: Brokers, asked: b
     client.send_bytes(asked + ending)
     client.drop()
 
-    assert [] == broker.worker.reactor.streams()
-    assert 0 == broker.worker.counters.internal_errors
+    assert [] == broker.streams()
+    assert 0 == broker.counters.internal_errors
 
 
 @pytest.mark.parametrize(
@@ -336,5 +336,5 @@ def test_what_still_comes_is_read_until_the_deadline(brokers: Brokers, first: by
         client.send_bytes(then)
         broker.settle()
 
-    assert 1 == len(broker.worker.reactor.streams())
+    assert 1 == len(broker.streams())
     assert CLOSE == heard(client)[-1][0]

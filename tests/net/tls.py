@@ -130,8 +130,8 @@ class TlsSocket:
 
 def transport(broker: Broker, tls: Tls, threads: Executor | None = None) -> TlsTransport:
     """What a TLS listener of *broker* would have."""
-    offload = broker.worker.offload if threads is None else Offload(threads, broker.worker.reactor.call)
-    return TlsTransport("tls", make_context(tls), broker.worker.reactor, offload)
+    offload = broker.offload if threads is None else Offload(threads, broker.reactor.call)
+    return TlsTransport("tls", make_context(tls), broker.reactor, offload)
 
 
 def shake(client: Client, context: ssl.SSLContext) -> TlsSocket:

@@ -59,7 +59,7 @@ def push(client: Client, packet: bytes) -> int:
 
 def narrow(broker: Broker) -> None:
     """Let the kernel hold only a few kilobytes for each client, so that one that does not read is soon felt."""
-    for stream in broker.worker.reactor.streams():
+    for stream in broker.streams():
         stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
@@ -69,11 +69,11 @@ def greeting(client_id: str, version: int = V5) -> Connect:
 
 def closed(broker: Broker) -> dict[CloseReason, int]:
     """How many connections ended, by reason."""
-    counts = broker.worker.counters.closed_by_reason
+    counts = broker.counters.closed_by_reason
     return {reason: counts[reason.label] for reason in CloseReason if counts[reason.label]}
 
 
 def dropped(broker: Broker) -> dict[DropReason, int]:
     """How many messages did not reach a receiver, by reason."""
-    counts = broker.worker.counters.dropped_by_reason
+    counts = broker.counters.dropped_by_reason
     return {reason: counts[reason.label] for reason in DropReason if counts[reason.label]}

@@ -146,5 +146,5 @@ def test_a_client_gets_its_session_back_from_a_full_broker(brokers: Brokers, ver
     assert (0x8E if version == V5 else None) == goodbye(before)
     assert not other.closed
     assert (0x97 if version == V5 else 3) == a_connect(broker, "a:1", "third", version)
-    assert 2 == broker.worker.lifecycle.connected
+    assert 2 == broker.connected
     assert {CloseReason.SESSION_TAKEN_OVER: 1, CloseReason.CONNECTION_LIMIT: 1} == closed(broker)

@@ -75,7 +75,7 @@ def test_who_does_not_is_told_so_and_logged_without_the_password(
     assert [ConnAck(False, 0x86 if version == V5 else 4)] == client.receive()
     assert client.closed
     assert {CloseReason.BAD_CREDENTIALS: 1} == closed(broker)
-    assert 1 == broker.worker.counters.connects_refused
+    assert 1 == broker.counters.connects_refused
     (told,) = log
     assert ("client_closed", "bad_user_name_or_password") == (told["event"], told["reason"])
     assert f"user {user!r}, client 'me'" == told["detail"]
@@ -148,8 +148,8 @@ def test_the_deadline_of_connect_covers_the_check(brokers: Brokers, users: Path)
     broker.settle()
 
     assert {CloseReason.CONNECT_TIMEOUT: 1} == closed(broker)
-    assert 0 == broker.worker.lifecycle.connected
-    assert (0, 0) == broker.worker.authenticator.statistics()
+    assert 0 == broker.connected
+    assert (0, 0) == broker.authenticator.statistics()
 
 
 def test_nothing_of_a_client_is_done_before_it_is_known(brokers: Brokers, users: Path) -> None:
@@ -195,7 +195,7 @@ def test_who_is_not_known_takes_no_session_over_and_learns_of_none(brokers: Brok
 
     assert [[ConnAck(False, 0x86)]] * 2 == answers
     assert [PingResp()] == alice.receive()
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
 
 
 def test_a_client_that_leaves_while_its_password_is_checked_is_forgotten(brokers: Brokers, users: Path) -> None:
@@ -210,9 +210,9 @@ def test_a_client_that_leaves_while_its_password_is_checked_is_forgotten(brokers
     broker.threads.go_on()
     broker.settle()
 
-    assert 0 == broker.worker.store.count()
-    assert 0 == broker.worker.counters.connects_accepted
-    assert 1 == broker.worker.counters.sockets_closed
+    assert 0 == broker.session_count()
+    assert 0 == broker.counters.connects_accepted
+    assert 1 == broker.counters.sockets_closed
     broker.threads.stopped = True
     assert [] == say(broker, credentials("alice", "right")).receive()  # it was not even hashed
 
@@ -243,14 +243,14 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
     assert 0 == broker.connect("known too", V5, user="bob", password=b"right too").connack.code
     broker.threads.go_on()
     broker.settle()
-    assert WAITING + 2 == broker.worker.lifecycle.connected
+    assert WAITING + 2 == broker.connected
     assert not any(client.closed for client in waiting)
 
 
 def test_a_check_that_fails_by_our_mistake_costs_its_connection(brokers: Brokers, users: Path) -> None:
     """A client would be held for ever, or be let in because nobody said no."""
     broker = brokers(asking(users))
-    authenticator = broker.worker.authenticator
+    authenticator = broker.authenticator
     broker.threads.stopped = True
     client = say(broker, credentials("alice", "right"))
     broker.threads.fail = OSError("no memory")
@@ -267,11 +267,11 @@ def test_a_worker_that_stops_lets_nobody_in_whose_check_is_under_way(brokers: Br
     broker = brokers(asking(users))
     broker.threads.stopped = True
     say(broker, credentials("alice", "right"))
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
     broker.threads.go_on()
     broker.settle()
 
-    assert 0 == broker.worker.counters.connects_accepted
+    assert 0 == broker.counters.connects_accepted
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_certificate_stands_for_a_password_where_it_is_allowed(
     """A client with a certificate would need a password, too; or come in though nobody said that it may."""
     broker = brokers(Config(access=Access(password_file=str(users), certificate_user=enabled)))
     told: list[AuthResult] = []
-    broker.worker.authenticator.authenticate(identity, greeting("me", V5), told.append)
+    broker.authenticator.authenticate(identity, greeting("me", V5), told.append)
 
     assert [answer] == [(one.reason, one.user) for one in told]
 
@@ -301,7 +301,7 @@ def test_a_reload_takes_new_users_and_forgets_what_was_verified(brokers: Brokers
     broker = brokers(asking(users))
     broker.connect("me", V5, user="alice", password=b"right").drop()
     users.write_text(line("alice", "new") + line("carol", "hers"))
-    broker.worker.reload()
+    broker.reload()
 
     assert 0 == broker.connect("me", V5, user="alice", password=b"new").connack.code
     assert 0 == broker.connect("you", V5, user="carol", password=b"hers").connack.code
@@ -316,7 +316,7 @@ def test_a_reload_ends_the_connections_of_those_who_lost_their_password(brokers:
     bob = broker.connect("b", V5, user="bob", password=b"right too")
     anonymous = broker.connect("c", V5)
     users.write_text(line("alice", "new") + line("bob", "right too"))
-    broker.worker.reload()
+    broker.reload()
 
     assert [Disconnect(0x87)] == [
         Disconnect(packet.code) for packet in alice.receive() if isinstance(packet, Disconnect)
@@ -334,7 +334,7 @@ def test_a_check_under_way_at_a_reload_is_made_again(brokers: Brokers, users: Pa
     old = say(broker, credentials("alice", "right", client_id="old"))
     new = say(broker, credentials("alice", "new", client_id="new"))
     users.write_text(line("alice", "new"))
-    broker.worker.reload()
+    broker.reload()
     broker.threads.go_on()
     broker.advance(1.0)
 
@@ -347,7 +347,7 @@ def test_a_file_that_cannot_be_used_leaves_the_former_in_force(brokers: Brokers,
     broker = brokers(asking(users))
     client = broker.connect("me", V5, user="alice", password=b"right")
     users.write_text(line("carol", "hers") + "alice:plain\n")
-    broker.worker.reload()
+    broker.reload()
 
     (error,) = [entry for entry in log if entry["log_level"] == "error"]
     assert ("reload_failed", True) == (error["event"], f"The password file {users}, line 2: " in error["why"])

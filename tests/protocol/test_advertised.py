@@ -126,11 +126,11 @@ def test_the_session_expiry_is_told_and_enforced(brokers: Brokers, asked: int, g
     assert granted == client.connack.properties.get(SESSION_EXPIRY_INTERVAL, asked)
     client.drop()
     broker.advance(granted - 1)
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
     broker.advance(1.2)
 
-    assert 0 == broker.worker.store.count()
-    assert 1 == broker.worker.lifecycle.expired
+    assert 0 == broker.session_count()
+    assert 1 == broker.sessions_expired
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(0, 20), (10, 10), (20, 20), (65535, 20)])

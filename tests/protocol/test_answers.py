@@ -157,7 +157,7 @@ def fall_silent(client: Client) -> None:
 
 
 def be_sent_away(client: Client) -> None:
-    client.broker.worker.lifecycle.stop(client.broker.clock.now)
+    client.broker.lifecycle.stop(client.broker.clock.now)
 
 
 @pytest.mark.parametrize(

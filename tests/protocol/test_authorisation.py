@@ -73,7 +73,7 @@ class House:
 
     def change(self, rules: str) -> None:
         self.acl.write_text(rules)
-        self.broker.worker.reload()
+        self.broker.reload()
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_retained_message_is_refused_like_any_other(house: House) -> None:
     alice.receive()
 
     now = house.broker.clock.now
-    found = [house.broker.worker.retained.get(topic, now) for topic in (b"news", b"rooms/1", b"rooms/2")]
+    found = [house.broker.retained.get(topic, now) for topic in (b"news", b"rooms/1", b"rooms/2")]
     assert [b"old", None, b"y"] == [message and message.payload for message in found]
 
 
@@ -171,7 +171,7 @@ def test_a_will_that_is_not_granted_is_refused_with_its_connect(house: House, ve
     assert [ConnAck(False, code)] == client.receive()
     assert client.closed
     assert {CloseReason.NOT_AUTHORIZED: 1} == closed(house.broker)
-    assert 0 == house.broker.worker.store.count()
+    assert 0 == house.broker.session_count()
     house.enter("bob", "me", version, will=Will(b"news", b"gone"))
 
 
@@ -215,8 +215,8 @@ def test_a_filter_of_which_nothing_may_be_read_is_refused_alone(house: House, ve
     alice.send(Subscribe(1, [Wanted(filter, 1) for filter in filters]))
 
     assert [SubAck(1, [1, code, code, code, 1, code, code])] == alice.receive()
-    assert 5 == house.broker.worker.counters.subscribes_refused
-    assert 2 == house.broker.worker.routes.statistics()[1]
+    assert 5 == house.broker.counters.subscribes_refused
+    assert 2 == house.broker.routes.statistics()[1]
 
 
 def test_retained_messages_are_read_by_those_who_may(house: House) -> None:

@@ -53,7 +53,7 @@ def test_too_many_filters_end_a_subscriber(brokers: Brokers) -> None:
     client.send(Subscribe(1, [Wanted(b"%d" % i) for i in range(AT_ONCE + 1)]))
 
     assert CloseReason.QUOTA_EXCEEDED.code == goodbye(client)
-    assert 0 == broker.worker.routes.index.subscribers()
+    assert 0 == broker.routes.index.subscribers()
 
 
 def test_one_packet_has_a_bounded_number_of_user_properties(brokers: Brokers) -> None:
@@ -95,7 +95,7 @@ def test_an_idle_connection_holds_no_input(brokers: Brokers) -> None:
     client.send(Publish(b"t", bytes(900_000)))
     client.receive()
 
-    (stream,) = broker.worker.reactor.streams()
+    (stream,) = broker.streams()
     assert (b"", 0) == (stream.input, stream.left)
 
 
@@ -143,7 +143,7 @@ def test_all_queues_together_are_bounded(brokers: Brokers) -> None:
         client.drop()
     broker.connect("one", clean_start=True)
     broker.connect("two", clean_start=True)
-    assert 0 == broker.worker.queue_budget.used
+    assert 0 == broker.queue_budget.used
 
 
 def test_the_window_is_bounded_in_bytes(brokers: Brokers) -> None:
@@ -246,7 +246,7 @@ def test_a_connack_that_the_client_does_not_take_is_not_sent(brokers: Brokers) -
     assert goodbye(client) is None
     assert [] == client.inbox
     assert {CloseReason.PACKET_TOO_LARGE: 1} == closed(broker)
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 def test_a_session_with_many_subscriptions_ends_in_pages(brokers: Brokers) -> None:
@@ -255,11 +255,11 @@ def test_a_session_with_many_subscriptions_ends_in_pages(brokers: Brokers) -> No
     client = broker.connect("client")
     for page in range(3):
         subscribe(client, *(f"{page}/{i}" for i in range(500)))
-    subscribing = broker.worker.hub._subscribing
-    session = next(iter(broker.worker.store.sessions()))
+    subscribing = broker.hub._subscribing
+    session = next(iter(broker.sessions()))
 
     subscribing.withdraw(session)
-    assert 1500 == broker.worker.routes.index.subscribers()
+    assert 1500 == broker.routes.index.subscribers()
     broker.settle()
-    assert 0 == broker.worker.routes.index.subscribers()
+    assert 0 == broker.routes.index.subscribers()
     assert not session.subscriptions

@@ -54,7 +54,7 @@ def is_in(client: Client) -> bool:
 
 
 def waiting(broker: Broker) -> int:
-    return broker.worker.gauges().connects_waiting
+    return broker.gauges().connects_waiting
 
 
 def test_who_comes_too_soon_waits_for_its_turn(brokers: Brokers) -> None:
@@ -72,7 +72,7 @@ def test_who_comes_too_soon_waits_for_its_turn(brokers: Brokers) -> None:
         (1, [False, True, False]),
     ] == found
     assert is_in(clients[2])
-    assert (3, {}) == (broker.worker.counters.connects_delayed, closed(broker))
+    assert (3, {}) == (broker.counters.connects_delayed, closed(broker))
 
 
 def test_waiting_does_not_slow_the_queue_down(brokers: Brokers) -> None:
@@ -81,8 +81,8 @@ def test_waiting_does_not_slow_the_queue_down(brokers: Brokers) -> None:
     broker = brokers(Config(overload=Overload(connects_per_second=rate, connect_burst=1)))
     clients = [knock(broker, f"{number}") for number in range(8 * rate)]
     broker.advance(5.0)
-    assert broker.worker.protection.level.value > 5.0  # by those who wait
-    broker.worker.protection.inject("lag", 5.0, broker.clock.now + 0.25)  # for a moment something else is worse
+    assert broker.protection.level.value > 5.0  # by those who wait
+    broker.protection.inject("lag", 5.0, broker.clock.now + 0.25)  # for a moment something else is worse
     broker.advance(0.5)
     broker.advance(5.0)
 
@@ -95,12 +95,12 @@ def test_who_waits_to_come_in_is_held_back_for_a_reason(brokers: Brokers) -> Non
     clients = [knock(broker, f"late{number}") for number in range(3)]  # a second, two and three until their turn
     clients[2].drop()
     broker.advance(3.0)
-    broker.worker.gauges()
+    broker.gauges()
 
-    counters = broker.worker.counters
+    counters = broker.counters
     assert 3 == counters.pauses_by_reason[PauseReason.CONNECT.label]
     assert 3000 == pytest.approx(counters.paused_ms_by_reason[PauseReason.CONNECT.label], abs=200)
-    assert 0 == len(broker.worker.measuring.pauses)
+    assert 0 == len(broker.measuring.pauses)
 
 
 def test_who_is_in_is_served_while_others_wait(brokers: Brokers) -> None:
@@ -250,7 +250,7 @@ def test_who_waits_when_the_broker_stops_is_told_so(brokers: Brokers, version: i
     """A client would see a dead line, and try the same broker again (0x8B is no code of CONNACK, table 2-6)."""
     broker = slow(brokers)
     client = knock(broker, "late", version)
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
 
     assert [ConnAck(False, code)] == client.receive()
     assert client.closed
@@ -265,7 +265,7 @@ def test_a_connect_that_was_not_looked_at_in_time_is_looked_at(brokers: Brokers)
     for number, client in enumerate(clients):
         client.send(greeting(f"late{number}", V311))
     broker.clock.step = 0.1  # of a second for each look at the clock: a few of them in a slice
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     broker.clock.step = 0.0
     assert not all(is_queued_no_more(broker))
     broker.clock.now += TIMEOUT
@@ -275,7 +275,7 @@ def test_a_connect_that_was_not_looked_at_in_time_is_looked_at(brokers: Brokers)
 
 
 def is_queued_no_more(broker: Broker) -> list[bool]:
-    return [not stream.queued for stream in broker.worker.reactor.streams()]
+    return [not stream.queued for stream in broker.streams()]
 
 
 def test_no_more_ask_redis_than_it_answers_in_time(
@@ -288,8 +288,8 @@ def test_no_more_ask_redis_than_it_answers_in_time(
         client.send(greeting(f"{number}", V311))
     most = 0
     while waiting(node[0]) or not most:
-        node[0].worker.reactor.turn()
-        registration = node[0].worker.registration
+        node[0].reactor.turn()
+        registration = node[0].registration
         assert registration is not None
         most = max(most, registration.commands.statistics.waiting)
     node[0].settle()

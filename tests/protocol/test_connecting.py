@@ -63,9 +63,9 @@ def test_a_refusal_says_why_in_the_words_of_its_version(
     assert ([] if code is None else [ConnAck(False, code)]) == client.receive()
     assert client.closed
     assert {reason: 1} == closed(broker)
-    assert 1 == broker.worker.counters.connects_refused
+    assert 1 == broker.counters.connects_refused
     assert [reason.label] == [line["reason"] for line in log if line["event"] == "client_closed"]
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 @pytest.mark.parametrize(("level", "version", "code"), [(6, V5, 0x84), (3, V311, 1), (9, V5, 0x84)])
@@ -168,7 +168,7 @@ def test_an_anonymous_client_is_given_an_id(brokers: Brokers) -> None:
     names = {client.connack.properties.get(ASSIGNED_CLIENT_IDENTIFIER) for client in (one, two)}
 
     assert 2 == len(names - {None})
-    assert 3 == broker.worker.store.count()
+    assert 3 == broker.session_count()
     assert not any(client.closed for client in (one, two, three))
 
 
@@ -198,7 +198,7 @@ def test_a_connect_over_the_packet_limit_is_closed(brokers: Brokers) -> None:
 def test_a_worker_that_stops_takes_nobody_new(brokers: Brokers) -> None:
     """A client would get a session that ends at once, instead of going to another broker."""
     broker = brokers()
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
     answers = []
     for version in (V311, V5):
         late = broker.open(version)
@@ -215,12 +215,12 @@ def test_a_goodbye_is_never_larger_than_the_client_takes(brokers: Brokers) -> No
     broker = brokers()
     client = broker.connect("me", V5, properties={MAXIMUM_PACKET_SIZE: 20})
     client.send_bytes(b"\xa2\x02\x00\x01")  # UNSUBSCRIBE without properties or a filter
-    before = broker.worker.reactor.bytes_sent
+    before = broker.reactor.bytes_sent
     said = client.receive()
 
     assert client.closed
     assert [{}] == [packet.properties for packet in said if hasattr(packet, "properties")]
-    assert broker.worker.reactor.bytes_sent - before <= 20
+    assert broker.reactor.bytes_sent - before <= 20
 
 
 @pytest.mark.parametrize(("version", "code"), [(V31, 0), (V311, 0), (V5, 0x81)])

@@ -96,7 +96,7 @@ def test_nothing_that_clients_do_leaves_a_cycle(brokers: Brokers, garbage: list[
     talk(broker, version)
 
     assert [] == ours(garbage)
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 def test_a_fan_out_in_pages_leaves_no_cycle(brokers: Brokers, garbage: list[object]) -> None:
@@ -127,7 +127,7 @@ def test_a_reader_that_stalls_leaves_no_cycle(brokers: Brokers, garbage: list[ob
     publisher.receive()
     broker.advance(5)
 
-    assert 1 == broker.worker.lifecycle.connected
+    assert 1 == broker.connected
     assert [] == ours(garbage)
 
 
@@ -146,7 +146,7 @@ def test_who_is_held_to_quotas_leaves_no_cycle(brokers: Brokers, garbage: list[o
     client.drop()
 
     assert [] == ours(garbage)
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 def test_a_connection_over_tls_leaves_no_cycle(brokers: Brokers, garbage: list[object], tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_connection_over_tls_leaves_no_cycle(brokers: Brokers, garbage: list[o
     broker.settle()
     no_handshake.drop()
 
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
     assert [] == ours(garbage)
 
 

@@ -23,19 +23,19 @@ def test_sessions_that_expire_together_end_in_pages(brokers: Brokers) -> None:
     ended = []
     waits = []
     for _ in range(4):
-        waits.append(broker.worker.reactor.turn())
-        ended.append(broker.worker.lifecycle.expired)
+        waits.append(broker.reactor.turn())
+        ended.append(broker.sessions_expired)
 
     assert [DUE, 2 * DUE, 2 * DUE + 10, 2 * DUE + 10] == ended
     assert [0.0, 0.0] == waits[:2]  # the next page is not put off
     assert waits[3] > 0.0
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
 
 def test_the_end_of_a_large_session_gives_way_to_others(brokers: Brokers) -> None:
     """A client with all the filters it may have would hold the loop each time it leaves."""
     broker = brokers()
-    index = broker.worker.routes.index
+    index = broker.routes.index
     client, other = broker.connect("client", V5), broker.connect("other")
     for start in range(0, FILTERS, PER_PACKET):
         client.send(Subscribe(1, [Wanted(b"a/%d" % n) for n in range(start, start + PER_PACKET)]))
@@ -43,11 +43,11 @@ def test_the_end_of_a_large_session_gives_way_to_others(brokers: Brokers) -> Non
     assert FILTERS == index.subscribers()
     client.send(Disconnect())
     broker.clock.step = SLICE / 8
-    while broker.worker.store.count() == 2:
-        broker.worker.reactor.turn()
+    while broker.session_count() == 2:
+        broker.reactor.turn()
     other.send(PingReq())
     while not other.inbox:
-        broker.worker.reactor.turn()
+        broker.reactor.turn()
         other.pull()
 
     assert [PingResp()] == other.inbox

@@ -22,7 +22,7 @@ def test_a_failure_while_serving_ends_that_connection_alone(brokers: Brokers, lo
     victim = broker.connect("victim", V5)
     other = broker.connect("other")
     subscribe(other, "t")
-    broker.worker.routes._epochs.clear()  # what no packet can do: the next topic is an IndexError
+    broker.routes._epochs.clear()  # what no packet can do: the next topic is an IndexError
 
     victim.send(Publish(b"t", b"x", 1, packet_id=1))
 
@@ -31,19 +31,19 @@ def test_a_failure_while_serving_ends_that_connection_alone(brokers: Brokers, lo
     assert [PingResp()] == other.receive()
     assert {CloseReason.INTERNAL_ERROR: 1} == closed(broker)
     assert [IndexError] == internal_errors(log)
-    assert 1 == broker.worker.counters.internal_errors
+    assert 1 == broker.counters.internal_errors
 
 
 def test_a_failure_of_a_timer_is_told_and_others_fire(brokers: Brokers, log: Log) -> None:
     """A timer that fails would take the worker down, or those that were due with it."""
     broker = brokers()
     client = broker.connect("client", V5, keep_alive=1)
-    broker.worker.lifecycle._timers.set(broker.clock.now + 1.5, WILL, "no session")
+    broker.lifecycle._timers.set(broker.clock.now + 1.5, WILL, "no session")
 
     broker.advance(2.0)
 
     assert CloseReason.KEEP_ALIVE_TIMEOUT.code == goodbye(client)
-    assert 1 == broker.worker.counters.internal_errors
+    assert 1 == broker.counters.internal_errors
     assert 1 == len(internal_errors(log))
 
 
@@ -56,12 +56,12 @@ def test_a_failure_in_a_large_fan_out_ends_its_publisher_alone(brokers: Brokers,
         subscribe(reader, "t")
     publisher.send(Publish(b"t", b"1"))
     assert [b"1"] == payloads(readers[0].receive())
-    route = broker.worker.routes.find(b"t")
+    route = broker.routes.find(b"t")
     route.groups[0].sessions[5] = "no session"  # type: ignore[call-overload]
 
     publisher.send(Publish(b"t", b"2"))
 
     assert CloseReason.INTERNAL_ERROR.code == goodbye(publisher)
-    assert 1 == broker.worker.counters.internal_errors
+    assert 1 == broker.counters.internal_errors
     readers[1].send(PingReq())
     assert PingResp() in readers[1].receive()

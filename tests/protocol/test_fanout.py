@@ -55,9 +55,9 @@ def begin(broker: Broker, publisher: Client, *packets: Publish) -> None:
     """Send *packets* and let the broker work, a few looks at the clock a slice, until the first reader is served."""
     publisher.send(*packets)
     broker.clock.step = STEP
-    before = broker.worker.counters.publishes_sent
-    while broker.worker.counters.publishes_sent == before:
-        broker.worker.reactor.turn()
+    before = broker.counters.publishes_sent
+    while broker.counters.publishes_sent == before:
+        broker.reactor.turn()
 
 
 def test_a_large_fan_out_gives_way_and_keeps_order(brokers: Brokers) -> None:
@@ -68,7 +68,7 @@ def test_a_large_fan_out_gives_way_and_keeps_order(brokers: Brokers) -> None:
     broker.settle()
     other.send(PingReq())
     begin(broker, publisher, *[Publish(b"t", b"%d" % n, n % 2, packet_id=n) for n in range(4)])
-    counters = broker.worker.counters
+    counters = broker.counters
     other.pull()
     publisher.pull()
 
@@ -91,11 +91,11 @@ def test_the_acknowledgement_comes_after_the_last_delivery(brokers: Brokers) -> 
     broker.settle()
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1))
     while not publisher.inbox:
-        before = broker.worker.counters.publishes_sent
-        broker.worker.reactor.turn()
+        before = broker.counters.publishes_sent
+        broker.reactor.turn()
         publisher.pull()
 
-    assert 3 * PAGE == before or 3 * PAGE == broker.worker.counters.publishes_sent
+    assert 3 * PAGE == before or 3 * PAGE == broker.counters.publishes_sent
     assert [Ack(PUBACK, 1)] == publisher.inbox
 
 
@@ -106,7 +106,7 @@ def test_readers_that_leave_meanwhile_harm_nobody(brokers: Brokers) -> None:
     publisher = broker.connect("publisher")
     broker.settle()
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1))
-    assert broker.worker.counters.publishes_sent < 3 * PAGE
+    assert broker.counters.publishes_sent < 3 * PAGE
     broker.clock.step = 0.0
     readers[-1].socket.close()
     readers[-1].closed = True
@@ -131,12 +131,12 @@ def test_a_publisher_that_leaves_meanwhile_is_heard_all_the_same(brokers: Broker
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1), Publish(b"t", b"y", retain=True))
     publisher.socket.close()
     publisher.closed = True
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
-    assert broker.worker.counters.publishes_sent < 3 * PAGE  # it was not waited for
+    assert broker.counters.publishes_sent < 3 * PAGE  # it was not waited for
     broker.clock.step = 0.0
     broker.settle()
-    assert 0 == broker.worker.budget.used  # its acknowledgement is not kept for anybody
+    assert 0 == broker.outbound_budget.used  # its acknowledgement is not kept for anybody
     later = broker.connect("publisher")
 
     assert {(b"x",)} == {tuple(payloads(reader.inbox)) for reader in readers}
@@ -171,7 +171,7 @@ def test_a_fan_out_to_sessions_that_are_away_comes_to_its_end(brokers: Brokers) 
     publisher.send(Publish(b"t", b"x", 1, packet_id=1))
     broker.clock.step = STEP
     began = broker.clock.now
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
 
     assert broker.clock.now - began < 2 * SLICE
     broker.clock.step = 0.0
@@ -190,7 +190,7 @@ def test_two_large_fan_outs_at_once_both_arrive(brokers: Brokers) -> None:
         publisher.send(*[Publish(b"t", name + b"%d" % n, 1, packet_id=n) for n in range(1, 4)])
     broker.clock.step = STEP
     for _ in range(3):
-        broker.worker.reactor.turn()
+        broker.reactor.turn()
     broker.clock.step = 0.0
 
     assert [Ack(PUBACK, n) for n in (1, 2, 3)] == one.receive() == two.receive()

@@ -104,7 +104,7 @@ def test_the_later_connection_gets_the_session(brokers: Brokers, version: int, c
 
     assert code == goodbye(former)
     assert {CloseReason.SESSION_TAKEN_OVER: 1} == closed(broker)
-    assert (1, 1) == (broker.worker.lifecycle.connected, broker.worker.store.count())
+    assert (1, 1) == (broker.connected, broker.session_count())
     later.send(Publish(b"t", b"x"))
     assert [b"x"] == payloads(later.receive())
 
@@ -139,7 +139,7 @@ def test_a_clean_start_takes_over_nothing(brokers: Brokers) -> None:
 
     assert not later.connack.session_present
     assert [] == later.receive()
-    assert 0 == broker.worker.routes.statistics()[1]
+    assert 0 == broker.routes.statistics()[1]
     assert {DropReason.SESSION_ENDED: 1} == dropped(broker)
 
 
@@ -164,12 +164,12 @@ def test_a_session_of_5_0_ends_with_its_connection_unless_it_asked_for_more(brok
     broker = brokers()
     broker.connect("a", V5).drop()
     broker.connect("b", V5, properties={SESSION_EXPIRY_INTERVAL: 10}).drop()
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
     broker.advance(9)
 
     assert broker.connect("b", V5, clean_start=False).connack.session_present
     broker.advance(20)  # it does not expire while its client is here
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
 
 
 def test_a_clean_start_with_an_expiry_keeps_the_session_that_it_begins(brokers: Brokers) -> None:
@@ -190,10 +190,10 @@ def test_disconnect_may_change_the_expiry_up_to_our_limit(brokers: Brokers, said
     assert client.closed
     if left:
         broker.advance(left - 1)
-        assert 1 == broker.worker.store.count()
+        assert 1 == broker.session_count()
         broker.advance(1.2)
 
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
     assert {CloseReason.CLIENT_DISCONNECTED: 1} == closed(broker)
 
 
@@ -208,7 +208,7 @@ def test_an_expired_session_leaves_nothing_behind(brokers: Brokers) -> None:
     publisher.receive()
     broker.advance(11)
 
-    assert (0, 0) == broker.worker.routes.statistics()[1:]
+    assert (0, 0) == broker.routes.statistics()[1:]
     assert {DropReason.OFFLINE_QOS0: 1, DropReason.SESSION_ENDED: 2} == dropped(broker)
     publisher.send(Publish(b"t", b"x", 1, packet_id=2))
     assert [Ack(PUBACK, 2, 0x10)] == publisher.receive()  # no matching subscribers
@@ -225,7 +225,7 @@ def test_everybody_is_told_that_we_shut_down(brokers: Brokers, log: Log) -> None
     silent = broker.open()
     clients[V5].send(Publish(b"t", b"last"))
     broker.settle()
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
 
     assert [b"last"] == payloads(clients[V311].receive())
     assert 0x8B == goodbye(clients[V5])
@@ -236,7 +236,7 @@ def test_everybody_is_told_that_we_shut_down(brokers: Brokers, log: Log) -> None
     assert 4 == len([line for line in log if line["event"] == "client_closed"])
     for client in (*clients.values(), silent):
         client.drop()
-    assert [] == broker.worker.reactor.streams()
+    assert [] == broker.streams()
 
 
 def test_a_client_that_just_goes_is_counted_as_such(brokers: Brokers, log: Log) -> None:

@@ -19,7 +19,7 @@ def limit(broker: Broker, client_id: str, seconds: float, rate: str = "", exempt
     """What the supervisor tells when one is set."""
     until = broker.clock.now + seconds
     one = Limit(client_id, rate, exempt, until, seconds=seconds, by="jo", reason="test", made=0.0)
-    broker.worker.client_overrides.change([{**one.described(), "until": until}], [])
+    broker.client_overrides.change([{**one.described(), "until": until}], [])
 
 
 def publish(client: Client, count: int, first: int = 1) -> int:
@@ -37,7 +37,7 @@ def test_a_client_that_is_there_is_slowed_down_at_once(brokers: Brokers) -> None
 
     assert 3 == publish(client, 5)
     assert held(broker, "client")
-    assert 1 == broker.worker.counters.pauses_by_reason[PauseReason.QUOTA_SESSION_MESSAGES.label]
+    assert 1 == broker.counters.pauses_by_reason[PauseReason.QUOTA_SESSION_MESSAGES.label]
     assert 50 == publish(other, 50)
 
 
@@ -100,11 +100,11 @@ def test_a_limit_that_is_dropped_or_changed_holds_nobody(brokers: Brokers) -> No
     assert 0 == len(answers(client))  # it does not begin with a burst of its new rate
     broker.advance(1.1)
     assert 10 == len(answers(client))
-    broker.worker.client_overrides.change([], ["client"])
+    broker.client_overrides.change([], ["client"])
 
     assert 9 == len(answers(client))
     assert 500 == publish(client, 500)
-    assert 0 == broker.worker.counters.internal_errors
+    assert 0 == broker.counters.internal_errors
 
 
 def busy(broker: Broker, client_id: str) -> Client:
@@ -165,7 +165,7 @@ def test_who_waits_for_credits_and_is_exempted_goes_on(brokers: Brokers) -> None
     limit(broker, "client", 60, exempt=True)
 
     assert 60_000 == before + len(answers(client))
-    assert 0 == broker.worker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.protection.figures(broker.clock.now).throttled
 
 
 def test_a_limit_of_nobody_here_does_nothing(brokers: Brokers) -> None:
@@ -175,9 +175,9 @@ def test_a_limit_of_nobody_here_does_nothing(brokers: Brokers) -> None:
     away.drop()
     for name in ("away", "nobody"):
         limit(broker, name, 60, rate="1:60", exempt=True)
-        broker.worker.client_overrides.change([], [name, name])
+        broker.client_overrides.change([], [name, name])
 
-    assert 0 == broker.worker.counters.internal_errors
+    assert 0 == broker.counters.internal_errors
     assert 5 == publish(broker.connect("away"), 5)
 
 
@@ -186,12 +186,12 @@ def test_a_limit_costs_nothing_when_it_is_over(brokers: Brokers, rate: str) -> N
     """Each publish of a client that once had a limit would be judged, for as long as it stays."""
     broker = brokers()
     broker.connect("client")
-    session = broker.worker.store.find("client")
+    session = broker.session("client")
     limit(broker, "client", 5, rate=rate, exempt=True)
     broker.advance(5.1)
-    broker.worker.client_overrides.change([], ["client"])
+    broker.client_overrides.change([], ["client"])
 
     assert session is not None and session.outbox is not None
-    connection = broker.worker.reactor.stream_of(session.outbox)
+    connection = broker.stream_of(session.outbox)
     assert None is connection.quota  # type: ignore[union-attr]  # it is a Connection
-    assert {} == broker.worker.protection.limits
+    assert {} == broker.protection.limits

@@ -36,8 +36,8 @@ class Kept:
 def record(broker: Broker, wall: float = WALL) -> dict[str, Any]:
     """The record of what was since the last one."""
     kept = Kept()
-    broker.worker.measuring.records = kept
-    broker.worker.record(wall)
+    broker.measuring.records = kept
+    broker.record(wall)
     return kept.record
 
 
@@ -122,7 +122,7 @@ def test_a_slow_reader_that_leaves_is_none(brokers: Brokers) -> None:
     assert 0 == record(broker)["clients"]["non_writable"]
     broker.connect("another").send(Disconnect())
     broker.settle()
-    assert 0 == broker.worker.budget.non_writable
+    assert 0 == broker.outbound_budget.non_writable
 
 
 def test_slow_readers_are_logged_once_a_second(brokers: Brokers, log: Lines) -> None:
@@ -152,7 +152,7 @@ def test_latency_is_from_reading_to_acknowledging(brokers: Brokers) -> None:
     broker.clock.step = SLICE
     broker.turn()
     broker.clock.step = 0.0
-    paused = [stream.paused for stream in broker.worker.reactor.streams() if stream.paused]
+    paused = [stream.paused for stream in broker.streams() if stream.paused]
     assert [Pause.FANOUT] == paused  # the first is not done
     broker.clock.now = began + 5.0
     assert [1, 2] == acks(publisher.receive(), PUBACK)
@@ -165,12 +165,12 @@ def test_latency_is_from_reading_to_acknowledging(brokers: Brokers) -> None:
 def test_who_is_held_back_is_in_the_record(brokers: Brokers) -> None:
     """It could not be said for how long whom we kept waiting."""
     broker = brokers()
-    pauses = broker.worker.measuring.pauses
+    pauses = broker.measuring.pauses
     pauses.begin("a", PauseReason.GATE, broker.clock.now)
     broker.clock.now += 0.25
     pauses.begin("b", PauseReason.GATE, broker.clock.now)
     broker.clock.now += 0.5
-    assert 2 == broker.worker.gauges().paused
+    assert 2 == broker.gauges().paused
     told = record(broker)
 
     assert {"gate": {"clients": 2, "pauses": 2, "ms": 1250}} == told["paused"]
@@ -181,10 +181,10 @@ def test_a_record_that_cannot_be_made_costs_nothing_else(brokers: Brokers) -> No
     """A mistake in what only watches would end the worker, with all its clients."""
     broker = brokers()
     broker.connect("client")
-    ledger = broker.worker.protection.ledger
+    ledger = broker.protection.ledger
     cap, ledger.cap = ledger.cap, float("nan")
     assert {} == record(broker)
     ledger.cap = cap
 
     assert 1 == record(broker)["sequence"]
-    assert 1 == broker.worker.counters.internal_errors
+    assert 1 == broker.counters.internal_errors

@@ -28,10 +28,10 @@ class Steps:
         found = session_of(here, client_id)
         assert found is not None
         self.session: Session = found
-        frozen = here.worker.transfer.give_up(self.session, here.clock.now)
+        frozen = here.transfer.give_up(self.session, here.clock.now)
         assert frozen is not None
         self.frozen: Frozen = frozen
-        self.thaw: Thaw = there.worker.transfer.expect()
+        self.thaw: Thaw = there.transfer.expect()
         here.settle()
 
     def carry(self) -> None:
@@ -39,20 +39,20 @@ class Steps:
             self.thaw.take(chunk)
 
     def enrol(self) -> None:
-        self.there.worker.transfer.enrol(self.thaw, lambda: self.done.append("enrolled"))
+        self.there.transfer.enrol(self.thaw, lambda: self.done.append("enrolled"))
         self.there.settle()
 
     def withdraw(self) -> None:
-        self.here.worker.transfer.withdraw(self.frozen, lambda: self.done.append("withdrawn"))
+        self.here.transfer.withdraw(self.frozen, lambda: self.done.append("withdrawn"))
         self.here.settle()
 
     def end(self) -> Session:
         self.carry()
-        self.here.worker.transfer.gone(self.frozen)
-        return self.there.worker.transfer.take_in(self.thaw)
+        self.here.transfer.gone(self.frozen)
+        return self.there.transfer.take_in(self.thaw)
 
     def take_back(self) -> None:
-        self.here.worker.transfer.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
+        self.here.transfer.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
         self.here.settle()
 
 
@@ -67,7 +67,7 @@ def move(here: Broker, there: Broker, client_id: str = "me") -> Session:
 
 
 def session_of(broker: Broker, client_id: str = "me") -> Session | None:
-    return broker.worker.store.find(client_id)
+    return broker.session(client_id)
 
 
 def come(broker: Broker, *, will: Will | None = None, expiry: int = 60, clean: bool = False, window: int = 9) -> Client:
@@ -77,19 +77,18 @@ def come(broker: Broker, *, will: Will | None = None, expiry: int = 60, clean: b
 
 def publish(broker: Broker, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
     for payload in payloads:
-        broker.worker.publishing.publish(Message(topic, payload, qos, False, b"", 0.0), None, broker.clock.now)
+        broker.publishing.publish(Message(topic, payload, qos, False, b"", 0.0), None, broker.clock.now)
     broker.settle()
 
 
 def nothing_left(broker: Broker) -> bool:
     """Nobody is there, and nothing waits."""
-    worker = broker.worker
-    return (0, 0) == worker.routes.statistics()[1:] and (0, 0, 0, 0, 0) == (
-        worker.store.count(),
-        worker.queue_budget.used,
-        worker.queue_budget.messages,
-        worker.lifecycle.connected,
-        len(worker.lifecycle.unreplayed),
+    return (0, 0) == broker.routes.statistics()[1:] and (0, 0, 0, 0, 0) == (
+        broker.session_count(),
+        broker.queue_budget.used,
+        broker.queue_budget.messages,
+        broker.connected,
+        len(broker.lifecycle.unreplayed),
     )
 
 
@@ -158,9 +157,9 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     client.receive()
     steps = Steps(here, there)
     steps.carry()
-    there.worker.transfer.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
+    there.transfer.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
     publish(here, b"t/1", b"late")
-    here.worker.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+    here.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     steps.carry()
 
     assert ([], False, False) == (steps.done, steps.frozen.finished, steps.thaw.complete)
@@ -168,7 +167,7 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     here.settle()
     assert ["enrolled", "withdrawn"] == steps.done
     steps.end()
-    assert MANY == there.worker.routes.statistics()[1]
+    assert MANY == there.routes.statistics()[1]
     assert nothing_left(here)
     back = come(there)
     publish(there, b"t/0", b"first")
@@ -261,7 +260,7 @@ def test_a_session_expires_when_it_would_have(brokers: Brokers, away: int) -> No
     assert [[], [b"gone"]] == seen(*watchers)
     assert {DropReason.SESSION_ENDED: 1} == dropped(there)
     here.advance(100)
-    assert (1, 0) == (there.worker.lifecycle.expired, here.worker.lifecycle.expired)
+    assert (1, 0) == (there.sessions_expired, here.sessions_expired)
 
 
 def test_a_session_that_ends_with_its_connection_is_not_moved(brokers: Brokers) -> None:
@@ -273,7 +272,7 @@ def test_a_session_that_ends_with_its_connection_is_not_moved(brokers: Brokers) 
     session = session_of(here)
     assert session is not None
 
-    assert here.worker.transfer.give_up(session, here.clock.now) is None
+    assert here.transfer.give_up(session, here.clock.now) is None
     assert TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
     assert session_of(here) is None
@@ -294,7 +293,7 @@ def test_a_client_that_begins_anew_elsewhere_ends_what_it_left(
     assert session is not None
     if away:
         client.drop()
-    here.worker.transfer.end_elsewhere(session, here.clock.now)
+    here.transfer.end_elsewhere(session, here.clock.now)
 
     assert away or TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
@@ -316,12 +315,12 @@ def test_retained_messages_that_are_owed_come_from_the_other_worker(brokers: Bro
     client = come(here, window=1)
     assert 1 == len(subscribe(client, "r/+", "other", qos=1))
     move(here, there)
-    assert 0 == len(here.worker.lifecycle.unreplayed)
+    assert 0 == len(here.lifecycle.unreplayed)
 
     received = messages(come(there).receive())
     assert set(topics) == {message.topic for message in received}
     assert len(topics) + 1 == len(received)  # the replay began anew
-    assert 0 == len(there.worker.lifecycle.unreplayed)
+    assert 0 == len(there.lifecycle.unreplayed)
 
 
 def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None:
@@ -338,7 +337,7 @@ def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None
     moved = steps.end()
     member = there.connect("member")
     subscribe(member, "$share/g/t", qos=1)
-    there.worker.lifecycle.end(moved, there.clock.now)
+    there.lifecycle.end(moved, there.clock.now)
 
     assert [b"x"] == payloads(member.receive())
 
@@ -351,11 +350,11 @@ def test_a_group_that_nobody_is_in_loses_what_waits_with_a_count(brokers: Broker
     client.drop()
     publish(here, b"t", b"x")
     session = move(here, there)
-    there.worker.lifecycle.end(session, there.clock.now)
+    there.lifecycle.end(session, there.clock.now)
     there.settle()
 
     assert {DropReason.SESSION_ENDED: 1} == dropped(there)
-    assert 0 == there.worker.queue_budget.messages
+    assert 0 == there.queue_budget.messages
 
 
 def test_rights_are_those_of_the_worker_where_it_comes(brokers: Brokers, tmp_path: Path) -> None:
@@ -397,13 +396,13 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     if stage != "frozen":
         steps.carry()
     if stage == "withdrawing":
-        here.worker.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+        here.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()
 
     assert "back" == steps.done[-1]
-    assert count + 1 == here.worker.routes.statistics()[1]
+    assert count + 1 == here.routes.statistics()[1]
     here.advance(10.2)
     assert [[b"gone"]] == seen(watcher)
     back = come(here)
@@ -411,7 +410,7 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     publish(here, b"t/0", b"2")
     publish(here, b"t/%d" % (count - 1), b"3")
     assert [b"1", b"2", b"3"] == payloads(back.receive())
-    assert 0 == here.worker.queue_budget.messages
+    assert 0 == here.queue_budget.messages
     back.send(Disconnect())
     back.receive()
     here.advance(60.2)
@@ -432,7 +431,7 @@ def test_a_session_that_is_not_taken_makes_way_for_a_newer_one(brokers: Brokers,
 
     assert ["back"] == steps.done and steps.session.ended
     assert session_of(here) is not steps.session
-    assert 1 == here.worker.routes.statistics()[1]
+    assert 1 == here.routes.statistics()[1]
     publish(here, b"new", b"x")
     assert [b"x"] == payloads(newer.receive())
 
@@ -448,20 +447,20 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
     steps = Steps(here, there)
     publish(here, b"t/0", b"1")
     steps.carry()
-    there.worker.transfer.enrol(steps.thaw, lambda: None)
+    there.transfer.enrol(steps.thaw, lambda: None)
     if enrolled:
         publish(there, b"t/0", b"2")
-    there.worker.transfer.turn_away(steps.thaw)
+    there.transfer.turn_away(steps.thaw)
     there.settle()
 
     assert nothing_left(there)
-    assert not there.worker.hub.work(0.0)
+    assert not there.hub.work(0.0)
 
 
 def test_a_session_that_goes_away_before_its_first_page_leaves_nothing(brokers: Brokers) -> None:
     """A worker that dies with its first words would be an error in ours."""
     there = brokers()
-    there.worker.transfer.turn_away(there.worker.transfer.expect())
+    there.transfer.turn_away(there.transfer.expect())
 
     assert nothing_left(there)
 

@@ -24,7 +24,7 @@ def test_who_leaves_with_an_error_has_its_will_published(brokers: Brokers, code:
     mortal.send(Disconnect(code))
 
     assert [b"gone"] == payloads(watcher.receive())
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
 
 
 LONG = b"\x30\xff\xff\xff\xff\x7f"  # a length of five bytes

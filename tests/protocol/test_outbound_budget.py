@@ -46,13 +46,13 @@ def test_the_largest_debtors_go_until_the_rest_fits(brokers: Brokers, log: Log) 
     readers = silent_readers(broker, [200, 60, 600, 40, 400, 80])
     broker.advance(3)
     assert ["600"] == shed(log)  # the others fit
-    assert broker.worker.budget.used <= BUDGET
+    assert broker.outbound_budget.used <= BUDGET
 
     readers += silent_readers(broker, [510, 500])
     broker.advance(3)
 
     assert ["600", "510", "500"] == shed(log)
-    assert broker.worker.budget.used <= BUDGET
+    assert broker.outbound_budget.used <= BUDGET
     publisher = broker.connect("publisher")
     publisher.send(Publish(b"more", b"x"))
     assert [b"x"] == payloads(quick.receive())
@@ -60,7 +60,7 @@ def test_the_largest_debtors_go_until_the_rest_fits(brokers: Brokers, log: Log) 
         reader.reading = True
     broker.settle()
     assert [b"to/200", b"to/60", b"to/40", b"to/400", b"to/80"] == [m.topic for r in readers for m in messages(r.inbox)]
-    assert 0 == broker.worker.budget.used
+    assert 0 == broker.outbound_budget.used
 
 
 def test_clients_that_send_and_do_not_read_are_held_together(brokers: Brokers) -> None:
@@ -72,7 +72,7 @@ def test_clients_that_send_and_do_not_read_are_held_together(brokers: Brokers) -
     for client in greedy:
         client.reading = False
     taken = [push(client, ACKED) for client in greedy]
-    used = broker.worker.budget.used
+    used = broker.outbound_budget.used
 
     assert BUDGET / 2 < used < BUDGET
     assert {} == closed(broker)
@@ -83,4 +83,4 @@ def test_clients_that_send_and_do_not_read_are_held_together(brokers: Brokers) -
         client.send_bytes(ACKED[bytes_taken % len(ACKED) :] if bytes_taken % len(ACKED) else b"")
     broker.settle()
     assert [-(-bytes_taken // len(ACKED)) for bytes_taken in taken] == [len(acks(c.inbox, PUBACK)) for c in greedy]
-    assert 0 == broker.worker.budget.used
+    assert 0 == broker.outbound_budget.used

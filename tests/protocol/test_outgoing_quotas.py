@@ -33,8 +33,8 @@ def numbers(client: Client) -> list[int]:
 
 def pauses(broker: Broker, reason: PauseReason) -> tuple[int, int]:
     """(how many, their ms)."""
-    broker.worker.gauges()
-    counters = broker.worker.counters
+    broker.gauges()
+    counters = broker.counters
     return counters.pauses_by_reason[reason.label], counters.paused_ms_by_reason[reason.label]
 
 
@@ -237,11 +237,11 @@ def test_a_slow_reader_with_a_quota_is_one_that_is_slow(brokers: Brokers) -> Non
     writer.send(*numbered(7, qos=1))
     broker.settle()
     assert {DropReason.NOT_WRITABLE} == dropped(broker).keys()
-    assert 1 == broker.worker.gauges().non_writable
+    assert 1 == broker.gauges().non_writable
 
     reader.reading = True
     assert b"7" == payloads(reader.receive())[-1]
-    assert 0 == broker.worker.gauges().non_writable
+    assert 0 == broker.gauges().non_writable
 
 
 def test_who_is_over_it_is_told_of_as_held_back(brokers: Brokers) -> None:
@@ -255,7 +255,7 @@ def test_who_is_over_it_is_told_of_as_held_back(brokers: Brokers) -> None:
 
     count, milliseconds = pauses(broker, PauseReason.QUOTA_SESSION_OUTGOING)
     assert 1 == count and 1000 <= milliseconds <= 1100
-    session = broker.worker.store.find("reader")
+    session = broker.session("reader")
     assert session is not None and session.decisions is not None
     (decision,) = session.decisions.latest
     assert (PAUSE, "quota_session_outgoing") == (decision.kind, decision.reason)
@@ -268,20 +268,20 @@ def test_who_goes_while_it_waits_is_forgotten(brokers: Brokers) -> None:
     subscribe(reader, "t/#", qos=1)
     writer.send(*numbered(*range(5), qos=1))
     broker.settle()
-    assert not broker.worker.protection._outgoing._shut.empty()
+    assert not broker.protection._outgoing._shut.empty()
     reader.drop()
     held = pauses(broker, PauseReason.QUOTA_SESSION_OUTGOING)
     broker.advance(0.1)  # its time would be in a second
     assert held == pauses(broker, PauseReason.QUOTA_SESSION_OUTGOING)
-    assert broker.worker.protection._outgoing._shut.empty()
-    assert 0 == broker.worker.counters.internal_errors
+    assert broker.protection._outgoing._shut.empty()
+    assert 0 == broker.counters.internal_errors
 
 
 def test_who_has_no_quota_for_it_is_not_asked(brokers: Brokers) -> None:
     """Each delivery would pay for a limit of something else."""
     broker = brokers(limited(QuotaScope(incoming_messages="100:1", subscriptions="10:1")))
     broker.connect("reader")
-    session = broker.worker.store.find("reader")
+    session = broker.session("reader")
 
     assert session is not None and session.outbox is not None
     assert session.outbox.toll is None and session.outbox.writable

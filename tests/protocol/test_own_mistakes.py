@@ -67,12 +67,12 @@ class BrokenStore:
 
 def break_route(broker: Broker, topic: bytes) -> None:
     """Put something that is no session behind the receivers of *topic*."""
-    broker.worker.routes.find(topic).groups[0].sessions.append(cast(Session, object()))
+    broker.routes.find(topic).groups[0].sessions.append(cast(Session, object()))
 
 
 def break_publishing(broker: Broker) -> None:
     """Whatever comes over no connection, a will above all, cannot be published."""
-    broker.worker.lifecycle.publish = _cannot_publish
+    broker.lifecycle.publish = _cannot_publish
 
 
 def _cannot_publish(message: Message, publisher: Session | None, now: float) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_fails_costs_its_publisher(brokers: Brokers, log: Log) -> Non
     publisher.send(Publish(b"broken", b"1"), Publish(b"broken", b"2"))
 
     assert 0x83 == goodbye(publisher)
-    assert 1 == len(failures(log)) == broker.worker.counters.internal_errors
+    assert 1 == len(failures(log)) == broker.counters.internal_errors
     assert [b"1", b"2"] == payloads(reader.receive())
     assert answers(reader)
 
@@ -110,7 +110,7 @@ def test_a_run_that_fails_costs_its_publisher(brokers: Brokers, log: Log) -> Non
 def test_a_store_that_fails_costs_the_connect(brokers: Brokers, log: Log, version: int) -> None:
     """One session that cannot be read would keep all clients out, or a DISCONNECT come first [MQTT-3.14.0-1]."""
     broker = brokers()
-    broker.worker.arrivals._store = BrokenStore("unlucky")
+    broker.claim_from(BrokenStore("unlucky"))
     friend = broker.connect("friend")
     unlucky = broker.open(version)
     unlucky.send(greeting("unlucky", version), PingReq())
@@ -119,7 +119,7 @@ def test_a_store_that_fails_costs_the_connect(brokers: Brokers, log: Log, versio
     assert unlucky.closed
     assert {CloseReason.INTERNAL_ERROR: 1} == closed(broker)
     assert ["RuntimeError"] == failures(log)
-    assert 1 == broker.worker.lifecycle.connected
+    assert 1 == broker.connected
     assert answers(friend)
     assert answers(broker.connect("next", version))
 
@@ -139,7 +139,7 @@ def test_a_fan_out_that_fails_costs_its_publisher_and_the_next_one_goes_on(broke
     assert 0x83 == goodbye(unlucky)
     assert [Ack(PUBACK, 1)] == lucky.receive()
     assert {CloseReason.INTERNAL_ERROR: 1} == closed(broker)
-    assert 1 == len(failures(log)) == broker.worker.counters.internal_errors
+    assert 1 == len(failures(log)) == broker.counters.internal_errors
     assert all(b"y" in payloads(reader.inbox) for reader in readers)
 
 
@@ -182,7 +182,7 @@ def test_a_will_that_fails_is_all_that_fails(
 
     assert ["RuntimeError"] == failures(log)
     assert {reason: 1} == closed(broker)
-    assert 1 == broker.worker.counters.sockets_closed == broker.worker.counters.internal_errors
-    assert 1 == broker.worker.lifecycle.connected == broker.worker.store.count()
+    assert 1 == broker.counters.sockets_closed == broker.counters.internal_errors
+    assert 1 == broker.connected == broker.session_count()
     assert answers(friend)
     assert answers(broker.connect("mortal", V5))

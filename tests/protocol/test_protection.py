@@ -26,9 +26,9 @@ def answers(client: Client) -> list[tuple[int, int]]:
 
 
 def stream_of(broker: Broker, client_id: str) -> Stream:
-    session = broker.worker.store.find(client_id)
+    session = broker.session(client_id)
     assert session is not None and session.outbox is not None
-    stream = broker.worker.reactor.stream_of(session.outbox)
+    stream = broker.stream_of(session.outbox)
     assert stream is not None
     return stream
 
@@ -39,7 +39,7 @@ def held(broker: Broker, client_id: str) -> bool:
 
 def overload(broker: Broker, seconds: float = 3.0) -> None:
     """The worker is late, and has been for a while."""
-    broker.worker.protection.inject("lag", LATE, broker.clock.now + seconds)
+    broker.protection.inject("lag", LATE, broker.clock.now + seconds)
     broker.advance(seconds / 2)
 
 
@@ -52,7 +52,7 @@ def test_over_quota_qos_0_is_dropped(brokers: Brokers, version: int) -> None:
     client.send(*[Publish(b"a", b"%d" % n) for n in range(5)])
 
     assert [b"0", b"1", b"2"] == payloads(reader.receive())
-    assert 2 == broker.worker.counters.dropped_by_reason[DropReason.QUOTA_SESSION_MESSAGES.label]
+    assert 2 == broker.counters.dropped_by_reason[DropReason.QUOTA_SESSION_MESSAGES.label]
     assert not held(broker, "client")
 
 
@@ -67,7 +67,7 @@ def test_over_quota_3_waits_and_loses_nothing(brokers: Brokers, version: int, qo
 
     assert [(1, 0), (2, 0), (3, 0)] == answers(client)
     assert held(broker, "client")
-    assert 1 == broker.worker.counters.pauses_by_reason[PauseReason.QUOTA_SESSION_MESSAGES.label]
+    assert 1 == broker.counters.pauses_by_reason[PauseReason.QUOTA_SESSION_MESSAGES.label]
     broker.advance(3.0)
     assert [(4, 0), (5, 0)] == answers(client)
     assert [b"%d" % n for n in range(5)] == payloads(reader.receive())
@@ -85,7 +85,7 @@ def test_over_quota_5_is_told_when_to_come_again(brokers: Brokers, qos: int) -> 
     assert (PUBACK if qos == 1 else PUBREC, 4) == (refusal.kind, refusal.packet_id)
     assert "3:3" in str(refusal.properties[REASON_STRING])
     assert [("retry-after-ms", "1001")] == refusal.properties[USER_PROPERTY]
-    refused = broker.worker.counters.publishes_refused_by_reason
+    refused = broker.counters.publishes_refused_by_reason
     assert 1 == refused[PublishRefusal.QUOTA_SESSION_MESSAGES.label]
     broker.advance(1.1)
     client.send(Publish(b"a", b"", qos, packet_id=4))
@@ -113,7 +113,7 @@ def test_pings_and_acknowledgements_do_not_wait(brokers: Brokers) -> None:
     received = client.receive()
 
     assert 2 == received.count(PingResp())
-    session = broker.worker.store.find("client")
+    session = broker.session("client")
     assert session is not None and 0 == session.inflight()
     broker.advance(3.0)
     assert [(4, 0), (5, 0)] == answers(client)
@@ -135,7 +135,7 @@ def test_what_is_said_while_it_is_held_back_does_not_wait_either(brokers: Broker
     client.send(Ack(PUBACK, message.packet_id))
 
     assert [PingResp()] * 3 == client.receive()
-    session = broker.worker.store.find("client")
+    session = broker.session("client")
     assert session is not None and 0 == session.inflight()
     broker.advance(10.0)
     assert [(n, 0) for n in range(4, 8)] == answers(client)
@@ -175,11 +175,11 @@ def test_who_was_heard_while_it_was_held_back_is_not_when_it_is_held_by_others(b
     client.receive()
     stream = stream_of(broker, "client")
     assert not stream.paused
-    broker.worker.reactor.pause(stream, Pause.FANOUT)
+    broker.reactor.pause(stream, Pause.FANOUT)
     client.send(PingReq())
 
     assert [] == client.receive()
-    broker.worker.reactor.resume(stream, Pause.FANOUT)
+    broker.reactor.resume(stream, Pause.FANOUT)
     assert [PingResp()] == client.receive()
 
 
@@ -192,8 +192,8 @@ def test_who_is_held_back_and_goes_is_forgotten(brokers: Brokers) -> None:
     client.drop()
     broker.advance(3.0)
 
-    assert 0 == broker.worker.counters.internal_errors
-    assert 0 == broker.worker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.counters.internal_errors
+    assert 0 == broker.protection.figures(broker.clock.now).throttled
 
 
 def test_a_busy_client_is_held_back_and_a_modest_one_is_not(brokers: Brokers) -> None:
@@ -201,14 +201,14 @@ def test_a_busy_client_is_held_back_and_a_modest_one_is_not(brokers: Brokers) ->
     broker = brokers()
     busy, modest = broker.connect("busy"), broker.connect("modest")
     overload(broker)
-    assert broker.worker.protection.judging
+    assert broker.protection.judging
     busy.post(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(60_000)])
     broker.settle()
     assert held(broker, "busy")
     modest.send(Publish(b"b", b"", 1, packet_id=1))
 
     assert [(1, 0)] == answers(modest)
-    assert 1 == broker.worker.counters.pauses_by_reason[PauseReason.CREDITS.label]
+    assert 1 == broker.counters.pauses_by_reason[PauseReason.CREDITS.label]
 
 
 def test_who_is_held_back_goes_on_when_the_overload_is_over(brokers: Brokers) -> None:
@@ -221,7 +221,7 @@ def test_who_is_held_back_goes_on_when_the_overload_is_over(brokers: Brokers) ->
     assert held(broker, "busy")
     broker.advance(20.0)
 
-    assert not broker.worker.protection.judging
+    assert not broker.protection.judging
     assert [(n + 1, 0) for n in range(60_000)] == answers(busy)
 
 
@@ -237,7 +237,7 @@ def test_a_run_is_held_back_whole(brokers: Brokers) -> None:
     assert held(broker, "busy")
     received = payloads(reader.receive())
     assert 0 < len(received) < len(sent)
-    broker.worker.reactor.resume(stream_of(broker, "busy"), Pause.OVERLOAD)
+    broker.reactor.resume(stream_of(broker, "busy"), Pause.OVERLOAD)
     assert [] == payloads(reader.receive())
     broker.advance(20.0)
 
@@ -263,6 +263,6 @@ def test_a_keep_alive_that_passes_while_it_is_held_back(brokers: Brokers, way: s
     client.send(Publish(b"a", b"", 1, packet_id=1), Publish(b"a", b"", 1, packet_id=2))
     broker.advance(5.0)
 
-    closed = broker.worker.counters.closed_by_reason[CloseReason.KEEP_ALIVE_TIMEOUT.label]
+    closed = broker.counters.closed_by_reason[CloseReason.KEEP_ALIVE_TIMEOUT.label]
     assert (1 if way == "strict" else 0) == closed
     assert (way == "strict") == client.closed

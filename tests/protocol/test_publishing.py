@@ -43,7 +43,7 @@ def test_messages_arrive_whole_and_in_order_however_they_are_cut(brokers: Broker
             (packet.topic, packet.payload) for packet in got
         ]
         assert {(0, False)} == {(packet.qos, packet.retain) for packet in got}
-    assert len(MIXED) == broker.worker.counters.publishes_received
+    assert len(MIXED) == broker.counters.publishes_received
 
 
 def test_a_run_leaves_out_what_one_reader_does_not_take(brokers: Brokers) -> None:
@@ -135,7 +135,7 @@ def test_acknowledgements_with_a_code_or_properties_count_like_short_ones(broker
         kind, code = (PUBACK, 0x10) if message.qos == 1 else (PUBREC, 0x80)
         reader.send(Ack(kind, message.packet_id, code, {REASON_STRING: "thanks"}))
     reader.receive()
-    (session,) = [one for one in broker.worker.store.sessions() if one.client_id == "reader"]
+    (session,) = [one for one in broker.sessions() if one.client_id == "reader"]
 
     assert not reader.closed
     assert 0 == session.inflight()

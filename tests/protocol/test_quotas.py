@@ -149,7 +149,7 @@ def test_a_filter_that_is_too_much_is_refused_by_its_reason(
     client.send(Subscribe(1, wanted))
 
     assert [SubAck(1, [0, 0, code if version == V5 else 0x80, 1])] == client.receive()
-    counters = broker.worker.counters
+    counters = broker.counters
     assert {reason.label: 1} == {label: n for label, n in counters.refused_by_reason.items() if n}
     assert 1 == counters.subscribes_refused
     assert not client.closed

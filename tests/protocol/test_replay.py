@@ -68,8 +68,8 @@ def test_a_slow_reader_gets_them_all_in_its_own_time(brokers: Brokers) -> None:
     client.send(Subscribe(1, [Wanted(b"r/#")]))
     broker.settle()
 
-    assert broker.worker.budget.used < 16 * 1024 + 2000
-    assert broker.worker.counters.publishes_sent < 50
+    assert broker.outbound_budget.used < 16 * 1024 + 2000
+    assert broker.counters.publishes_sent < 50
     client.reading = True
     assert TOPICS == topics(messages(client.receive()))
     assert {} == dropped(broker)
@@ -106,14 +106,14 @@ def test_a_replay_gives_way_to_others(brokers: Brokers) -> None:
     broker.settle()
     client.send(Subscribe(1, [Wanted(b"r/#")]))
     broker.clock.step = SLICE / 8
-    while not broker.worker.counters.publishes_sent:
-        broker.worker.reactor.turn()
+    while not broker.counters.publishes_sent:
+        broker.reactor.turn()
     other.send(PingReq())
     while not other.inbox:
-        broker.worker.reactor.turn()
+        broker.reactor.turn()
         other.pull()
 
-    assert 0 < broker.worker.counters.publishes_sent < MANY
+    assert 0 < broker.counters.publishes_sent < MANY
     broker.clock.step = 0.0
     assert TOPICS == topics(messages(client.receive()))
 
@@ -191,7 +191,7 @@ def test_who_leaves_in_the_middle_is_forgotten(brokers: Brokers) -> None:
     client.reading = False
     client.send(Subscribe(1, [Wanted(b"r/#", 1)]))
     broker.clock.step = SLICE / 4
-    broker.worker.reactor.turn()
+    broker.reactor.turn()
     broker.clock.step = 0.0
     client.drop()
     back = broker.connect("me", V311, clean_start=False)

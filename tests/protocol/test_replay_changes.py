@@ -45,7 +45,7 @@ def take_all(client: Client, packet_id: int) -> list[Publish]:
 
 def replays(broker: Broker, client_id: str) -> int:
     """How many replays wait for that client's connection."""
-    for stream in broker.worker.reactor.streams():
+    for stream in broker.streams():
         connection = cast(Connection, stream)
         if connection.session is not None and connection.session.client_id == client_id:
             return len(connection.replays or ())
@@ -127,15 +127,15 @@ def test_sessions_that_do_not_come_back_leave_no_replay(brokers: Brokers) -> Non
     broker = brokers()
     client, _ = waiting(broker)
     client.drop()
-    assert 1 == len(broker.worker.lifecycle.unreplayed)
+    assert 1 == len(broker.lifecycle.unreplayed)
     broker.advance(61)
-    assert 0 == len(broker.worker.lifecycle.unreplayed)
+    assert 0 == len(broker.lifecycle.unreplayed)
     later = connect(broker)
     assert 1 == len(subscribe(later, Wanted(b"r/#", 1)))
     later.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
     later.receive()
 
-    assert 0 == len(broker.worker.lifecycle.unreplayed)
+    assert 0 == len(broker.lifecycle.unreplayed)
 
 
 def test_to_subscribe_again_and_again_costs_one_replay(brokers: Brokers) -> None:

@@ -56,7 +56,7 @@ def test_an_empty_one_is_delivered_and_ends_what_was_kept(brokers: Brokers, vers
 
     assert [(b"", qos, False)] == [(m.payload, m.qos, m.retain) for m in messages(reader.receive())]
     assert [] == retained(broker)
-    assert 0 == broker.worker.retained.statistics().count
+    assert 0 == broker.retained.statistics().count
 
 
 @VERSIONS
@@ -81,6 +81,6 @@ def test_what_is_retained_outlives_its_publisher(brokers: Brokers, version: int)
     publish(publisher, b"state")
     publisher.send(Disconnect())
     publisher.receive()
-    assert 0 == broker.worker.store.count()
+    assert 0 == broker.session_count()
 
     assert [(b"state", 0, True)] == retained(broker)

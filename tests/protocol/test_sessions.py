@@ -121,8 +121,8 @@ def test_a_session_belongs_to_its_id_and_to_no_other(brokers: Brokers) -> None:
     for name in names:
         broker.connect(name, V311, clean_start=False)
 
-    assert len(names) == broker.worker.store.count()
-    assert len(names) == broker.worker.lifecycle.connected
+    assert len(names) == broker.session_count()
+    assert len(names) == broker.connected
 
 
 def test_connack_says_what_was_granted_and_nothing_else(brokers: Brokers) -> None:
@@ -156,7 +156,7 @@ def test_behind_a_connect_that_is_refused_nothing_is_taken(brokers: Brokers, con
     assert [ConnAck] == [type(packet) for packet in client.receive()]
     assert client.closed
     assert [] == listener.receive()
-    assert 1 == broker.worker.store.count()
+    assert 1 == broker.session_count()
 
 
 @pytest.mark.parametrize(("version", "told"), [(V311, []), (V5, [ConnAck(False, 0x81)])])

@@ -54,7 +54,7 @@ def test_another_member_gets_what_was_never_sent(brokers: Brokers, count: int, q
     assert {qos} == {message.qos for message in received}
     assert not any(message.properties for message in received)  # the identifier was the other member's
     assert {} == dropped(broker)
-    assert (0, 0) == (broker.worker.queue_budget.used, broker.worker.queue_budget.messages)
+    assert (0, 0) == (broker.queue_budget.used, broker.queue_budget.messages)
 
 
 def test_what_was_sent_and_not_acknowledged_stays_with_its_member(brokers: Brokers) -> None:
@@ -108,7 +108,7 @@ def test_it_may_wait_with_one_after_the_other(brokers: Brokers) -> None:
     broker.advance(5)
     away(broker, "second")
     broker.advance(6)
-    assert 3 == broker.worker.queue_budget.messages
+    assert 3 == broker.queue_budget.messages
     heir = joined(broker)
     broker.advance(5)
 
@@ -141,4 +141,4 @@ def test_what_was_dropped_for_a_full_queue_is_not_given_away(brokers: Brokers) -
 
     assert sent[3:] == payloads(heir.receive())
     assert {DropReason.QUEUE_FULL: 3} == dropped(broker)
-    assert (0, 0) == (broker.worker.queue_budget.used, broker.worker.queue_budget.messages)
+    assert (0, 0) == (broker.queue_budget.used, broker.queue_budget.messages)

@@ -46,13 +46,13 @@ def test_a_reader_that_does_not_read_misses_qos_0_and_nobody_else_does(brokers: 
     publish(broker, 0)
 
     assert NUMBERS == payloads(quick.receive())
-    assert HIGH < broker.worker.budget.used < HIGH + 2000
+    assert HIGH < broker.outbound_budget.used < HIGH + 2000
     missed = dropped(broker)[DropReason.NOT_WRITABLE]
     assert {DropReason.NOT_WRITABLE: missed} == dropped(broker)
     assert missed > 100
     slow.reading = True
     assert NUMBERS[: len(NUMBERS) - missed] == payloads(slow.receive())
-    assert 0 == broker.worker.budget.used
+    assert 0 == broker.outbound_budget.used
     publish(broker, 0)  # it is a reader like any other again
     assert NUMBERS == payloads(slow.receive())
 
@@ -75,7 +75,7 @@ def test_for_a_reader_that_does_not_read_a_few_qos_1_and_2_wait(brokers: Brokers
     assert 0 == before
     assert NUMBERS[: len(NUMBERS) - missed] == payloads(slow.receive())
     assert NUMBERS == payloads(quick.receive())
-    assert broker.worker.store.count() == 3
+    assert broker.session_count() == 3
 
 
 def test_what_waits_is_in_the_order_of_its_publisher(brokers: Brokers) -> None:
@@ -122,7 +122,7 @@ def test_a_reader_that_takes_no_byte_is_closed_in_the_end(brokers: Brokers) -> N
 
     assert {CloseReason.SLOW_CONSUMER: 1} == closed(broker)
     assert [*NUMBERS, b"slow"] == payloads(quick.receive())
-    assert 0 == broker.worker.budget.used
+    assert 0 == broker.outbound_budget.used
     slow.reading = True
     slow.receive()
     assert slow.closed
@@ -154,13 +154,13 @@ def test_the_budget_of_all_readers_is_kept(brokers: Brokers) -> None:
     publish(broker, 1)
 
     assert NUMBERS == payloads(quick.receive())
-    assert broker.worker.budget.used < 128 * 1024
+    assert broker.outbound_budget.used < 128 * 1024
     assert {DropReason.NOT_WRITABLE} == set(dropped(broker))
     assert {} == closed(broker)  # each may have less, and nobody has to go
     for client in slow:
         client.reading = True
     broker.settle()
-    assert 0 == broker.worker.budget.used
+    assert 0 == broker.outbound_budget.used
 
 
 def test_when_the_budget_is_used_up_the_largest_debtor_goes(brokers: Brokers) -> None:
@@ -181,7 +181,7 @@ def test_when_the_budget_is_used_up_the_largest_debtor_goes(brokers: Brokers) ->
     broker.settle()
 
     assert {CloseReason.OUTBOUND_BUDGET: 1} == closed(broker)
-    assert broker.worker.budget.used < 128 * 1024
+    assert broker.outbound_budget.used < 128 * 1024
     large.reading = True
     large.receive()
     assert large.closed
@@ -204,7 +204,7 @@ def test_a_publisher_that_reads_no_acknowledgement_is_held(brokers: Brokers) -> 
     client, taken = stuff(broker)
     most = HIGH + REPLY_ROOM + LARGE_READ
 
-    assert HIGH + REPLY_ROOM < broker.worker.budget.used < most
+    assert HIGH + REPLY_ROOM < broker.outbound_budget.used < most
     other.send(PingReq())
     assert [PingResp()] == other.receive()
     client.reading = True
@@ -246,8 +246,8 @@ def test_a_held_client_that_is_reset_is_gone_at_once(brokers: Brokers) -> None:
     client.drop()
 
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
-    assert 0 == broker.worker.budget.used
-    assert [] == broker.worker.reactor.streams()
+    assert 0 == broker.outbound_budget.used
+    assert [] == broker.streams()
 
 
 def test_the_session_of_a_held_client_can_be_taken_over(brokers: Brokers) -> None:

@@ -39,7 +39,7 @@ def codes(packets: list[Packet]) -> list[tuple[int, list[int]]]:
 
 
 def refused(broker: Broker) -> dict[str, int]:
-    return {label: count for label, count in broker.worker.counters.refused_by_reason.items() if count}
+    return {label: count for label, count in broker.counters.refused_by_reason.items() if count}
 
 
 def test_5_is_told_which_filters_are_over_the_quota(brokers: Brokers) -> None:
@@ -68,7 +68,7 @@ def test_5_is_told_why_and_when_to_come_again(brokers: Brokers) -> None:
     assert isinstance(answer, SubAck)
     assert "it has subscribed as often as it may (3:3)" == answer.properties[REASON_STRING]
     assert [("retry-after-ms", "1001")] == answer.properties[USER_PROPERTY]
-    session = broker.worker.store.find("client")
+    session = broker.session("client")
     assert session is not None and session.decisions is not None
     assert [(FILTER, "quota_session_subscriptions")] == [(one.kind, one.reason) for one in session.decisions.latest]
 
@@ -93,14 +93,14 @@ def test_3_waits_with_all_that_lies_behind(brokers: Brokers, version: int) -> No
     client.send(wanted(1, "a", "b"), wanted(2, "c", "d"), Publish(b"d", b"1", 1, packet_id=7), PingReq())
     assert [SubAck(1, [0, 0]), PingResp()] == client.receive()
     reason = PauseReason.QUOTA_SESSION_SUBSCRIPTIONS.label
-    assert 1 == broker.worker.counters.pauses_by_reason[reason]
+    assert 1 == broker.counters.pauses_by_reason[reason]
 
     broker.advance(1.1)
     received = client.receive()
     assert [(2, [0, 0])] == codes(received)
     assert Ack(PUBACK, 7) in received and [b"1"] == payloads(received)
     assert {} == refused(broker)
-    assert 0 == broker.worker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.protection.figures(broker.clock.now).throttled
 
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
@@ -119,7 +119,7 @@ def test_more_filters_than_the_quota_ever_has_pass_when_it_is_full(brokers: Brok
     if version == V5:
         client.send(wanted(2, "f"))
     assert [(2, [0])] == codes(client.receive())
-    assert 0 == broker.worker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.protection.figures(broker.clock.now).throttled
 
 
 @pytest.mark.parametrize("version", [V311, V5])
@@ -142,6 +142,6 @@ def test_who_waits_to_subscribe_and_goes_is_forgotten(brokers: Brokers) -> None:
     client.drop()
     broker.advance(2.0)
 
-    assert 0 == broker.worker.counters.internal_errors
-    assert 0 == broker.worker.routes.statistics()[1]
-    assert 0 == broker.worker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.counters.internal_errors
+    assert 0 == broker.routes.statistics()[1]
+    assert 0 == broker.protection.figures(broker.clock.now).throttled

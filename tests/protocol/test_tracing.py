@@ -15,7 +15,6 @@ from broker.mqtt.packets import V5, V31, V311, Connect, Publish
 from broker.overload.admit import ACCEPT, CLOSE, DROP, PAUSE, REFUSE, Verdict
 from broker.overload.trace import Player, Replayed, replay
 from broker.reasons import DropReason, PauseReason
-from broker.worker import Worker
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -68,7 +67,7 @@ class Load:
             self._publish(*how)
         elif what == "inject":
             number, signal, value, seconds = how
-            self.node.workers[number].worker.protection.inject(signal, value, self.node.clock.now + seconds)
+            self.node.workers[number].protection.inject(signal, value, self.node.clock.now + seconds)
         elif what == "stop":
             there.stopped = how[0]
         elif what == "advance":
@@ -101,7 +100,7 @@ class Load:
 
 def end(broker: Broker) -> None:
     """It records no more, and all is written."""
-    tracing = broker.worker.protection.tracing
+    tracing = broker.protection.tracing
     assert tracing is not None
     tracing.close()
 
@@ -118,9 +117,9 @@ def decided_again(trace: bytes) -> list[Replayed]:
     return found
 
 
-def check(found: list[Replayed], worker: Worker) -> None:
+def check(found: list[Replayed], broker: Broker) -> None:
     """What was replayed is what happened to clients, as it was counted there."""
-    counters = worker.counters
+    counters = broker.counters
     kinds = {kind: [one for one in found if one.verdict.kind == kind] for kind in (ACCEPT, DROP, REFUSE, PAUSE, CLOSE)}
     turned_away = len(kinds[DROP]) + len(kinds[REFUSE]) + len(kinds[CLOSE])
     assert counters.publishes_received == turned_away + sum(one.passed for one in found)
@@ -159,7 +158,7 @@ def test_what_was_decided_is_decided_again_to_the_last_bit(load: list[tuple[Any,
         traces = running.traces(folder)
 
         for broker, trace in zip(running.node.workers, traces, strict=True):
-            check(decided_again(trace), broker.worker)
+            check(decided_again(trace), broker)
 
 
 def recorded(folder: Path, *load: tuple[Any, ...]) -> list[Replayed]:
@@ -168,7 +167,7 @@ def recorded(folder: Path, *load: tuple[Any, ...]) -> list[Replayed]:
     for what, *how in load:
         running.do(what, *how)
     found = decided_again(running.traces(folder)[0])
-    check(found, running.node.workers[0].worker)
+    check(found, running.node.workers[0])
     return found
 
 
@@ -195,7 +194,7 @@ def test_a_worker_that_is_full_of_other_things_is_in_it(tmp_path: Path) -> None:
     running = Load(tmp_path, Quotas())
     running.do("stop", True)
     here = running.node.workers[0]
-    (peer,) = here.worker.mesh.peers
+    (peer,) = here.mesh.peers
     peer.write(bytes(SHUT + 1))  # whatever: it is not read before the end
     running.do("publish", 2, b"there", 1, 10, 1)
     end(here)
@@ -223,22 +222,22 @@ def test_a_full_trace_ends_with_a_word_and_the_broker_goes_on(brokers: Brokers, 
     """The disk would be filled, or an incomplete recording be taken for a complete one."""
     broker = brokers(Config(overload=Overload(trace=2000)))
     file = tmp_path / "new" / "trace"
-    broker.worker.trace_to(str(file))
+    broker.trace_to(str(file))
     client = broker.connect("client", V5)
     for n in range(100):
         client.send(Publish(b"t", b"x", 1, packet_id=n + 1))
         broker.settle()
         broker.clock.now += 0.01
-    tracing = broker.worker.protection.tracing
+    tracing = broker.protection.tracing
     assert tracing is not None
     tracing.write()
     broker.advance(0.2)
 
-    assert 100 == broker.worker.counters.publishes_received
+    assert 100 == broker.counters.publishes_received
     assert [("trace_stopped", "it is full")] == [(line["event"], line["why"]) for line in log if "why" in line]
     assert "it is full" == tracing.statistics()["state"]
     assert tracing.statistics()["left_out"] > 0
-    assert not broker.worker.protection.judging
+    assert not broker.protection.judging
     assert 1000 < file.stat().st_size <= 2000
     assert 0 < len(list(replay(file.read_bytes(), Overload()))) < 100
 
@@ -246,14 +245,14 @@ def test_a_full_trace_ends_with_a_word_and_the_broker_goes_on(brokers: Brokers, 
 def test_a_file_that_cannot_be_written_costs_the_recording_only(brokers: Brokers, log: Lines) -> None:
     """A worker would not start for want of something that only watches."""
     broker = brokers(Config(overload=Overload(trace=2000)))
-    broker.worker.trace_to("/proc/none/trace")
+    broker.trace_to("/proc/none/trace")
     client = broker.connect("client", V5)
     client.send(Publish(b"t", b"x", 1, packet_id=1))
     client.receive()
-    tracing = broker.worker.protection.tracing
+    tracing = broker.protection.tracing
     assert tracing is not None
     tracing.write()
 
     assert "its file cannot be opened: No such file or directory" == tracing.statistics()["state"]
     assert 1 == len([line for line in log if line["event"] == "trace_stopped"])
-    assert 1 == broker.worker.counters.publishes_received
+    assert 1 == broker.counters.publishes_received

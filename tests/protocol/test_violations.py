@@ -96,9 +96,9 @@ def test_a_violation_ends_the_connection_once_and_by_name(
     assert [reason.code] * (version == V5) == [packet.code for packet in said if isinstance(packet, Disconnect)]
     assert len(said) == (version == V5)
     assert {reason: 1} == closed(broker)
-    assert 1 == broker.worker.counters.protocol_errors[reason.label]
+    assert 1 == broker.counters.protocol_errors[reason.label]
     assert [("me", reason.label)] == [(e["client"], e["reason"]) for e in log if e["event"] == "client_closed"]
-    assert 0 == broker.worker.lifecycle.connected
+    assert 0 == broker.connected
 
 
 def test_what_came_before_a_violation_is_done(brokers: Brokers) -> None:
@@ -141,7 +141,7 @@ def test_clients_do_not_publish_to_sys(brokers: Brokers, version: int) -> None:
 
     assert [Ack(PUBACK, 7, 0x87 if version == V5 else 0)] == client.receive()
     assert [] == listener.receive()
-    assert 0 == broker.worker.retained.statistics().count
+    assert 0 == broker.retained.statistics().count
     assert {DropReason.NOT_AUTHORIZED: 3} == dropped(broker)
 
 

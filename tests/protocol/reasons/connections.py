@@ -123,7 +123,7 @@ def taken_over(stage: Stage) -> Seen:
 def kicked(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
-    broker.worker.lifecycle.close(stream_of(broker, "phone"), CloseReason.KICKED, broker.clock.now)
+    broker.lifecycle.close(stream_of(broker, "phone"), CloseReason.KICKED, broker.clock.now)
     return Seen([broker], "phone", heard(client))
 
 
@@ -131,7 +131,7 @@ def kicked(stage: Stage) -> Seen:
 def stopped(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
-    broker.worker.lifecycle.stop(broker.clock.now)
+    broker.lifecycle.stop(broker.clock.now)
     return Seen([broker], "phone", heard(client))
 
 
@@ -140,7 +140,7 @@ def our_mistake(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
     subscribe(broker.connect("other"), "t")
-    broker.worker.routes._epochs.clear()  # what no packet can do: the next topic is an IndexError
+    broker.routes._epochs.clear()  # what no packet can do: the next topic is an IndexError
     client.send(Publish(b"t", b"x", 1, packet_id=1))
     return Seen([broker], "phone", heard(client))
 
@@ -269,8 +269,8 @@ def owed_too_much(stage: Stage) -> Seen:
 @happens(CloseReason.INPUT_BUDGET)
 def too_much_unfinished(stage: Stage) -> Seen:
     broker = stage.brokers()
-    broker.worker.reactor._input_budget = 40_000
-    broker.worker.reactor._most_input = 50_000
+    broker.reactor._input_budget = 40_000
+    broker.reactor._most_input = 50_000
     client = broker.connect("phone", V5)
     client.send_bytes(encode(Publish(b"t", bytes(80_000)), V5)[:70_000])
     return Seen([broker], "phone", heard(client))
@@ -316,6 +316,6 @@ def a_forged_record(stage: Stage) -> Seen:
 
 
 def stream_of(broker: Broker, client_id: str):  # type: ignore[no-untyped-def]  # a Connection, as it is one of a client
-    session = broker.worker.store.find(client_id)
+    session = broker.session(client_id)
     assert session is not None and session.outbox is not None
-    return broker.worker.reactor.stream_of(session.outbox)
+    return broker.stream_of(session.outbox)

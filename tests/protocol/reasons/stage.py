@@ -54,7 +54,7 @@ class Stage:
 
     def change_rules(self, broker: Broker, rules: str) -> None:
         (self.folder / "acl").write_text(rules)
-        broker.worker.reload()
+        broker.reload()
 
 
 class Seen:
@@ -96,5 +96,5 @@ def heard(client: Client) -> list[int]:
 
 def overload(broker: Broker) -> None:
     """The worker is late, has been for a while, and will be."""
-    broker.worker.protection.inject("lag", LATE, broker.clock.now + 60.0)
+    broker.protection.inject("lag", LATE, broker.clock.now + 60.0)
     broker.advance(1.5)

@@ -93,7 +93,7 @@ def counted(seen: Seen, member: Enum) -> int:
     """How often it happened, as the workers count."""
     found = 0
     for broker in seen.workers:
-        counters = broker.worker.counters
+        counters = broker.counters
         label = member.label  # type: ignore[attr-defined]
         by_reason = {
             PauseReason: counters.pauses_by_reason,
@@ -124,8 +124,7 @@ def assert_logged(seen: Seen, log: Log, member: Enum) -> None:
 
 def record(broker: Broker) -> dict[str, Any]:
     """The metrics record of all that has happened."""
-    worker = broker.worker
-    return worker.measuring.recorder.record(broker.clock.now + 1.0, 1.0, worker.gauges(), {})
+    return broker.measuring.recorder.record(broker.clock.now + 1.0, 1.0, broker.gauges(), {})
 
 
 def expected_codes(member: Enum) -> list[int]:
@@ -145,6 +144,6 @@ def assert_explained(seen: Seen, member: Enum) -> None:
 
 
 def facts(seen: Seen) -> Facts:
-    found = together([broker.worker.explaining.facts(seen.client_id) for broker in seen.workers], [])
+    found = together([broker.explaining.facts(seen.client_id) for broker in seen.workers], [])
     assert found is not None
     return found
