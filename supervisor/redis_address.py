@@ -175,8 +175,10 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         server.ping()
         told = server.info()
         server.eval("return 1", 0)
-    version = tuple(int(part) for part in str(told["redis_version"]).split(".")[:3])
-    name = f"Redis {told['redis_version']}"
+    kind = "valkey" if "valkey_version" in told else "redis"  # Valkey also names the Redis that it is compatible with
+    number = str(told[f"{kind}_version"])
+    version = tuple(int(part) for part in number.split(".")[:3])
+    name = f"{kind.capitalize()} {number}"
     if version < OLDEST:
         raise RedisUnusable(f"{shown} is {name}: Weir needs {'.'.join(map(str, OLDEST))} or newer.")
     if told.get("role") == "slave":

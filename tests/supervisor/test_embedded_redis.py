@@ -250,17 +250,11 @@ async def test_a_damaged_file_is_a_sentence_with_the_way_out(folder: Path, serve
     assert between
     sentence = await refused(folder, server)
 
-    assert sentence.startswith("The data of the embedded Redis is damaged: `redis-check-aof --fix ")
-    named = Path(sentence.split("`")[1].removeprefix("redis-check-aof --fix "))
-    assert named.is_file()
-    if server is SERVERS[-1]:  # the binary is that program too, by another name
-        done = subprocess.run(
-            ["redis-check-aof", "--fix", str(named)],
-            executable=server.path,
-            input="y\n",
-            text=True,
-            capture_output=True,
-        )
+    assert sentence.startswith("The data of the embedded Redis is damaged: `")
+    command = sentence.split("`")[1]
+    assert Path(command.rstrip("'").rpartition(" ")[2]).is_file()
+    if server is SERVERS[-1]:
+        done = subprocess.run(["bash", "-c", command], input="y\n", text=True, capture_output=True)
         assert 0 == done.returncode, done.stdout
         async with running(folder, server) as embedded:
             assert 0 < ask(embedded, "DBSIZE") < 10
@@ -276,7 +270,7 @@ async def test_data_of_a_newer_server_is_a_sentence(folder: Path) -> None:
         ask(embedded, "BGREWRITEAOF")
         await until(lambda: not is_rewriting(embedded))
     for old in {older, SERVERS[0]}:
-        assert f"was written by a newer server than {old}" in await refused(folder, old)
+        assert f"{old} cannot read the data in {folder}, which a newer version" in await refused(folder, old)
 
 
 def is_rewriting(embedded: EmbeddedRedis) -> bool:
