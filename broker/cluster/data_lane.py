@@ -9,6 +9,7 @@ from broker.cluster.peer import Peer
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, V311
+from broker.mqtt.scanner import read_header
 from broker.net.stream import Handler, Stream
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.protocol.fanout import Deliveries
@@ -95,14 +96,10 @@ class DataLane(Handler):
         while spent < quantum and position < end and not stream.paused:
             first = data[position]
             if first >= 0x30:
-                length = data[position + 1] if position + 2 <= end else 128
-                body = position + 2
-                if length > 127:
-                    length, body = read_length(data, position + 1, end, V311)
-                if length < 0 or body + length > end:
-                    stream.needs = end - position + 1 if length < 0 else body + length - position
+                body, stop = read_header(data, position, end, V311)
+                if stop > end:
+                    stream.needs = stop - position
                     break
-                stop = body + length
                 try:
                     spent += self._take_publish(stream, data, first, position, body, stop, now)
                 except Exception as error:

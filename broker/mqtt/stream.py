@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import Connect, Packet
+from broker.mqtt.scanner import read_header
 from broker.reasons import CloseReason, ProtocolError
 
 
@@ -73,11 +74,7 @@ class PacketReader:
             return None
         first = data[start]
         check_first_byte(first, self.version)
-        length, body = read_length(data, start + 1, end, self.version)
-        if length < 0:
-            self._keep(end - start + 1)
-            return None
-        stop = body + length
+        body, stop = read_header(data, start, end, self.version)
         if stop - start > self.limit:
             raise ProtocolError(CloseReason.PACKET_TOO_LARGE, f"{stop - start} bytes, {self.limit} are allowed")
         if stop > end:

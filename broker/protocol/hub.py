@@ -16,7 +16,7 @@ from broker.delivery.ring import Ring
 from broker.metrics.counters import Counters
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.mqtt.decode import check_first_byte, decode
-from broker.mqtt.fields import protocol_error, read_length
+from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import (
     CONNECT,
     PUBACK,
@@ -30,6 +30,7 @@ from broker.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
+from broker.mqtt.scanner import read_header
 from broker.net.pauses import Pause
 from broker.net.reactor import LARGE_READ, Reactor, Service
 from broker.net.stream import OPEN, Stream
@@ -186,19 +187,8 @@ class Hub(Service):
         connection.needs = 0
         limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
         while spent < quantum and position < end and not connection.paused:
-            if position + 2 > end:
-                connection.needs = 2
-                break
             first = data[position]
-            length = data[position + 1]
-            body = position + 2
-            if length > 127:
-                length, body = read_length(data, position + 1, end, connection.version)
-                if length < 0:
-                    check_first_byte(first, connection.version)
-                    connection.needs = end - position + 1
-                    break
-            stop = body + length
+            body, stop = read_header(data, position, end, connection.version)
             if stop - position > limit:
                 raise ProtocolError(CloseReason.PACKET_TOO_LARGE, f"{stop - position} bytes")  # [MQTT-3.2.2-15]
             if stop > end:
@@ -220,9 +210,12 @@ class Hub(Service):
                     connection, session, data, position, body, stop, quantum - spent, now
                 )
                 spent += units
-            elif length == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
+            elif stop - body == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
                 packet_id = data[body] << 8 | data[body + 1]
-                self._acknowledged(session, first >> 4, packet_id, SUCCESS, now)
+                if first == 0x40 and packet_id:  # PUBACK, the most frequent one
+                    session.puback(packet_id, now)
+                else:
+                    self._acknowledged(session, first >> 4, packet_id, SUCCESS, now)
                 spent += ANSWER_COST
                 packets += 1
                 position = stop

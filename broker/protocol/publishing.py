@@ -12,6 +12,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, Properties, Publish
 from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS, USER_PROPERTY
+from broker.mqtt.scanner import PLAIN_PUBLISH, RunScanner
 from broker.overload.admit import ACCEPT, DROP, PAUSE, Verdict
 from broker.overload.admit import Publish as Judged
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
@@ -30,7 +31,6 @@ from broker.session.run import Run
 from broker.session.session import Session
 from broker.session.will import expires_at, forwardable
 
-RUN: Final = 0x30  # the first byte of a QoS 0 PUBLISH without flags
 ANY_NUMBER: Final = 1 << 40
 GO_ON: Final = -1
 SUCCESS: Final = 0x00
@@ -65,7 +65,7 @@ class Publishing:
         self._deliveries = deliveries
         self._counters = counters
         self._log = log
-        self._packet_bytes = packet_bytes
+        self._scanner = RunScanner(packet_bytes, BYTES_PER_UNIT_SHIFT)
         self._receive_maximum = receive_maximum
         self._alias_maximum = alias_maximum
         self._qos = qos
@@ -100,7 +100,7 @@ class Publishing:
         if not plain or (five and data[section] != 0):
             units = self._take_decoded(connection, session, first, data, body, stop, now)
             return (stop, units) if units else (position, PUBLISH_COST)
-        if first == RUN:
+        if first == PLAIN_PUBLISH:
             return self._take_run(connection, data, position, body, stop, after, quantum, now)
         if qos == 0:
             check_first_byte(first, connection.version)  # a duplicate of QoS 0, which only 3.1 allows
@@ -129,8 +129,7 @@ class Publishing:
         now: float,
     ) -> tuple[int, int]:
         """A QoS 0 PUBLISH and those behind it to the same topic: (position after them, units used)."""
-        end = len(data)
-        skip = 1 if connection.version == V5 else 0
+        version = connection.version
         named = data[body:after]  # the topic with its length
         topic = named[2:]
         route = self._routes.find(topic)
@@ -144,30 +143,20 @@ class Publishing:
                 return (position, PUBLISH_COST) if most == 0 else (stop, PUBLISH_COST)
         price = PUBLISH_COST + route.price
         start = position
-        units = price + (stop - position >> BYTES_PER_UNIT_SHIFT)
-        count = 1
         longest = stop - position
-        payload_bytes = stop - after - skip
+        units = price + (longest >> BYTES_PER_UNIT_SHIFT)
+        count = 1
+        payload_bytes = stop - after - (1 if version == V5 else 0)
         position = stop
-        while units < quantum and count < most and position + 2 < end and data[position] == RUN:
-            length = data[position + 1]
-            body = position + 2
-            if length > 127:
-                if position + 5 > end:
-                    break
-                length, body = _long_length(data, position + 1)
-            stop = body + length
-            after = body + len(named)
-            if stop > end or after + skip > stop or stop - position > self._packet_bytes:
-                break
-            if data[body:after] != named or (skip and data[after] != 0):
-                break
-            count += 1
-            payload_bytes += stop - after - skip
-            units += price + (stop - position >> BYTES_PER_UNIT_SHIFT)
-            if stop - position > longest:
-                longest = stop - position
-            position = stop
+        if units < quantum and most > 1 and stop + 2 < len(data) and data[stop] == PLAIN_PUBLISH:
+            position, further, further_bytes, largest, further_units = self._scanner.scan(
+                data, stop, named, version, most - 1, price, quantum - units
+            )
+            count += further
+            payload_bytes += further_bytes
+            units += further_units
+            if largest > longest:
+                longest = largest
         size = position - start
         cost = self._prices.of_run(count, size, route.receivers)
         if judged:
@@ -188,7 +177,7 @@ class Publishing:
         if route.guarded and self._refused(route, connection, count, now):
             return position, units
         if route.receivers:
-            run = Run(data[start:position], connection.version, count, topic, payload_bytes, longest)
+            run = Run(data[start:position], version, count, topic, payload_bytes, longest)
             self._deliveries.deliver_run(route, run, connection, now)
         return position, units
 
@@ -399,22 +388,6 @@ class Publishing:
         if qos:
             self._counters.answers_sent += 1
             connection.outbox.answer(answer(connection, qos, identifier, code))
-
-
-def _long_length(data: bytes, position: int) -> tuple[int, int]:
-    """A length of two to four bytes, and the position after it, if the bytes are one; else a length that fits nowhere.
-
-    For looking ahead: what is wrong is told when its turn comes, after all that lies before it.
-    """
-    length = data[position] & 0x7F
-    shift = 7
-    for at in range(position + 1, position + 4):
-        byte = data[at]
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (length, at + 1) if byte else (len(data), at)
-        shift += 7
-    return len(data), position
 
 
 def answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:

@@ -3,8 +3,8 @@
 # Of a client that is held back as much is read as one read may bring, for there may be acknowledgements in it, which
 # free what we owe it, and pings, which it counts on: it takes us for dead if they are not answered in time. Those are
 # taken at once; all else keeps its place and its order behind the publish. What was looked at is not looked at again.
-from broker.mqtt.fields import read_length
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
+from broker.mqtt.scanner import read_header
 from broker.reasons import ProtocolError
 
 PINGREQ = b"\xc0\x00"
@@ -31,18 +31,12 @@ def look_behind(data: bytes, position: int, version: int) -> Found:
     kept: list[bytes] = []
     start = position
     end = len(data)
-    while position + 2 <= end:
+    while position < end:
         first = data[position]
-        length = data[position + 1]
-        body = position + 2
-        if length > 127:
-            try:
-                length, body = read_length(data, position + 1, end, version)
-            except ProtocolError:
-                break
-            if length < 0:
-                break
-        stop = body + length
+        try:
+            body, stop = read_header(data, position, end, version)
+        except ProtocolError:
+            break
         if stop > end:
             break
         plain = stop - position == PLAIN and first in ACKNOWLEDGEMENTS and data[body:stop] != b"\0\0"

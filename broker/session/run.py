@@ -8,6 +8,7 @@ from typing import Final
 
 from broker.mqtt.fields import encode_length
 from broker.mqtt.packets import V5
+from broker.mqtt.scanner import read_header
 from broker.session.message import NEVER, Message
 
 GROWTH: Final = 5  # bytes that translation adds to a packet at most, beside identifiers: two lengths and a section
@@ -63,19 +64,13 @@ class Run:
         if self._payloads is not None:
             return self._payloads
         data = self._packets
-        skip = 2 + len(self.topic) + (1 if self._is5 else 0)
+        skip = 2 + len(self.topic) + (1 if self._is5 else 0)  # the topic with its length, and in 5.0 no properties
         payloads = []
-        at = 0
-        while at < len(data):
-            at += 1
-            length = data[at] & 0x7F
-            shift = 7
-            while data[at] & 0x80:
-                at += 1
-                length |= (data[at] & 0x7F) << shift
-                shift += 7
-            at += 1
-            payloads.append(data[at + skip : at + length])
-            at += length
+        end = len(data)
+        position = 0
+        while position < end:
+            body, stop = read_header(data, position, end, self.version)
+            payloads.append(data[body + skip : stop])
+            position = stop
         self._payloads = payloads
         return payloads
