@@ -27,7 +27,7 @@ from broker.config.sources import restored
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
 from broker.control.link import Frame, Link
 from broker.control.link_frames import LENGTH, body_length, frame, unpack
-from broker.insight.inspection import Inspection, Unanswerable
+from broker.insight.admin_requests import AdminRequests, RequestRefused
 from broker.insight.logs import configure
 from broker.net.transports.certificates import CertificateError
 from broker.store.redis.address import RedisAddress, from_parts
@@ -68,10 +68,16 @@ class Process:
         assert worker.registration is not None
         self._registration = worker.registration
         self._registration.store.untold = self._tell_of_will
-        self._inspection = Inspection(worker.store, worker.lifecycle, worker.reactor, worker.clock)
-        self._inspection.inject = worker.protection.inject
-        self._inspection.explaining = worker.explaining
-        self._inspection.overview = worker.overview
+        self._requests = AdminRequests(
+            worker.store,
+            worker.lifecycle,
+            worker.reactor,
+            worker.diagnostics,
+            worker.overload_snapshot,
+            worker.interval_metrics,
+            worker.protection.inject,
+            worker.clock,
+        )
         self._stopping = trio.Event()
         sock.setblocking(False)
         self._link = Link(worker.reactor, sock, self._take, self._orphaned)
@@ -171,8 +177,8 @@ class Process:
 
     def _answer(self, what: str, arguments: dict[str, Any]) -> Frame:
         try:
-            return {"result": self._inspection.answer(what, arguments)}
-        except Unanswerable as error:
+            return {"result": self._requests.answer(what, arguments)}
+        except RequestRefused as error:
             return {"error": str(error)}
         except Exception as error:  # our mistake: it costs this answer and not the worker
             self.worker.lifecycle.failed(None, error, self.worker.clock())

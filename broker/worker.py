@@ -26,11 +26,11 @@ from broker.config.sources import described
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.machine import memory_limit, resident_bytes
 from broker.delivery.outbox import OutboundBudget
-from broker.insight.explaining import Explaining
+from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.logs import ClientLog
-from broker.insight.overview import Overview
+from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.metrics.counters import Counters
-from broker.metrics.measuring import Measuring
+from broker.metrics.interval import IntervalMetrics, RecordLog
 from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
@@ -140,15 +140,7 @@ class Worker:
         self.takeovers = Takeovers(shard, clock, self._failed)
         self.registration: RegistryClient | None = None
         self.store: SessionStore = MemorySessions()
-        self.measuring = Measuring(
-            self.counters,
-            self.reactor.latencies,
-            self.log,
-            node=config.node.name if place is None else place.node,
-            shard=shard,
-            boot="" if place is None else place.incarnation,
-            now=clock(),
-        )
+        records: RecordLog | None = None
         if redis is not None and place is not None:
             self.registration = RegistryClient(
                 self.reactor,
@@ -164,7 +156,17 @@ class Worker:
             if config.metrics.enabled:
                 key = Keys(place.prefix).metrics
                 commands = self.registration.commands
-                self.measuring.records = RedisRecordLog(commands, key, config.metrics.length, self.counters)
+                records = RedisRecordLog(commands, key, config.metrics.length, self.counters)
+        self.interval_metrics = IntervalMetrics(
+            self.counters,
+            self.reactor.latencies,
+            records,
+            self.log,
+            node=config.node.name if place is None else place.node,
+            shard=shard,
+            boot="" if place is None else place.incarnation,
+            now=clock(),
+        )
         origin = Origin(shard)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
@@ -185,11 +187,11 @@ class Worker:
             overload,
             Prices(overload.cost),
             quotas,
-            self.measuring,
+            self.interval_metrics,
             self.reactor,
             self.budget,
             self.connects,
-            EgressQuota(self.reactor, self.measuring.pauses, self.client_log, clock),
+            EgressQuota(self.reactor, self.interval_metrics.pauses, self.client_log, clock),
             self.log,
             self.client_log,
             node=config.node.name if place is None else place.node,
@@ -199,7 +201,9 @@ class Worker:
             tell=self.reports.tell,
             now=clock(),
         )
-        self.overview = Overview(self.protection, self.measuring, self.connects, self.counters, overload)
+        self.overload_snapshot = OverloadSnapshot(
+            self.protection, self.interval_metrics, self.connects, self.counters, overload
+        )
         self.mesh.gates = self.protection
         self.reports.heard = self.protection.hear
         self.routes.neighbours = self.mesh
@@ -229,7 +233,7 @@ class Worker:
             self.budget,
             self.queue_budget,
             self.connects,
-            self.measuring.pauses,
+            self.interval_metrics.pauses,
             self.protection,
             connections,
             clock,
@@ -251,7 +255,7 @@ class Worker:
             self.counters,
             config.limits,
             self.connects,
-            self.measuring.pauses,
+            self.interval_metrics.pauses,
             partial(_new_client_id, "weir-"),
             random.random,
             clock,
@@ -270,7 +274,7 @@ class Worker:
             retain=config.limits.retain,
             neighbours=self.mesh,
             stamps=self.mesh.stamps,
-            topics=self.measuring.topics,
+            topics=self.interval_metrics.topics,
             protection=self.protection,
         )
         self.hub = Hub(
@@ -285,7 +289,7 @@ class Worker:
             self.protection,
             clock,
             packet_bytes=config.limits.packet_bytes,
-            clients=self.measuring.clients,
+            clients=self.interval_metrics.clients,
         )
         self.client_overrides = ClientOverrides(self.protection, self.store, self.reactor, clock)
         self.transfer = SessionTransfer(
@@ -299,7 +303,7 @@ class Worker:
             self.queue_budget,
             self.protection.accounts,
         )
-        self.explaining = Explaining(
+        self.diagnostics = ClientDiagnostics(
             self.store,
             self.reactor,
             self.lifecycle.disconnects,
@@ -335,7 +339,12 @@ class Worker:
     def trace_to(self, path: str) -> None:
         """Record all that overload protection decides in the file *path*; to be called before others join."""
         settings = {key: value for key, value in described(self.config).items() if key.startswith("overload.")}
-        about = {**self.measuring.recorder.about, "began": self.clock(), "wall": time.time(), "settings": settings}
+        about = {
+            **self.interval_metrics.recorder.about,
+            "began": self.clock(),
+            "wall": time.time(),
+            "settings": settings,
+        }
         limit, protection = self.config.overload.trace, self.protection
         tracing = Tracing(path, limit, protection.ledger, protection.reports, self.offload, self.log, about)
         tracing.start(self.clock())
@@ -500,7 +509,7 @@ class Worker:
     def record(self, wall: float) -> None:
         """An interval ends, at *wall*, Unix time."""
         try:
-            self.measuring.close_interval(self.gauges(), self._stores(), wall, self.clock())
+            self.interval_metrics.close_interval(self.gauges(), self._stores(), wall, self.clock())
         except Exception as error:  # our mistake: it costs this record and not the worker
             self._failed(error)
         self.reactor.wake()
@@ -530,7 +539,7 @@ class Worker:
         self.counters.bytes_sent = self.reactor.bytes_sent
         self.counters.became_non_writable = self.budget.became_non_writable
         self._count_flushes()
-        self.measuring.pauses.settle(self.clock())
+        self.interval_metrics.pauses.settle(self.clock())
         return Gauges(
             clients_connected=self.lifecycle.connected,
             clients_total=self.store.count(),
@@ -545,11 +554,11 @@ class Worker:
             queued_limit=self.queue_budget.limit,
             heap_bytes=resident_bytes(),
             non_writable=self.budget.non_writable,
-            paused=len(self.measuring.pauses),
+            paused=len(self.interval_metrics.pauses),
             outbound_bytes=self.budget.used,
             outbound_limit=self.budget.limit,
-            p50_ms=self.measuring.recorder.p50_ms,
-            p99_ms=self.measuring.recorder.p99_ms,
+            p50_ms=self.interval_metrics.recorder.p50_ms,
+            p99_ms=self.interval_metrics.recorder.p99_ms,
             overload=self.protection.figures(self.clock()),
         )
 

@@ -1,4 +1,4 @@
-# What `weir overload` prints: lines and tables made of what a node reports (broker/insight/overview.py).
+# What `weir overload` prints: lines and tables made of what a node reports (broker/insight/overload_snapshot.py).
 #
 # Whoever opens it in the middle of trouble wants three answers first: how bad, because of what, and who pays. So these
 # are sentences. The tables below them hold what the sentences rest on.

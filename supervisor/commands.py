@@ -174,7 +174,7 @@ class Commands:
         raise Refused(f"No client {arguments['client']!r} is connected.")
 
     async def _overload(self, arguments: Arguments) -> object:
-        """How overloaded each worker is and by what, as it sees that itself (broker/insight/overview.py)."""
+        """How overloaded each worker is and by what, as it sees that itself (broker/insight/overload_snapshot.py)."""
         return {"node": self._node.config.node.name, "workers": await self._ask_each("overload")}
 
     async def _top(self, arguments: Arguments) -> object:

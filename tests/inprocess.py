@@ -17,10 +17,10 @@ from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import Config, Tcp
 from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.insight.explaining import Explaining
-from broker.insight.overview import Overview
+from broker.insight.client_diagnostics import ClientDiagnostics
+from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.metrics.counters import Counters
-from broker.metrics.measuring import Measuring
+from broker.metrics.interval import IntervalMetrics
 from broker.metrics.sys_topics import Gauges
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
@@ -230,16 +230,16 @@ class Probe:
         return self.worker.client_overrides
 
     @property
-    def measuring(self) -> Measuring:
-        return self.worker.measuring
+    def interval_metrics(self) -> IntervalMetrics:
+        return self.worker.interval_metrics
 
     @property
-    def overview(self) -> Overview:
-        return self.worker.overview
+    def overload_snapshot(self) -> OverloadSnapshot:
+        return self.worker.overload_snapshot
 
     @property
-    def explaining(self) -> Explaining:
-        return self.worker.explaining
+    def diagnostics(self) -> ClientDiagnostics:
+        return self.worker.diagnostics
 
     @property
     def offload(self) -> Offload:

@@ -13,7 +13,7 @@ from typing import Final
 from broker.config.schema import Overload
 from broker.delivery.outbox import OutboundBudget
 from broker.log import Log
-from broker.metrics.measuring import Measuring
+from broker.metrics.interval import IntervalMetrics
 from broker.metrics.overload_figures import OverloadFigures
 from broker.mqtt.packets import V5
 from broker.net.pauses import Pause
@@ -70,7 +70,7 @@ class Protection(Gates):
         settings: Overload,
         prices: Prices,
         quotas: Quotas,
-        measuring: Measuring,
+        metrics: IntervalMetrics,
         reactor: Reactor,
         budget: OutboundBudget,
         connects: Connects,
@@ -105,7 +105,7 @@ class Protection(Gates):
         self._settings = settings
         self._node = node
         self._own = self.resources.bit(f"{node}/{shard}")  # every publish needs the worker that it enters
-        self._measuring = measuring
+        self._metrics = metrics
         self._reactor = reactor
         self._budget = budget
         self._connects = connects
@@ -173,7 +173,7 @@ class Protection(Gates):
         if self.tracing is not None and connection.pause is not None and connection.account is not None:
             self.tracing.released(connection.account, True, now)
         self._forget(connection)
-        self._measuring.pauses.end(session.client_id, now)
+        self._metrics.pauses.end(session.client_id, now)
         if connection.account is not None:
             self.accounts.leave(connection.account)
             connection.account = None
@@ -304,7 +304,7 @@ class Protection(Gates):
         else:
             self._reactor.pause(connection, Pause.OVERLOAD)
         if connection.session is not None:
-            self._measuring.pauses.begin(connection.session.client_id, reason, now)
+            self._metrics.pauses.begin(connection.session.client_id, reason, now)
         self._note(connection, verdict, now)
         self._look_by(now + SOON)
 
@@ -322,7 +322,7 @@ class Protection(Gates):
         connection.turn = turn
         connection.pause = None
         if connection.session is not None:
-            self._measuring.pauses.end(connection.session.client_id, now)
+            self._metrics.pauses.end(connection.session.client_id, now)
         if self.tracing is not None and connection.account is not None:
             self.tracing.released(connection.account, False, now)
         self._reactor.resume(connection, Pause.OVERLOAD)

@@ -52,7 +52,7 @@ def record(folder: Path, load: list[tuple[Any, ...]], quotas: Quotas) -> list[Br
         broker.stopped = False
     running.node.advance(0.2)  # a last step of the level, up to which both count
     for broker in running.node.workers:
-        broker.measuring.pauses.close_interval(broker.clock.now)
+        broker.interval_metrics.pauses.close_interval(broker.clock.now)
     workers = list(running.node.workers)
     running.traces(folder)
     return workers
@@ -60,7 +60,7 @@ def record(folder: Path, load: list[tuple[Any, ...]], quotas: Quotas) -> list[Br
 
 def paused(broker: Broker) -> dict[str, float]:
     """Seconds that clients were held, as their worker told the heavy hitters."""
-    return {str(one.key): one.paused / 1e6 for one in broker.measuring.clients.top(100) if one.paused}
+    return {str(one.key): one.paused / 1e6 for one in broker.interval_metrics.clients.top(100) if one.paused}
 
 
 def check(played: Played, broker: Broker) -> None:

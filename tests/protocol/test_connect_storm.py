@@ -100,7 +100,7 @@ def test_who_waits_to_come_in_is_held_back_for_a_reason(brokers: Brokers) -> Non
     counters = broker.counters
     assert 3 == counters.pauses_by_reason[PauseReason.CONNECT.label]
     assert 3000 == pytest.approx(counters.paused_ms_by_reason[PauseReason.CONNECT.label], abs=200)
-    assert 0 == len(broker.measuring.pauses)
+    assert 0 == len(broker.interval_metrics.pauses)
 
 
 def test_who_is_in_is_served_while_others_wait(brokers: Brokers) -> None:

@@ -3,7 +3,7 @@
 # Redis carries it as a stream that Redis keeps about so long. A record that cannot be written now never is: there will
 # be another one in a second, and who reads sees the gap by the sequence. So nothing waits here for Redis to come back,
 # and of what it has not answered there is little (MOST).
-from typing import Final, Protocol
+from typing import Final
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
@@ -15,13 +15,7 @@ MOST: Final = 10  # records that are not answered yet: ten seconds of silence
 PATIENCE: Final = 5.0  # seconds; nobody waits for it
 
 
-class RecordLog(Protocol):
-    def append(self, record: bytes, now: float) -> None:
-        """Write *record*, or drop it and count that; never waits."""
-        ...
-
-
-class RedisRecordLog(RecordLog):
+class RedisRecordLog:
     """A stream of Redis, on a worker's line of commands. What became of a record is counted in *counters*."""
 
     def __init__(self, commands: CommandPipeline, key: bytes, length: int, counters: Counters) -> None:
@@ -33,6 +27,7 @@ class RedisRecordLog(RecordLog):
         self._asked = 0
 
     def append(self, record: bytes, now: float) -> None:
+        """Write *record*, or drop it and count that; never waits."""
         if self._commands.state != READY:  # else it would wait on the line
             self._counters.record_dropped(StoreFailure.UNREACHABLE)
         elif self._asked >= MOST:

@@ -124,7 +124,7 @@ def assert_logged(seen: Seen, log: Log, member: Enum) -> None:
 
 def record(broker: Broker) -> dict[str, Any]:
     """The metrics record of all that has happened."""
-    return broker.measuring.recorder.record(broker.clock.now + 1.0, 1.0, broker.gauges(), {})
+    return broker.interval_metrics.recorder.record(broker.clock.now + 1.0, 1.0, broker.gauges(), {})
 
 
 def expected_codes(member: Enum) -> list[int]:
@@ -144,6 +144,6 @@ def assert_explained(seen: Seen, member: Enum) -> None:
 
 
 def facts(seen: Seen) -> Facts:
-    found = together([broker.explaining.facts(seen.client_id) for broker in seen.workers], [])
+    found = together([broker.diagnostics.facts(seen.client_id) for broker in seen.workers], [])
     assert found is not None
     return found

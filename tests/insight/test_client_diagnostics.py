@@ -16,7 +16,7 @@ Nodes = Callable[..., Node]
 
 
 def facts(broker: Broker, client_id: str = "phone") -> Facts:
-    return broker.explaining.facts(client_id)
+    return broker.diagnostics.facts(client_id)
 
 
 def flood(broker: Broker, size: int = 300) -> None:

@@ -4,21 +4,31 @@ from typing import Any, cast
 
 import pytest
 
-from broker.insight.inspection import PAGE, Inspection, Unanswerable
+from broker.insight.admin_requests import PAGE, AdminRequests, RequestRefused
 from broker.mqtt.packets import V5, V311, Disconnect, Properties, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.inprocess import Broker
 
 Brokers = Callable[..., Broker]
+WALL = 1_700_000_000.0
 LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 60}
 
 
-def inspection_of(broker: Broker) -> Inspection:
-    return Inspection(broker.store, broker.lifecycle, broker.reactor, broker.clock)
+def requests_of(broker: Broker) -> AdminRequests:
+    return AdminRequests(
+        broker.store,
+        broker.lifecycle,
+        broker.reactor,
+        broker.diagnostics,
+        broker.overload_snapshot,
+        broker.interval_metrics,
+        broker.protection.inject,
+        broker.clock,
+    )
 
 
-def clients(inspection: Inspection, position: int = 0, match: str = "") -> tuple[list[dict[str, Any]], int | None]:
-    page = cast(dict[str, Any], inspection.answer("clients", {"position": position, "match": match}))
+def clients(requests: AdminRequests, position: int = 0, match: str = "") -> tuple[list[dict[str, Any]], int | None]:
+    page = cast(dict[str, Any], requests.answer("clients", {"position": position, "match": match}))
     return page["clients"], page["next"]
 
 
@@ -27,15 +37,15 @@ def test_clients_come_in_pages_until_all_were_told(brokers: Brokers) -> None:
     broker = brokers()
     for n in range(PAGE + 3):
         broker.connect(f"client-{n}", V5, properties=LASTING).drop()
-    inspection = inspection_of(broker)
+    requests = requests_of(broker)
 
-    first, following = clients(inspection)
+    first, following = clients(requests)
     assert following is not None
-    rest, end = clients(inspection, following)
+    rest, end = clients(requests, following)
 
     assert [f"client-{n}" for n in range(PAGE + 3)] == [one["client"] for one in first + rest]
     assert None is end
-    assert (["client-501"], None) == ([one["client"] for one in clients(inspection, PAGE, "-501")[0]], end)
+    assert (["client-501"], None) == ([one["client"] for one in clients(requests, PAGE, "-501")[0]], end)
 
 
 def test_a_client_is_told_with_what_it_holds(brokers: Brokers) -> None:
@@ -47,9 +57,9 @@ def test_a_client_is_told_with_what_it_holds(brokers: Brokers) -> None:
     publisher = broker.connect("publisher", V311)
     publisher.send(Publish(b"news/1", b"x", 1, packet_id=1))
     broker.settle()
-    inspection = inspection_of(broker)
+    requests = requests_of(broker)
 
-    told = cast(dict[str, Any], inspection.answer("client", {"client": "watched"}))
+    told = cast(dict[str, Any], requests.answer("client", {"client": "watched"}))
 
     expected = {"connected": True, "version": V5, "subscriptions": 2, "inflight": 1, "will_topic": "last/words"}
     assert expected == {key: told[key] for key in expected}
@@ -57,7 +67,7 @@ def test_a_client_is_told_with_what_it_holds(brokers: Brokers) -> None:
     watched.drop()
     publisher.send(Publish(b"news/2", b"x", 1, packet_id=2))
     broker.settle()
-    away = cast(dict[str, Any], inspection.answer("client", {"client": "watched"}))
+    away = cast(dict[str, Any], requests.answer("client", {"client": "watched"}))
     assert (False, "", 1, None) == tuple(away[key] for key in ("connected", "address", "waiting", "will_topic"))
 
 
@@ -65,36 +75,45 @@ def test_a_kick_ends_the_connection_and_not_the_session(brokers: Brokers) -> Non
     """A client that misbehaves could not be parted from, or would lose what waits for it."""
     broker = brokers()
     client = broker.connect("noisy", V5, properties=LASTING)
-    inspection = inspection_of(broker)
+    requests = requests_of(broker)
 
-    assert True is inspection.answer("kick", {"client": "noisy"})
+    assert True is requests.answer("kick", {"client": "noisy"})
     assert [Disconnect(0x98)] == client.receive()
     assert client.closed
     assert 1 == broker.counters.closed_by_reason["kicked"]
     assert 1 == broker.session_count()
-    assert False is inspection.answer("kick", {"client": "noisy"})
-    assert False is inspection.answer("kick", {"client": "nobody"})
+    assert False is requests.answer("kick", {"client": "noisy"})
+    assert False is requests.answer("kick", {"client": "nobody"})
 
 
 def test_a_signal_is_injected_for_some_time(brokers: Brokers) -> None:
     """A test could not say that something is overloaded which is not, or it would stay so for ever."""
     broker = brokers()
-    inspection = inspection_of(broker)
-    injected: list[tuple[str, float, float]] = []
-    inspection.inject = lambda *what: injected.append(what)
+    requests = requests_of(broker)
     broker.advance(2.0)
 
-    inspection.answer("inject", {"signal": "lag", "value": 3.5, "seconds": 10.0})
+    requests.answer("inject", {"signal": "lag", "value": 3.5, "seconds": 10.0})
 
-    assert [("lag", 3.5, broker.clock.now + 10.0)] == injected
+    assert {"lag": 10.0} == broker.protection.injected(broker.clock.now)
 
 
 def test_what_is_not_known_is_refused(brokers: Brokers) -> None:
     """A supervisor of another version would get an answer to another question."""
-    inspection = inspection_of(brokers())
+    requests = requests_of(brokers())
 
-    assert None is inspection.answer("client", {"client": "nobody"})
-    with pytest.raises(Unanswerable, match="'explode'"):
-        inspection.answer("explode", {})
-    with pytest.raises(Unanswerable, match="no signal 'explosions'"):
-        inspection.answer("inject", {"signal": "explosions", "value": 1.0, "seconds": 1.0})
+    assert None is requests.answer("client", {"client": "nobody"})
+    with pytest.raises(RequestRefused, match="'explode'"):
+        requests.answer("explode", {})
+    with pytest.raises(RequestRefused, match="'explosions'"):
+        requests.answer("inject", {"signal": "explosions", "value": 1.0, "seconds": 1.0})
+
+
+def test_the_last_record_is_there_to_be_read(brokers: Brokers) -> None:
+    """`weir top` would have nothing to show, or make a record of its own that is missing in the log."""
+    broker = brokers()
+    requests = requests_of(broker)
+    assert None is requests.answer("record", {})
+    broker.record(WALL)
+    told = cast(dict[str, Any], requests.answer("record", {}))
+
+    assert (WALL, 0) == (told["ts"], told["sequence"])

@@ -1,9 +1,9 @@
-# Measuring: what a worker finds out about itself by the interval, and the record that comes of it.
+# What a worker measures of itself over one interval, and the metrics record that is made of it (recorder.py).
 #
-# What is measured is handed to those who see it happen: `clients` to the hub, `topics` to publishing, `pauses` to
-# whoever holds a client back, and the reactor has the latencies.
+# The parts are handed to the code that sees the events: `clients` to the hub, `topics` to publishing, `pauses` to the
+# code that throttles clients. The reactor has the latencies.
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from broker.log import Log
 from broker.metrics.counters import Counters
@@ -12,16 +12,24 @@ from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.metrics.sys_topics import Gauges
-from broker.store.redis.record_log import RecordLog
 
 MINUTE: Final = 60.0  # seconds
 
 
-class Measuring:
+class RecordLog(Protocol):
+    """The log that metrics records are written to."""
+
+    def append(self, record: bytes, now: float) -> None:
+        """Write *record*, or drop and count it. Never waits."""
+        ...
+
+
+class IntervalMetrics:
     def __init__(
         self,
         counters: Counters,
         latencies: Latencies,
+        records: RecordLog | None,
         log: Log,
         *,
         node: str,
@@ -29,36 +37,35 @@ class Measuring:
         boot: str,
         now: float,
     ) -> None:
-        """*boot* names this life of the worker; *now*: when the first interval begins."""
+        """*records*: None if none are written. *boot* names this run of the worker. The first interval starts *now*."""
         self.clients = HeavyHitters()
         self.topics = HeavyHitters()
         self.pauses = Pauses(counters, self.clients)
-        self.records: RecordLog | None = None  # where they go, if anywhere
         self.recorder = Recorder(
             counters, self.clients, self.topics, latencies, self.pauses, node=node, worker=shard, boot=boot, now=now
         )
         self.last: dict[str, Any] | None = None  # the record of the last interval
-        self._paused: deque[tuple[float, dict[str, dict[str, int]]]] = deque()  # of each record of a minute, and when
+        self._records = records
+        self._paused: deque[tuple[float, dict[str, dict[str, int]]]] = deque()  # (time, paused) of a minute's records
         self._log = log
-        self._told = 0  # the second in which the log was last told of slow readers
+        self._logged = 0  # the second of the last `clients_non_writable` line
 
     def close_interval(self, gauges: Gauges, stores: dict[str, Store], wall: float, now: float) -> None:
-        """An interval ends *now*, and at *wall*, Unix time; *gauges* and *stores*: what holds at its end."""
+        """End the interval at *now* (*wall* in Unix time); *gauges* and *stores* are readings of this moment."""
         record = self.last = self.recorder.record(now, wall, gauges, stores)
         self._paused.append((now, record["paused"]))
         while self._paused[0][0] <= now - MINUTE:
             self._paused.popleft()
         second = int(wall)
-        if gauges.non_writable and second != self._told:
-            self._told = second
-            facts = record["clients"]
-            became, unsent = facts["became_non_writable"], gauges.outbound_bytes
+        if gauges.non_writable and second != self._logged:
+            self._logged = second
+            became, unsent = record["clients"]["became_non_writable"], gauges.outbound_bytes
             self._log.warning("clients_non_writable", clients=gauges.non_writable, became=became, unsent_bytes=unsent)
-        if self.records is not None:
-            self.records.append(encoded(record), now)
+        if self._records is not None:
+            self._records.append(encoded(record), now)
 
     def paused_for(self) -> dict[str, int]:
-        """By the label of the reason, the milliseconds that clients were held in the records of the last minute."""
+        """By reason label: the milliseconds that clients were paused in the records of the last minute."""
         found: dict[str, int] = {}
         for _, reasons in self._paused:
             for label, figures in reasons.items():

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from broker.config.schema import Overload
 from broker.metrics.counters import Counters
-from broker.metrics.measuring import Measuring
+from broker.metrics.interval import IntervalMetrics
 from broker.overload.connects import Connects
 from broker.overload.credits import TICK
 from broker.overload.level import STALE, Signal
@@ -16,27 +16,23 @@ from broker.protocol.protection import Protection
 LISTED: Final = 256  # workers whose reports are told, those that were heard last: some 50 KB
 
 
-class Overview:
+class OverloadSnapshot:
     def __init__(
         self,
         protection: Protection,
-        measuring: Measuring,
+        metrics: IntervalMetrics,
         connects: Connects,
         counters: Counters,
         settings: Overload,
     ) -> None:
         self._protection = protection
-        self._measuring = measuring
+        self._metrics = metrics
         self._connects = connects
         self._counters = counters
         self._settings = settings
 
-    def record(self) -> dict[str, Any] | None:
-        """The last metrics record; None if there is none yet."""
-        return self._measuring.last
-
-    def overload(self, now: float) -> dict[str, Any]:
-        """What this worker is at, what it sees of the others, and what becomes of its clients. Times in seconds."""
+    def take(self, now: float) -> dict[str, Any]:
+        """This worker's level and signals, the reports of others, the clients that are paused. Times in seconds."""
         protection = self._protection
         level, signals, ledger = protection.level, protection.signals, protection.ledger
         injected = protection.injected(now)
@@ -72,8 +68,8 @@ class Overview:
 
     def _held(self) -> dict[str, dict[str, int]]:
         """By reason: clients that are held now, and for how long all of them were, in the last interval and minute."""
-        pauses, last = self._measuring.pauses.held(), self._measuring.last
-        minute = self._measuring.paused_for()
+        pauses, last = self._metrics.pauses.held(), self._metrics.last
+        minute = self._metrics.paused_for()
         interval = {} if last is None else last["paused"]
         return {
             label: {

@@ -14,8 +14,8 @@ WALL = 1_700_000_000.0
 QUOTA = Config(quotas=Quotas(reserve=0.0, session=QuotaScope(incoming_messages="3:3")))
 
 
-def overview_of(broker: Broker) -> dict[str, Any]:
-    return broker.overview.overload(broker.clock.now)
+def snapshot_of(broker: Broker) -> dict[str, Any]:
+    return broker.overload_snapshot.take(broker.clock.now)
 
 
 def signal_of(told: dict[str, Any], name: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def test_a_calm_worker_says_that_it_is(brokers: Brokers) -> None:
     """Somebody would be alarmed by a worker that has nothing to do."""
     broker = brokers()
     broker.advance(0.5)
-    told = overview_of(broker)
+    told = snapshot_of(broker)
 
     assert (0.0, "", 0.0, "") == (told["level"], told["cause"], told["cluster"]["level"], told["cluster"]["cause"])
     assert {"lag", "outbound", "memory", "connect"} == {one["name"] for one in told["signals"]}
@@ -41,7 +41,7 @@ def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Broke
     broker.advance(0.3)
     broker.protection.inject("lag", LATE, broker.clock.now + 5.0)
     broker.advance(2.0)
-    told = overview_of(broker)
+    told = snapshot_of(broker)
     lag = signal_of(told, "lag")
 
     assert (2.0, "lag", 2.0) == (lag["value"], told["cause"], told["worst"])
@@ -51,7 +51,7 @@ def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Broke
     assert 0.0 < told["level"] == told["cluster"]["level"]
     assert told["credits"]["per_tick"] < told["credits"]["when_calm"]
     broker.advance(4.0)
-    lag = signal_of(overview_of(broker), "lag")
+    lag = signal_of(snapshot_of(broker), "lag")
     assert (0.0, None, None) == (lag["value"], lag["contended_s"], lag["injected_s"])
 
 
@@ -63,19 +63,19 @@ def test_who_is_held_is_told_by_reason_now_and_for_the_last_minute(brokers: Brok
     broker.settle()
     broker.advance(0.5)
     broker.record(WALL)
-    (figures,) = overview_of(broker)["held"].values()
+    (figures,) = snapshot_of(broker)["held"].values()
     assert (1, 500, 500) == (figures["clients"], figures["interval_ms"], figures["minute_ms"])
 
     broker.advance(2.0)
     broker.record(WALL + 2.0)
     broker.record(WALL + 3.0)
-    (figures,) = overview_of(broker)["held"].values()
+    (figures,) = snapshot_of(broker)["held"].values()
     assert (0, 0) == (figures["clients"], figures["interval_ms"])
     assert 500 < figures["minute_ms"] <= 1500
 
     broker.clock.now += 61.0
     broker.record(WALL + 64.0)
-    assert {} == overview_of(broker)["held"]
+    assert {} == snapshot_of(broker)["held"]
 
 
 def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
@@ -85,7 +85,7 @@ def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
     protection.hear(Report("far", 1, 1, 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
     protection.hear(b"nonsense", broker.clock.now)
     broker.advance(0.5)
-    told = overview_of(broker)
+    told = snapshot_of(broker)
 
     (said,) = told["reports"]["heard"]
     assert ("far", 1, 5.5, "memory", ["far/1"]) == tuple(
@@ -95,16 +95,5 @@ def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
     assert {"malformed": 1} == told["reports"]["ignored"]
     assert ("far", 1, 5.5) == tuple(told["cluster"][key] for key in ("node", "worker", "level"))
     broker.advance(1.0)
-    told = overview_of(broker)
+    told = snapshot_of(broker)
     assert (False, 0.0) == (told["reports"]["heard"][0]["counts"], told["cluster"]["level"])
-
-
-def test_the_last_record_is_there_to_be_read(brokers: Brokers) -> None:
-    """`weir top` would have nothing to show, or make a record of its own that is missing in the log."""
-    broker = brokers()
-    assert None is broker.overview.record()
-    broker.record(WALL)
-    told = broker.overview.record()
-
-    assert told is not None
-    assert (WALL, 0) == (told["ts"], told["sequence"])

@@ -1,4 +1,4 @@
-# Explaining: all that a worker knows of one client, for whoever asks why it is slow, gone, or gets nothing.
+# ClientDiagnostics: all that a worker knows of one client, for whoever asks why it is slow, gone, or gets nothing.
 #
 # It looks at others and changes nothing. What its facts mean is said by overload/explain.py.
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from broker.store.sessions import SessionStore
 DIGITS: Final = 3  # of seconds: a millisecond is the least that anybody can act on
 
 
-class Explaining:
+class ClientDiagnostics:
     def __init__(
         self,
         store: SessionStore,

@@ -1,14 +1,15 @@
-# Inspection: what a worker answers when its supervisor asks about its clients.
+# The requests of the supervisor that a worker answers: its clients and sessions, one client, its overload.
 #
-# An answer is made between two slices, by the loop that serves clients: so each is bounded, and a list of clients
-# comes in pages. A page is by position among the sessions, in the order they began: who comes and goes meanwhile may
-# be missed or told twice, which does for a person who looks.
+# An answer is made by the loop that serves clients, between two slices. So each answer is bounded, and a list of
+# clients comes in pages. A page is a range of positions among the sessions, in the order of their creation: a session
+# that begins or ends between two pages may be missing or appear twice. For a person who looks at a list that is enough.
 from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, cast
 
-from broker.insight.explaining import Explaining
-from broker.insight.overview import Overview
+from broker.insight.client_diagnostics import ClientDiagnostics
+from broker.insight.overload_snapshot import OverloadSnapshot
+from broker.metrics.interval import IntervalMetrics
 from broker.net.reactor import Reactor
 from broker.protocol.connection import Connection
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -22,43 +23,52 @@ FILTERS: Final = 200  # of one client that are shown
 Arguments = dict[str, Any]
 
 
-class Unanswerable(Exception):
-    """What was asked cannot be answered. Its text is one sentence."""
+class RequestRefused(Exception):
+    """The request cannot be answered. Its text is one sentence that says why."""
 
 
-class Inspection:
+class AdminRequests:
     def __init__(
-        self, store: SessionStore, lifecycle: ConnectionLifecycle, reactor: Reactor, clock: Callable[[], float]
+        self,
+        store: SessionStore,
+        lifecycle: ConnectionLifecycle,
+        reactor: Reactor,
+        diagnostics: ClientDiagnostics,
+        overload: OverloadSnapshot,
+        metrics: IntervalMetrics,
+        inject: Callable[[str, float, float], None],
+        clock: Callable[[], float],
     ) -> None:
+        """*inject*(signal, value, until) sets an overload signal for a test; ValueError: there is no such signal."""
         self._store = store
         self._lifecycle = lifecycle
         self._reactor = reactor
+        self._diagnostics = diagnostics
+        self._overload = overload
+        self._metrics = metrics
+        self._inject_signal = inject
         self._clock = clock
-        # Called with a signal's name, the value it shall have and until when (s); ValueError: why it cannot.
-        self.inject: Callable[[str, float, float], None] = _inject_nothing
-        self.explaining: Explaining | None = None
-        self.overview: Overview | None = None
 
     def answer(self, what: str, arguments: Arguments) -> object:
-        """What *what* asks for; Unanswerable."""
+        """The answer to the request *what*, as JSON can hold it. Raises RequestRefused."""
         if what == "clients":
             return self._clients(arguments)
         if what == "client":
             return self._client(arguments)
-        if what == "why" and self.explaining is not None:
-            return self.explaining.facts(cast(str, arguments["client"]))
+        if what == "why":
+            return self._diagnostics.facts(cast(str, arguments["client"]))
         if what == "kick":
             return self._kick(arguments)
         if what == "inject":
             return self._inject(arguments)
-        if what == "overload" and self.overview is not None:
-            return self.overview.overload(self._clock())
-        if what == "record" and self.overview is not None:
-            return self.overview.record()
-        raise Unanswerable(f"A worker does not know what {what!r} means.")
+        if what == "overload":
+            return self._overload.take(self._clock())
+        if what == "record":
+            return self._metrics.last
+        raise RequestRefused(f"A worker does not know the request {what!r}.")
 
     def _clients(self, arguments: Arguments) -> object:
-        """A page from *position* on, of those with *match* in their id; the next position, None at the end."""
+        """A page of sessions from *position* on whose client id contains *match*, and the position of the next page."""
         position = cast(int, arguments["position"])
         match = cast(str, arguments["match"])
         page = list(islice(self._store.sessions(), position, position + PAGE))
@@ -79,7 +89,7 @@ class Inspection:
         return facts
 
     def _kick(self, arguments: Arguments) -> object:
-        """Whether the client was connected; now it is not."""
+        """Disconnect the client; False if it is not connected."""
         session = self._session(arguments)
         connection = None if session is None else self._connection(session)
         if connection is None:
@@ -88,12 +98,14 @@ class Inspection:
         return True
 
     def _inject(self, arguments: Arguments) -> object:
-        """A test says what a signal of overload is, for some time."""
+        """Set an overload signal to a value for some seconds. Tests use this."""
         seconds = cast(float, arguments["seconds"])
         try:
-            self.inject(cast(str, arguments["signal"]), cast(float, arguments["value"]), self._clock() + seconds)
+            self._inject_signal(
+                cast(str, arguments["signal"]), cast(float, arguments["value"]), self._clock() + seconds
+            )
         except ValueError as error:
-            raise Unanswerable(str(error)) from None
+            raise RequestRefused(str(error)) from None
         return {}
 
     def _session(self, arguments: Arguments) -> Session | None:
@@ -118,7 +130,3 @@ class Inspection:
             "waiting": session.waiting(),
             "writable": session.writable(),
         }
-
-
-def _inject_nothing(signal: str, value: float, until: float) -> None:
-    raise ValueError(f"There is no signal {signal!r} here.")
