@@ -181,7 +181,7 @@ class Process:
         except RequestRefused as error:
             return {"error": str(error)}
         except Exception as error:  # our mistake: it costs this answer and not the worker
-            self.worker.lifecycle.failed(None, error, self.worker.clock())
+            self.worker.internal_errors.report(error)
             return {"error": "The worker failed on this; its log says how."}
 
     async def _tell_statistics(self) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
+from broker.cluster.background import ClusterBackground
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.quota_lease_client import QuotaLeaseClient
@@ -52,6 +53,7 @@ from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.egress_quota import EgressQuota
 from broker.protocol.fanout import Deliveries
 from broker.protocol.hub import Hub
+from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
 from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
@@ -106,6 +108,7 @@ class Worker:
         self.log = structlog.get_logger()
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
         self.counters = Counters()
+        self.internal_errors = InternalErrors(self.counters, self.client_log)
         self.collector = Collector()
         files = AccessFiles(config.access)
         self.acl = files.acl
@@ -137,7 +140,7 @@ class Worker:
             most_held=config.delivery.held,
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.takeovers = Takeovers(shard, clock, self._failed)
+        self.takeovers = Takeovers(shard, clock, self.internal_errors.report)
         self.registration: RegistryClient | None = None
         self.store: SessionStore = MemorySessions()
         records: RecordLog | None = None
@@ -149,7 +152,7 @@ class Worker:
                 neighbours or self.takeovers,
                 clock,
                 self.log,
-                self._failed,
+                self.internal_errors.report,
                 config.overload,
             )
             self.store = self.registration.store
@@ -179,10 +182,10 @@ class Worker:
             self.takeovers,
             origin,
             clock,
-            self._mesh_failed,
+            self.internal_errors.report,
         )
         self.reports = OverloadReports(self.mesh, self.counters)
-        quotas, self.leasing = self._quotas(place)
+        quotas, quota_leases = self._quotas(place)
         self.protection = Protection(
             overload,
             Prices(overload.cost),
@@ -218,11 +221,29 @@ class Worker:
             self.mesh.when_settled,
             self.acl,
         )
+        self.publishing = Publishing(
+            self.routes,
+            self.retained,
+            self.deliveries,
+            self.counters,
+            self.client_log,
+            packet_bytes=config.limits.packet_bytes,
+            receive_maximum=config.limits.receive_maximum,
+            alias_maximum=config.limits.topic_alias_maximum,
+            qos=config.limits.qos,
+            retain=config.limits.retain,
+            neighbours=self.mesh,
+            stamps=self.mesh.stamps,
+            topics=self.interval_metrics.topics,
+            protection=self.protection,
+        )
         timers = Timers()
         self.lifecycle = ConnectionLifecycle(
             self.store,
             subscribing,
             self.deliveries,
+            self.publishing.publish,
+            self.internal_errors,
             self.addresses,
             self.reactor,
             timers,
@@ -261,22 +282,6 @@ class Worker:
             clock,
             self.acl,
         )
-        self.publishing = Publishing(
-            self.routes,
-            self.retained,
-            self.deliveries,
-            self.counters,
-            self.client_log,
-            packet_bytes=config.limits.packet_bytes,
-            receive_maximum=config.limits.receive_maximum,
-            alias_maximum=config.limits.topic_alias_maximum,
-            qos=config.limits.qos,
-            retain=config.limits.retain,
-            neighbours=self.mesh,
-            stamps=self.mesh.stamps,
-            topics=self.interval_metrics.topics,
-            protection=self.protection,
-        )
         self.hub = Hub(
             self.arrivals,
             self.lifecycle,
@@ -285,8 +290,9 @@ class Worker:
             self.deliveries,
             self.reactor,
             self.counters,
-            self.mesh,
+            ClusterBackground(self.mesh, self.reports, self.registration, quota_leases, self.internal_errors),
             self.protection,
+            self.internal_errors,
             clock,
             packet_bytes=config.limits.packet_bytes,
             clients=self.interval_metrics.clients,
@@ -316,17 +322,13 @@ class Worker:
         )
         self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.transfer
-        self.lifecycle.publish = self.publishing.publish
         self.reactor.service = self.hub
         if self.registration is not None and redis is not None and place is not None:
             self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
-            self.hub.registration = self.registration
             if not place.alone:  # who is alone has nobody to tell, and would hear itself
-                hearing = Dialler(self.reactor, self._failed)
+                hearing = Dialler(self.reactor, self.internal_errors.report)
                 self.reports.over_redis(self.registration.commands, hearing, redis, place, self.log, clock())
-            self.hub.reports = self.reports
-            self.hub.leasing = self.leasing
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
@@ -455,7 +457,7 @@ class Worker:
         from broker.net.transports.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
 
         assert self._nursery is not None
-        task = Upgrade(layer, request, self.config.websocket.path, self._failed)
+        task = Upgrade(layer, request, self.config.websocket.path, self.internal_errors.report)
         self._nursery.start_soon(self._upgrade, task.run)
         self.reactor.guests += 1  # it takes several passes of trio's, which are not to be a turn of the reactor apart
         return task
@@ -465,12 +467,6 @@ class Worker:
             await run()
         finally:
             self.reactor.guests -= 1
-
-    def _mesh_failed(self, error: Exception, now: float) -> None:
-        self.lifecycle.failed(None, error, now)
-
-    def _failed(self, error: Exception) -> None:
-        self.lifecycle.failed(None, error, self.clock())
 
     async def _spin(self) -> None:
         """Give the reactor its slices, and trio its turn between them."""
@@ -511,7 +507,7 @@ class Worker:
         try:
             self.interval_metrics.close_interval(self.gauges(), self._stores(), wall, self.clock())
         except Exception as error:  # our mistake: it costs this record and not the worker
-            self._failed(error)
+            self.internal_errors.report(error)
         self.reactor.wake()
 
     def _stores(self) -> dict[str, Store]:

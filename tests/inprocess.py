@@ -38,6 +38,7 @@ from broker.protocol.publishing import Publishing
 from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.session.message import Message
 from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
 from broker.store.sessions import SessionStore
@@ -166,6 +167,10 @@ class Probe:
     def claim_from(self, store: SessionStore) -> None:
         """Ask *store* for the session of each CONNECT from now on."""
         self.worker.arrivals._store = store
+
+    def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
+        """Publish wills by *publish* from now on."""
+        self.worker.lifecycle._publish_message = publish
 
     # Parts of the worker, for tests of a part within the whole.
 

@@ -73,7 +73,7 @@ class Mesh(Neighbours):
         takeovers: Takeovers,
         origin: Origin,
         clock: Callable[[], float],
-        failed: Callable[[Exception, float], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self.takeovers = takeovers
         self._origin = origin
@@ -210,7 +210,7 @@ class Mesh(Neighbours):
             try:
                 then()
             except Exception as error:
-                self.fail(error, self._clock())
+                self.fail(error)
 
     def _settled(self, sequence: int) -> bool:
         return all(peer.confirmed >= sequence for peer in self.peers)
@@ -263,7 +263,7 @@ class Mesh(Neighbours):
         try:
             barrier.then(now)
         except Exception as error:
-            self.fail(error, now)
+            self.fail(error)
 
     # Work in pages, and what is done from time to time.
 
@@ -415,10 +415,10 @@ class _Ends(ControlEnds):
         try:
             self._mesh.on_report(report, now)
         except Exception as error:
-            self._mesh.fail(error, now)
+            self._mesh.fail(error)
 
     def failed(self, error: Exception, now: float) -> None:
-        self._mesh.fail(error, now)
+        self._mesh.fail(error)
 
     def confirmed(self, peer: Peer) -> None:
         peer.confirm()

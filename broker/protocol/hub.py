@@ -7,10 +7,6 @@ import socket
 from collections.abc import Callable
 from typing import Final, cast
 
-from broker.cluster.mesh import Mesh
-from broker.cluster.overload_reports import OverloadReports
-from broker.cluster.quota_lease_client import QuotaLeaseClient
-from broker.cluster.registry_client import RegistryClient
 from broker.delivery.outbox import Outbox
 from broker.delivery.ring import Ring
 from broker.metrics.counters import Counters
@@ -35,9 +31,11 @@ from broker.net.pauses import Pause
 from broker.net.reactor import LARGE_READ, Reactor, Service
 from broker.net.stream import OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
+from broker.protocol.background import Background
 from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.connection import Connection
 from broker.protocol.fanout import Deliveries
+from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
@@ -61,8 +59,9 @@ class Hub(Service):
         deliveries: Deliveries,
         reactor: Reactor,
         counters: Counters,
-        mesh: Mesh,
+        background: Background,
         protection: Protection,
+        internal_errors: InternalErrors,
         clock: Callable[[], float],
         *,
         packet_bytes: int,
@@ -75,14 +74,12 @@ class Hub(Service):
         self._deliveries = deliveries
         self._reactor = reactor
         self._counters = counters
-        self._mesh = mesh
+        self._background = background
         self._protection = protection
+        self._internal_errors = internal_errors
         self._clock = clock
         self._packet_bytes = packet_bytes
         self._clients = clients
-        self.registration: RegistryClient | None = None  # without Redis
-        self.leasing: QuotaLeaseClient | None = None
-        self.reports: OverloadReports | None = None  # likewise
 
     # What the reactor calls.
 
@@ -131,7 +128,7 @@ class Hub(Service):
         try:
             self._lifecycle.lost(cast(Connection, stream), reason, now)
         except Exception as error:  # our mistake, in what its end entails: it must not cost the worker
-            self._lifecycle.failed(None, error, now)
+            self._internal_errors.report(error)
             self._reactor.destroy(stream)
 
     def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
@@ -139,34 +136,30 @@ class Hub(Service):
         try:
             self._lifecycle.close(connection, reason, now)
         except Exception as error:
-            self._lifecycle.failed(None, error, now)
+            self._internal_errors.report(error)
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        due = min(self._lifecycle.tick(now), self._mesh.tick(now), self._arrivals.tick(now), self._protection.tick(now))
-        registration, reports = self.registration, self.reports
-        if registration is None or reports is None:
-            return due
-        try:
-            due = min(due, reports.tick(now), registration.tick(now))
-            return due if self.leasing is None else min(due, self.leasing.tick(now))
-        except Exception as error:  # our mistake, in what follows from an answer that did not come
-            self._lifecycle.failed(None, error, now)
-            return now
+        due = min(self._lifecycle.tick(now), self._arrivals.tick(now), self._protection.tick(now))
+        return min(due, self._background.tick(now))
 
     def work(self, until: float) -> bool:
-        if not self._deliveries.unfinished and not self._subscribing.busy() and not self._mesh.busy():
+        if not self._deliveries.unfinished and not self._subscribing.busy() and not self._background.busy():
             return False
         try:
             left = self._deliveries.work(until)
         except Exception as error:  # our mistake: it costs this publish and not the worker
-            self._lifecycle.failed(self._deliveries.give_up(), error, self._clock())
+            publisher = self._deliveries.give_up()
+            if publisher is None:
+                self._internal_errors.report(error)
+            else:
+                self._lifecycle.failed(publisher, error, self._clock())
             left = True
         try:
-            left = self._mesh.work(until) or left
+            left = self._background.work(until) or left
             return self._subscribing.work(until) or left
         except Exception as error:
-            self._lifecycle.failed(None, error, self._clock())
+            self._internal_errors.report(error)
             return True
 
     def out_of_descriptors(self) -> None:

@@ -28,6 +28,7 @@ from broker.overload.connects import Connects
 from broker.protocol.connection import GRACE, Connection, Replay
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import Terms, accept, refuse
+from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.protection import Protection
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.subscribing import Subscribing
@@ -54,6 +55,8 @@ class ConnectionLifecycle:
         store: SessionStore,
         subscribing: Subscribing,
         deliveries: Deliveries,
+        publish: Callable[[Message, Session | None, float], None],
+        internal_errors: InternalErrors,
         addresses: Addresses,
         reactor: Reactor,
         timers: Timers,
@@ -75,7 +78,8 @@ class ConnectionLifecycle:
         self.stopping = False  # nobody new is let in
         self.expired = 0  # sessions whose client did not come back in time
         self.disconnects = RecentDisconnects()
-        self.publish: Callable[[Message, Session | None, float], None] = _nobody
+        self._publish_message = publish
+        self._internal_errors = internal_errors
         self._store = store
         self._subscribing = subscribing
         self._deliveries = deliveries
@@ -323,15 +327,10 @@ class ConnectionLifecycle:
         self._leave(connection, reason, detail, now)
         self._reactor.close(connection, now)
 
-    def failed(self, connection: Connection | None, error: Exception, now: float) -> None:
-        """Our own code failed on what *connection* sent: it ends, 3.1.1 [MQTT-4.8.0-2], and everything else goes on."""
-        self._counters.internal_errors += 1
-        facts: dict[str, object] = {"exc_info": error}
-        if connection is not None:
-            facts["address"] = connection.address
-        self._log.warning("internal_error", **facts)
-        if connection is not None:
-            self.close(connection, CloseReason.INTERNAL_ERROR, now)
+    def failed(self, connection: Connection, error: Exception, now: float) -> None:
+        """Report *error*, a mistake of ours in serving *connection*, and close the connection. 3.1.1 [MQTT-4.8.0-2]"""
+        self._internal_errors.report_for(connection.address, error)
+        self.close(connection, CloseReason.INTERNAL_ERROR, now)
 
     def reject(self, connection: Connection, error: ProtocolError, now: float) -> None:
         """The client broke MQTT [MQTT-4.13.1-1]."""
@@ -474,9 +473,9 @@ class ConnectionLifecycle:
             )
             return
         try:
-            self.publish(will.message(now), publisher, now)
+            self._publish_message(will.message(now), publisher, now)
         except Exception as error:  # our mistake: it costs the will, and not the end of a connection half done
-            self.failed(None, error, now)
+            self._internal_errors.report(error)
 
     # Time.
 
@@ -486,7 +485,7 @@ class ConnectionLifecycle:
             try:
                 self._fire(kind, whom, now)
             except Exception as error:
-                self.failed(None, error, now)
+                self._internal_errors.report(error)
         return self._timers.next_due(now)
 
     def _fire(self, kind: int, whom: object, now: float) -> None:
@@ -533,7 +532,3 @@ class ConnectionLifecycle:
                 self.refuse(connection, CloseReason.SHUTTING_DOWN, "", now)
             else:
                 self.close(connection, CloseReason.SHUTTING_DOWN, now)
-
-
-def _nobody(message: Message, publisher: Session | None, now: float) -> None:
-    raise NotImplementedError("lifecycle.publish is set when the worker is composed")

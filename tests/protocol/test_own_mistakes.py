@@ -71,8 +71,8 @@ def break_route(broker: Broker, topic: bytes) -> None:
 
 
 def break_publishing(broker: Broker) -> None:
-    """Whatever comes over no connection, a will above all, cannot be published."""
-    broker.lifecycle.publish = _cannot_publish
+    """No will can be published."""
+    broker.publish_wills_with(_cannot_publish)
 
 
 def _cannot_publish(message: Message, publisher: Session | None, now: float) -> None:

@@ -1,0 +1,41 @@
+# The work of a worker for the other workers of its node and for Redis, as the hub drives it.
+from broker.cluster.mesh import Mesh
+from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.quota_lease_client import QuotaLeaseClient
+from broker.cluster.registry_client import RegistryClient
+from broker.protocol.background import Background
+from broker.protocol.internal_errors import InternalErrors
+
+
+class ClusterBackground(Background):
+    def __init__(
+        self,
+        mesh: Mesh,
+        reports: OverloadReports,
+        registry_client: RegistryClient | None,
+        quota_leases: QuotaLeaseClient | None,
+        internal_errors: InternalErrors,
+    ) -> None:
+        """*registry_client*: None without Redis; *quota_leases*: None unless quotas are shared between workers."""
+        self._mesh = mesh
+        self._reports = reports
+        self._registry_client = registry_client
+        self._quota_leases = quota_leases
+        self._internal_errors = internal_errors
+
+    def tick(self, now: float) -> float:
+        due = self._mesh.tick(now)
+        if self._registry_client is None:
+            return due
+        try:
+            due = min(due, self._reports.tick(now), self._registry_client.tick(now))
+            return due if self._quota_leases is None else min(due, self._quota_leases.tick(now))
+        except Exception as error:  # a mistake of ours in what follows when Redis does not answer in time
+            self._internal_errors.report(error)
+            return now
+
+    def busy(self) -> bool:
+        return self._mesh.busy()
+
+    def work(self, until: float) -> bool:
+        return self._mesh.work(until)
