@@ -173,6 +173,7 @@ class Worker:
         origin = Origin(shard)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
+            config.node.name if place is None else place.node,
             shard,
             self.routes,
             self.retained,
@@ -207,7 +208,7 @@ class Worker:
         self.overload_snapshot = OverloadSnapshot(
             self.protection, self.interval_metrics, self.connects, self.counters, overload
         )
-        self.mesh.gates = self.protection
+        self.mesh.gatekeeper = self.protection
         self.reports.heard = self.protection.hear
         self.routes.neighbours = self.mesh
         self.routes.shard = shard

@@ -20,12 +20,12 @@ from broker.overload.trace import (
     MEASURED,
     PROCESSED,
     PUBLISH,
+    READABLE,
     RELEASED,
     RESET,
     RUN,
     SLICE,
     TAKE,
-    VERSION,
     Player,
     Replayed,
 )
@@ -80,9 +80,9 @@ def about(file: Path) -> About:
     first = next(records(file), None)
     if not isinstance(first, list) or len(first) < 2 or first[0] != BEGIN:
         raise BadTrace(f"{file} is no trace: `weir overload` says where a worker records one.")
-    if first[1] != VERSION:
+    if first[1] not in READABLE:
         raise BadTrace(
-            f"{file} is a trace of version {first[1]}, and this Weir plays version {VERSION}: "
+            f"{file} is a trace of version {first[1]}, and this Weir plays versions {READABLE[0]} to {READABLE[-1]}: "
             "record it again with the version that plays it."
         )
     try:

@@ -208,7 +208,7 @@ class World:
         """A gate occurs that did not before, with what is under way to it."""
         then = self._player.gates[-1]
         now = self._player.now
-        gate = Gate(self._settings, then.bit, now)
+        gate = Gate(self._settings, then.resource, then.bit, now)
         gate.restore(then.state())
         resource = Resource(self._settings, gate, then, self._ledger)
         resource.take(then.count, then.bytes, now)

@@ -24,9 +24,11 @@ from broker.metrics.counters import Counters
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
+from broker.overload.gate import Gate
+from broker.overload.level import worker_resource
 from broker.protocol.fanout import Deliveries
 from broker.routing.hybrid_clock import SHARD_BITS, HybridClock
-from broker.routing.neighbour import Gates, Neighbour, Neighbours
+from broker.routing.neighbour import Gates, Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import RESERVED, Routes
 from broker.routing.shared import SharedGroup
@@ -64,6 +66,7 @@ class Mesh(Neighbours):
 
     def __init__(
         self,
+        node: str,
         shard: int,
         routes: Routes,
         retained: Retained,
@@ -76,10 +79,11 @@ class Mesh(Neighbours):
         failed: Callable[[Exception], None],
     ) -> None:
         self.takeovers = takeovers
+        self._node = node
         self._origin = origin
         self.peers: list[Peer] = []
         self._lanes: dict[Peer, DataLane] = {}
-        self.gates: Gates = Gates()  # set when the worker is composed
+        self.gatekeeper: Gates = Gates()  # set when the worker is composed
         self._ends = _Ends(self)
         self.stamps = HybridClock(shard)
         self._routes = routes
@@ -108,7 +112,8 @@ class Mesh(Neighbours):
         name = f"worker {shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        peer = Peer(shard, incarnation, data_stream, control_stream, self.gates.add_gate(shard, self._clock()))
+        gate = self.gatekeeper.add_gate(worker_resource(self._node, shard), self._clock())
+        peer = Peer(shard, incarnation, data_stream, control_stream, gate)
         peer.confirmed = self._sequence
         peer.since = self.stamps.stamp(self._clock())
         self.peers.append(peer)
@@ -160,7 +165,7 @@ class Mesh(Neighbours):
                 other.retained_all = False
                 other.tell(wire.frame(wire.RETELL))
         del self._lanes[peer]
-        self.gates.remove_gate(peer.gate, self._clock())
+        self.gatekeeper.remove_gate(peer.gate, self._clock())
         for number in list(self._barriers):
             self.pass_barrier(peer, number)
         self.settle()
@@ -217,8 +222,8 @@ class Mesh(Neighbours):
 
     # What is retained.
 
-    def calm(self) -> bool:
-        return all(peer.calm for peer in self.peers)
+    def free(self) -> bool:
+        return all(peer.gate.free for peer in self.peers)
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
         self._write(wire.message(message, wire.KEEP | wire.DELIVER, owner, stamp) if self.peers else b"")
@@ -237,8 +242,8 @@ class Mesh(Neighbours):
             peer.tell(told)
         return len(self.peers)
 
-    def all(self) -> list[Neighbour]:
-        return list(self.peers)
+    def gates(self) -> list[Gate]:
+        return [peer.gate for peer in self.peers]
 
     # Barriers.
 
@@ -280,7 +285,7 @@ class Mesh(Neighbours):
                     self._forgetting.popleft()
             elif self._tell(self._telling[0]):
                 self._telling.popleft()
-            elif not self._telling[0].peer.open:
+            elif not self._telling[0].peer.gate.open:
                 self._telling.rotate(-1)
                 return len(self._telling) > 1
             if self._clock() >= until:
@@ -303,7 +308,7 @@ class Mesh(Neighbours):
             self._tell_interest(telling, peer)
             return False
         for _ in range(PAGE):
-            if not peer.open or not telling.topics:
+            if not peer.gate.open or not telling.topics:
                 break
             self._tell_retained(peer, telling.topics.pop())
         if telling.topics:
@@ -425,7 +430,7 @@ class _Ends(ControlEnds):
         self._mesh.settle()
 
     def opened(self, peer: Peer, now: float) -> None:
-        self._mesh.gates.opened(peer.gate, now)
+        self._mesh.gatekeeper.opened(peer.gate, now)
 
     def passed(self, peer: Peer, barrier: int, now: float) -> None:
         self._mesh.pass_barrier(peer, barrier)

@@ -52,15 +52,6 @@ class Peer(Neighbour):
         self._mark = Mark(0, 0, 0, 0.0)  # the last that was reached
         self._format = V311
 
-    def take(self, count: int, size: int, now: float) -> None:
-        self.gate.take(count, size, now)
-        self.took()
-
-    def took(self) -> None:
-        gate = self.gate
-        self.open = gate.open and not gate.shut
-        self.calm = gate.calm and not gate.shut and not gate.in_turns
-
     def offer(self, message: Message, now: float) -> None:
         if message.retain:
             return  # it has crossed already: everybody keeps it, subscribed or not
@@ -77,16 +68,15 @@ class Peer(Neighbour):
         self.write(wire.run(run))
 
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
-        self.take(1, message.size, now)
+        self.gate.take(1, message.size, now)
         self.write(wire.shared(share, filter, hop, message))
 
     def write(self, chunk: bytes) -> None:
         """Append *chunk* to the data lane."""
         self._written += len(chunk)
         self._outbox.write(chunk)
-        if self._written - self._done > SHUT:
-            self.gate.shut = True
-            self.open = self.calm = False
+        if self._written - self._done > SHUT and not self.gate.blocked:
+            self.gate.block()
 
     def tell(self, chunk: bytes) -> None:
         """Append *chunk* to the control lane."""
@@ -112,10 +102,10 @@ class Peer(Neighbour):
         """It has processed *count* bytes of the data lane in all; true if its gate is open now."""
         self.mark(now)  # it may be so quick that it answers within the slice in which it was written to
         self._done = count
-        if self.gate.shut and self._written - count <= OPEN:
-            self.gate.shut = False
+        if self.gate.blocked and self._written - count <= OPEN:
+            self.gate.unblock()
         self._reach(now)
-        return self.open
+        return self.gate.open
 
     def _reach(self, now: float) -> None:
         """What lies before the byte up to which it has processed the lane is done."""
@@ -127,7 +117,6 @@ class Peer(Neighbour):
         if reached is not before:
             self._mark = reached
             self.gate.done(reached.count - before.count, reached.size - before.size, now - reached.at, now)
-        self.took()
 
     def promise(self, sequence: int, written: int) -> None:
         """It has taken our changes up to *sequence*, and had written *written* bytes to its data lane until then."""

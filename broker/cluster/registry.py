@@ -90,7 +90,7 @@ class Registry(OnReady):
         self._me = incarnation
         self._place = place
         self._overload = overload
-        self._gate = Gate(overload, NO_RESOURCE, 0.0)  # for claims
+        self._gate = Gate(overload, "", NO_RESOURCE, 0.0)  # for claims
         self._alone = alone
         self._wall = wall
         self._new_generation = new_generation
@@ -173,7 +173,7 @@ class Registry(OnReady):
 
     def redis_ready(self, now: float) -> None:
         """The line is there (again): the script first, then the generation, then all that we hold."""
-        self._gate = Gate(self._overload, NO_RESOURCE, now)  # it may be another server, and be elsewhere
+        self._gate = Gate(self._overload, "", NO_RESOURCE, now)  # it may be another server, and be elsewhere
         self.script.load(now)
         self._commands.ask(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
         self._look_at_generation(now)

@@ -473,7 +473,7 @@ class Takeovers:
 
     def busy(self) -> bool:
         """There are chunks to be sent now."""
-        return bool(self._moving) and any(departure.peer.open for departure in self._moving)
+        return bool(self._moving) and any(departure.peer.gate.open for departure in self._moving)
 
     def work(self, until: float) -> None:
         """Send chunks, one at least, until the time *until*."""
@@ -489,7 +489,7 @@ class Takeovers:
     def _send(self, departure: Departure, until: float) -> bool:
         """Send chunks of it; true if there are more that have to wait."""
         peer = departure.peer
-        while peer.open:
+        while peer.gate.open:
             chunk = departure.frozen.next_chunk()
             if not chunk:
                 return False

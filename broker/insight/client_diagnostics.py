@@ -127,13 +127,12 @@ class ClientDiagnostics:
         }
 
     def _gate(self, gate: Gate, now: float) -> GateFacts:
-        names = self._protection.resources.names(gate.bit)
         return {
-            "resource": names[0] if names else "",
+            "resource": gate.resource,
             "publishes": gate.count,
             "bytes": gate.bytes,
             "delay": _seconds(gate.delay(now)),
-            "refuses": gate.shut,
+            "refuses": gate.blocked,
         }
 
     def _publish(self, connection: Connection, publish: Publish) -> PublishFacts:

@@ -121,17 +121,19 @@ class Batch:
 
 
 class Gate:
-    def __init__(self, settings: Overload, bit: int, now: float) -> None:
-        """*bit*: of its resource."""
+    def __init__(self, settings: Overload, resource: str, bit: int, now: float) -> None:
+        """The gate of *resource*, which is *bit* in sets of resources; "" and 0 for a gate that no publish needs."""
         self._floor = settings.gate_floor
         self._room = settings.gate_room
         self._idle = settings.gate_idle
         self._most_bytes = settings.gate_bytes
+        self.resource = resource
         self.bit = bit
-        self.open = True  # fits(1, 0)
-        self.calm = True  # there is idle room: nobody has to be held back
-        self.shut = False  # something that is no publish fills its resource: who has the gate lets nobody through
-        self.in_turns = False  # some wait for it, or did just now: who has it gives each a turn
+        self.open = True  # there is room for one more publish, and the gate is not blocked
+        self.calm = True  # the resource has so little to do that no client has to wait for credits
+        self.free = True  # a publish may be taken without being judged: calm, not blocked and not in turns
+        self.blocked = False  # something that is not a publish fills the resource: no publish passes
+        self.in_turns = False  # clients wait for the gate, so each client may take its turn only
         self.taken = 0  # publishes, in all
         self.taken_bytes = 0
         self.count = 0  # publishes under way
@@ -145,8 +147,6 @@ class Gate:
 
     def reset(self, now: float) -> None:
         """It is connected anew: nothing is under way, and it may be quicker or slower than before."""
-        self.open = True
-        self.calm = True
         self.count = 0
         self.bytes = 0
         self._under_way = deque()
@@ -155,6 +155,21 @@ class Gate:
         self._latency = Latency(now)
         self._limit = self._floor
         self._idle_limit = self._floor
+        self._look()
+
+    def block(self) -> None:
+        """Let no publish pass until `unblock()`."""
+        self.blocked = True
+        self._look()
+
+    def unblock(self) -> None:
+        self.blocked = False
+        self._look()
+
+    def let_in_turns(self, in_turns: bool) -> None:
+        """Whether clients wait for the gate, so that each client may take its turn only."""
+        self.in_turns = in_turns
+        self._look()
 
     def fits(self, n: int, size: int) -> bool:
         """Whether *n* more publishes of *size* bytes together may go; one always may when nothing is under way."""
@@ -273,5 +288,6 @@ class Gate:
 
     def _look(self) -> None:
         small = self.bytes < self._most_bytes
-        self.open = small and self.count < self._limit
+        self.open = small and self.count < self._limit and not self.blocked
         self.calm = small and self.count < self._idle_limit
+        self.free = self.calm and not self.blocked and not self.in_turns

@@ -36,14 +36,15 @@ from broker.overload.gate import Gate
 from broker.overload.level import Level, Signal, Signals
 from broker.reasons import CloseReason, DropReason, PauseReason, PublishRefusal
 
-VERSION: Final = 2
+VERSION: Final = 3
+READABLE: Final = (2, VERSION)
 LARGEST: Final = 1 << 30  # bytes of one that is replayed
 
 # Kinds of records.
 BEGIN: Final = 0  # version, state of the ledger, about
 SLICE: Final = 1  # now, contended
 LEVEL: Final = 2  # level
-GATE: Final = 3  # resource, state; gates are numbered as they occur
+GATE: Final = 3  # resource, its bit, state; gates are numbered as they occur. Version 2: bit, state
 ACCOUNT: Final = 4  # zero, client; accounts are numbered as they occur
 TAKE: Final = 5  # gate, count, bytes: what passed it without being judged, such as a will
 DONE: Final = 6  # gate, count, bytes, latency
@@ -167,7 +168,7 @@ class Trace:
         if number < 0:
             number = self._gates[gate] = len(self._gates)
             bit, *state = gate.state()
-            self._record((GATE, _packed(cast(int, bit)), state))
+            self._record((GATE, gate.resource, _packed(cast(int, bit)), state))
         return number
 
     def _account(self, account: Account) -> int:
@@ -263,12 +264,14 @@ class Player:
         elif kind == ACCOUNT:
             self.accounts.append(Account(fields[2], fields[1]))
         elif kind == GATE:
-            gate = Gate(self._settings, 0, self.now)
-            gate.restore([_unpacked(fields[1]), *fields[2]])
+            resource = fields[1] if len(fields) == 4 else ""
+            bit, state = fields[-2:]
+            gate = Gate(self._settings, resource, 0, self.now)
+            gate.restore([_unpacked(bit), *state])
             self.gates.append(gate)
         elif kind == BEGIN:
-            if fields[1] != VERSION:
-                raise ValueError(f"version {fields[1]}, and only {VERSION} is known")
+            if fields[1] not in READABLE:
+                raise ValueError(f"version {fields[1]}; versions 2 and {VERSION} can be read")
             granted, since, level = fields[2]
             self.ledger.restore(granted, since, level)
             self.about = fields[3]

@@ -140,13 +140,13 @@ class Waiting:
 
 def of_gate(waiting: Waiting, gate: Gate, now: float) -> list[object]:
     """Of those who wait for *gate* the ones whose turn has come, or whose time is over; they wait no more."""
-    room = gate.room() if gate.open and not gate.shut else 0
+    room = gate.room() if gate.open else 0
     return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
 
 
 def give_turns(waiting: Waiting, gate: Gate, woken: int) -> int:
     """So many publishes each of the *woken* has before it waits again; who waits alone may fill the gate."""
-    gate.in_turns = woken > 1 or waiting.queued()
+    gate.let_in_turns(woken > 1 or waiting.queued())
     return max(1, gate.room() // max(1, woken))
 
 

@@ -43,7 +43,7 @@ from broker.protocol.connection import Connection
 from broker.protocol.egress_quota import EgressQuota
 from broker.protocol.tracing import Tracing
 from broker.reasons import PauseReason
-from broker.routing.neighbour import Gates, Neighbour, Neighbours
+from broker.routing.neighbour import Gates, Neighbours
 from broker.routing.routes import Route
 from broker.session.session import Session
 
@@ -132,11 +132,14 @@ class Protection(Gates):
 
     # Resources.
 
-    def add_gate(self, shard: int, now: float) -> Gate:
-        name = f"{self._node}/{shard}"
-        bit, tracing = self.resources.bit(name), self.tracing
-        gate = Gate(self._settings, bit, now) if tracing is None else tracing.gate(self._settings, bit, now)
-        self._gates[gate] = (Waiting(self._settings, self.ledger), self.signals.add_gate(name))
+    def add_gate(self, resource: str, now: float) -> Gate:
+        bit, settings = self.resources.bit(resource), self._settings
+        gate = (
+            Gate(settings, resource, bit, now)
+            if self.tracing is None
+            else self.tracing.gate(settings, resource, bit, now)
+        )
+        self._gates[gate] = (Waiting(settings, self.ledger), self.signals.add_gate(resource))
         return gate
 
     def remove_gate(self, gate: Gate, now: float) -> None:
@@ -193,8 +196,7 @@ class Protection(Gates):
         """
         account = connection.account
         assert account is not None
-        needed = route.neighbours if neighbours is None else neighbours.all()
-        gates = [neighbour.gate for neighbour in needed]
+        gates = route.gates if neighbours is None else neighbours.gates()
         publish.resources = self._own
         for gate in gates:
             publish.resources |= gate.bit
@@ -203,7 +205,7 @@ class Protection(Gates):
         publish.deliveries = route.receivers
         publish.retained = neighbours is not None
         connection.judged = publish
-        shut = self._shut(connection, route, needed)
+        shut = self._shut(connection, route, gates)
         tracing = self.tracing
         quotas = (
             connection.quota
@@ -222,8 +224,6 @@ class Protection(Gates):
                 self._note(connection, verdict, now)
             else:
                 connection.turn -= 1
-                for neighbour in needed:
-                    neighbour.took()
         return verdict
 
     def waits_since(self, connection: Connection) -> float | None:
@@ -235,12 +235,11 @@ class Protection(Gates):
         account = connection.account
         assert account is not None
         quota = UNBOUNDED if connection.quota is None else connection.quota.fitting(UNBOUNDED, longest, now)
-        if connection.turn < quota and any(neighbour.gate.in_turns for neighbour in route.neighbours):
+        if connection.turn < quota and any(gate.in_turns for gate in route.gates):
             quota = max(0, connection.turn)
         if self.tracing is not None:
             self.tracing.fitting(quota, longest, cost)
-        gates = [neighbour.gate for neighbour in route.neighbours]
-        return following(gates, quota, account, self.ledger, longest, cost, now < connection.exempt_until, now)
+        return following(route.gates, quota, account, self.ledger, longest, cost, now < connection.exempt_until, now)
 
     def charge(self, connection: Connection, route: Route, count: int, size: int, cost: int, now: float) -> None:
         """So many more followed it, of *size* bytes and *cost* credits together."""
@@ -250,10 +249,9 @@ class Protection(Gates):
         connection.turn -= count
         tracing = self.tracing
         if tracing is not None:
-            gates = [neighbour.gate for neighbour in route.neighbours]
-            tracing.run(account, gates, now < connection.exempt_until, count, size, cost, route.receivers, now)
-        for neighbour in route.neighbours:
-            neighbour.take(count, size, now)
+            tracing.run(account, route.gates, now < connection.exempt_until, count, size, cost, route.receivers, now)
+        for gate in route.gates:
+            gate.take(count, size, now)
         if tracing is not None:
             tracing.decided()
         if connection.quota is not None:
@@ -272,17 +270,15 @@ class Protection(Gates):
         self._hold(connection, over, now)
         return True
 
-    def _shut(self, connection: Connection, route: Route, needed: list[Neighbour]) -> Gate | None:
+    def _shut(self, connection: Connection, route: Route, gates: list[Gate]) -> Gate | None:
         """The gate that is closed by what is no publish, or is that of all the members of a shared subscription.
 
         Or the one before which it is now the turn of others.
         """
-        for neighbour in needed:
-            gate = neighbour.gate
-            if gate.shut or (gate.in_turns and connection.turn <= 0):
+        for gate in gates:
+            if gate.blocked or (gate.in_turns and connection.turn <= 0):
                 return gate
-        closed = route.closed() if route.shared else None
-        return None if closed is None else closed.gate
+        return route.closed_gate() if route.shared else None
 
     def _hold(self, connection: Connection, verdict: Verdict, now: float) -> None:
         reason = verdict.reason
@@ -293,7 +289,7 @@ class Protection(Gates):
         if verdict.gate is not None:
             waiting, _ = self._gates[verdict.gate]
             waiting.add(connection, account, since, verdict.until, now)
-            verdict.gate.in_turns = waiting.queued()
+            verdict.gate.let_in_turns(waiting.queued())
         elif reason is PauseReason.CREDITS:
             self._credits.add(connection, account, since, verdict.until, now)
         else:

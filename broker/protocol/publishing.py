@@ -136,7 +136,7 @@ class Publishing:
         most = ANY_NUMBER
         protection = self._protection
         judged = protection.judging or connection.quota is not None
-        if judged or (route.crossing and not route.calm()):
+        if judged or (route.crossing and not route.free()):
             judged = True
             most = self._judge_run(connection, route, stop - position, now)
             if most <= 0:
@@ -167,8 +167,8 @@ class Publishing:
             if account is not None:
                 account.spent += cost
             if route.crossing:
-                for neighbour in route.neighbours:
-                    neighbour.take(count, size, now)
+                for gate in route.gates:
+                    gate.take(count, size, now)
         counters = self._counters
         counters.packets_received += count
         counters.publishes_received += count
@@ -258,9 +258,9 @@ class Publishing:
 
     def _busy(self, route: Route, everywhere: bool) -> bool:
         """Whether a worker that a publish needs, or any when it goes *everywhere*, has much to do."""
-        if everywhere and not self._neighbours.calm():
+        if everywhere and not self._neighbours.free():
             return True
-        return route.crossing and not route.calm()
+        return route.crossing and not route.free()
 
     def _count(self, connection: Connection, route: Route, message: Message, cost: int, now: float) -> None:
         """Nothing holds *message* back: what it costs is taken note of."""
@@ -268,11 +268,11 @@ class Publishing:
         if account is not None:
             account.spent += cost
         if message.retain:
-            for neighbour in self._neighbours.all():
-                neighbour.take(1, message.size, now)
+            for gate in self._neighbours.gates():
+                gate.take(1, message.size, now)
         elif route.crossing:
-            for neighbour in route.neighbours:
-                neighbour.take(1, message.size, now)
+            for gate in route.gates:
+                gate.take(1, message.size, now)
 
     def _judge(
         self, connection: Connection, route: Route, message: Message, identifier: bytes, cost: int, now: float

@@ -142,9 +142,9 @@ class Tracing:
             self._trace.slice(self._reports.contended, now)
             self._trace.released(account, gone)
 
-    def gate(self, settings: Overload, bit: int, now: float) -> Gate:
+    def gate(self, settings: Overload, resource: str, bit: int, now: float) -> Gate:
         """A gate that is recorded."""
-        return TracedGate(settings, bit, now, self)
+        return TracedGate(settings, resource, bit, now, self)
 
     def about_to(self, now: float) -> Trace | None:
         """Where to record what is about to happen to a gate; None: it need not be."""
@@ -209,8 +209,8 @@ class Tracing:
 class TracedGate(Gate):
     """A gate that records what happens to it, unless that follows from what was recorded."""
 
-    def __init__(self, settings: Overload, bit: int, now: float, tracing: Tracing) -> None:
-        super().__init__(settings, bit, now)
+    def __init__(self, settings: Overload, resource: str, bit: int, now: float, tracing: Tracing) -> None:
+        super().__init__(settings, resource, bit, now)
         self._tracing = tracing
 
     def take(self, n: int, size: int, now: float) -> None:

@@ -10,22 +10,12 @@ from broker.session.subscriber import Subscriber
 
 
 class Neighbour(Subscriber):
-    """Another worker. It never drops what it is offered: whoever has much for it looks at `open` first."""
+    """Another worker. It never drops what it is offered: whoever has much for it looks at `gate.open` first."""
 
     def __init__(self, shard: int, gate: Gate) -> None:
         self.shard = shard
         self.gate = gate  # of publishes for it
-        self.open = True  # false: it has enough to do, its gate is closed
-        self.calm = True  # it has so little to do that whoever publishes something for it may, unasked
         self.gone = False
-
-    def take(self, count: int, size: int, now: float) -> None:
-        """*count* publishes of *size* bytes are about to be offered, which nobody has put to the gate."""
-        raise NotImplementedError
-
-    def took(self) -> None:
-        """Publishes for it were put to its gate."""
-        raise NotImplementedError
 
     def offer(self, message: Message, now: float) -> None:
         """*message*, which is not to be retained, for whoever has subscribed there."""
@@ -55,11 +45,12 @@ class Neighbours:
         """So many members of a shared subscription are here, and so many of them could take a message at once."""
         raise NotImplementedError
 
-    def all(self) -> list[Neighbour]:
+    def gates(self) -> list[Gate]:
+        """The gates of all other workers of the node."""
         raise NotImplementedError
 
-    def calm(self) -> bool:
-        """All of them are."""
+    def free(self) -> bool:
+        """Whether all gates are free."""
         raise NotImplementedError
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
@@ -74,12 +65,12 @@ class Neighbours:
 class Gates:
     """Who has the gates of all that publishes may need."""
 
-    def add_gate(self, shard: int, now: float) -> Gate:
-        """A gate for the worker *shard*, which has come."""
+    def add_gate(self, resource: str, now: float) -> Gate:
+        """A new gate for *resource*."""
         raise NotImplementedError
 
     def remove_gate(self, gate: Gate, now: float) -> None:
-        """Its worker is gone: nobody is to wait for it."""
+        """Remove the gate of a resource that is gone, and release every client that waits for it."""
         raise NotImplementedError
 
     def opened(self, gate: Gate, now: float) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import Final, cast
 
 from broker.mqtt.topics import check_topic
+from broker.overload.gate import Gate
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.routing.filters import FilterIndex, first_level, is_wildcard
@@ -142,6 +143,7 @@ class Route:
         self.groups: list[Group] = []
         self.shared: list[SharedGroup] = []
         self.neighbours: list[Neighbour] = []
+        self.gates: list[Gate] = []  # of `neighbours`
         self.crossing = False  # some of it goes to other workers, whose gates have to be open
         self.receivers = 0
         self.price = 0  # units of cost for delivering one message
@@ -188,28 +190,29 @@ class Route:
         """*neighbour* is a receiver; adding it twice is adding it once."""
         if neighbour not in self.neighbours:
             self.neighbours.append(neighbour)
+            self.gates.append(neighbour.gate)
             self.crossing = True
             self.receivers += 1
             self.price += 1 + CROSSING_PRICE
             self.size += RECEIVER_BYTES
 
-    def closed(self) -> Neighbour | None:
-        """Whose gate is closed, if a message has to wait for it."""
-        for neighbour in self.neighbours:
-            if not neighbour.open:
-                return neighbour
+    def closed_gate(self) -> Gate | None:
+        """A gate that a message of the topic has to wait for; None if there is none."""
+        for gate in self.gates:
+            if not gate.open:
+                return gate
         for group in self.shared:
-            neighbour_of_group = group.closed()
-            if neighbour_of_group is not None:
-                return neighbour_of_group
+            gate_of_group = group.closed_gate()
+            if gate_of_group is not None:
+                return gate_of_group
         return None
 
-    def calm(self) -> bool:
-        """Whether a message may go to other workers unasked, as all that it needs have little to do."""
-        for neighbour in self.neighbours:
-            if not neighbour.calm:
+    def free(self) -> bool:
+        """Whether a message may go to other workers without being judged."""
+        for gate in self.gates:
+            if not gate.free:
                 return False
-        return all(group.closed() is None for group in self.shared)
+        return all(group.closed_gate() is None for group in self.shared)
 
     def share(self, group: SharedGroup) -> None:
         """One member of *group* is a receiver."""

@@ -20,6 +20,7 @@
 # members at QoS 0 and sessions that end with their connection do not, it goes round the workers until somebody does.
 from typing import Final, cast
 
+from broker.overload.gate import Gate
 from broker.routing.authority import Authoriser
 from broker.routing.neighbour import Neighbour
 from broker.session.message import Message, SharedMessage
@@ -121,14 +122,15 @@ class SharedGroup(Subscriber):
         known.quick = quick
         return new
 
-    def closed(self) -> Neighbour | None:
-        """Whose gate is closed, if nobody else could have a message."""
+    def closed_gate(self) -> Gate | None:
+        """The gate that a message has to wait for, as no member of any worker can have it before; None otherwise."""
         if self._members:
             return None
         for neighbour in self.elsewhere:
-            if neighbour.open:
+            if neighbour.gate.open:
                 return None
-        return next(iter(self.elsewhere), None)
+        first = next(iter(self.elsewhere), None)
+        return None if first is None else first.gate
 
     def join(self, subscription: Subscription) -> None:
         """A new member, or one that has subscribed again and so is there."""
@@ -209,7 +211,7 @@ class SharedGroup(Subscriber):
         total = self._quick.count
         most = self._turn = self._turn + total
         for neighbour, there in self.elsewhere.items():
-            if there.quick and neighbour.open:
+            if there.quick and neighbour.gate.open:
                 there.turn += there.quick
                 total += there.quick
                 if there.turn > most:
@@ -225,7 +227,7 @@ class SharedGroup(Subscriber):
         most = 0
         found: Neighbour | None = None
         for neighbour, there in self.elsewhere.items():
-            if there.quick > most and neighbour.open:
+            if there.quick > most and neighbour.gate.open:
                 most, found = there.quick, neighbour
         return found
 
@@ -234,7 +236,7 @@ class SharedGroup(Subscriber):
         most = 0
         found: Neighbour | None = None
         for neighbour, there in self.elsewhere.items():
-            members = there.members << 1 | 1 if neighbour.open else 1
+            members = there.members << 1 | 1 if neighbour.gate.open else 1
             if members > most:
                 most, found = members, neighbour
         return found

@@ -240,7 +240,10 @@ def test_what_is_no_part_of_a_policy_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (msgpack.packb([0, 1, [0.0, 0.0, 0.0], {}]), "is a trace of version 1, and this Weir plays version 2: record"),
+        (
+            msgpack.packb([0, 1, [0.0, 0.0, 0.0], {}]),
+            "is a trace of version 1, and this Weir plays versions 2 to 3: record",
+        ),
         (msgpack.packb([0, 2, [0.0, 0.0, 0.0], {}]), "does not say who recorded it"),
         (b"nonsense", "is no trace"),
         (b"\xc1", "is no trace"),

@@ -105,8 +105,8 @@ def test_an_answer_within_the_slice_counts(nodes: Nodes) -> None:
     """A peer that is quick would keep its gate closed for ever: what it has done was not marked when it said so."""
     _, two = nodes(2)
     (peer,) = two.mesh.peers
-    peer.take(20, 740, two.clock.now)
-    assert not peer.open
+    peer.gate.take(20, 740, two.clock.now)
+    assert not peer.gate.open
     peer.write(bytes(740))
 
     assert peer.processed(peer.written(), two.clock.now + 0.003)
@@ -117,10 +117,10 @@ def test_what_was_taken_and_not_sent_is_done(nodes: Nodes) -> None:
     """Publishes that their client may not make would fill the gate, with nobody to answer them."""
     _, two = nodes(2)
     (peer,) = two.mesh.peers
-    peer.take(20, 740, two.clock.now)
+    peer.gate.take(20, 740, two.clock.now)
     peer.mark(two.clock.now + 0.003)
 
-    assert peer.open
+    assert peer.gate.open
     assert 0 == peer.gate.count
 
 

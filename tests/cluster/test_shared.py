@@ -174,7 +174,7 @@ def test_a_stopped_worker_is_passed_over(nodes: Nodes) -> None:
     publisher = two.connect("publisher", V5)
     (peer,) = two.mesh.peers
     one.stopped = True
-    peer.open = False
+    peer.gate.block()
     for n in range(10):
         publisher.send(Publish(b"a", b"%d" % n))
         node[1].settle()

@@ -84,7 +84,7 @@ class Guarded:
 
     def __init__(self, worker: "Worker", name: str, store: Store) -> None:
         self.store = store
-        self.gate = Gate(worker.settings, worker.resources.bit(name), 0.0)
+        self.gate = Gate(worker.settings, name, worker.resources.bit(name), 0.0)
         self.waiting = Waiting(worker.settings, worker.ledger)
         self.signal: Signal = worker.signals.add_gate(name)
 

@@ -41,7 +41,7 @@ class World:
         self.ledger = Ledger(SETTINGS, 0.0)
         self.ledger.change(self.level, 0.0)
         self.account = Account("one", -self.balance)
-        self.store, self.peer = Gate(SETTINGS, STORE, 0.0), Gate(SETTINGS, PEER, 0.0)
+        self.store, self.peer = Gate(SETTINGS, "store", STORE, 0.0), Gate(SETTINGS, "weir/2", PEER, 0.0)
 
     def judge(self, now: float = 0.0) -> Verdict:
         gates = [self.store, self.peer]
@@ -58,7 +58,7 @@ class World:
 
 def busy_store() -> Gate:
     """Contended, with room and without idle room: nothing but credits let a publish on."""
-    gate = Gate(Overload(gate_floor=1), STORE, 0.0)
+    gate = Gate(Overload(gate_floor=1), "store", STORE, 0.0)
     gate.take(10, 0, 0.0)
     gate.done(10, 0, 0.1, 0.1)
     gate.take(13, 0, 0.2)

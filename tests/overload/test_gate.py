@@ -27,7 +27,7 @@ def steady(gate: Gate, rate: int, latency: float, seconds: float, start: float =
 
 def test_one_publish_always_passes_an_empty_gate() -> None:
     """A message larger than the gate would wait for ever."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
 
     assert gate.fits(1, 1 << 30)
     gate.take(1, 1 << 30, 0.0)
@@ -47,7 +47,7 @@ def test_one_publish_always_passes_an_empty_gate() -> None:
 )
 def test_what_is_behind_a_gate_never_exceeds_its_bound(steps: list[tuple[int, int, bool, float, float]]) -> None:
     """A resource that stops would cost memory without end."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     under_way: list[int] = []
     now = 0.0
     for count, size, answered, wait, latency in steps:
@@ -69,18 +69,18 @@ def test_what_is_behind_a_gate_never_exceeds_its_bound(steps: list[tuple[int, in
 
 def test_a_gate_holds_what_its_resource_does_in_its_latency_and_100_ms() -> None:
     """A slow resource would be given too little to do, or a quick one more than it can do in time."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     steady(gate, 1000, 0.15, 3.0)
 
     assert 245 <= gate.room() <= 255
     assert 155 <= gate.idle_room() <= 157
-    assert 20 == Gate(SETTINGS, 1, 0.0).room()
+    assert 20 == Gate(SETTINGS, "store", 1, 0.0).room()
 
 
 def test_answers_in_batches_do_not_change_the_rate() -> None:
     """A second with one batch more than the last would double or halve what is let in."""
     rooms = set()
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     now = steady(gate, 1000, 0.02, 2.0, batch=1)
     for batch in (1, 100, 300):
         now = steady(gate, 1000, 0.02, 3.0, start=now, batch=batch)
@@ -91,7 +91,7 @@ def test_answers_in_batches_do_not_change_the_rate() -> None:
 
 def test_a_pause_without_work_does_not_change_the_rate() -> None:
     """After a quiet minute a worker would have to begin from next to nothing."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     now = steady(gate, 1000, 0.02, 2.0)
     before = gate.room()
 
@@ -103,7 +103,7 @@ def test_a_pause_without_work_does_not_change_the_rate() -> None:
 
 def test_a_resource_that_got_slower_has_a_smaller_gate_within_a_second() -> None:
     """What waits for it would be twice as much as it can do in time."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     now = steady(gate, 2000, 0.02, 2.0)
     steady(gate, 1000, 0.02, 1.0, start=now)
 
@@ -112,7 +112,7 @@ def test_a_resource_that_got_slower_has_a_smaller_gate_within_a_second() -> None
 
 def test_the_signal_is_the_delay_beyond_what_the_resource_takes() -> None:
     """A store that is slow by nature would be taken for one that is overloaded."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     steady(gate, 1000, 0.15, 2.0)
     assert gate.delay(2.15) < 0.01
     gate.take(10, 0, 2.2)
@@ -123,7 +123,7 @@ def test_the_signal_is_the_delay_beyond_what_the_resource_takes() -> None:
 
 def test_a_resource_that_stops_answering_shows_by_the_age_of_what_waits() -> None:
     """A store that hangs would look as if it had nothing to do."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     now = steady(gate, 1000, 0.02, 2.0)
     gate.take(1, 0, now + 1.0)
 
@@ -135,7 +135,7 @@ def test_a_resource_that_stops_answering_shows_by_the_age_of_what_waits() -> Non
 
 def test_completions_told_in_bytes_are_as_good_as_those_told_one_by_one() -> None:
     """The gate of another worker, which says how many bytes it has processed, would never open."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     gate.take(10, 1000, 0.0)
     gate.take(10, 1000, 0.1)
     assert not gate.open
@@ -151,7 +151,7 @@ def test_completions_told_in_bytes_are_as_good_as_those_told_one_by_one() -> Non
 
 def test_a_resource_that_is_connected_anew_is_measured_anew() -> None:
     """A store that moved next door would be judged by how far it was, and owe answers that never come."""
-    gate = Gate(SETTINGS, 1, 0.0)
+    gate = Gate(SETTINGS, "store", 1, 0.0)
     now = steady(gate, 1000, 0.15, 2.0)
     gate.take(100, 100, now)
 
@@ -161,3 +161,27 @@ def test_a_resource_that_is_connected_anew_is_measured_anew() -> None:
     gate.take(1, 0, now)
     gate.done(1, 0, 0.5, now + 0.5)
     assert gate.delay(now + 0.5) < 0.1
+
+
+def test_a_blocked_gate_is_closed_until_it_is_unblocked() -> None:
+    """Publishes would go to a worker that has megabytes of other things to take, or never again."""
+    gate = Gate(SETTINGS, "store", 1, 0.0)
+    gate.block()
+    assert (False, False) == (gate.open, gate.free)
+    assert gate.calm  # its own work is as little as before
+    gate.take(1, 10, 0.0)
+    gate.done(1, 10, 0.001, 0.001)
+    assert not gate.open
+    gate.unblock()
+
+    assert (True, True) == (gate.open, gate.free)
+
+
+def test_a_gate_that_lets_in_turns_is_open_and_not_free() -> None:
+    """A newcomer would pass those who wait, or nobody would pass."""
+    gate = Gate(SETTINGS, "store", 1, 0.0)
+    gate.let_in_turns(True)
+    assert (True, False) == (gate.open, gate.free)
+    gate.let_in_turns(False)
+
+    assert gate.free

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from io import BytesIO
 
 import msgpack
 import pytest
@@ -9,7 +10,7 @@ from broker.config.schema import Overload
 from broker.overload.admit import DROP, PAUSE, Publish, Verdict, admit
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
-from broker.overload.trace import Answered, Replayed, Trace, TraceError, replay
+from broker.overload.trace import BEGIN, GATE, Answered, Player, Replayed, Trace, TraceError, replay
 from broker.reasons import DropReason, PauseReason
 
 SETTINGS = Overload(gate_floor=3)
@@ -26,7 +27,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(SETTINGS, 0.0)
-        self.gates = [Gate(SETTINGS, 1 << number, 0.0) for number in range(3)]
+        self.gates = [Gate(SETTINGS, f"weir/{number}", 1 << number, 0.0) for number in range(3)]
         self.accounts = [Account(str(number), -500.0) for number in range(3)]
         self.trace: Trace | None = None
         self.told: list[tuple[int, object, float]] = []
@@ -210,12 +211,46 @@ def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
     assert [2, 1, 0] == passed
 
 
+def as_version_2(trace: bytes) -> bytes:
+    """*trace* as Weir wrote it before gates had the names of their resources."""
+    records = list(msgpack.Unpacker(BytesIO(trace)))
+    for record in records:
+        if record[0] == BEGIN:
+            record[1] = 2
+        elif record[0] == GATE:
+            del record[1]
+    return b"".join(msgpack.packb(record) for record in records)
+
+
+def test_gates_have_names_and_a_trace_without_them_is_played_the_same() -> None:
+    """Who compares policies could not say which resource held clients, or an upgrade would make traces worthless."""
+    worker = Worker()
+    worker.begin()
+    assert worker.trace is not None
+    worker.slice(0.1, 5.0, 1)
+    for _ in range(5):
+        worker.judge(Publish(5, 0, 100, 10, 1), worker.accounts[0], worker.gates, None)
+    data = worker.trace.taken()
+    names = []
+    for trace in (data, as_version_2(data)):
+        player = Player(SETTINGS)
+        for fields in msgpack.Unpacker(BytesIO(trace)):
+            player.play(fields)
+        names.append([gate.resource for gate in player.gates])
+
+    assert [["weir/0", "weir/1", "weir/2"], ["", "", ""]] == names
+    assert [one.passed for one in replay(data, SETTINGS)] == [
+        one.passed for one in replay(as_version_2(data), SETTINGS)
+    ]
+    assert {0, 1} == {one.passed for one in replay(data, SETTINGS)}
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"\xc1",
         b"nonsense",
-        msgpack.packb([0, 3, [0.0, 0.0, 0.0]]),
+        msgpack.packb([0, 4, [0.0, 0.0, 0.0]]),
         msgpack.packb([77, 0]),
         msgpack.packb([6, 3, 1, 1, 0.1]),
         msgpack.packb([]),
