@@ -106,7 +106,7 @@ class Process:
             return
         doors, self._doors = self._doors, []
         for door, transport in doors:
-            self.worker.reactor.listen(door, transport)
+            self.worker.loop.listen(door, transport)
         self._heartbeat.enter(SERVING, self.worker.clock())  # from now on a second of silence is death
         self._link.send("ready", {"connections": self._connections})
 

@@ -37,11 +37,12 @@ from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import Gauges, SysTopics
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
+from broker.net.loop import Loop
 from broker.net.offload import Offload
 from broker.net.reactor import LINGER, Reactor
 from broker.net.transports.certificates import CertificateError, make_context
-from broker.net.transports.layer import TCP, Transport
 from broker.net.transports.tls import TlsTransport
+from broker.net.transports.transport import TCP, Transport
 from broker.net.transports.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
@@ -131,9 +132,6 @@ class Worker:
         self.connects = Connects(connects / workers, overload.connect_burst / workers, overload.connects_waiting)
         self.reactor = Reactor(
             clock,
-            self.collector,
-            self.budget,
-            stall_timeout=config.delivery.slow_consumer_timeout,
             input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
             adaptive_hold=config.delivery.adaptive_hold,
             buffered_hold=config.delivery.buffered_hold,
@@ -298,6 +296,13 @@ class Worker:
             packet_bytes=config.limits.packet_bytes,
             clients=self.interval_metrics.clients,
         )
+        self.loop = Loop(
+            self.reactor,
+            self.hub,
+            self.collector,
+            self.budget,
+            stall_timeout=config.delivery.slow_consumer_timeout,
+        )
         self.client_overrides = ClientOverrides(self.protection, self.store, self.reactor, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
@@ -323,7 +328,6 @@ class Worker:
         )
         self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.transfer
-        self.reactor.service = self.hub
         if self.registration is not None and redis is not None and place is not None:
             self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
@@ -376,7 +380,7 @@ class Worker:
             await stopping.wait()
             if self.heartbeat is not None:
                 self.heartbeat.enter(DRAINING, self.clock())
-            self.reactor.stop_listening()
+            self.loop.stop_listening()
             self.reactor.linger = max(LINGER, self.config.drain.timeout)
             self.lifecycle.stop(self.clock())
             self.reactor.wake()
@@ -405,7 +409,7 @@ class Worker:
 
     def close(self) -> None:
         """End whatever is still open, after `serve()`."""
-        self.reactor.shut_down()
+        self.loop.shut_down()
         if self.protection.tracing is not None:
             self.protection.tracing.close()
         self.offload.close()
@@ -460,20 +464,22 @@ class Worker:
         assert self._nursery is not None
         task = Upgrade(layer, request, self.config.websocket.path, self.internal_errors.report)
         self._nursery.start_soon(self._upgrade, task.run)
-        self.reactor.guests += 1  # it takes several passes of trio's, which are not to be a turn of the reactor apart
+        self.reactor.urgent_tasks += (
+            1  # it takes several passes of trio's, which are not to be a turn of the reactor apart
+        )
         return task
 
     async def _upgrade(self, run: Callable[[], Awaitable[None]]) -> None:
         try:
             await run()
         finally:
-            self.reactor.guests -= 1
+            self.reactor.urgent_tasks -= 1
 
     async def _spin(self) -> None:
-        """Give the reactor its slices, and trio its turn between them."""
-        reactor, heartbeat = self.reactor, self.heartbeat
+        """Give the loop its slices, and trio its turn between them."""
+        loop, heartbeat = self.loop, self.heartbeat
         while True:
-            wait = reactor.turn()
+            wait = loop.turn()
             if heartbeat is not None:
                 now = self.clock()
                 if now >= heartbeat.worth_while:
@@ -481,7 +487,7 @@ class Worker:
                 wait = min(wait, heartbeat.due - now)
             if wait > 0.0:
                 with trio.move_on_after(wait):
-                    await trio.lowlevel.wait_readable(reactor.fileno())
+                    await trio.lowlevel.wait_readable(loop.fileno())
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -571,12 +577,12 @@ class Worker:
     def statistics(self) -> dict[str, Any]:
         """What the supervisor is told each second: metrics/report.py."""
         told = report(self.counters, self.gauges())
-        told["loop"] = {"busy": self.reactor.statistics.busy, "longest_slice": self.reactor.statistics.longest_slice}
+        told["loop"] = {"busy": self.loop.statistics.busy, "longest_slice": self.loop.statistics.longest_slice}
         return told
 
     def log_statistics(self) -> None:
         """What the loop did, for whoever wants to know how long it was held."""
-        statistics = self.reactor.statistics
+        statistics = self.loop.statistics
         self.log.info(
             "loop_statistics",
             slices=statistics.slices,

@@ -1,6 +1,6 @@
 # A whole worker in this process, without trio and with a clock of its own: tests say what time it is.
 #
-# Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the reactor
+# Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the loop
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
 import contextlib
 import select
@@ -26,10 +26,11 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
+from broker.net.loop import Loop
 from broker.net.offload import Offload
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
-from broker.net.transports.layer import TCP, Transport
+from broker.net.transports.transport import TCP, Transport
 from broker.protocol.client_overrides import ClientOverrides
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -65,7 +66,7 @@ class Clock:
 
 
 class AtOnce(Executor):
-    """No threads: what is submitted is done, and what follows from it comes with the reactor's next turn."""
+    """No threads: what is submitted is done, and what follows from it comes with the loop's next turn."""
 
     def __init__(self) -> None:
         self.stopped = False  # true: what is submitted waits for `go_on()`
@@ -179,6 +180,10 @@ class Probe:
         return self.worker.reactor
 
     @property
+    def loop(self) -> Loop:
+        return self.worker.loop
+
+    @property
     def store(self) -> SessionStore:
         return self.worker.store
 
@@ -286,7 +291,7 @@ class Broker(Probe):
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
-        self.worker.reactor.adopt(theirs, address, self.clock.now, transport)
+        self.worker.loop.adopt(theirs, address, self.clock.now, transport)
         client = Client(self, ours, version)
         self._clients.append(client)
         return client
@@ -294,7 +299,7 @@ class Broker(Probe):
     def listen(self) -> tuple[str, int]:
         """Have the broker listen on a free TCP port; its address."""
         (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), self.worker.config.delivery)
-        self.worker.reactor.listen(listener)
+        self.worker.loop.listen(listener)
         host, port = listener.getsockname()
         return host, port
 
@@ -343,7 +348,7 @@ class Broker(Probe):
         self.clock.looks = 0
         before = sum(client.pull() for client in self._clients)
         self.worker.reactor.wake()
-        wait = self.worker.reactor.turn()
+        wait = self.worker.loop.turn()
         return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
 
     def waits_for_redis(self) -> bool:
@@ -351,12 +356,12 @@ class Broker(Probe):
         registration = self.worker.registration
         if not self.answered or registration is None or not registration.commands.statistics.waiting:
             return False
-        select.select([self.worker.reactor], [], [], 0.01)
+        select.select([self.worker.loop], [], [], 0.01)
         return True
 
     def has_events(self) -> bool:
         """Another worker has sent something since its last slice."""
-        readable, _, _ = select.select([self.worker.reactor], [], [], 0)
+        readable, _, _ = select.select([self.worker.loop], [], [], 0)
         return bool(readable)
 
     def advance(self, seconds: float) -> None:
@@ -368,7 +373,7 @@ class Broker(Probe):
     def close(self) -> None:
         for client in self._clients:
             client.socket.close()
-        self.worker.reactor.shut_down()
+        self.worker.loop.shut_down()
 
 
 class Client:

@@ -47,7 +47,7 @@ def a_worker(config: Config) -> tuple[Worker, int]:
     """A worker in trio's time, and the port it listens on."""
     (listener,) = listen(Tcp(host=(HOST,), port=0), config.delivery)
     worker = Worker(config, 100, trio.current_time)
-    worker.reactor.listen(listener)
+    worker.loop.listen(listener)
     return worker, listener.getsockname()[1]
 
 

@@ -102,7 +102,7 @@ class EgressQuota:
         for _ in range(min(AT_ONCE, len(self._opened))):
             toll = self._opened.popleft()
             if not toll.connection.outbox.full:  # who is full is told when it has drained
-                self._reactor.service.drained(toll.connection, now)
+                self._reactor.report_drained(toll.connection)
         if self._opened:
             return now
         return inf if self._shut.empty() else now + SLOT

@@ -28,8 +28,9 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.scanner import read_header
 from broker.net.pauses import Pause
-from broker.net.reactor import LARGE_READ, Reactor, Service
-from broker.net.stream import OPEN, Stream
+from broker.net.reactor import Reactor
+from broker.net.service import Service
+from broker.net.stream import LARGE_READ, OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
 from broker.protocol.background import Background
 from broker.protocol.connect_attempt import Arrivals

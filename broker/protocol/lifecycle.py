@@ -265,7 +265,7 @@ class ConnectionLifecycle:
     def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
         self._settled(connection)
         connection.session = session
-        self._reactor.let_in(connection)
+        self._reactor.mark_authenticated(connection)
         connection.replays = self.unreplayed.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE

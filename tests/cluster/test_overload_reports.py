@@ -52,7 +52,7 @@ class Cluster:
         while not done():
             assert time.monotonic() < deadline, f"it does not come: {self.heard}"
             self.settle()
-            select.select([worker.reactor for worker in self.workers], [], [], 0.01)
+            select.select([worker.loop for worker in self.workers], [], [], 0.01)
 
     def flow_until(self, done: Callable[[], bool]) -> None:
         """The same while time passes."""

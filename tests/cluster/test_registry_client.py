@@ -54,7 +54,7 @@ class Registered(Broker):
             assert time.monotonic() < deadline, "it does not come"
             before = time.monotonic()
             self.settle()
-            select.select([self.reactor], [], [], 0.01)
+            select.select([self.loop], [], [], 0.01)
             if self.flows:
                 self.clock.now += time.monotonic() - before
 

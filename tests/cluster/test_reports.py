@@ -7,7 +7,7 @@ from broker.cluster import wire
 from broker.cluster.data_lane import MeshError
 from broker.config.schema import Config, Overload
 from broker.mqtt.packets import Publish
-from broker.net.reactor import SLICE
+from broker.net.loop import SLICE
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker

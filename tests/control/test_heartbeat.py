@@ -59,10 +59,10 @@ async def test_what_an_idle_worker_does_is_done_at_the_same_times(
     worker = Worker(config, 100, trio.current_time, heartbeat=Heartbeat(page, 0, 7))
     nursery.start_soon(worker.serve, trio.Event())
     await trio.sleep(0.25)
-    before = worker.reactor.statistics.slices
+    before = worker.loop.statistics.slices
 
     await trio.sleep(2.0)
 
-    assert 20 <= worker.reactor.statistics.slices - before <= 24
+    assert 20 <= worker.loop.statistics.slices - before <= 24
     nursery.cancel_scope.cancel()
     worker.close()

@@ -40,7 +40,7 @@ class Load:
         ours.setblocking(False)
         theirs.setblocking(False)
         self.theirs.append(theirs)
-        self.broker.reactor.adopt(theirs, "test:0", self.broker.clock.now)
+        self.broker.loop.adopt(theirs, "test:0", self.broker.clock.now)
         return Channel(ours)
 
     def _publisher(self, number: int, qos: int, window: int, connect: dict[str, Any]) -> Publisher:

@@ -32,7 +32,7 @@ def unlucky(broker: Broker, *errors: int) -> tuple[str, int]:
     """The address where such a listener waits."""
     (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), Delivery())
     listener = Unlucky(listener, *errors)
-    broker.reactor.listen(listener)
+    broker.loop.listen(listener)
     host, port = listener.getsockname()
     return host, port
 
@@ -46,7 +46,7 @@ def test_a_connection_that_broke_is_passed_over(brokers: Brokers, error: int) ->
     client = broker.dial(unlucky(broker, error, error))
     client.send(Connect(V311, "me"))
     while not client.inbox:
-        waiting = [broker.reactor.fileno(), client.socket.fileno()]
+        waiting = [broker.loop.fileno(), client.socket.fileno()]
         assert select.select(waiting, [], [], 5.0)[0]
         broker.settle()
 

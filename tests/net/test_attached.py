@@ -9,8 +9,10 @@ from broker.config.schema import Config, Delivery, Limits
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted
-from broker.net.reactor import MUCH, SLICE
+from broker.net.loop import SLICE
+from broker.net.sender import BULK
 from broker.net.stream import OPEN, Stream
+from broker.net.unfinished_input import UnfinishedInput
 from broker.reasons import CloseReason
 from tests.inprocess import Broker
 
@@ -88,10 +90,10 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     before: list[int] = []
     words.on_word = lambda: before.append(counters.publishes_received)
     broker.clock.step = SLICE
-    broker.reactor.turn()
+    broker.loop.turn()
     words.theirs.sendall(b"word")
     taken = counters.publishes_received
-    broker.reactor.turn()
+    broker.loop.turn()
 
     assert [taken] == before
 
@@ -102,16 +104,16 @@ def test_much_for_it_is_sent_ahead_of_much_for_clients(broker: Broker, words: Wo
     for reader in readers:
         reader.send(Subscribe(1, [Wanted(b"much", 0)]))
         reader.receive()
-    broker.connect("publisher").send(Publish(b"much", bytes(MUCH)))
+    broker.connect("publisher").send(Publish(b"much", bytes(BULK)))
     broker.clock.step = SLICE / 4  # a few sends in a slice
     while not broker.counters.publishes_received:
-        broker.reactor.turn()
-    broker.reactor.turn()  # now all of it is known to be much
+        broker.loop.turn()
+    broker.loop.turn()  # now all of it is known to be much
     words.stream.outbox.first = True
-    words.stream.outbox.write(bytes(MUCH + 1))
-    broker.reactor.turn()
+    words.stream.outbox.write(bytes(BULK + 1))
+    broker.loop.turn()
 
-    assert MUCH < len(words.theirs.recv(2 * MUCH))
+    assert BULK < len(words.theirs.recv(2 * BULK))
 
 
 def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, words: Words) -> None:
@@ -122,7 +124,7 @@ def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, wor
     for client in clients:
         client.send(PingReq())
     words.on_word = partial(pass_time, broker, SLICE)
-    broker.reactor.turn()
+    broker.loop.turn()
     for client in clients:
         client.pull()
 
@@ -141,7 +143,7 @@ def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> 
     words.theirs.sendall(b"word" * 10_000)
     client.send(PingReq())
     broker.clock.step = SLICE / 4
-    broker.reactor.turn()
+    broker.loop.turn()
     client.pull()
 
     assert [PingResp()] == client.inbox
@@ -229,14 +231,14 @@ def test_what_it_has_not_said_whole_is_not_shed(broker: Broker, words: Words) ->
     broker.settle()
     reactor = broker.reactor
 
-    assert reactor._unfinished_input.largest(reactor._streams, broker.clock.now) is None
+    assert UnfinishedInput().largest(reactor.table, broker.clock.now) is None
 
 
 def test_it_ends_with_the_worker() -> None:
     """Its peer would wait for one that is gone."""
     broker = Broker()
     words = Words(broker)
-    broker.reactor.shut_down()
+    broker.loop.shut_down()
 
     assert b"" == words.theirs.recv(1)
     words.theirs.close()

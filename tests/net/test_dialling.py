@@ -43,13 +43,12 @@ class Asking:
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
-        reactor = self.broker.reactor
         while not done():
             assert time.monotonic() < deadline, self.log.events
             self.broker.clock.looks = 0
             self.commands.tick(self.broker.clock.now)
-            if reactor.turn() > 0.0:
-                select.select([reactor], [], [], 0.05)
+            if self.broker.loop.turn() > 0.0:
+                select.select([self.broker.loop], [], [], 0.05)
                 self.broker.clock.now += 0.01
 
 

@@ -11,7 +11,7 @@ import structlog.testing
 
 from broker.config.schema import Delivery, Tcp
 from broker.mqtt.packets import V311, ConnAck, Connect
-from broker.net.doors import ACCEPTS
+from broker.net.acceptor import ACCEPTED_AT_ONCE
 from broker.net.listeners import ListenError, listen, listen_for_shards
 from tests.inprocess import Broker, Client
 
@@ -37,7 +37,7 @@ def connected(broker: Broker, *clients: Client) -> bool:
     """They all have their CONNACK. The kernel may take a moment even on the way to itself."""
     while not all(client.inbox for client in clients) and not any(client.closed for client in clients):
         waiting = [client.socket.fileno() for client in clients if not client.inbox]
-        if not select.select([broker.reactor.fileno(), *waiting], [], [], 5.0)[0]:
+        if not select.select([broker.loop.fileno(), *waiting], [], [], 5.0)[0]:
             return False
         broker.settle()
     return all(client.inbox == [ConnAck(False)] for client in clients)
@@ -81,7 +81,7 @@ def test_accepted_sockets_are_set_up_for_small_packets_and_dead_peers(brokers: B
     """Acknowledgements would wait 40 ms, the kernel hide megabytes, a dead peer stay for a quarter of an hour."""
     broker = brokers()
     (listener,) = listen(LOCAL, Delivery(notsent_lowat=65536, user_timeout=7.0))
-    broker.reactor.listen(listener)
+    broker.loop.listen(listener)
     client = broker.dial(listener.getsockname())
     client.send(Connect(V311, "me"))
     assert connected(broker, client)
@@ -99,12 +99,12 @@ def test_more_connections_than_one_look_takes_are_all_taken(brokers: Brokers) ->
     """A crowd would leave some at the door."""
     broker = brokers()
     address = broker.listen()
-    clients = [broker.dial(address) for _ in range(ACCEPTS + 10)]
+    clients = [broker.dial(address) for _ in range(ACCEPTED_AT_ONCE + 10)]
     for n, client in enumerate(clients):
         client.send(Connect(V311, f"me{n}"))
 
     assert connected(broker, *clients)
-    assert ACCEPTS + 10 == broker.counters.sockets_opened
+    assert ACCEPTED_AT_ONCE + 10 == broker.counters.sockets_opened
 
 
 def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
@@ -119,7 +119,7 @@ def test_out_of_descriptors_is_told_and_survived(brokers: Brokers) -> None:
         client.send(Connect(V311, f"outside{n}"))
     with structlog.testing.capture_logs() as log, no_descriptor_left():
         broker.settle()
-        assert [] == select.select([broker.reactor.fileno()], [], [], 0)[0]  # it waits and does not spin
+        assert [] == select.select([broker.loop.fileno()], [], [], 0)[0]  # it waits and does not spin
         broker.advance(0.3)
 
     assert {"out_of_descriptors"} == {line["event"] for line in log}
@@ -137,7 +137,7 @@ def test_who_stops_listening_while_out_of_descriptors_stops(brokers: Brokers) ->
     broker.dial(address)
     with no_descriptor_left():
         broker.settle()
-    broker.reactor.stop_listening()
+    broker.loop.stop_listening()
     broker.advance(0.5)
 
     assert 0 == broker.counters.sockets_opened
@@ -152,7 +152,7 @@ def test_who_stops_listening_keeps_the_connections(brokers: Brokers) -> None:
     client = broker.dial(address)
     client.send(Connect(V311, "me"))
     assert connected(broker, client)
-    broker.reactor.stop_listening()
+    broker.loop.stop_listening()
 
     with pytest.raises(ConnectionRefusedError):
         broker.dial(address)

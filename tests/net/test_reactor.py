@@ -11,7 +11,10 @@ from broker.config.schema import Config, Delivery, Limits
 from broker.delivery.flushing import PAUSE
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
-from broker.net.reactor import CALLS, EVENTS, LINGER, LITTLE, MUCH, SLICE, STRANGERS
+from broker.net.loop import EVENTS, SLICE
+from broker.net.reactor import CALLS_AT_ONCE, LINGER
+from broker.net.rounds import UNAUTHENTICATED_AT_ONCE
+from broker.net.sender import BULK, SENDS_BETWEEN_BULK
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import acks, closed, narrow, push
@@ -27,7 +30,7 @@ STEP = SLICE / 4  # so that a slice has room for a few looks at the clock
 
 def turn(broker: Broker, *clients: Client) -> float:
     """One slice, after which *clients* read."""
-    wait = broker.reactor.turn()
+    wait = broker.loop.turn()
     for client in clients:
         client.pull()
     return wait
@@ -139,7 +142,7 @@ def test_strangers_do_not_hide_who_is_in(brokers: Brokers) -> None:
     many = strangers(broker, 2 * EVENTS - 1)
     broker.clock.step = SLICE / 100
     for _ in range(3):
-        broker.reactor.turn()  # all of them are found, and few are served
+        broker.loop.turn()  # all of them are found, and few are served
     member.send(PingReq())
     broker.clock.step = SLICE  # one poll
     turn(broker, member)
@@ -168,7 +171,7 @@ def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
     broker = brokers()
     floods = [broker.connect(f"flood{n}") for n in range(4)]
     broker.settle()
-    many = strangers(broker, 3 * STRANGERS)
+    many = strangers(broker, 3 * UNAUTHENTICATED_AT_ONCE)
     for flood in floods:
         flood.send_bytes(ACKED * 9000)
     broker.clock.step = STEP
@@ -178,7 +181,7 @@ def test_who_is_in_does_not_keep_strangers_out(brokers: Brokers) -> None:
         seen.append(broker.connected - len(floods))
 
     assert broker.counters.publishes_received < 4 * 9000
-    assert [STRANGERS, 2 * STRANGERS, 3 * STRANGERS] == seen
+    assert [UNAUTHENTICATED_AT_ONCE, 2 * UNAUTHENTICATED_AT_ONCE, 3 * UNAUTHENTICATED_AT_ONCE] == seen
 
 
 def test_what_threads_have_done_comes_a_little_at_a_time(brokers: Brokers) -> None:
@@ -186,15 +189,15 @@ def test_what_threads_have_done_comes_a_little_at_a_time(brokers: Brokers) -> No
     broker = brokers()
     broker.settle()
     done: list[int] = []
-    for number in range(3 * CALLS):
+    for number in range(3 * CALLS_AT_ONCE):
         broker.reactor.call(partial(done.append, number))
     broker.clock.step = SLICE  # one look for events a slice
     turn(broker)
 
-    assert list(range(CALLS)) == done
+    assert list(range(CALLS_AT_ONCE)) == done
     broker.clock.step = 0.0
     broker.settle()
-    assert list(range(3 * CALLS)) == done
+    assert list(range(3 * CALLS_AT_ONCE)) == done
 
 
 def test_a_slice_ends_though_there_is_more_to_do(brokers: Brokers) -> None:
@@ -215,7 +218,7 @@ def test_a_slice_ends_though_there_is_more_to_do(brokers: Brokers) -> None:
     broker.clock.step = 0.0
     broker.settle()
     assert all([PingResp()] == client.inbox for client in clients)
-    assert SLICE / 2 < broker.reactor.statistics.longest_slice < 2 * SLICE
+    assert SLICE / 2 < broker.loop.statistics.longest_slice < 2 * SLICE
 
 
 def test_what_is_written_in_a_slice_leaves_in_one_send(brokers: Brokers) -> None:
@@ -241,7 +244,7 @@ def test_who_is_owed_little_does_not_wait_for_those_who_are_owed_much(brokers: B
     for reader in readers:
         subscribe(reader, b"much")
     modest, flood = broker.connect("modest"), broker.connect("flood")
-    flood.send(Publish(b"much", bytes(MUCH)))
+    flood.send(Publish(b"much", bytes(BULK)))
     broker.clock.step = STEP
     while not broker.counters.publishes_received:
         turn(broker)
@@ -253,7 +256,7 @@ def test_who_is_owed_little_does_not_wait_for_those_who_are_owed_much(brokers: B
     assert served < len(readers) / 2
     broker.clock.step = 0.0
     broker.settle()
-    assert all([Publish(b"much", bytes(MUCH))] == reader.receive() for reader in readers)
+    assert all([Publish(b"much", bytes(BULK))] == reader.receive() for reader in readers)
 
 
 def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers: Brokers) -> None:
@@ -261,8 +264,8 @@ def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers
     broker = brokers()
     reader, publisher = broker.connect("reader"), broker.connect("publisher")
     subscribe(reader, b"much")
-    others = [broker.connect(f"other{n}") for n in range(4 * LITTLE)]
-    publisher.send(Publish(b"much", bytes(MUCH)))
+    others = [broker.connect(f"other{n}") for n in range(4 * SENDS_BETWEEN_BULK)]
+    publisher.send(Publish(b"much", bytes(BULK)))
     broker.clock.step = STEP / 2
     for _ in range(20):
         for other in others:
@@ -270,7 +273,7 @@ def test_who_is_owed_much_gets_on_beside_any_number_that_are_owed_little(brokers
         turn(broker, reader)
         assert broker.reactor.dirty.count
 
-    assert [Publish(b"much", bytes(MUCH))] == reader.inbox
+    assert [Publish(b"much", bytes(BULK))] == reader.inbox
 
 
 def test_the_bytes_of_both_directions_are_counted(brokers: Brokers) -> None:
@@ -299,10 +302,10 @@ def test_the_sum_of_unread_input_returns_to_nothing(brokers: Brokers) -> None:
     held = broker.connect("held")
     held.reading = False
     push(held, ACKED)
-    assert broker.reactor._input_bytes > 0
+    assert broker.reactor.input.used > 0
     held.drop()
 
-    assert 0 == broker.reactor._input_bytes
+    assert 0 == broker.reactor.input.used
 
 
 def test_a_large_packet_in_pieces_is_taken_when_it_is_whole(brokers: Brokers) -> None:
@@ -348,7 +351,7 @@ def until(broker: Broker, client: Client, condition: Callable[[], bool]) -> None
     """Let *broker* work until *condition*. TCP may take a moment even on one machine."""
     while not condition():
         reads = [client.socket.fileno()] if client.reading else []
-        assert select.select([broker.reactor.fileno(), *reads], [], [], 5.0)[0]
+        assert select.select([broker.loop.fileno(), *reads], [], [], 5.0)[0]
         broker.settle()
 
 
@@ -504,7 +507,7 @@ def test_while_messages_wait_for_more_several_come_with_one_look(
     clock.step = 0.00002  # which makes it a fifth of the time or so that it is busy
     for _ in range(500):
         publish()
-        broker.reactor.turn()
+        broker.loop.turn()
     clock.step = 0.0
     broker.advance(0.1)
 

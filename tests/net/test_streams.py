@@ -7,7 +7,7 @@ import pytest
 
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
-from broker.net.stream import FEW, Stream
+from broker.net.stream import TINY_READ, Stream
 from broker.reasons import CloseReason
 
 
@@ -54,7 +54,7 @@ def test_what_arrives_is_there_to_be_taken(pair: Pair) -> None:
 
 def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
     """64 KiB would be taken from the heap for each receive, and a few minutes of clients leave it full of holes."""
-    pair.arrive(b"a lot" * FEW)
+    pair.arrive(b"a lot" * TINY_READ)
     pair.stream.forget_input()
     tracemalloc.start()
     try:
@@ -70,20 +70,20 @@ def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
 
 def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -> None:
     """Each 448 bytes of a client would cost a recv, or each ten a copy."""
-    much = bytes(5 * FEW)
+    much = bytes(5 * TINY_READ)
 
     read = [pair.arrive(much), pair.stream.receive(65536), pair.arrive(b"few"), pair.arrive(much, 100)]
     pair.stream.forget_input()
 
-    assert [FEW, 4 * FEW, 3, 100] == read
-    assert 5 * FEW - 100 == pair.stream.receive(65536) + pair.stream.receive(65536)
+    assert [TINY_READ, 4 * TINY_READ, 3, 100] == read
+    assert 5 * TINY_READ - 100 == pair.stream.receive(65536) + pair.stream.receive(65536)
 
 
 def test_who_is_no_client_is_read_a_lot_at_a_time(pair: Pair) -> None:
     """A worker would tell another one of a part of what it took, and of the rest ten milliseconds later."""
     pair.stream.handler = Worker()
 
-    assert [3, 5 * FEW] == [pair.arrive(b"few"), pair.arrive(bytes(5 * FEW))]
+    assert [3, 5 * TINY_READ] == [pair.arrive(b"few"), pair.arrive(bytes(5 * TINY_READ))]
 
 
 def test_nothing_and_the_end_are_not_the_same(pair: Pair) -> None:

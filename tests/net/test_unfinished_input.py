@@ -6,8 +6,8 @@ import pytest
 from broker.config.schema import Config, Delivery
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V31, V311, Connect, PingReq, PingResp, Publish
-from broker.net.reactor import SHED_AT_ONCE
-from broker.net.unfinished_input import AGAIN
+from broker.net.stream_limits import SHED_AT_ONCE
+from broker.net.unfinished_input import AGAIN, UnfinishedInput
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, goodbye, push
@@ -19,8 +19,8 @@ LARGE = Publish(b"t", bytes(80_000))
 
 
 def narrow_budget(broker: Broker, budget: int = BUDGET) -> Broker:
-    broker.reactor._input_budget = budget
-    broker.reactor._most_input = budget * 5 // 4
+    broker.reactor.input.limit = budget
+    broker.reactor.input.most = budget * 5 // 4
     return broker
 
 
@@ -42,7 +42,7 @@ def test_the_largest_unfinished_packet_goes(brokers: Brokers, version: int) -> N
     assert (0x97 if version == V5 else None) == goodbye(large)
     assert {CloseReason.INPUT_BUDGET: 1} == closed(broker)
     assert not (small.closed or middle.closed or idle.closed)
-    assert 60_000 == broker.reactor._input_bytes
+    assert 60_000 == broker.reactor.input.used
     small.send_bytes(encode(LARGE, version)[20_000:])
     small.send(PingReq())
     assert [PingResp()] == small.receive()
@@ -74,7 +74,7 @@ def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
 
     assert waits.paused
     assert 0x97 == goodbye(small)
-    assert waits.left == broker.reactor._input_bytes > 200
+    assert waits.left == broker.reactor.input.used > 200
 
 
 def test_a_connect_that_is_not_finished_counts(brokers: Brokers) -> None:
@@ -96,12 +96,12 @@ def test_many_small_ones_go_in_several_turns(brokers: Brokers) -> None:
     clients = [begin(broker, str(n), 1000) for n in range(200)]
     broker.settle()
     reactor = narrow_budget(broker).reactor
-    reactor.turn()
+    broker.loop.turn()
     assert SHED_AT_ONCE == closed(broker)[CloseReason.INPUT_BUDGET]
     broker.settle()
 
     assert 75 == closed(broker)[CloseReason.INPUT_BUDGET] == sum(client.closed for client in clients)
-    assert BUDGET * 5 // 4 == reactor._input_bytes
+    assert BUDGET * 5 // 4 == reactor.input.used
 
 
 def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Brokers) -> None:
@@ -110,12 +110,12 @@ def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Br
     clients = [begin(broker, str(n), 1000) for n in range(3)]
     broker.settle()
     reactor = broker.reactor
-    search = reactor._unfinished_input
-    found = [search.largest(reactor._streams, broker.clock.now) for _ in range(4)]
+    search = UnfinishedInput()
+    found = [search.largest(reactor.table, broker.clock.now) for _ in range(4)]
     assert [True] * 3 + [False] == [stream is not None for stream in found]
 
-    assert search.largest(reactor._streams, broker.clock.now + AGAIN / 2) is None
-    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is not None
+    assert search.largest(reactor.table, broker.clock.now + AGAIN / 2) is None
+    assert search.largest(reactor.table, broker.clock.now + AGAIN) is not None
     clients[0].drop()
-    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is not None
-    assert search.largest(reactor._streams, broker.clock.now + AGAIN) is None  # one of them is gone
+    assert search.largest(reactor.table, broker.clock.now + AGAIN) is not None
+    assert search.largest(reactor.table, broker.clock.now + AGAIN) is None  # one of them is gone

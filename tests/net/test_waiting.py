@@ -7,7 +7,7 @@ import pytest
 from broker.config.schema import Config, Overload, Quotas, QuotaScope
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, Connect, PingReq, Publish
-from broker.net.reactor import WAIT
+from broker.net.loop import WAIT
 from broker.reasons import PauseReason
 from tests.cluster.talk import subscribed
 from tests.innode import Node
@@ -52,7 +52,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
 def turn(broker: Broker, client: Client) -> float:
     """One slice; when the broker wants its next one, in seconds."""
-    left = broker.reactor.turn()
+    left = broker.loop.turn()
     client.pull()
     return left
 
@@ -90,7 +90,7 @@ def test_nobody_waits_here_while_tasks_should_go_on(kernels: list[Watched], brok
     """A WebSocket's upgrade takes several passes of trio's: beside steady traffic each would come a turn later."""
     broker = brokers()
     client = broker.connect("me")
-    broker.reactor.guests = guests
+    broker.reactor.urgent_tasks = guests
     ping_often(broker, client, 500)
     broker.settle()
 
@@ -194,6 +194,6 @@ def test_a_gate_that_opens_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> 
     assert kernels[1].waits
     one.turn()
     kernels[1].waits.clear()
-    two.reactor.turn()
+    two.loop.turn()
 
     assert not kernels[1].waits

@@ -127,7 +127,7 @@ class Serving:
         self.worker = Worker(config, 100)
         self.browsers: list[Browser] = []
         (listener,) = listen(WebSocketListener(host=(HOST,), port=0), config.delivery)
-        self.worker.reactor.listen(listener, self.worker.transports()["ws"])
+        self.worker.loop.listen(listener, self.worker.transports()["ws"])
         self.port = listener.getsockname()[1]
 
     async def dial(self) -> Browser:
@@ -462,7 +462,7 @@ async def test_a_client_that_is_gone_before_our_last_word_is_no_mistake_of_ours(
         browser = await served.connected("b")
         sock = browser.stream.socket
         os.write(sock.fileno(), frame(BINARY, b"x", masked=False))
-        served.worker.reactor.turn()  # has read it, and trio had no turn to answer it
+        served.worker.loop.turn()  # has read it, and trio had no turn to answer it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
         await served.until_empty()

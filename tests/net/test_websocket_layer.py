@@ -7,7 +7,8 @@ import pytest
 from broker.config.schema import Config, Delivery, Limits
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
-from broker.net.reactor import LINGER, SLICE
+from broker.net.loop import SLICE
+from broker.net.reactor import LINGER
 from broker.net.stream import Stream
 from broker.net.transports.frames import (
     BINARY,
@@ -138,7 +139,7 @@ def test_empty_frames_are_paid_for(brokers: Brokers) -> None:
     for other in others:
         other.send(PingReq())
     broker.clock.step = SLICE  # one turn of one client a slice
-    broker.reactor.turn()
+    broker.loop.turn()
     debt = stream.debt
     broker.clock.step = 0.0
     broker.settle()
@@ -247,7 +248,7 @@ def test_who_is_in_debt_is_not_read(brokers: Brokers) -> None:
     stream.debt = 10 * LARGEST
     client.socket.send(said(PING))
     broker.clock.step = SLICE  # one turn a slice
-    broker.reactor.turn()
+    broker.loop.turn()
     assert b"" == drain(client) and 9 * LARGEST == stream.debt
     broker.clock.step = 0.0
     broker.settle()

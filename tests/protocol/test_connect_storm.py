@@ -13,7 +13,7 @@ from broker.mqtt.properties import (
     REQUEST_PROBLEM_INFORMATION,
     USER_PROPERTY,
 )
-from broker.net.reactor import STRANGERS
+from broker.net.rounds import UNAUTHENTICATED_AT_ONCE
 from broker.overload.connects import SOONEST, SPREAD
 from broker.reasons import CloseReason, PauseReason
 from tests.innode import Node
@@ -261,11 +261,11 @@ def test_who_waits_when_the_broker_stops_is_told_so(brokers: Brokers, version: i
 def test_a_connect_that_was_not_looked_at_in_time_is_looked_at(brokers: Brokers) -> None:
     """Beside thousands of others a client would be closed for a CONNECT that lay before us in time."""
     broker = brokers(Config(limits=Limits(connect_timeout=TIMEOUT)))
-    clients = [broker.open(V311) for _ in range(3 * STRANGERS)]
+    clients = [broker.open(V311) for _ in range(3 * UNAUTHENTICATED_AT_ONCE)]
     for number, client in enumerate(clients):
         client.send(greeting(f"late{number}", V311))
     broker.clock.step = 0.1  # of a second for each look at the clock: a few of them in a slice
-    broker.reactor.turn()
+    broker.loop.turn()
     broker.clock.step = 0.0
     assert not all(is_queued_no_more(broker))
     broker.clock.now += TIMEOUT
@@ -288,7 +288,7 @@ def test_no_more_ask_redis_than_it_answers_in_time(
         client.send(greeting(f"{number}", V311))
     most = 0
     while waiting(node[0]) or not most:
-        node[0].reactor.turn()
+        node[0].loop.turn()
         registration = node[0].registration
         assert registration is not None
         most = max(most, registration.commands.statistics.waiting)

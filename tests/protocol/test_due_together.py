@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 from broker.mqtt.packets import V5, Disconnect, PingReq, PingResp, Properties, Subscribe, Wanted
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
-from broker.net.reactor import SLICE
+from broker.net.loop import SLICE
 from broker.protocol.lifecycle import DUE
 from tests.inprocess import Broker
 
@@ -23,7 +23,7 @@ def test_sessions_that_expire_together_end_in_pages(brokers: Brokers) -> None:
     ended = []
     waits = []
     for _ in range(4):
-        waits.append(broker.reactor.turn())
+        waits.append(broker.loop.turn())
         ended.append(broker.sessions_expired)
 
     assert [DUE, 2 * DUE, 2 * DUE + 10, 2 * DUE + 10] == ended
@@ -44,10 +44,10 @@ def test_the_end_of_a_large_session_gives_way_to_others(brokers: Brokers) -> Non
     client.send(Disconnect())
     broker.clock.step = SLICE / 8
     while broker.session_count() == 2:
-        broker.reactor.turn()
+        broker.loop.turn()
     other.send(PingReq())
     while not other.inbox:
-        broker.reactor.turn()
+        broker.loop.turn()
         other.pull()
 
     assert [PingResp()] == other.inbox

@@ -18,7 +18,7 @@ from broker.mqtt.packets import (
     Unsubscribe,
     Wanted,
 )
-from broker.net.reactor import SLICE
+from broker.net.loop import SLICE
 from broker.protocol.fanout import PAGE
 from broker.reasons import CloseReason, DropReason
 from tests.inprocess import Broker, Client
@@ -57,7 +57,7 @@ def begin(broker: Broker, publisher: Client, *packets: Publish) -> None:
     broker.clock.step = STEP
     before = broker.counters.publishes_sent
     while broker.counters.publishes_sent == before:
-        broker.reactor.turn()
+        broker.loop.turn()
 
 
 def test_a_large_fan_out_gives_way_and_keeps_order(brokers: Brokers) -> None:
@@ -92,7 +92,7 @@ def test_the_acknowledgement_comes_after_the_last_delivery(brokers: Brokers) -> 
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1))
     while not publisher.inbox:
         before = broker.counters.publishes_sent
-        broker.reactor.turn()
+        broker.loop.turn()
         publisher.pull()
 
     assert 3 * PAGE == before or 3 * PAGE == broker.counters.publishes_sent
@@ -131,7 +131,7 @@ def test_a_publisher_that_leaves_meanwhile_is_heard_all_the_same(brokers: Broker
     begin(broker, publisher, Publish(b"t", b"x", 1, packet_id=1), Publish(b"t", b"y", retain=True))
     publisher.socket.close()
     publisher.closed = True
-    broker.reactor.turn()
+    broker.loop.turn()
     assert {CloseReason.PEER_RESET: 1} == closed(broker)
     assert broker.counters.publishes_sent < 3 * PAGE  # it was not waited for
     broker.clock.step = 0.0
@@ -171,7 +171,7 @@ def test_a_fan_out_to_sessions_that_are_away_comes_to_its_end(brokers: Brokers) 
     publisher.send(Publish(b"t", b"x", 1, packet_id=1))
     broker.clock.step = STEP
     began = broker.clock.now
-    broker.reactor.turn()
+    broker.loop.turn()
 
     assert broker.clock.now - began < 2 * SLICE
     broker.clock.step = 0.0
@@ -190,7 +190,7 @@ def test_two_large_fan_outs_at_once_both_arrive(brokers: Brokers) -> None:
         publisher.send(*[Publish(b"t", name + b"%d" % n, 1, packet_id=n) for n in range(1, 4)])
     broker.clock.step = STEP
     for _ in range(3):
-        broker.reactor.turn()
+        broker.loop.turn()
     broker.clock.step = 0.0
 
     assert [Ack(PUBACK, n) for n in (1, 2, 3)] == one.receive() == two.receive()

@@ -7,8 +7,8 @@ from broker.config.schema import Config, Delivery
 from broker.metrics.record import misfit
 from broker.metrics.recorder import encoded
 from broker.mqtt.packets import PUBACK, V5, V311, Connect, Disconnect, Publish, Subscribe, Wanted
+from broker.net.loop import SLICE
 from broker.net.pauses import Pause
-from broker.net.reactor import SLICE
 from broker.overload.quantum import PUBLISH_COST
 from broker.protocol.fanout import PAGE
 from broker.reasons import PauseReason

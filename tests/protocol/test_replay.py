@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, RECEIVE_MAXIMUM, SUBSCRIPTION_IDENTIFIER
-from broker.net.reactor import SLICE
+from broker.net.loop import SLICE
 from broker.protocol.subscribing import PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import dropped, messages, narrow, payloads, subscribe
@@ -107,10 +107,10 @@ def test_a_replay_gives_way_to_others(brokers: Brokers) -> None:
     client.send(Subscribe(1, [Wanted(b"r/#")]))
     broker.clock.step = SLICE / 8
     while not broker.counters.publishes_sent:
-        broker.reactor.turn()
+        broker.loop.turn()
     other.send(PingReq())
     while not other.inbox:
-        broker.reactor.turn()
+        broker.loop.turn()
         other.pull()
 
     assert 0 < broker.counters.publishes_sent < MANY
@@ -191,7 +191,7 @@ def test_who_leaves_in_the_middle_is_forgotten(brokers: Brokers) -> None:
     client.reading = False
     client.send(Subscribe(1, [Wanted(b"r/#", 1)]))
     broker.clock.step = SLICE / 4
-    broker.reactor.turn()
+    broker.loop.turn()
     broker.clock.step = 0.0
     client.drop()
     back = broker.connect("me", V311, clean_start=False)

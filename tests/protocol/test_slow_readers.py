@@ -8,7 +8,7 @@ from broker.delivery.outbox import REPLY_ROOM
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, V5, V311, Ack, PingReq, PingResp, Properties, Publish, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
-from broker.net.reactor import LARGE_READ
+from broker.net.stream import LARGE_READ
 from broker.reasons import CloseReason, DropReason
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import acks, closed, dropped, messages, narrow, payloads, push, subscribe

@@ -1,53 +1,35 @@
-# A layer: what lies between a socket and the bytes of MQTT. TLS is one, WebSocket is one, wss is the second on the
-# first. The reactor asks a layer for bytes and gives it bytes as it would a socket, and goes on watching the socket
-# itself: so sessions, fairness, limits and closing are the same on every transport.
-import socket
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from broker.net.stream import Stream
+# A layer lies between a socket and the bytes of MQTT: TLS is one, WebSocket is one, and wss is WebSocket on TLS.
+#
+# Bytes are received from a layer and given to it as to a socket. The loop watches the socket itself, so fairness,
+# limits and closing are the same on every transport.
 
 
 class Layer:
     def __init__(self) -> None:
-        self.more = False  # recv() has something to give, whatever the kernel has
-        self.unsent = False  # bytes of its own wait for the kernel; send() takes nothing before they are gone
-        self.buffered = 0  # bytes received and not given
-        self.cost = 0  # units that the last recv() used, beside what the bytes it gave will cost
-        self.identity = ""  # the name in the certificate of the peer, if it showed one that was verified
+        self.more = False  # recv() has bytes to give, even if the kernel has none
+        self.unsent = False  # bytes of the layer's own wait for the kernel; send() takes nothing before they are gone
+        self.buffered = 0  # bytes received and not given yet
+        self.cost = 0  # units of work that the last recv() used, beside what the bytes it gave will cost
+        self.identity = ""  # the common name in the verified certificate of the peer; "" without one
 
     def recv(self, size: int) -> bytes:
-        """At most about *size* bytes of MQTT; b"" at the end.
+        """Return at most about *size* bytes of MQTT; b"" at the end.
 
         BlockingIOError: nothing now. OSError: reset. ProtocolError: the peer does not keep to the layer's protocol.
         """
         raise NotImplementedError
 
     def send(self, data: bytes | memoryview) -> int:
-        """Take bytes of *data* on their way; how many, 0 for nothing now. OSError: reset.
+        """Send bytes of *data*; return how many were taken, 0 if none can be taken now. OSError: reset.
 
-        Who was told 0, or less than it gave, begins the next call with the byte after those.
+        The next call begins with the byte after those that were taken.
         """
         raise NotImplementedError
 
     def end(self) -> None:
-        """Tell the peer that nothing more will come. OSError: reset."""
+        """Tell the peer that no more bytes will come. OSError: reset."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The socket will be closed at once."""
+        """The socket is about to be closed."""
         raise NotImplementedError
-
-
-class Transport:
-    """What the connections of a listener are: plain TCP, or with a layer on it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def layer(self, sock: socket.socket, stream: "Stream") -> Layer | None:
-        """What to put between *sock* and *stream*."""
-        return None
-
-
-TCP = Transport("tcp")

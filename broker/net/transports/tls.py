@@ -13,7 +13,8 @@ from broker.net.offload import Offload
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import CLOSED, Stream
-from broker.net.transports.layer import Layer, Transport
+from broker.net.transports.layer import Layer
+from broker.net.transports.transport import Transport
 from broker.reasons import CloseReason, ProtocolError
 
 RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)

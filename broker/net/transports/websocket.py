@@ -15,8 +15,9 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.net.transports.frames import BINARY, Failure, Frames, farewell, frame
-from broker.net.transports.layer import Layer, Transport
+from broker.net.transports.layer import Layer
 from broker.net.transports.tls import TlsLayer, TlsTransport
+from broker.net.transports.transport import Transport
 from broker.overload.quantum import FRAME_COST
 from broker.reasons import CloseReason, ProtocolError
 

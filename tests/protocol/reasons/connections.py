@@ -269,8 +269,8 @@ def owed_too_much(stage: Stage) -> Seen:
 @happens(CloseReason.INPUT_BUDGET)
 def too_much_unfinished(stage: Stage) -> Seen:
     broker = stage.brokers()
-    broker.reactor._input_budget = 40_000
-    broker.reactor._most_input = 50_000
+    broker.reactor.input.limit = 40_000
+    broker.reactor.input.most = 50_000
     client = broker.connect("phone", V5)
     client.send_bytes(encode(Publish(b"t", bytes(80_000)), V5)[:70_000])
     return Seen([broker], "phone", heard(client))
