@@ -94,7 +94,8 @@ def test_a_run_ends_before_properties() -> None:
 
 
 @pytest.mark.parametrize(
-    "tail", [b"\x30", b"\x30\x0a\x00", b"\x30\x80", b"\x30\x80\x80\x80\x80\x80", b"\x30\x02\x00\x06"]
+    "tail",
+    [b"\x30", b"\x30\x0a\x00", b"\x30\x80", b"\x30\x80\x80\x80\x80\x80", b"\x30\x02\x00\x06", b"\x30\x0f" + NAMED],
 )
 def test_a_run_ends_before_what_is_incomplete_or_wrong(tail: bytes) -> None:
     """A mistake is reported before the packets in front of it are delivered, or half a packet is delivered."""
