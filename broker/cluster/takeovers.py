@@ -32,7 +32,7 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.reasons import CloseReason
 from broker.session.origin import Sieve
 from broker.session.session import Session
-from broker.session.transfer.handover import Frozen, HandoverError, Thaw
+from broker.session.transfer.handover import SessionExport, SessionImport, SessionImportError
 from broker.store.sessions import Claimant
 
 NOTHING: Final = 0  # what an answer says: there is no session here, or there is none any more
@@ -101,7 +101,7 @@ class Arrival:
         self.epoch = 0  # the greatest that anybody had
         self.credits = UNKNOWN  # of its client
         self.source: Peer | None = None  # where it comes from
-        self.thaw: Thaw | None = None
+        self.thaw: SessionImport | None = None
         self.enrolling = False
         self.sieve = Sieve(True)
         self.unmarked: set[Peer] = set()
@@ -111,7 +111,9 @@ class Arrival:
 class Departure:
     """A session of ours on its way to *peer*, which owns it with *epoch*."""
 
-    def __init__(self, peer: Peer, number: int, epoch: int, frozen: Frozen, sieve: Sieve, unmarked: set[Peer]) -> None:
+    def __init__(
+        self, peer: Peer, number: int, epoch: int, frozen: SessionExport, sieve: Sieve, unmarked: set[Peer]
+    ) -> None:
         self.peer = peer
         self.number = number
         self.epoch = epoch
@@ -203,7 +205,7 @@ class Takeovers:
         thaw = arrival.thaw
         try:
             thaw.take(chunk)
-        except HandoverError as error:
+        except SessionImportError as error:
             self._failed(error)
             self._give_up(arrival, TakeoverResult(None, arrival.epoch))
             return

@@ -8,8 +8,8 @@
 # One that stands behind a toll (toll.py) is not writable either, but for the batches that are let pass.
 from typing import Final
 
+from broker.delivery.egress_limit import EgressLimit
 from broker.delivery.ring import Ring
-from broker.delivery.toll import Toll
 from broker.reasons import DropReason
 
 GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice what it takes at the default low-at mark
@@ -39,7 +39,7 @@ class Outbox:
         self.size = 0  # bytes
         self.writable = True  # it is not full, and nobody has to be asked
         self.full = False  # it was over the high watermark, and not down at the low one since
-        self.toll: Toll | None = None
+        self.egress_limit: EgressLimit | None = None
         self.queued = False  # in the list of those to flush
         self.blocked = False  # the kernel took less than we had; it tells when there is room
         self.high = high
@@ -89,34 +89,34 @@ class Outbox:
         self.pressing = True
         self.write(chunk)
 
-    def stand_behind(self, toll: Toll) -> None:
-        """*toll* is asked from now on."""
-        self.toll = toll
+    def set_egress_limit(self, limit: EgressLimit) -> None:
+        """Ask *limit* before each delivery from now on."""
+        self.egress_limit = limit
         self.writable = False
 
-    def lets_pass(self) -> bool:
+    def accepts_delivery(self) -> bool:
         """Something could be delivered now, though it may not be writable."""
-        return not self.full and (self.toll is None or self.toll.closed() is None)
+        return not self.full and (self.egress_limit is None or self.egress_limit.refusal() is None)
 
-    def open_batch(self, messages: int) -> DropReason | None:
-        """It is not writable, and something is to be delivered: None, and it is until `close_batch()`; or why not.
+    def begin_delivery(self, messages: int) -> DropReason | None:
+        """It is not writable, and something is to be delivered: None, and it is until `end_delivery()`; or why not.
 
         *messages*: a count that grows by one with each that is written.
         """
-        if self.full or self.toll is None:
+        if self.full or self.egress_limit is None:
             return DropReason.NOT_WRITABLE
-        reason = self.toll.closed()
+        reason = self.egress_limit.refusal()
         if reason is None:
             self.writable = True
             self._messages_before = messages
             self._bytes_before = self.size
         return reason
 
-    def close_batch(self, messages: int) -> None:
+    def end_delivery(self, messages: int) -> None:
         """What was written since is charged."""
         self.writable = False
-        if self.toll is not None:
-            self.toll.take(messages - self._messages_before, self.size - self._bytes_before)
+        if self.egress_limit is not None:
+            self.egress_limit.charge(messages - self._messages_before, self.size - self._bytes_before)
 
     def press(self) -> None:
         """Send it at the end of the tick, whatever its strategy is."""
@@ -172,7 +172,7 @@ class Outbox:
         if self.size and self.size > (self._budget.limit - self._budget.used) >> 1:
             return False
         self.full = False
-        self.writable = self.toll is None
+        self.writable = self.egress_limit is None
         self._budget.non_writable -= 1
         return True
 

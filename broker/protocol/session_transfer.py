@@ -27,7 +27,7 @@ from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
 from broker.routing.routes import Routes
 from broker.session.session import QueueBudget, Session, Subscription
-from broker.session.transfer.handover import Frozen, Thaw
+from broker.session.transfer.handover import SessionExport, SessionImport
 from broker.store.sessions import SessionStore
 
 
@@ -60,7 +60,7 @@ class SessionTransfer:
         """What a client that has left us has to pay its publishes with, wherever it is now."""
         return self._accounts.balance_of(client_id, now)
 
-    def give_up(self, session: Session, now: float) -> Frozen | None:
+    def give_up(self, session: Session, now: float) -> SessionExport | None:
         """*session*, which the store found, is to live at another worker; None if it ended with its connection.
 
         The client hears that its connection was taken over. That end is as any: a will without a delay is published
@@ -78,9 +78,9 @@ class SessionTransfer:
         expires = self._timers.when(session.expiry_timer)
         self._timers.cancel(session.expiry_timer, session)
         self._timers.cancel(session.will_timer, session)
-        return Frozen(session, self._queue_budget, expires, will_due, list(owed))
+        return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
-    def withdraw(self, frozen: Frozen, then: Callable[[], None]) -> None:
+    def withdraw(self, frozen: SessionExport, then: Callable[[], None]) -> None:
         """All peers know where it is subscribed now: it leaves our routes, in pages if they are many; then *then*.
 
         What was delivered to it until then is in its last chunks.
@@ -88,11 +88,11 @@ class SessionTransfer:
         frozen.leaving = True
         self._subscribing.withdraw(frozen.session, then)
 
-    def gone(self, frozen: Frozen) -> None:
+    def gone(self, frozen: SessionExport) -> None:
         """The other worker has it all."""
         frozen.release()
 
-    def take_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
+    def take_back(self, frozen: SessionExport, now: float, then: Callable[[], None]) -> None:
         """The other worker is no more: the session stays, without a connection; *then* it may be claimed again.
 
         If its client has begun another one here meanwhile, it ends instead.
@@ -102,7 +102,7 @@ class SessionTransfer:
         missing = [each for each in frozen.subscriptions if each.key() not in session.subscriptions]
         self._subscribing.enrol(session, missing, partial(self._taken_back, frozen, now, then))
 
-    def _taken_back(self, frozen: Frozen, now: float, then: Callable[[], None]) -> None:
+    def _taken_back(self, frozen: SessionExport, now: float, then: Callable[[], None]) -> None:
         session = frozen.session
         if self._store.find(session.client_id) is not None:
             self._lifecycle.end(session, now)
@@ -127,11 +127,11 @@ class SessionTransfer:
         """The same for the worker that it has come to."""
         self._accounts.bring(client_id, credits, now)
 
-    def expect(self) -> Thaw:
+    def expect(self) -> SessionImport:
         """A session will come, chunk by chunk."""
-        return Thaw(self._lifecycle.session_limits, self._counters)
+        return SessionImport(self._lifecycle.session_limits, self._counters)
 
-    def enrol(self, thaw: Thaw, then: Callable[[], None]) -> None:
+    def enrol(self, thaw: SessionImport, then: Callable[[], None]) -> None:
         """All it held has come: subscribe it here, in pages if it has many filters; *then* the peers may be told.
 
         What is delivered to it from now on waits behind what is still to come.
@@ -139,7 +139,7 @@ class SessionTransfer:
         assert thaw.session is not None
         self._subscribing.enrol(thaw.session, thaw.subscriptions, then)
 
-    def take_in(self, thaw: Thaw) -> Session:
+    def take_in(self, thaw: SessionImport) -> Session:
         """It is complete: from now on it lives here, without a connection until somebody claims it.
 
         One that is here already is of a time when it could not be asked for, so its client was given the other: it
@@ -152,7 +152,7 @@ class SessionTransfer:
         self._keep(session, thaw.expires, thaw.will_due, thaw.owed)
         return session
 
-    def turn_away(self, thaw: Thaw) -> None:
+    def turn_away(self, thaw: SessionImport) -> None:
         """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
         if thaw.session is not None:
             self._subscribing.withdraw(thaw.session)

@@ -247,10 +247,10 @@ class Session:
         if out is None:
             self._dropped(DropReason.OFFLINE_QOS0, run.count)
         elif not out.writable:
-            reason = out.open_batch(counters.publishes_sent)
+            reason = out.begin_delivery(counters.publishes_sent)
             if reason is None:
                 self.offer_run(run, identifiers, now)
-                out.close_batch(counters.publishes_sent)
+                out.end_delivery(counters.publishes_sent)
             else:
                 self._dropped(reason, run.count)
         elif self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet:
@@ -292,10 +292,10 @@ class Session:
         """The same where there is no reader, a slow one, or one that may be sent only so much."""
         out = self.outbox
         counters = self._counters
-        reason = DropReason.OFFLINE_QOS0 if out is None else out.open_batch(counters.publishes_sent)
+        reason = DropReason.OFFLINE_QOS0 if out is None else out.begin_delivery(counters.publishes_sent)
         if out is not None and reason is None:
             self.offer(message, now)
-            out.close_batch(counters.publishes_sent)
+            out.end_delivery(counters.publishes_sent)
         elif message.qos:
             self._wait(message)
         elif reason is not None:
@@ -304,7 +304,7 @@ class Session:
     def writable(self) -> bool:
         """It has a connection that would take a QoS 0 message."""
         out = self.outbox
-        return out is not None and (out.writable or out.lets_pass())
+        return out is not None and (out.writable or out.accepts_delivery())
 
     def ready(self) -> bool:
         """It has a connection that would take a QoS 1 or 2 message at once."""
@@ -315,7 +315,7 @@ class Session:
             and not self._unsent
             and (self._inflight is None or len(self._inflight) < self.window)
             and self._inflight_bytes <= self._limits.window_bytes
-            and (out.writable or out.lets_pass())
+            and (out.writable or out.accepts_delivery())
         )
 
     def has_room(self) -> bool:
@@ -332,9 +332,9 @@ class Session:
             return
         counters = self._counters
         moved = True
-        while moved and (self._unsent or self._waiting) and out.open_batch(counters.publishes_sent) is None:
+        while moved and (self._unsent or self._waiting) and out.begin_delivery(counters.publishes_sent) is None:
             moved = self._move(1, out, now)
-            out.close_batch(counters.publishes_sent)
+            out.end_delivery(counters.publishes_sent)
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """The same for at most *most* messages; whether that did not stop at the window or the outbox before."""

@@ -286,54 +286,54 @@ def test_a_connection_that_ends_gives_its_bytes_back() -> None:
     assert 0 == box.discard()
 
 
-class PaperToll:
-    """Lets as much pass as it was given."""
+class FixedLimit:
+    """Allows *left* messages."""
 
     def __init__(self, left: int) -> None:
         self.left = left
         self.paid: list[tuple[int, int]] = []
 
-    def closed(self) -> DropReason | None:
+    def refusal(self) -> DropReason | None:
         return None if self.left > 0 else DropReason.QUOTA_SESSION_OUTGOING
 
-    def take(self, messages: int, size: int) -> None:
+    def charge(self, messages: int, size: int) -> None:
         self.left -= messages
         self.paid.append((messages, size))
 
 
-def test_behind_a_toll_each_batch_is_asked_for_and_paid() -> None:
-    """Who may be sent only so much would be sent more, or pay for what it was not sent."""
+def test_with_an_egress_limit_each_delivery_is_asked_for_and_charged() -> None:
+    """A client with an outgoing quota is sent more than that, or charged for what it was not sent."""
     box = outbox()
-    toll = PaperToll(3)
-    box.stand_behind(toll)
+    limit = FixedLimit(3)
+    box.set_egress_limit(limit)
     box.write(b"an answer")  # which nobody asks for
-    assert not box.writable and box.lets_pass()
+    assert not box.writable and box.accepts_delivery()
 
     for count, size in ((2, 10), (0, 0), (4, 9)):
-        assert box.open_batch(100) is None and box.writable
+        assert box.begin_delivery(100) is None and box.writable
         if size:
             box.write(bytes(size))
-        box.close_batch(100 + count)
+        box.end_delivery(100 + count)
         assert not box.writable
-    assert [(2, 10), (0, 0), (4, 9)] == toll.paid
-    assert DropReason.QUOTA_SESSION_OUTGOING is box.open_batch(106)
-    assert not box.writable and not box.lets_pass()
+    assert [(2, 10), (0, 0), (4, 9)] == limit.paid
+    assert DropReason.QUOTA_SESSION_OUTGOING is box.begin_delivery(106)
+    assert not box.writable and not box.accepts_delivery()
 
 
-def test_behind_a_toll_a_slow_reader_is_slow_and_then_asked_for_again() -> None:
-    """It would be written to without end; or, once it has drained, as if it had no toll."""
+def test_with_an_egress_limit_a_slow_reader_is_slow_and_then_asked_for_again() -> None:
+    """Its outbox grows without end; or, once it has drained, the limit is not asked any more."""
     budget = OutboundBudget(AMPLE)
     box = outbox(10, 5, budget)
-    box.stand_behind(PaperToll(100))
+    box.set_egress_limit(FixedLimit(100))
     assert 0 == budget.non_writable
-    assert box.open_batch(0) is None
+    assert box.begin_delivery(0) is None
     box.write(bytes(11))
-    box.close_batch(1)
+    box.end_delivery(1)
 
     assert (1, True) == (budget.non_writable, box.full)
-    assert DropReason.NOT_WRITABLE is box.open_batch(1)
+    assert DropReason.NOT_WRITABLE is box.begin_delivery(1)
     assert send(box, 11)
     assert (0, False, False) == (budget.non_writable, box.full, box.writable)
-    assert box.lets_pass()
+    assert box.accepts_delivery()
     box.discard()
     assert 0 == budget.non_writable

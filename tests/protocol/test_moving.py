@@ -10,7 +10,7 @@ from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WIL
 from broker.reasons import CloseReason, DropReason
 from broker.session.message import Message
 from broker.session.session import Session
-from broker.session.transfer.handover import Frozen, Thaw
+from broker.session.transfer.handover import SessionExport, SessionImport
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, dropped, goodbye, messages, payloads, subscribe
 
@@ -30,8 +30,8 @@ class Steps:
         self.session: Session = found
         frozen = here.transfer.give_up(self.session, here.clock.now)
         assert frozen is not None
-        self.frozen: Frozen = frozen
-        self.thaw: Thaw = there.transfer.expect()
+        self.frozen: SessionExport = frozen
+        self.thaw: SessionImport = there.transfer.expect()
         here.settle()
 
     def carry(self) -> None:

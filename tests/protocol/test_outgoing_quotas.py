@@ -284,4 +284,4 @@ def test_who_has_no_quota_for_it_is_not_asked(brokers: Brokers) -> None:
     session = broker.session("reader")
 
     assert session is not None and session.outbox is not None
-    assert session.outbox.toll is None and session.outbox.writable
+    assert session.outbox.egress_limit is None and session.outbox.writable

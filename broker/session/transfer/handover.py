@@ -66,11 +66,11 @@ SENT: Final = 6  # what comes after the end: nothing
 UNJUDGED: Final = -1  # no generation of any rules
 
 
-class HandoverError(Exception):
+class SessionImportError(Exception):
     """What came is no session; the sentence says why."""
 
 
-class Frozen:
+class SessionExport:
     """*session*, which has no connection, while it is handed over; what it lets wait counts in *budget*.
 
     *expires* and *will_due* are times of the monotonic clock in seconds, 0.0 where there is no such time. *owed*:
@@ -199,7 +199,7 @@ class Frozen:
         return page
 
 
-class Thaw:
+class SessionImport:
     """Makes a session with *limits* of the chunks of a frozen one, which it takes one after the other."""
 
     def __init__(self, limits: SessionLimits, counters: Counters) -> None:
@@ -221,13 +221,13 @@ class Thaw:
         )
 
     def take(self, chunk: bytes) -> None:
-        """The next chunk. HandoverError if it is none; then all is to be abandoned."""
+        """The next chunk. SessionImportError if it is none; then all is to be abandoned."""
         try:
             self._unpacker.feed(chunk)
             for page in self._unpacker:
                 self._take_page(to_list(page))
         except (ValueError, TypeError, IndexError, ProtocolError, msgpack.UnpackException) as error:
-            raise HandoverError(f"A session that was handed over cannot be read: {error}.") from error
+            raise SessionImportError(f"A session that was handed over cannot be read: {error}.") from error
 
     def finish(self, group_of: Callable[[bytes, bytes], Subscriber]) -> Session:
         """The session, once it is complete. What waits in it for a shared subscription does so for *group_of* its name.
@@ -236,7 +236,7 @@ class Thaw:
         """
         session = self.session
         if session is None or not self.complete:
-            raise HandoverError("A session is not here yet, as there are chunks to come.")
+            raise SessionImportError("A session is not here yet, as there are chunks to come.")
         for message in self._shared:
             message.group = group_of(message.group.share, message.group.filter)
         session.put_before(self._waiting)
@@ -319,7 +319,7 @@ class Thaw:
             self._counters.dropped(DropReason.QUEUE_FULL, 1)
 
 
-def _head(frozen: Frozen) -> Fields:
+def _head(frozen: SessionExport) -> Fields:
     session = frozen.session
     principal = session.principal
     will = session.will

@@ -27,7 +27,7 @@ from broker.session.packet_ids import FEW
 from broker.session.principal import NOBODY, Principal
 from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
 from broker.session.subscriber import Subscriber
-from broker.session.transfer.handover import CHUNK, Frozen, HandoverError, Thaw
+from broker.session.transfer.handover import CHUNK, SessionExport, SessionImport, SessionImportError
 from broker.session.will import Will
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
@@ -53,23 +53,23 @@ def limits_with(budget: QueueBudget, *, inflight: int = 3, queue: int = 4, queue
     return SessionLimits(inflight=inflight, pending=2, queue=queue, queue_bytes=queue_bytes, budget=budget)
 
 
-def chunks_of(frozen: Frozen) -> list[bytes]:
+def chunks_of(frozen: SessionExport) -> list[bytes]:
     chunks = []
     while chunk := frozen.next_chunk():
         chunks.append(chunk)
     return chunks
 
 
-def leave(session: Session) -> Frozen:
+def leave(session: Session) -> SessionExport:
     """*session*, frozen, and nothing follows."""
-    frozen = Frozen(session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    frozen = SessionExport(session, QueueBudget(PLENTY), 1.0, 0.0, [])
     session.subscriptions.clear()
     frozen.leaving = True
     return frozen
 
 
-def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> Thaw:
-    thaw = Thaw(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
+def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> SessionImport:
+    thaw = SessionImport(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
     for chunk in chunks:
         thaw.take(chunk)
     return thaw
@@ -126,9 +126,9 @@ class Side:
         if not self.moving:
             self.offer(*late, *direct, now=now)
             return
-        frozen = Frozen(self.session, self.budget, 1.0, 2.0, [])
+        frozen = SessionExport(self.session, self.budget, 1.0, 2.0, [])
         budget = QueueBudget(PLENTY)
-        thaw = Thaw(limits_with(budget), self.counters)
+        thaw = SessionImport(limits_with(budget), self.counters)
         while thaw.session is None:
             thaw.take(frozen.next_chunk())
         self.offer(*late[:1], now=now)
@@ -261,8 +261,8 @@ def test_subscriptions_come_along_with_their_options() -> None:
         subscription = former.subscriptions[key] = Subscription(former, filter, share)
         subscription.qos, subscription.no_local = qos, no_local
         subscription.retain_as_published, subscription.identifiers = retain_as_published, identifiers
-    frozen = Frozen(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
-    thaw = Thaw(limits_with(QueueBudget(PLENTY)), Counters())
+    frozen = SessionExport(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
+    thaw = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
     thaw.take(frozen.next_chunk())
     thaw.take(frozen.next_chunk())
     assert thaw.session is None
@@ -379,7 +379,7 @@ def test_the_budget_counts_a_message_once() -> None:
     former.expiry = 100
     for number in range(3):
         former.offer(message(b"%d" % number, 1), NOW)
-    frozen = Frozen(former, old, 1.0, 0.0, [])
+    frozen = SessionExport(former, old, 1.0, 0.0, [])
     former.offer(message(b"late", 1), NOW)
     frozen.leaving = True
     chunks = chunks_of(frozen)
@@ -421,7 +421,7 @@ def test_no_more_is_held_than_may_be_on_the_way() -> None:
     for number in range(300):
         former.offer(message(b"%03d" % number, 1))
     budget = QueueBudget(40)
-    thaw = Thaw(limits_with(budget, queue=999), former.counters)
+    thaw = SessionImport(limits_with(budget, queue=999), former.counters)
     for chunk in chunks_of(leave(former.session)):
         thaw.take(chunk)
         assert budget.used <= budget.limit
@@ -433,7 +433,7 @@ def test_what_comes_late_has_room_of_its_own() -> None:
     """A full queue on its way would leave no room for what is still delivered at its former place."""
     former = away(queue=9, queue_bytes=6)
     former.offer(message(b"0", 1), message(b"1", 1), message(b"2", 1))
-    frozen = Frozen(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    frozen = SessionExport(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
     former.offer(message(b"3", 1))
     frozen.leaving = True
     client = away()
@@ -449,7 +449,7 @@ def test_what_is_not_handed_over_stays() -> None:
     client.session = Session("client", limits_with(budget, queue=9), client.counters)
     client.session.expiry = 100
     client.offer(message(b"0", 1), message(b"1", 1))
-    frozen = Frozen(client.session, budget, 1.0, 0.0, [])
+    frozen = SessionExport(client.session, budget, 1.0, 0.0, [])
     client.offer(message(b"2", 1))
     while frozen.next_chunk():
         pass
@@ -475,7 +475,7 @@ def test_what_does_not_arrive_whole_leaves_nothing() -> None:
         thaw = arrive(chunks[:count], limits_with(budget), client.counters)
         assert thaw.complete == (count == len(chunks))
         if not thaw.complete:
-            with pytest.raises(HandoverError, match="not here yet"):
+            with pytest.raises(SessionImportError, match="not here yet"):
                 thaw.finish(group_there)
         if thaw.session is not None:
             thaw.session.offer(message(b"direct", 1), NOW)
@@ -534,9 +534,9 @@ def head(place: int, value: object) -> bytes:
 )
 def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -> None:
     """Half a session would be somebody's, or another format be read as ours."""
-    thaw = Thaw(limits_with(QueueBudget(PLENTY)), Counters())
+    thaw = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
 
-    with pytest.raises(HandoverError, match=why) as caught:
+    with pytest.raises(SessionImportError, match=why) as caught:
         thaw.take(chunk)
     assert str(caught.value).startswith("A session that was handed over cannot be read: ")
     assert not thaw.complete or "kind 3" in why
