@@ -1,8 +1,9 @@
 # EgressQuota: clients that are sent no more than their quotas say, which wait here until there is room.
 #
-# The outbox of such a client has an egress limit (delivery/egress_limit.py). When that finds no room it is shut, and its
-# client is to everybody what a slow reader is: QoS 0 goes by, QoS 1 and 2 waits in its session, a shared subscription takes the next
-# member. When there should be room it is open again, and the client is told so in the way of one that has drained.
+# The outbox of such a client has an egress limit (delivery/egress_limit.py). When that finds no room it is shut, and
+# its client is to everybody what a slow reader is: QoS 0 goes by, QoS 1 and 2 waits in its session, a shared
+# subscription takes the next member. When there should be room it is open again, and the client is told so in the way
+# of one that has drained.
 #
 # Many may share a quota and wait for the same moment, and the first ones may take all there is. So whoever has waited
 # longest since it was last sent something goes first, and they come in pages: each may have a session to go on with.
