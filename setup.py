@@ -47,6 +47,7 @@ COMPILED = [
     "broker/session/transfer/*.py",
     "broker/store/*.py",
     "broker/store/redis/*.py",
+    "broker/worker_id.py",
     "cli/load/channel.py",
     "cli/load/client.py",
     "cli/load/histogram.py",

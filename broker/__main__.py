@@ -21,8 +21,6 @@ from typing import Any, Final, Never, TextIO
 import trio
 
 from broker.auth.files import AccessFileError
-from broker.cluster.registry_client import Place
-from broker.config.schema import Config
 from broker.config.sources import restored
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
 from broker.control.link import Frame, Link
@@ -32,6 +30,7 @@ from broker.insight.logs import configure
 from broker.net.transports.certificates import CertificateError
 from broker.store.redis.address import RedisAddress, from_parts
 from broker.worker import OWN_DESCRIPTORS, Worker
+from broker.worker_id import WorkerId
 
 PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 SUPERVISORS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -61,9 +60,9 @@ class Process:
             connections,
             heartbeat=self._heartbeat,
             workers=workers,
-            shard=assignment["shard"],
+            identity=WorkerId(assignment["node"], assignment["shard"], assignment["incarnation"]),
             redis=from_parts(assignment["redis"]),
-            place=place_of(assignment, config),
+            alone=assignment["alone"],
         )
         assert worker.registration is not None
         self._registration = worker.registration
@@ -98,7 +97,8 @@ class Process:
         data, control = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         for lane in (data, control):
             lane.setblocking(False)
-        self.worker.mesh.join(peer["shard"], peer["incarnation"], data, control)
+        worker = WorkerId(self.worker.identity.node, peer["shard"], peer["incarnation"])
+        self.worker.mesh.join(worker, data, control)
 
     def _open(self) -> None:
         """Serve clients, once the others have told us what they know."""
@@ -220,11 +220,6 @@ def main(arguments: Sequence[str]) -> None:
         traceback.print_exc()
         process.worker.log.error("worker_failed", exc_info=error)
         os._exit(1)  # whatever else is left of it, threads too
-
-
-def place_of(assignment: Frame, config: Config) -> Place:
-    node, shard, incarnation = assignment["node"], assignment["shard"], assignment["incarnation"]
-    return Place(node, shard, incarnation, config.redis.prefix, assignment["alone"])
 
 
 def received(sock: socket.socket) -> Frame:

@@ -19,7 +19,7 @@ from broker.cluster.background import ClusterBackground
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.quota_lease_client import QuotaLeaseClient
-from broker.cluster.registry_client import Place, RegistryClient
+from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import ClusterQuota, Config, QuotaScope
@@ -73,6 +73,7 @@ from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import MemorySessions, SessionStore
 from broker.version import VERSION
+from broker.worker_id import WorkerId
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
@@ -93,16 +94,21 @@ class Worker:
         threads: Executor | None = None,
         heartbeat: Heartbeat | None = None,
         workers: int = 1,
-        shard: int = 0,
+        identity: WorkerId | None = None,
         redis: RedisAddress | None = None,
-        place: Place | None = None,
+        alone: bool = False,
         neighbours: TakeoverRequests | None = None,
     ) -> None:
-        """Number *shard* of *workers* that share the machine. *threads*: for the offload, if not its own; *redis*: what
-        sessions are registered in, with *place*, and *neighbours* who hand them over, if not the mesh. AccessFileError.
+        """One of *workers* that share the machine; AccessFileError.
+
+        *threads*: the executor of the offload, if it is not to make its own. *redis*: where sessions are registered.
+        *alone*: no other worker registers sessions there. *neighbours*: replaces the mesh in requests for sessions.
         """
+        worker = identity or WorkerId(config.node.name, 0, 0)
+        shard = worker.shard
         self.config = config
         self.heartbeat = heartbeat
+        self.identity = worker
         self.shard = shard
         self.others: Report = {}  # the sum of what the other workers count, and those who are no more
         self.clock = clock
@@ -138,15 +144,17 @@ class Worker:
             most_held=config.delivery.held,
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.takeovers = Takeovers(shard, clock, self.internal_errors.report)
+        self.takeovers = Takeovers(worker, clock, self.internal_errors.report)
         self.registration: RegistryClient | None = None
         self.store: SessionStore = MemorySessions()
         records: RecordLog | None = None
-        if redis is not None and place is not None:
+        if redis is not None:
             self.registration = RegistryClient(
                 self.reactor,
                 redis,
-                place,
+                worker,
+                config.redis.prefix,
+                alone,
                 neighbours or self.takeovers,
                 clock,
                 self.log,
@@ -155,7 +163,7 @@ class Worker:
             )
             self.store = self.registration.store
             if config.metrics.enabled:
-                key = Keys(place.prefix).metrics
+                key = Keys(config.redis.prefix).metrics
                 commands = self.registration.commands
                 records = RedisRecordLog(commands, key, config.metrics.length, self.counters)
         self.interval_metrics = IntervalMetrics(
@@ -163,16 +171,13 @@ class Worker:
             self.reactor.latencies,
             records,
             self.log,
-            node=config.node.name if place is None else place.node,
-            shard=shard,
-            boot="" if place is None else place.incarnation,
+            worker=worker,
             now=clock(),
         )
-        origin = Origin(shard)
+        origin = Origin(worker)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
         self.mesh = Mesh(
-            config.node.name if place is None else place.node,
-            shard,
+            worker,
             self.routes,
             self.retained,
             self.deliveries,
@@ -184,7 +189,7 @@ class Worker:
             self.internal_errors.report,
         )
         self.reports = OverloadReports(self.mesh, self.counters)
-        quotas, quota_leases = self._quotas(place)
+        quotas, quota_leases = self._quotas(alone)
         self.protection = Protection(
             overload,
             Prices(overload.cost),
@@ -196,9 +201,7 @@ class Worker:
             EgressQuota(self.reactor, self.interval_metrics.pauses, self.client_log, clock),
             self.log,
             self.client_log,
-            node=config.node.name if place is None else place.node,
-            shard=shard,
-            boot=random.getrandbits(62),
+            worker=worker,
             memory=self._memory_used,
             tell=self.reports.tell,
             now=clock(),
@@ -323,17 +326,18 @@ class Worker:
             self.protection,
             config,
             clock,
-            node=config.node.name if place is None else place.node,
-            shard=shard,
+            worker=worker,
         )
         self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.transfer
-        if self.registration is not None and redis is not None and place is not None:
+        if self.registration is not None and redis is not None:
             self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
-            if not place.alone:  # who is alone has nobody to tell, and would hear itself
+            if not alone:  # who is alone has nobody to tell, and would hear itself
                 hearing = Dialler(self.reactor, self.internal_errors.report)
-                self.reports.over_redis(self.registration.commands, hearing, redis, place, self.log, clock())
+                self.reports.over_redis(
+                    self.registration.commands, hearing, redis, worker, config.redis.prefix, self.log, clock()
+                )
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
@@ -357,15 +361,15 @@ class Worker:
         tracing.start(self.clock())
         protection.record(tracing)
 
-    def _quotas(self, place: Place | None) -> tuple[Quotas, QuotaLeaseClient | None]:
+    def _quotas(self, alone: bool) -> tuple[Quotas, QuotaLeaseClient | None]:
         """All quotas, and who asks Redis for what they share, if they do."""
         settings = self.config.quotas
         registration = self.registration
         shares = settings.tenant != QuotaScope() or settings.cluster != ClusterQuota()
-        if registration is None or place is None or place.alone or not shares:  # who is alone shares with nobody
+        if registration is None or alone or not shares:  # who is alone shares with nobody
             return Quotas(settings, self.config.limits.packet_bytes, None, self.clock()), None
         leases = Leases()
-        leasing = QuotaLeaseClient(registration.commands, Keys(place.prefix), leases, place.incarnation)
+        leasing = QuotaLeaseClient(registration.commands, Keys(self.config.redis.prefix), leases, self.identity)
         return Quotas(settings, self.config.limits.packet_bytes, leases, self.clock()), leasing
 
     async def serve(self, stopping: trio.Event) -> None:

@@ -242,7 +242,7 @@ class Node:
         """Keep a worker in *shard* until the node stops."""
         while not self._stopping.is_set():
             shard.leaving = False
-            process = shard.process = WorkerProcess(shard.number, secrets.randbits(64), self._page, self)
+            process = shard.process = WorkerProcess(shard.number, secrets.randbits(63), self._page, self)
             try:
                 self._start(shard, process)
                 code = await process.watch()

@@ -87,7 +87,7 @@ def nodes() -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
     def make(
-        workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None, name: str = "node"
+        workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None, name: str = "weir"
     ) -> Node:
         made.append(Node(workers, config, None if redis is None else redis.address, name))
         return made[-1]

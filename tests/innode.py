@@ -6,10 +6,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from broker.cluster.registry_client import Place
 from broker.config.schema import Config
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
+from broker.worker_id import WorkerId
 from tests.inprocess import Broker, Client, Clock
 
 
@@ -19,7 +19,7 @@ class Node(Sequence[Broker]):
         workers: int,
         config: Config | None = None,
         redis: RedisAddress | None = None,
-        name: str = "node",
+        name: str = "weir",
         traces: Path | None = None,
     ) -> None:
         """*traces*: the folder in which each worker records what it decides, in a file named by its number."""
@@ -29,7 +29,6 @@ class Node(Sequence[Broker]):
         self._config = config
         self._redis = redis
         self._all: list[Broker] = []
-        self._numbers: dict[Broker, int] = {}
         self._incarnations = 0
         self.workers: list[Broker] = []
         for _ in range(workers):
@@ -41,18 +40,17 @@ class Node(Sequence[Broker]):
             taken = {broker.shard for broker in self.workers}
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
-        place = None if self._redis is None else Place(self._name, shard, self._incarnations, "weir", False)
-        broker = Broker(self._config, clock=self.clock, shard=shard, redis=self._redis, place=place)
+        identity = WorkerId(self._name, shard, self._incarnations)
+        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity)
         broker.answered = True
         if self._traces is not None:
             broker.trace_to(str(self._traces / str(shard)))
-        self._numbers[broker] = self._incarnations
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):
                 one.setblocking(False)
-            broker.mesh.join(other.shard, self._numbers[other], data[0], control[0])
-            other.mesh.join(broker.shard, self._incarnations, data[1], control[1])
+            broker.mesh.join(other.identity, data[0], control[0])
+            other.mesh.join(identity, data[1], control[1])
         self._all.append(broker)
         self.workers.append(broker)
         for each in self._all:
@@ -75,7 +73,7 @@ class Node(Sequence[Broker]):
         registration = mourner.registration
         assert registration is not None
         wills = registration.orphaned_wills
-        registration.publish_wills_of(self._numbers[broker], self.clock.now)
+        registration.publish_wills_of(broker.identity.incarnation, self.clock.now)
         mourner.settle()
         while wills._unread or wills._asked or (wills._due and wills._due[0][0] <= self.clock.now):
             mourner.settle()

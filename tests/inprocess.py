@@ -12,7 +12,7 @@ from functools import partial
 from broker.auth.authenticator import Authenticator
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports
-from broker.cluster.registry_client import Place, RegistryClient
+from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import Config, Tcp
@@ -44,6 +44,7 @@ from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
 from broker.store.sessions import SessionStore
 from broker.worker import Worker
+from broker.worker_id import WorkerId
 
 LARGEST = 1 << 28
 PATIENCE = 3  # times that a broker comes to rest, at most, without reading what a client sends
@@ -100,8 +101,12 @@ class Probe:
     # What the worker holds.
 
     @property
+    def identity(self) -> WorkerId:
+        return self.worker.identity
+
+    @property
     def shard(self) -> int:
-        return self.worker.shard
+        return self.worker.identity.shard
 
     @property
     def config(self) -> Config:
@@ -264,10 +269,10 @@ class Broker(Probe):
         config: Config | None = None,
         connections: int = 1000,
         redis: RedisAddress | None = None,
-        place: Place | None = None,
+        identity: WorkerId | None = None,
+        alone: bool = False,
         neighbours: TakeoverRequests | None = None,
         clock: Clock | None = None,
-        shard: int = 0,
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
@@ -276,9 +281,9 @@ class Broker(Probe):
             connections,
             self.clock,
             self.threads,
-            shard=shard,
             redis=redis,
-            place=place,
+            identity=identity,
+            alone=alone,
             neighbours=neighbours,
         )
         self.node: list[Broker] = [self]  # the workers that come to rest together

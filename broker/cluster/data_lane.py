@@ -92,7 +92,7 @@ class DataLane(Handler):
         spent = 0
         taken = 0
         stream.needs = 0
-        self._origin.shard = self._peer.shard
+        self._origin.worker = self._peer.worker
         while spent < quantum and position < end and not stream.paused:
             first = data[position]
             if first >= 0x30:
@@ -128,7 +128,7 @@ class DataLane(Handler):
                 raise MeshError(f"byte {first:#04x} on the data lane")
             position = stop
             taken += 1
-        self._origin.shard = self._origin.here
+        self._origin.worker = self._origin.here
         self._processed += position - begun
         self._peer.taken = self._processed
         stream.position = position
@@ -213,10 +213,10 @@ class DataLane(Handler):
         if kind == wire.ALL_RETAINED:
             self._ends.all_retained(self._peer)
             return 1
-        self._origin.shard = self._origin.here  # what follows from it, a will perhaps, is published here
+        self._origin.worker = self._origin.here  # what follows from it, a will perhaps, is published here
         try:
             if self._ends.about_session(self._peer, kind, data[start:stop]):
                 return PUBLISH_COST
         finally:
-            self._origin.shard = self._peer.shard
+            self._origin.worker = self._peer.worker
         raise MeshError(f"a frame of kind {kind} on the data lane")

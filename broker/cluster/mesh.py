@@ -25,7 +25,6 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
-from broker.overload.level import worker_resource
 from broker.protocol.fanout import Deliveries
 from broker.routing.hybrid_clock import SHARD_BITS, HybridClock
 from broker.routing.neighbour import Gates, Neighbours
@@ -34,6 +33,7 @@ from broker.routing.routes import RESERVED, Routes
 from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
+from broker.worker_id import WorkerId
 
 PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
 LOOKED_AT: Final = 64  # shared subscriptions at once
@@ -66,8 +66,7 @@ class Mesh(Neighbours):
 
     def __init__(
         self,
-        node: str,
-        shard: int,
+        worker: WorkerId,
         routes: Routes,
         retained: Retained,
         deliveries: Deliveries,
@@ -79,13 +78,12 @@ class Mesh(Neighbours):
         failed: Callable[[Exception], None],
     ) -> None:
         self.takeovers = takeovers
-        self._node = node
         self._origin = origin
         self.peers: list[Peer] = []
         self._lanes: dict[Peer, DataLane] = {}
         self.gatekeeper: Gates = Gates()  # set when the worker is composed
         self._ends = _Ends(self)
-        self.stamps = HybridClock(shard)
+        self.stamps = HybridClock(worker.shard)
         self._routes = routes
         self._retained = retained
         self._deliveries = deliveries
@@ -107,13 +105,13 @@ class Mesh(Neighbours):
 
     # Coming and going.
 
-    def join(self, shard: int, incarnation: int, data: socket.socket, control: socket.socket) -> None:
-        """Another worker is at the other ends of *data* and *control*, which do not block."""
-        name = f"worker {shard}"
+    def join(self, worker: WorkerId, data: socket.socket, control: socket.socket) -> None:
+        """*worker* is at the other ends of *data* and *control*, which do not block."""
+        name = f"worker {worker.shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        gate = self.gatekeeper.add_gate(worker_resource(self._node, shard), self._clock())
-        peer = Peer(shard, incarnation, data_stream, control_stream, gate)
+        gate = self.gatekeeper.add_gate(str(worker), self._clock())
+        peer = Peer(worker, data_stream, control_stream, gate)
         peer.confirmed = self._sequence
         peer.since = self.stamps.stamp(self._clock())
         self.peers.append(peer)

@@ -56,13 +56,14 @@ class OrphanedWills:
         self._asked = 0  # pages and batches under way
         self._next = 0.0
 
-    def publish_wills_of(self, incarnation: str, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
+    def publish_wills_of(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
         """The worker *incarnation* is dead: publish what its clients left. Twice does no harm.
 
         *done*: (client id, epoch of its claim) of those whose wills it was done with, and could not tell Redis so.
         """
-        self._done.update({(incarnation, client_id.encode()): epoch for client_id, epoch in done})
-        self._unfenced += [(incarnation, number) for number in range(SLICES)]
+        name = f"{incarnation:016x}"
+        self._done.update({(name, client_id.encode()): epoch for client_id, epoch in done})
+        self._unfenced += [(name, number) for number in range(SLICES)]
 
     def idle(self) -> bool:
         """Nothing is left to do."""

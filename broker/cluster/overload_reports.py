@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.cluster.mesh import Mesh
-from broker.cluster.registry_client import Place
 from broker.cluster.wire import LARGEST_REPORT
 from broker.log import Log
 from broker.metrics.counters import Counters
@@ -17,6 +16,7 @@ from broker.store.redis.connection import ByteStream, packed
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.pubsub import Subscription
+from broker.worker_id import WorkerId
 
 PATIENCE: Final = 1.0  # seconds; an older report does not count for anybody (DESIGN section 7, rule 3)
 NEVER: Final = float("inf")
@@ -34,12 +34,19 @@ class OverloadReports:
         mesh.on_report = self._heard_over_mesh
 
     def over_redis(
-        self, commands: CommandPipeline, wire: ByteStream, address: RedisAddress, place: Place, log: Log, now: float
+        self,
+        commands: CommandPipeline,
+        wire: ByteStream,
+        address: RedisAddress,
+        worker: WorkerId,
+        prefix: str,
+        log: Log,
+        now: float,
     ) -> None:
         """From now on over Redis as well: told by *commands*, heard over *wire* from the same server at *address*."""
         self._commands = commands
-        self._channel = Keys(place.prefix).overload(address.db)
-        name = f"weir-{place.node}-{place.shard}-reports"
+        self._channel = Keys(prefix).overload(address.db)
+        name = f"weir-{worker.node}-{worker.shard}-reports"
         self._subscription = Subscription(wire, address, name, log, self._channel, self._heard_over_redis)
         self._subscription.start(now)
 

@@ -14,6 +14,7 @@ from broker.store.redis.connection import READY
 from broker.store.redis.keys import LEASE, SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
+from broker.worker_id import WorkerId
 
 PATIENCE: Final = 5.0  # seconds for what no client waits for
 PAGE: Final = 512  # sessions told of in one go: a million take two thousand pages, and none holds the loop for long
@@ -50,18 +51,17 @@ class OwnedSessions:
         keys: Keys,
         script: Script,
         listener: OwnershipListener,
-        incarnation: str,
-        place: str,
+        worker: WorkerId,
         alone: bool = False,
     ) -> None:
-        """*place* is "SHARD NODE". Who is *alone* finds other owners only among the dead."""
+        """Who is *alone* finds other owners only among the dead."""
         self._counts = OwnedSessionsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
         self._listener = listener
-        self._me = incarnation
-        self._place = place
+        self._me = worker.incarnation_text
+        self._place = f"{worker.shard} {worker.node}"
         self._alone = alone
         self._current: dict[str, Ownership] = {}
         self._stale: dict[str, Ownership] = {}
@@ -150,7 +150,7 @@ class OwnedSessions:
         Whoever mourns would find nobody who has the session, once it has ended here [MQTT-3.1.3-9].
         """
         client = client_id.encode()
-        wills = self._keys.wills(self._keys.slice_of(client), former.incarnation.encode())
+        wills = self._keys.wills(self._keys.slice_of(client), former.worker.incarnation_text.encode())
         self._commands.ask(
             _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), PATIENCE), now
         )

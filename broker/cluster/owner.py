@@ -1,16 +1,15 @@
 # Who owns a session, as Redis says it, and what a worker knows of a session that it owns.
+from broker.worker_id import WorkerId
 
 
 class Owner:
-    def __init__(self, epoch: int, incarnation: str, shard: int, node: str) -> None:
+    def __init__(self, epoch: int, worker: WorkerId) -> None:
         self.epoch = epoch
-        self.incarnation = incarnation  # of the worker: another one each time that its process starts
-        self.shard = shard
-        self.node = node
+        self.worker = worker
 
     def text(self) -> str:
-        """As Redis has it."""
-        return f"{self.epoch} {self.incarnation} {self.shard} {self.node}"
+        """The value of the session's owner key in Redis: "EPOCH INCARNATION SHARD NODE"."""
+        return f"{self.epoch} {self.worker.incarnation_text} {self.worker.shard} {self.worker.node}"
 
 
 class Ownership:
@@ -21,11 +20,15 @@ class Ownership:
 
 
 def read_owner(text: bytes) -> Owner | None:
-    """The owner that *text* "EPOCH INCARNATION SHARD NODE" names; None if it is none of ours."""
+    """The owner that *text*, "EPOCH INCARNATION SHARD NODE", names; None if the text has another form."""
     words = text.decode(errors="replace").split(" ")
     if len(words) != 4 or not words[0].isdecimal() or not words[2].isdecimal():
         return None
-    return Owner(int(words[0]), words[1], int(words[2]), words[3])
+    try:
+        incarnation = int(words[1], 16)
+    except ValueError:
+        return None
+    return Owner(int(words[0]), WorkerId(words[3], int(words[2]), incarnation))
 
 
 def epoch_and_owner(reply: object) -> tuple[int, Owner | None]:

@@ -15,6 +15,7 @@ from broker.overload.gate import Gate
 from broker.routing.neighbour import Neighbour
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
+from broker.worker_id import WorkerId
 
 SHUT: Final = 2 * 1024 * 1024  # bytes on their way to a peer: tens of milliseconds of work for it
 MARK: Final = 0.001  # seconds between two marks
@@ -33,9 +34,8 @@ class Mark:
 
 
 class Peer(Neighbour):
-    def __init__(self, shard: int, incarnation: int, data: Stream, control: Stream, gate: Gate) -> None:
-        super().__init__(shard, gate)
-        self.incarnation = incarnation
+    def __init__(self, worker: WorkerId, data: Stream, control: Stream, gate: Gate) -> None:
+        super().__init__(worker, gate)
         self.data = data
         self.control = control
         self.confirmed = 0  # the last change of interest that it has taken, and we all that it sent before that

@@ -11,6 +11,7 @@ from broker.reasons import StoreFailure
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
+from broker.worker_id import WorkerId
 
 PATIENCE: Final = 0.3  # seconds; an answer takes well below a millisecond, and clients wait for it
 BEAT: Final = 1.0  # seconds
@@ -26,13 +27,13 @@ class QuotaLeaseStatistics:
 
 
 class QuotaLeaseClient:
-    def __init__(self, commands: CommandPipeline, keys: Keys, leases: Leases, incarnation: str) -> None:
+    def __init__(self, commands: CommandPipeline, keys: Keys, leases: Leases, worker: WorkerId) -> None:
         self.statistics = QuotaLeaseStatistics()
         self.script = Script(commands, files("broker.cluster").joinpath("quota_lease.lua").read_bytes())
         self._commands = commands
         self._keys = keys
         self._leases = leases
-        self._incarnation = incarnation
+        self._incarnation = worker.incarnation_text
         self._beat = 0.0
         self._connected = -1  # times that the line had been made when it was told the script
 

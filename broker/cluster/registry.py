@@ -29,6 +29,7 @@ from broker.store.redis.connection import LONGEST_PAUSE, READY, packed
 from broker.store.redis.keys import LEASE, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
+from broker.worker_id import WorkerId
 
 CLAIMED: Final = 0  # `epoch` and `former` say what Redis said
 LOCAL: Final = 1  # Redis is away, and the session may be claimed within the node: see `Registry.hold_locally()`
@@ -66,29 +67,26 @@ class Registry(OnReady):
         keys: Keys,
         listener: OwnershipListener,
         *,
-        node: str,
-        shard: int,
-        incarnation: str,
+        worker: WorkerId,
         wall: Callable[[], float],
         new_generation: Callable[[], str],
         overload: Overload,
         alone: bool = False,
     ) -> None:
-        """*node* and *incarnation* have no spaces in them; *wall*: the time of day (s); *new_generation*: random.
+        """*wall*: Unix time in seconds; *new_generation* returns a random text.
 
         Who is *alone*, the only worker of all that use this Redis, has nobody to ask: it claims at once, and Redis is
         told afterwards, of many in one go, for the sake of the wills and of whoever comes after it.
         """
-        place = f"{shard} {node}"
-        self.node = node
+        self.worker = worker
         self.statistics = RegistryStatistics()
         self.script = Script(commands, files("broker.cluster").joinpath("claim.lua").read_bytes())
-        self.owned = OwnedSessions(commands, keys, self.script, listener, incarnation, place, alone)
+        self.owned = OwnedSessions(commands, keys, self.script, listener, worker, alone)
         self._commands = commands
         self._keys = keys
         self._listener = listener
-        self._me = incarnation
-        self._place = place
+        self._me = worker.incarnation_text
+        self._place = f"{worker.shard} {worker.node}"
         self._overload = overload
         self._gate = Gate(overload, "", NO_RESOURCE, 0.0)  # for claims
         self._alone = alone
@@ -192,7 +190,7 @@ class Registry(OnReady):
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, named = epoch_and_owner(reply)
         former = claim.comes_after(named)
-        ours = former is not None and former.incarnation == self._me
+        ours = former is not None and former.worker == self.worker
         held = self.owned.get(claim.client_id)
         doubtful = ours or (former is None and now < self._doubtful_until)
         doubtful = doubtful and held is None and not self.owned.ended(claim.client_id)
@@ -222,7 +220,7 @@ class Registry(OnReady):
         if not claim.decided:
             return  # it has asked again, and that answer is the later one
         held = self.owned.get(claim.client_id)
-        ours = former is not None and former.incarnation == self._me
+        ours = former is not None and former.worker == self.worker
         if held is None:
             if former is None or not ours:
                 self.owned.release_epoch(claim.client_id, epoch, "" if former is None else former.text())

@@ -23,18 +23,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
-
-
-class Place:
-    """Which worker this is."""
-
-    def __init__(self, node: str, shard: int, incarnation: int, prefix: str, alone: bool) -> None:
-        """*prefix*: of all keys; *alone*: no other worker has sessions under it (`Registry`)."""
-        self.node = node
-        self.shard = shard
-        self.incarnation = name_of(incarnation)
-        self.prefix = prefix
-        self.alone = alone
+from broker.worker_id import WorkerId
 
 
 class RegistryClient:
@@ -42,7 +31,9 @@ class RegistryClient:
         self,
         reactor: Reactor,
         address: RedisAddress,
-        place: Place,
+        worker: WorkerId,
+        prefix: str,
+        alone: bool,
         neighbours: TakeoverRequests,
         clock: Callable[[], float],
         log: Log,
@@ -50,11 +41,15 @@ class RegistryClient:
         overload: Overload,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*failed* is told of mistakes of ours in what follows from a reply; *wall*: the time of day (s)."""
+        """*prefix*: of all keys in Redis. *alone*: no other worker registers sessions under this prefix.
+
+        *failed* is called with exceptions of our own code that handles a reply. *wall*: Unix time in seconds.
+        """
         self.lifecycle: ConnectionLifecycle | None = None  # set when the worker is composed
-        self.commands = CommandPipeline(Dialler(reactor, failed), address, f"weir-{place.node}-{place.shard}", log)
-        self._keys = Keys(place.prefix)
-        self._place = place
+        self.commands = CommandPipeline(Dialler(reactor, failed), address, f"weir-{worker.node}-{worker.shard}", log)
+        self._keys = Keys(prefix)
+        self._worker = worker
+        self._alone = alone
         self._wall = wall
         self._overload = overload
         self.store = SessionClaims(self._make_registry, neighbours, clock, self._evict)
@@ -77,7 +72,7 @@ class RegistryClient:
 
         *done*: what it said by `store.untold`.
         """
-        self.orphaned_wills.publish_wills_of(name_of(incarnation), now, done)
+        self.orphaned_wills.publish_wills_of(incarnation, now, done)
 
     def move(self, address: RedisAddress, now: float) -> None:
         """Redis is somewhere else from now on."""
@@ -92,24 +87,16 @@ class RegistryClient:
         self.lifecycle.evict(session)
 
     def _make_registry(self, listener: OwnershipListener) -> Registry:
-        place = self._place
         return Registry(
             self.commands,
             self._keys,
             listener,
-            node=place.node,
-            shard=place.shard,
-            incarnation=place.incarnation,
+            worker=self._worker,
             wall=self._wall,
             new_generation=_new_generation,
             overload=self._overload,
-            alone=place.alone,
+            alone=self._alone,
         )
-
-
-def name_of(incarnation: int) -> str:
-    """As Redis has it."""
-    return f"{incarnation:016x}"
 
 
 def _new_generation() -> str:

@@ -129,7 +129,7 @@ class SessionClaims:
         session = self.memory.find(client_id)
         if session is None:
             return
-        if owner.node == self.registry.node:
+        if owner.worker.node == self.registry.worker.node:
             self.neighbours.whether(client_id, owner, partial(self._superseded, session, owner))
         else:
             self.evict(session)

@@ -6,7 +6,7 @@
 #
 #   N  to all:    SWITCH. It comes behind what N has told of its interest, so each worker knows that already
 #   X  to N, O:   MARK, on the data lane: what X sent before it is for the session at O, what it sends after it for the
-#                 one at N; both keep a sieve (session/origin.py) for as long as this lasts. N and O are an X, too
+#                 one at N; both keep a filter (session/origin.py) for as long as this lasts. N and O are an X, too
 #   O  all marks: nothing comes any more: the session leaves its routes there, and what came late is sent, and the end
 #   N  all marks, and the end: the session is the client's. TAKEN, and O forgets it
 #
@@ -30,10 +30,11 @@ from broker.mqtt.packets import Will
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.reasons import CloseReason
-from broker.session.origin import Sieve
+from broker.session.origin import TransferFilter
 from broker.session.session import Session
 from broker.session.transfer.handover import SessionExport, SessionImport, SessionImportError
 from broker.store.sessions import Claimant
+from broker.worker_id import WorkerId
 
 NOTHING: Final = 0  # what an answer says: there is no session here, or there is none any more
 COMES: Final = 1
@@ -103,7 +104,7 @@ class Arrival:
         self.source: Peer | None = None  # where it comes from
         self.thaw: SessionImport | None = None
         self.enrolling = False
-        self.sieve = Sieve(True)
+        self.filter = TransferFilter(True)
         self.unmarked: set[Peer] = set()
         self.switched = False
 
@@ -112,14 +113,14 @@ class Departure:
     """A session of ours on its way to *peer*, which owns it with *epoch*."""
 
     def __init__(
-        self, peer: Peer, number: int, epoch: int, frozen: SessionExport, sieve: Sieve, unmarked: set[Peer]
+        self, peer: Peer, number: int, epoch: int, frozen: SessionExport, filter: TransferFilter, unmarked: set[Peer]
     ) -> None:
         self.peer = peer
         self.number = number
         self.epoch = epoch
         self.askers: list[Callable[[], None]] = []  # who want it, and may know that *peer* is dead before we do
         self.frozen = frozen
-        self.sieve = sieve
+        self.filter = filter
         self.unmarked = unmarked
         self.switched = False  # our own publishes do not go to it any more
         self.passed = False  # our peers have processed what we accepted from its client
@@ -129,11 +130,11 @@ class Departure:
 class Takeovers:
     """The `TakeoverRequests` of the registered sessions."""
 
-    def __init__(self, shard: int, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
+    def __init__(self, worker: WorkerId, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
         self.mesh: Others | None = None  # these three are set when the worker is composed
         self.moving: SessionTransfer | None = None
         self.sessions: Registered | None = None
-        self._shard = shard
+        self._worker = worker
         self._clock = clock
         self._failed = failed
         self._numbers = int(clock() * 1e6)  # others than those of a worker that was in our place before
@@ -147,7 +148,7 @@ class Takeovers:
     # Where its client is.
 
     def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
-        owners = [peer for peer in self._peers() if f"{peer.incarnation:016x}" == former.incarnation]
+        owners = [peer for peer in self._peers() if peer.worker == former.worker]
         self._ask(client_id, owners, epoch, wanted, then)
 
     def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
@@ -155,7 +156,7 @@ class Takeovers:
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         for peer in self._peers():
-            if f"{peer.incarnation:016x}" == owner.incarnation:
+            if peer.worker == owner.worker:
                 self._numbers += 1
                 self._questions[self._numbers] = (peer, then)
                 peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._numbers) + client_id.encode()))
@@ -212,7 +213,7 @@ class Takeovers:
         if thaw.session is not None and not arrival.enrolling:
             assert self.moving is not None
             arrival.enrolling = True
-            thaw.session.sieve = arrival.sieve
+            thaw.session.transfer_filter = arrival.filter
             self.moving.enrol(thaw, partial(self._enrolled, arrival))
         self._look_at(arrival)
 
@@ -223,11 +224,11 @@ class Takeovers:
             return
         peers = self._peers()
         arrival.switched = True
-        arrival.sieve.mark(self._shard)
+        arrival.filter.mark(self._worker)
         arrival.unmarked = set(peers)
         for peer in peers:
             peer.tell(wire.frame(wire.SWITCH, SWITCH.pack(arrival.number, source.shard)))
-        source.write(self._mark(self._shard, arrival.number))
+        source.write(self._mark(self._worker.shard, arrival.number))
         self._look_at(arrival)
 
     def _look_at(self, arrival: Arrival) -> None:
@@ -240,7 +241,7 @@ class Takeovers:
         elif thaw.complete and arrival.switched and not arrival.unmarked:
             assert self.moving is not None
             session = self.moving.take_in(thaw)
-            session.sieve = None
+            session.transfer_filter = None
             arrival.source.tell(wire.frame(wire.TAKEN, NUMBER.pack(arrival.number)))
             arrival.thaw = None
             self._conclude(arrival, TakeoverResult(session, arrival.epoch))
@@ -291,9 +292,9 @@ class Takeovers:
         if frozen is None:
             self.mesh.when_passed(partial(self._nothing_left, peer, number, handover.epoch, credits), now)
             return
-        sieve = Sieve(False)
-        session.sieve = sieve
-        departure = Departure(peer, number, epoch, frozen, sieve, set(self._peers()))
+        filter = TransferFilter(False)
+        session.transfer_filter = filter
+        departure = Departure(peer, number, epoch, frozen, filter, set(self._peers()))
         self._departures[peer.shard, number] = self._leaving[session.client_id] = departure
         # On the lane of the chunks, or they could come first.
         peer.write(DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, handover.epoch, credits)))
@@ -334,7 +335,7 @@ class Takeovers:
         """The session stays here, without a connection; *then* it is told what becomes of it."""
         del self._departures[departure.peer.shard, departure.number]
         assert self.moving is not None
-        departure.frozen.session.sieve = None
+        departure.frozen.session.transfer_filter = None
         self.moving.take_back(departure.frozen, self._clock(), partial(then, departure))
 
     def _keep(self, departure: Departure) -> None:
@@ -376,9 +377,9 @@ class Takeovers:
         mark = self._mark(peer.shard, number)
         peer.write(mark)
         departure = self._departures.get((peer.shard, number))
-        if departure is not None and owner == self._shard:
+        if departure is not None and owner == self._worker.shard:
             departure.switched = True
-            departure.sieve.mark(self._shard)
+            departure.filter.mark(self._worker)
             self._leave(departure)
             return
         for other in self._peers():
@@ -390,16 +391,16 @@ class Takeovers:
 
     def _marked(self, peer: Peer, asker: int, number: int) -> None:
         """What *peer* sends from here on is for the session at its new place."""
-        if asker == self._shard:
+        if asker == self._worker.shard:
             arrival = self._arrivals.get(number)
             if arrival is not None:
-                arrival.sieve.mark(peer.shard)
+                arrival.filter.mark(peer.worker)
                 arrival.unmarked.discard(peer)
                 self._look_at(arrival)
             return
         departure = self._departures.get((asker, number))
         if departure is not None:
-            departure.sieve.mark(peer.shard)
+            departure.filter.mark(peer.worker)
             departure.unmarked.discard(peer)
             self._leave(departure)
 

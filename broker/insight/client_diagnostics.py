@@ -36,6 +36,7 @@ from broker.reasons import PauseReason
 from broker.session.decisions import Decision
 from broker.session.session import Session
 from broker.store.sessions import SessionStore
+from broker.worker_id import WorkerId
 
 DIGITS: Final = 3  # of seconds: a millisecond is the least that anybody can act on
 
@@ -51,8 +52,7 @@ class ClientDiagnostics:
         config: Config,
         clock: Callable[[], float],
         *,
-        node: str,
-        shard: int,
+        worker: WorkerId,
     ) -> None:
         self._store = store
         self._reactor = reactor
@@ -61,8 +61,7 @@ class ClientDiagnostics:
         self._protection = protection
         self._config = config
         self._clock = clock
-        self._node = node
-        self._shard = shard
+        self._worker = worker
 
     def facts(self, client_id: str) -> Facts:
         """What is known here of *client_id*; `overload.facts.knows()` says whether that is anything."""
@@ -74,8 +73,8 @@ class ClientDiagnostics:
         drops = None if session is None else session.drops
         return {
             "client": client_id,
-            "node": self._node,
-            "worker": self._shard,
+            "node": self._worker.node,
+            "worker": self._worker.shard,
             "connection": None if connection is None else _connection(connection, now),
             "connecting": self._connecting(client_id, now),
             "session": None if session is None else _session(session),
@@ -174,11 +173,11 @@ class ClientDiagnostics:
         found: list[ContentionFacts] = []
         for name in protection.resources.names(publish.resources & reports.contended):
             for signal in signals.contending(name):
-                found.append(_contention(name, self._node, self._shard, signal.name, signal.value, signal.target))
+                found.append(_contention(name, self._worker, signal.name, signal.value, signal.target))
             for report in reports.known(now):
                 if name in report.contended:
                     target = signals.target(report.cause)
-                    found.append(_contention(name, report.node, report.worker, report.cause, report.value, target))
+                    found.append(_contention(name, report.worker, report.cause, report.value, target))
         return found
 
     def _level(self) -> LevelFacts:
@@ -190,8 +189,8 @@ class ClientDiagnostics:
             "node_level": round(reports.node_level, 1),
             "worker_level": round(protection.level.value, 1),
             "cause": reports.cause,
-            "cause_node": reports.cause_node,
-            "cause_worker": reports.cause_worker,
+            "cause_node": reports.cause_worker.node,
+            "cause_worker": reports.cause_worker.shard,
             "value": round(reports.value, 2),
             "target": protection.signals.target(reports.cause),
         }
@@ -241,11 +240,11 @@ def _end(ending: RecentDisconnect | None, now: float) -> EndFacts | None:
     }
 
 
-def _contention(resource: str, node: str, worker: int, signal: str, value: float, target: float) -> ContentionFacts:
+def _contention(resource: str, worker: WorkerId, signal: str, value: float, target: float) -> ContentionFacts:
     return {
         "resource": resource,
-        "node": node,
-        "worker": worker,
+        "node": worker.node,
+        "worker": worker.shard,
         "signal": signal,
         "value": round(value, 2),
         "target": target,

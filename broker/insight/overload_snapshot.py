@@ -62,8 +62,8 @@ class OverloadSnapshot:
             "level": round(reports.level, 3),
             "cause": reports.cause if reports.level else "",
             "value": round(reports.value, 3),
-            "node": reports.cause_node,
-            "worker": reports.cause_worker,
+            "node": reports.cause_worker.node,
+            "worker": reports.cause_worker.shard,
         }
 
     def _held(self) -> dict[str, dict[str, int]]:
@@ -107,8 +107,8 @@ def _received(received: ReceivedReport, now: float) -> dict[str, Any]:
     report = received.report
     age = now - received.heard
     return {
-        "node": report.node,
-        "worker": report.worker,
+        "node": report.worker.node,
+        "worker": report.worker.shard,
         "level": round(report.level, 3),
         "cause": report.cause,
         "value": round(report.value, 3),

@@ -12,6 +12,7 @@ from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.metrics.sys_topics import Gauges
+from broker.worker_id import WorkerId
 
 MINUTE: Final = 60.0  # seconds
 
@@ -32,18 +33,14 @@ class IntervalMetrics:
         records: RecordLog | None,
         log: Log,
         *,
-        node: str,
-        shard: int,
-        boot: str,
+        worker: WorkerId,
         now: float,
     ) -> None:
-        """*records*: None if none are written. *boot* names this run of the worker. The first interval starts *now*."""
+        """*records*: None if none are written. The first interval starts *now*."""
         self.clients = HeavyHitters()
         self.topics = HeavyHitters()
         self.pauses = Pauses(counters, self.clients)
-        self.recorder = Recorder(
-            counters, self.clients, self.topics, latencies, self.pauses, node=node, worker=shard, boot=boot, now=now
-        )
+        self.recorder = Recorder(counters, self.clients, self.topics, latencies, self.pauses, worker=worker, now=now)
         self.last: dict[str, Any] | None = None  # the record of the last interval
         self._records = records
         self._paused: deque[tuple[float, dict[str, dict[str, int]]]] = deque()  # (time, paused) of a minute's records

@@ -12,6 +12,7 @@ from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.record import LONGEST_NAME, TOP, VERSION
 from broker.metrics.sys_topics import Gauges
+from broker.worker_id import WorkerId
 
 CUT: Final = "\u2026"  # at the end of a name that is longer
 
@@ -58,12 +59,10 @@ class Recorder:
         latencies: Latencies,
         pauses: Pauses,
         *,
-        node: str,
-        worker: int,
-        boot: str,
+        worker: WorkerId,
         now: float,
     ) -> None:
-        """*boot* names this life of the worker; *now*: when the first interval begins, in seconds."""
+        """*now*: when the first interval begins, in seconds."""
         self.p50_ms = 0.0  # of the last interval
         self.p99_ms = 0.0
         self._counters = counters
@@ -71,7 +70,7 @@ class Recorder:
         self._topics = topics
         self._latencies = latencies
         self._pauses = pauses
-        self.about: dict[str, object] = {"node": node, "worker": worker, "boot": boot}
+        self.about: dict[str, object] = {"node": worker.node, "worker": worker.shard, "boot": worker.incarnation_text}
         self._sequence = 0
         self._began = now
         self._counted: Counts = {}

@@ -19,11 +19,6 @@ STALE: Final = 1.0  # seconds after which a measurement says nothing any more
 EVER_BEFORE: Final = -1e18
 
 
-def worker_resource(node: str, shard: int) -> str:
-    """The name of the resource that is a whole worker: every publish to its clients needs it."""
-    return f"{node}/{shard}"
-
-
 class Resources:
     """What publishes need, as bits: a name that all of the cluster knows it by, and a bit of our own."""
 

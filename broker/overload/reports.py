@@ -14,6 +14,7 @@ import msgpack
 
 from broker.overload.level import HIGHEST, STALE, Level, Resources, Signals
 from broker.reasons import ReportFailure
+from broker.worker_id import WorkerId
 
 VERSION: Final = 1
 LARGEST: Final = 32_768  # bytes: a node of 256 workers, all of them contended
@@ -34,19 +35,15 @@ class Report:
 
     def __init__(
         self,
-        node: str,
-        worker: int,
-        boot: int,
+        worker: WorkerId,
         sequence: int,
         level: float,
         cause: str,
         value: float,
         contended: tuple[str, ...],
     ) -> None:
-        self.node = node
         self.worker = worker
-        self.boot = boot  # another one: another process, whose sequence begins anew
-        self.sequence = sequence
+        self.sequence = sequence  # rises from 1 in each incarnation
         self.level = level  # 0 to 10, with decimals
         self.cause = cause  # the name of the worst signal, "" for none
         self.value = value  # of that, in targets
@@ -55,9 +52,9 @@ class Report:
     def encode(self) -> bytes:
         fields = (
             VERSION,
-            self.node,
-            self.worker,
-            self.boot,
+            self.worker.node,
+            self.worker.shard,
+            self.worker.incarnation,
             self.sequence,
             self.level,
             self.cause,
@@ -82,10 +79,8 @@ class ReceivedReport:
 class Reports:
     """What everybody says, ourselves included."""
 
-    def __init__(self, node: str, worker: int, boot: int, resources: Resources) -> None:
-        self._node = node
+    def __init__(self, worker: WorkerId, resources: Resources) -> None:
         self._worker = worker
-        self._boot = boot
         self._resources = resources
         self._received: OrderedDict[tuple[str, int], ReceivedReport] = (
             OrderedDict()
@@ -101,7 +96,6 @@ class Reports:
         self.contended = 0  # bits
         self.cause = ""  # of the highest: the signal, and whose it is
         self.value = 0.0
-        self.cause_node = node
         self.cause_worker = worker
         self.ignored: dict[str, int] = dict.fromkeys([reason.label for reason in ReportFailure], 0)
 
@@ -122,9 +116,7 @@ class Reports:
         self._sent_cause = level.cause
         self._sent_contended = signals.contended
         return Report(
-            self._node,
             self._worker,
-            self._boot,
             self._sequence,
             level.value,
             level.cause,
@@ -140,11 +132,12 @@ class Reports:
             return self._ignore(ReportFailure.MALFORMED)
         if report.absurd():
             return self._ignore(ReportFailure.OUT_OF_RANGE)
-        if report.node == self._node and report.worker == self._worker:
+        worker = report.worker
+        who = (worker.node, worker.shard)
+        if who == (self._worker.node, self._worker.shard):
             return self._ignore(ReportFailure.ECHO)
-        who = (report.node, report.worker)
         before = self._received.get(who)
-        if before is not None and before.report.boot == report.boot and report.sequence <= before.report.sequence:
+        if before is not None and before.report.worker == worker and report.sequence <= before.report.sequence:
             return self._ignore(ReportFailure.STALE)
         self._received[who] = ReceivedReport(report, now)
         self._received.move_to_end(who)
@@ -156,16 +149,16 @@ class Reports:
         """Find what is in force, from what was heard within the last second and our own state."""
         self.level = self.node_level = level.value
         self.cause, self.value = level.cause, signals.value(level.cause)
-        self.cause_node, self.cause_worker = self._node, self._worker
+        self.cause_worker = self._worker
         self.contended = self._resources.bits(signals.contended)
         for report in self.known(now):
             self.contended |= self._resources.bits(report.contended)
-            if report.node == self._node:
+            if report.worker.node == self._worker.node:
                 self.node_level = max(self.node_level, report.level)
             if report.level > self.level:
                 self.level = report.level
                 self.cause, self.value = report.cause, report.value
-                self.cause_node, self.cause_worker = report.node, report.worker
+                self.cause_worker = report.worker
 
     def known(self, now: float) -> list[Report]:
         """What other workers said last, as far as it counts."""
@@ -204,9 +197,7 @@ def decode(data: bytes) -> Report:
     if not isinstance(names, list) or len(names) > MOST_NAMES:
         raise ReportError(f"contended: a list of at most {MOST_NAMES} names is needed")
     return Report(
-        _name("node", fields[1]),
-        _number("worker", fields[2]),
-        _number("boot", fields[3]),
+        WorkerId(_name("node", fields[1]), _number("worker", fields[2]), _number("boot", fields[3])),
         _number("sequence", fields[4]),
         _real("level", fields[5]),
         _name("cause", fields[6]),

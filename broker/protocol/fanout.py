@@ -17,7 +17,7 @@ from broker.reasons import DropReason
 from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message, SharedMessage
-from broker.session.origin import Origin
+from broker.session.origin import NOWHERE, Origin
 from broker.session.run import Run
 from broker.session.session import QueueBudget, Session
 
@@ -30,7 +30,7 @@ class Unfinished:
 
     def __init__(self, answer: bytes) -> None:
         self.stream: Stream | None = None
-        self.origin = 0  # the worker that it came from
+        self.origin = NOWHERE  # the worker that it came from
         self.answer = answer
 
     def step(self, now: float) -> bool:
@@ -215,12 +215,12 @@ class Deliveries:
         origin = self._origin
         while unfinished:
             now = self._clock()
-            origin.shard = unfinished[0].origin
+            origin.worker = unfinished[0].origin
             if not unfinished[0].step(now):
                 self._end(unfinished.popleft())
             if now >= until:
                 break
-        origin.shard = origin.here
+        origin.worker = origin.here
         return bool(unfinished)
 
     def give_up(self) -> Connection | None:
@@ -236,7 +236,7 @@ class Deliveries:
 
     def _begin(self, fanout: FanOut, stream: Stream | None) -> None:
         fanout.stream = stream
-        fanout.origin = self._origin.shard
+        fanout.origin = self._origin.worker
         self.unfinished.append(fanout)
         if stream is not None:
             self._reactor.pause(stream, Pause.FANOUT)

@@ -46,6 +46,7 @@ from broker.reasons import PauseReason
 from broker.routing.neighbour import Gates, Neighbours
 from broker.routing.routes import Route
 from broker.session.session import Session
+from broker.worker_id import WorkerId
 
 SOON: Final = 0.01  # seconds between two looks at who waits for credits or a quota
 # Log events of decisions. Of successive equal decisions the first is logged. A close is logged as client_closed.
@@ -78,9 +79,7 @@ class Protection(Gates):
         log: Log,
         client_log: Log,
         *,
-        node: str,
-        shard: int,
-        boot: int,
+        worker: WorkerId,
         memory: Callable[[], float],
         tell: Callable[[bytes, float], None],
         now: float,
@@ -99,12 +98,11 @@ class Protection(Gates):
         self.accounts = Accounts(settings, self.ledger)
         self.level = Level(settings)
         self._here = Level(settings)  # of this worker itself, which is all that a CONNECT needs
-        self.signals = Signals(settings, f"{node}/{shard}")
+        self.signals = Signals(settings, str(worker))
         self.resources = Resources()
-        self.reports = Reports(node, shard, boot, self.resources)
+        self.reports = Reports(worker, self.resources)
         self._settings = settings
-        self._node = node
-        self._own = self.resources.bit(f"{node}/{shard}")  # every publish needs the worker that it enters
+        self._own = self.resources.bit(str(worker))  # every publish needs the worker that it enters
         self._metrics = metrics
         self._reactor = reactor
         self._budget = budget
@@ -412,8 +410,8 @@ class Protection(Gates):
                 reached=shown,
                 before=self._shown,
                 cause=self.reports.cause,
-                cause_node=self.reports.cause_node,
-                cause_worker=self.reports.cause_worker,
+                cause_node=self.reports.cause_worker.node,
+                cause_worker=self.reports.cause_worker.shard,
                 value=round(self.reports.value, 2),
             )
             self._shown = shown

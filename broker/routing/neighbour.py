@@ -3,17 +3,21 @@
 # A neighbour with a subscriber for a topic is one more receiver of its route. It gets the message once, whatever the
 # number of its subscribers, and matches it again. What it wants to know of us (which filters somebody here has, what
 # is retained) it is told by `Neighbours`.
+from typing import Final
+
 from broker.overload.gate import Gate
 from broker.session.message import Message
 from broker.session.run import Run
 from broker.session.subscriber import Subscriber
+from broker.worker_id import WorkerId
 
 
 class Neighbour(Subscriber):
     """Another worker. It never drops what it is offered: whoever has much for it looks at `gate.open` first."""
 
-    def __init__(self, shard: int, gate: Gate) -> None:
-        self.shard = shard
+    def __init__(self, worker: WorkerId, gate: Gate) -> None:
+        self.worker: Final = worker
+        self.shard: Final = worker.shard
         self.gate = gate  # of publishes for it
         self.gone = False
 

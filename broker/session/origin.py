@@ -4,25 +4,32 @@
 # are for the session at its old place, and those behind it for the one at its new place (mesh/takeovers.py).
 
 
+from typing import Final
+
+from broker.worker_id import WorkerId
+
+NOWHERE: Final = WorkerId("", 0, 0)  # the origin in a worker that has no peers, as in tests
+
+
 class Origin:
     """The worker whose messages are being delivered."""
 
-    def __init__(self, here: int) -> None:
-        self.here = here
-        self.shard = here
+    def __init__(self, here: WorkerId) -> None:
+        self.here: Final = here
+        self.worker = here
 
 
-class Sieve:
+class TransferFilter:
     """What a session that moves takes: messages of those workers that are marked, or of the others."""
 
     def __init__(self, marked: bool) -> None:
         self._marked = marked
-        self._shards: set[int] = set()
+        self._workers: set[WorkerId] = set()
 
-    def mark(self, shard: int) -> None:
-        """All that *shard* sends from now on is for the new place."""
-        self._shards.add(shard)
+    def mark(self, worker: WorkerId) -> None:
+        """All that *worker* sends from now on is for the new place."""
+        self._workers.add(worker)
 
-    def takes(self, shard: int) -> bool:
-        """A message from *shard* is for the session that has this sieve."""
-        return (shard in self._shards) == self._marked
+    def takes(self, worker: WorkerId) -> bool:
+        """Whether a message from *worker* is for the session that has this filter."""
+        return (worker in self._workers) == self._marked

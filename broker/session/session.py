@@ -18,7 +18,7 @@ from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
 from broker.session.decisions import Decisions
 from broker.session.message import NEVER, Message, SharedMessage
-from broker.session.origin import Origin, Sieve
+from broker.session.origin import NOWHERE, Origin, TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
 from broker.session.run import GROWTH, Run
@@ -64,7 +64,7 @@ class SessionLimits:
         origin: Origin | None = None,
     ) -> None:
         """*origin*: of what is delivered, where there are several workers."""
-        self.origin = origin or Origin(0)
+        self.origin = origin or Origin(NOWHERE)
         self.inflight = inflight
         self.pending = pending
         self.queue = queue
@@ -102,7 +102,7 @@ class Session:
         self.will: Will | None = None
         self.decisions: Decisions | None = None  # what was done with what it asked lately
         self.drops: dict[str, int] | None = None  # messages that it did not get, by the label of a DropReason
-        self.sieve: Sieve | None = None  # while it goes from one worker to another
+        self.transfer_filter: TransferFilter | None = None  # while it goes from one worker to another
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
         # Of the connection it has now:
@@ -426,8 +426,10 @@ class Session:
             self._dropped(DropReason.SESSION_ENDED, 1)
             return
         limits = self._limits
-        if self.sieve is not None and not isinstance(message, SharedMessage):  # who is chosen for one has it alone
-            if not self.sieve.takes(limits.origin.shard):
+        if self.transfer_filter is not None and not isinstance(
+            message, SharedMessage
+        ):  # who is chosen for one has it alone
+            if not self.transfer_filter.takes(limits.origin.worker):
                 return
         if not self.has_room():
             self._dropped(DropReason.PENDING_FULL, 1)

@@ -11,6 +11,7 @@ from broker.metrics.pauses import Pauses
 from broker.metrics.record import MEASURES, TOP
 from broker.metrics.recorder import Recorder
 from broker.metrics.sys_topics import Gauges
+from broker.worker_id import WorkerId
 from cli.hitters import ORDERS, merged
 
 Publishes = list[tuple[int, int, int, int]]  # who, cost, messages, bytes
@@ -28,7 +29,7 @@ def table_of(told: Publishes, kept: int, capacity: int) -> dict[str, Any]:
     for who, cost, messages, size in told:
         clients.add(f"client-{who}", cost, messages, size)
     pauses = Pauses(counters, clients)
-    recorder = Recorder(counters, clients, HeavyHitters(), Latencies(), pauses, node="n", worker=0, boot="", now=0.0)
+    recorder = Recorder(counters, clients, HeavyHitters(), Latencies(), pauses, worker=WorkerId("n", 0, 0), now=0.0)
     table: dict[str, Any] = recorder.record(2.0, 0.0, Gauges(), {})["top"]["clients"]
     return table
 

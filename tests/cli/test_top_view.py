@@ -14,6 +14,7 @@ from broker.metrics.record import misfit
 from broker.metrics.recorder import Recorder
 from broker.metrics.sys_topics import Gauges
 from broker.reasons import DropReason, PauseReason
+from broker.worker_id import WorkerId
 from cli.hitters import ORDERS
 from cli.top_view import screen, together
 
@@ -29,7 +30,7 @@ def worker(number: int, overload: OverloadFigures = CALM, heavy: int = 1) -> Tol
     """What a worker tells of a second in which *heavy* clients and topics cost much."""
     counters, clients, topics = Counters(), HeavyHitters(), HeavyHitters()
     pauses = Pauses(counters, clients)
-    recorder = Recorder(counters, clients, topics, Latencies(), pauses, node="n", worker=number, boot="b", now=0.0)
+    recorder = Recorder(counters, clients, topics, Latencies(), pauses, worker=WorkerId("n", number, 0), now=0.0)
     counters.publishes_received = 12_345
     counters.publishes_sent = 2_400_000
     counters.dropped(DropReason.NOT_WRITABLE, 12)

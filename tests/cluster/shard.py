@@ -13,6 +13,7 @@ from broker.mqtt.packets import Will
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
+from broker.worker_id import WorkerId
 from tests.store.loop import Loop
 
 KEYS: Final = Keys("weir")
@@ -30,7 +31,8 @@ class Shard:
         alone: bool = False,
     ) -> None:
         self.loop = loop
-        self.incarnation = f"{next(_NUMBERS):016x}"
+        self.identity = WorkerId("node", number, next(_NUMBERS))
+        self.incarnation = self.identity.incarnation_text
         self.number = number
         self.wall = wall
         self.superseded_by: dict[str, Owner] = {}
@@ -41,9 +43,7 @@ class Shard:
             self.commands,
             KEYS,
             listener or self,
-            node="node",
-            shard=number,
-            incarnation=self.incarnation,
+            worker=self.identity,
             wall=lambda: self.wall(),
             new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
             overload=Overload(),

@@ -13,7 +13,7 @@ from broker.mqtt.properties import (
     USER_PROPERTY,
 )
 from broker.reasons import DropReason
-from broker.session.origin import Sieve
+from broker.session.origin import TransferFilter
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
 
@@ -195,13 +195,13 @@ def test_a_fan_out_in_pages_knows_where_it_comes_from(nodes: Nodes, marked: bool
     mover.drop()
     session = one.session("mover")
     assert session is not None
-    session.sieve = Sieve(marked)
-    session.sieve.mark(two.shard)
+    session.transfer_filter = TransferFilter(marked)
+    session.transfer_filter.mark(two.identity)
     for broker in (one, two):
         publisher = broker.connect("publisher", V5)
         publisher.send(Publish(b"a", b"from %d" % broker.shard, 1, packet_id=1))
         publisher.receive()
-    session.sieve = None
+    session.transfer_filter = None
     back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
 
     assert [b"from 1" if marked else b"from 0"] == payloads(back)
@@ -215,14 +215,14 @@ def test_what_is_published_here_comes_from_here(nodes: Nodes) -> None:
     mover.drop()
     session = one.session("mover")
     assert session is not None
-    session.sieve = Sieve(True)
-    session.sieve.mark(one.shard)
+    session.transfer_filter = TransferFilter(True)
+    session.transfer_filter.mark(one.identity)
     here, there = one.connect("here", V5), two.connect("there", V5)
     there.send(Publish(b"a", b"there", 1, packet_id=1))
     there.receive()
     here.send(Publish(b"a", b"here", 1, packet_id=1))
     here.receive()
-    session.sieve = None
+    session.transfer_filter = None
     back = one.connect("mover", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
 
     assert [b"here"] == payloads(back)

@@ -50,7 +50,7 @@ def test_the_wills_of_a_dead_worker_are_published(
     dead, mourner = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
     for number in range(300):
         dead.claim(f"client{number}", left(str(number)) if number % 3 else b"")
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
 
     expected = [(f"client{number}", str(number).encode()) for number in range(300) if number % 3]
     assert sorted(expected) == mourned(mourner)
@@ -63,7 +63,7 @@ def test_what_a_dead_worker_had_asked_for_is_not_done_any_more(start_redis: Star
     server = start_redis()
     dead, mourner, other = (Shard(loop, server.address, number) for number in (1, 2, 3))
     dead.claim("known", left("known"))
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
     assert [("known", b"known")] == mourned(mourner)
 
     verdicts = dead.ask("late", will=left("late"))  # what is read now was sent before it died
@@ -84,7 +84,9 @@ def test_what_the_dead_worker_was_done_with_is_not_published_again(start_redis: 
     before = dead.claim("came back", left("before"))
     dead.claim("came back", left("after"))
     dead.claim("gone", left("gone"))
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now(), [("done", done), ("came back", before)])
+    mourner.orphaned_wills.publish_wills_of(
+        dead.identity.incarnation, loop.now(), [("done", done), ("came back", before)]
+    )
 
     assert [("came back", b"after"), ("gone", b"gone")] == mourned(mourner)
     with server.client() as client:
@@ -96,7 +98,7 @@ def test_the_user_of_a_will_is_known_to_the_mourner(start_redis: StartRedis, loo
     server = start_redis()
     dead, mourner = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
     dead.claim("me", encode(WILL, 0, "somebody"))
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
     loop.until(mourner.orphaned_wills.idle)
 
     assert [("me", "somebody", WILL)] == mourner.published
@@ -110,7 +112,7 @@ def test_who_is_back_is_spared(start_redis: StartRedis, loop: Loop) -> None:
         dead.claim(client_id, left(client_id))
     mourner.claim("back here")
     other.claim("back there", left("another"))
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
 
     assert [("gone", b"gone")] == mourned(mourner)
 
@@ -122,7 +124,7 @@ def test_a_delayed_will_waits_and_is_taken_back(start_redis: StartRedis, loop: L
     dead.claim("slow", left("slow", 1))
     dead.claim("back", left("back", 1))
     dead.claim("quick", left("quick"))
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
     loop.until(lambda: bool(mourner.published))
     loop.for_seconds(0.3)
     assert ["quick"] == [client_id for client_id, _, _ in mourner.published]
@@ -137,9 +139,9 @@ def test_two_mourners_publish_each_will_once(start_redis: StartRedis, loop: Loop
     dead, one, two = (Shard(loop, server.address, number) for number in (1, 2, 3))
     for number in range(200):
         dead.claim(f"client{number}", left("x"))
-    one.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
-    two.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
-    one.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    one.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
+    two.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
+    one.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
     loop.until(lambda: one.orphaned_wills.idle() and two.orphaned_wills.idle())
     published = [client_id for shard in (one, two) for client_id, _, _ in shard.published]
 
@@ -156,7 +158,7 @@ def test_a_will_that_was_published_or_taken_back_is_not_there(start_redis: Start
     dead.registry.release("ended")
     dead.claim("again without")
     dead.settle()
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
 
     assert [("stays", b"stays")] == mourned(mourner)
 
@@ -171,7 +173,7 @@ def test_a_will_taken_back_in_an_outage_is_not_published_later(start_redis: Star
     dead.registry.drop_will("me", loop.now())
     server.start()
     dead.settle()
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
 
     assert [] == mourned(mourner)
 
@@ -184,7 +186,7 @@ def test_mourning_goes_on_after_an_outage(start_redis: StartRedis, loop: Loop) -
         dead.claim(f"client{number}", left("x"))
     server.kill()
     loop.until(lambda: mourner.commands.state == 0)
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
     loop.for_seconds(0.2)
     server.start()
 
@@ -205,7 +207,7 @@ def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> No
     commands.take(GREETED, 1000, 0.0)
     published = Published()
     wills = OrphanedWills(commands, KEYS, Script(commands, b"script"), published)
-    wills.publish_wills_of("dead", 0.0)
+    wills.publish_wills_of(0xDEAD, 0.0)
     wills.tick(0.0)
     commands.take(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead
     will = b"$%d\r\n%b\r\n" % (len(left("x")) + 2, b"7 " + left("x"))
@@ -232,7 +234,7 @@ def test_a_damaged_record_costs_itself(start_redis: StartRedis, loop: Loop) -> N
     dead, mourner = Shard(loop, server.address, 1), Shard(loop, server.address, 2)
     for number, record in enumerate((b"", b"x", b"0", b"0 ", b"0 \xff\xff", b"0 \x00\x05abc", b"-1 x", left("fine"))):
         dead.claim(f"client{number}", record)
-    mourner.orphaned_wills.publish_wills_of(dead.incarnation, loop.now())
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
 
     assert [("client7", b"fine")] == mourned(mourner)
     assert 6 == mourner.orphaned_wills.statistics.damaged

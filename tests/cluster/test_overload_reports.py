@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from broker.cluster.overload_reports import PATIENCE as PUBLISH_PATIENCE
-from broker.cluster.registry_client import Place
 from broker.config.schema import Config, Overload
 from broker.store.redis.connection import READY, RedisConnection
+from broker.worker_id import WorkerId
 from tests.innode import Node
 from tests.inprocess import Broker
 from tests.redis_servers import PATIENCE, RunningRedis, free_port
@@ -142,7 +142,7 @@ def test_a_redis_that_moves_is_followed(nodes: Nodes, start_redis: StartRedis) -
 def test_who_has_redis_for_itself_does_not_listen_there(start_redis: StartRedis, alone: bool) -> None:
     """It would be woken three times each second to hear what it said itself."""
     server = start_redis()
-    broker = Broker(QUIET, redis=server.address, place=Place("node", 0, 1, "weir", alone))
+    broker = Broker(QUIET, redis=server.address, identity=WorkerId("node", 0, 1), alone=alone)
     broker.answered = True
     with server.client() as client:
         wanted = {"weir-node-0"} if alone else {"weir-node-0", "weir-node-0-reports"}

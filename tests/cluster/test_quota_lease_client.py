@@ -9,6 +9,7 @@ from broker.config.rate import Window, parse
 from broker.overload.lease import SLICE, Ask, Lease, Leases
 from broker.reasons import StoreFailure
 from broker.store.redis.pipeline import CommandPipeline
+from broker.worker_id import WorkerId
 from supervisor.redis_server import RedisServer
 from tests.cluster.shard import KEYS
 from tests.overload.workers import Redis
@@ -34,7 +35,7 @@ class Tenant:
         self.leases = Leases()
         self.lease = Lease(b"tenant:incoming_messages:acme", parse(rate), 0.0, 1.0, self.leases)
         self.commands = CommandPipeline(loop.wire(), server.address, f"worker{number}", loop.log)
-        self.leasing = QuotaLeaseClient(self.commands, KEYS, self.leases, f"{number:016x}")
+        self.leasing = QuotaLeaseClient(self.commands, KEYS, self.leases, WorkerId("node", number, number))
         loop.ticking += [self.leasing, self.commands]
         self.commands.start(loop.now())
 

@@ -39,12 +39,7 @@ def test_a_claim_names_the_former_owner(start_redis: StartRedis, every_server: R
     assert (CLAIMED, None) == (first.outcome, first.former)
     second = two.verdict("me")
     assert second.former is not None
-    assert (first.epoch, one.incarnation, 1, "node") == (
-        second.former.epoch,
-        second.former.incarnation,
-        second.former.shard,
-        second.former.node,
-    )
+    assert (first.epoch, one.identity) == (second.former.epoch, second.former.worker)
     assert second.epoch > first.epoch
     assert [str(second.epoch), two.incarnation, "2", "node"] == owner(server, "me")
 
@@ -67,7 +62,7 @@ def test_any_client_id_is_a_key(start_redis: StartRedis, loop: Loop, client_id: 
     former = two.verdict(client_id).former
 
     assert former is not None
-    assert one.incarnation == former.incarnation
+    assert one.incarnation == former.worker.incarnation_text
 
 
 def test_nothing_stays_for_ever(start_redis: StartRedis, loop: Loop) -> None:
@@ -306,11 +301,11 @@ def test_of_two_owners_the_later_stays(start_redis: StartRedis, loop: Loop, firs
     assert [str(epoch), late.incarnation, "2", "node"] == owner(server, "me")
     assert (epoch, {}) == (late.registry.epoch_of("me"), late.superseded_by)
     if second is late:
-        assert early.incarnation == late.supersedes["me"].incarnation
+        assert early.incarnation == late.supersedes["me"].worker.incarnation_text
         assert not early.registry.yield_to("me", late.supersedes["me"].epoch)
         assert early.registry.yield_to("me", epoch)
     else:
-        assert late.incarnation == early.superseded_by["me"].incarnation
+        assert late.incarnation == early.superseded_by["me"].worker.incarnation_text
     assert 0 == early.registry.epoch_of("me")
     assert [str(epoch), late.incarnation, "2", "node"] == owner(server, "me")
 

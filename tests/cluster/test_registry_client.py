@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.cluster.owner import Owner
-from broker.cluster.registry_client import Place, RegistryClient
+from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
 from broker.config.schema import ClusterQuota, Config, Quotas
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Disconnect, Properties, Publish, Will
@@ -16,6 +16,7 @@ from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
+from broker.worker_id import WorkerId
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import payloads, subscribe
 from tests.redis_servers import PATIENCE, RunningRedis
@@ -42,11 +43,14 @@ class Registered(Broker):
         others: TakeoverRequests | None = None,
         config: Config | None = None,
     ) -> None:
-        place = Place("node", 0, incarnation, "weir", alone)
-        super().__init__(config, redis=address, place=place, neighbours=others)
-        registration = self.registration
+        identity = WorkerId("node", 0, incarnation)
+        super().__init__(config, redis=address, identity=identity, alone=alone, neighbours=others)
+
+    @property
+    def registration(self) -> RegistryClient:
+        registration = self.worker.registration
         assert registration is not None
-        self.registration: RegistryClient = registration
+        return registration
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -33,8 +33,8 @@ class Node:
         self.waiting: list[Callable[[], None]] | None = None
 
     def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
-        self.asked.append((client_id, former.incarnation, wanted))
-        self._do(lambda: self.workers[former.incarnation].hand_over(client_id, epoch, wanted, then))
+        self.asked.append((client_id, former.worker.incarnation_text, wanted))
+        self._do(lambda: self.workers[former.worker.incarnation_text].hand_over(client_id, epoch, wanted, then))
 
     def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
         self.asked.append((client_id, "within the node", wanted))
@@ -44,7 +44,7 @@ class Node:
         )
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
-        worker = self.workers.get(owner.incarnation)
+        worker = self.workers.get(owner.worker.incarnation_text)
         self._do(lambda: worker.store.tell_whether(client_id, then) if worker else then(False))
 
     def go_on(self) -> None:

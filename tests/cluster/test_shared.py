@@ -9,6 +9,7 @@ from broker.config.schema import Config, Limits
 from broker.mqtt.packets import V5, Connect, Publish, Subscribe, Wanted
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.reasons import DropReason
+from broker.worker_id import WorkerId
 from tests.cluster.talk import acknowledge, payloads, subscribed
 from tests.innode import Node
 
@@ -140,7 +141,7 @@ def test_what_the_dead_had_told_brings_no_member_back(nodes: Nodes) -> None:
         end.close()
     for end in (data, control):
         end.setblocking(False)
-    broker.mesh.join(1, 1, data, control)
+    broker.mesh.join(WorkerId("node", 1, 1), data, control)
     node.settle()
     staying, publisher = broker.connect("staying"), broker.connect("publisher")
     subscribed(staying, FILTER)

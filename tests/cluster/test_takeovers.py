@@ -8,7 +8,7 @@ from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, ConnAck, Connect,
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
-from broker.session.origin import Sieve
+from broker.session.origin import TransferFilter
 from broker.session.session import Session
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
@@ -531,8 +531,8 @@ def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
     mover.drop()
     session = node[0].session("mover")
     assert session is not None
-    session.sieve = Sieve(True)
-    session.sieve.mark(0)  # it takes what is published at its own worker
+    session.transfer_filter = TransferFilter(True)
+    session.transfer_filter.mark(node[0].identity)  # it takes what is published at its own worker
     node[0].connect("me", V5, will=Will(b"will", b"gone", 1))
     (asker,) = node[0].mesh.peers
     node[0].reactor.pause(asker.control, Pause.FANOUT)
@@ -543,7 +543,7 @@ def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
     third = node[0].open(V5)
     third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     third.receive()  # its session comes, and ends the one that is here, whose will is published
-    session.sieve = None
+    session.transfer_filter = None
 
     assert [b"gone"] == payloads(arrive(node[0], "mover"))
 

@@ -5,6 +5,7 @@ from typing import Any
 from broker.config.schema import Config, Quotas, QuotaScope
 from broker.mqtt.packets import Publish
 from broker.overload.reports import Report
+from broker.worker_id import WorkerId
 from tests.inprocess import Broker
 
 Brokers = Callable[..., Broker]
@@ -82,7 +83,7 @@ def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
     """A level would come from nobody knows where, or from somebody who fell silent long ago."""
     broker = brokers()
     protection = broker.protection
-    protection.hear(Report("far", 1, 1, 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
+    protection.hear(Report(WorkerId("far", 1, 1), 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
     protection.hear(b"nonsense", broker.clock.now)
     broker.advance(0.5)
     told = snapshot_of(broker)

@@ -17,6 +17,7 @@ from broker.metrics.record import LONGEST_NAME, RECORD, TOP, Group, Kind, Rows, 
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.metrics.sys_topics import Gauges
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
+from broker.worker_id import WorkerId
 
 BEGAN, WALL = 1000.0, 1_700_000_000.0
 
@@ -37,9 +38,7 @@ class Worker:
             self.topics,
             self.latencies,
             self.pauses,
-            node="a",
-            worker=3,
-            boot="b00",
+            worker=WorkerId("a", 3, 0xB00),
             now=self.now,
         )
 
@@ -121,7 +120,7 @@ def test_a_record_says_what_happened() -> None:
         "interval_s": 1.5,
         "node": "a",
         "worker": 3,
-        "boot": "b00",
+        "boot": "0000000000000b00",
         "sequence": 0,
         "level": 2,
         "cluster_level": 4,

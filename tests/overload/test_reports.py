@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from broker.config.schema import Overload
 from broker.overload.level import Level, Resources, Signals
 from broker.overload.reports import MOST_WORKERS, Report, ReportError, Reports, decode
+from broker.worker_id import WorkerId
 
 SETTINGS = Overload()
 FIELDS = [1, "weir", 0, 7, 1, 2.5, "lag", 1.5, ["store"]]
@@ -19,7 +20,7 @@ class Here:
     def __init__(self) -> None:
         self.resources = Resources()
         self.store = self.resources.bit("store")
-        self.reports = Reports("weir", 0, 1, self.resources)
+        self.reports = Reports(WorkerId("weir", 0, 1), self.resources)
         self.level = Level(SETTINGS)
         self.signals = Signals(SETTINGS, "weir/0")
 
@@ -45,15 +46,15 @@ class Here:
 def report(
     worker: int = 1, level: float = 3.5, sequence: int = 1, boot: int = 1, node: str = "weir", value: float = 2.0
 ) -> Report:
-    return Report(node, worker, boot, sequence, level, "store", value, ("store",))
+    return Report(WorkerId(node, worker, boot), sequence, level, "store", value, ("store",))
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
     """Workers would not understand each other."""
-    written = Report("weir-1", 3, 1 << 60, 9, 9.99, "lag", 100.0, ("store", "weir-1/3"))
+    written = Report(WorkerId("weir-1", 3, 1 << 60), 9, 9.99, "lag", 100.0, ("store", "weir-1/3"))
     read = decode(written.encode())
 
-    assert ("weir-1", 3, 1 << 60, 9) == (read.node, read.worker, read.boot, read.sequence)
+    assert (WorkerId("weir-1", 3, 1 << 60), 9) == (read.worker, read.sequence)
     assert (9.99, "lag", 100.0, ("store", "weir-1/3")) == (read.level, read.cause, read.value, read.contended)
 
 
@@ -130,9 +131,9 @@ def test_the_highest_counts_and_who_has_it_is_the_cause() -> None:
     reports = here.refreshed()
 
     assert (2.5, 4.5, here.store) == (reports.node_level, reports.level, reports.contended)
-    assert ("store", 2.0, "other", 7) == (reports.cause, reports.value, reports.cause_node, reports.cause_worker)
+    assert ("store", 2.0, "other/7") == (reports.cause, reports.value, str(reports.cause_worker))
     here.level.value = 5.0
-    assert (5.0, 5.0, "", 0) == (here.refreshed().level, reports.node_level, reports.cause, reports.cause_worker)
+    assert (5.0, 5.0, "", 0) == (here.refreshed().level, reports.node_level, reports.cause, reports.cause_worker.shard)
 
 
 def test_a_report_counts_for_a_second_from_its_receipt() -> None:
@@ -157,7 +158,7 @@ def test_who_speaks_again_is_heard_whoever_fell_silent() -> None:
 def test_what_nobody_here_needs_is_not_contended_here() -> None:
     """The names of others would take our bits."""
     here = Here()
-    here.hear(Report("other", 1, 1, 1, 3.0, "disk", 2.0, ("disk", "other/1")))
+    here.hear(Report(WorkerId("other", 1, 1), 1, 3.0, "disk", 2.0, ("disk", "other/1")))
 
     assert 0 == here.refreshed().contended
 
@@ -203,7 +204,7 @@ def test_ours_is_numbered_and_says_what_is() -> None:
     second = here.reports.own(here.level, here.signals, 0.0)
 
     assert (1, 2) == (first.sequence, second.sequence)
-    assert ("weir", 0, 1) == (first.node, first.worker, first.boot)
+    assert WorkerId("weir", 0, 1) == first.worker
     assert (2.5, "lag", 2.0, ("weir/0",)) == (first.level, first.cause, first.value, first.contended)
 
 
