@@ -31,10 +31,11 @@ from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.logs import ClientLog
 from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.interval import IntervalMetrics, RecordLog
 from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
-from broker.metrics.sys_topics import Gauges, SysTopics
+from broker.metrics.sys_topics import SysTopics
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
 from broker.net.loop import Loop
@@ -550,7 +551,6 @@ class Worker:
         return Gauges(
             clients_connected=self.lifecycle.connected,
             clients_total=self.store.count(),
-            clients_expired=self.lifecycle.expired,
             connects_waiting=self.connects.waiting(),
             subscriptions=subscriptions,
             shared_subscriptions=shared,

@@ -3,13 +3,13 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from broker.metrics.report import GREATEST, REASONS, Report, overload_of
+from broker.metrics.report import BY_REASON, HIGHEST, Report, overload_of
 
 
 class Totals:
     def __init__(self) -> None:
         self._counters: Counter[str] = Counter()  # of workers that are no more
-        self._reasons: dict[str, Counter[str]] = {kind: Counter() for kind in REASONS}
+        self._reasons: dict[str, Counter[str]] = {kind: Counter() for kind in BY_REASON}
 
     def bury(self, last: Report) -> None:
         """A worker has ended; *last* is its last report, {} if it never made one."""
@@ -21,12 +21,12 @@ class Totals:
         """The sum of all, with the last reports of those who live."""
         counters = Counter(self._counters)
         reasons = {kind: Counter(counts) for kind, counts in self._reasons.items()}
-        gauges: dict[str, Any] = dict.fromkeys(GREATEST, 0)
+        gauges: dict[str, Any] = dict.fromkeys(HIGHEST, 0)
         for report in living:
             counters.update(report.get("counters", {}))
             for name, value in report.get("gauges", {}).items():
                 former = gauges.get(name, 0)
-                gauges[name] = max(former, value) if name in GREATEST else former + value
+                gauges[name] = max(former, value) if name in HIGHEST else former + value
             for kind, counts in report.get("reasons", {}).items():
                 reasons[kind].update(counts)
         return {

@@ -20,8 +20,8 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.interval import IntervalMetrics
-from broker.metrics.sys_topics import Gauges
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V311, ConnAck, Connect, Packet, Properties, Will
 from broker.mqtt.stream import PacketReader
@@ -123,7 +123,7 @@ class Probe:
 
     @property
     def sessions_expired(self) -> int:
-        return self.worker.lifecycle.expired
+        return self.worker.counters.sessions_expired
 
     @property
     def outbound_budget(self) -> OutboundBudget:

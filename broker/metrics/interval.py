@@ -7,11 +7,11 @@ from typing import Any, Final, Protocol
 
 from broker.log import Log
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.recorder import Recorder, Store, encoded
-from broker.metrics.sys_topics import Gauges
 from broker.worker_id import WorkerId
 
 MINUTE: Final = 60.0  # seconds

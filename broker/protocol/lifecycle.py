@@ -76,7 +76,6 @@ class ConnectionLifecycle:
     ) -> None:
         self.connected = 0  # connections with a session
         self.stopping = False  # nobody new is let in
-        self.expired = 0  # sessions whose client did not come back in time
         self.disconnects = RecentDisconnects()
         self._publish_message = publish
         self._internal_errors = internal_errors
@@ -334,7 +333,6 @@ class ConnectionLifecycle:
 
     def reject(self, connection: Connection, error: ProtocolError, now: float) -> None:
         """The client broke MQTT [MQTT-4.13.1-1]."""
-        self._counters.protocol_error(error.reason)
         if connection.session is None:
             self.refuse(connection, error.reason, error.detail, now)
         else:
@@ -497,7 +495,7 @@ class ConnectionLifecycle:
             refused = cast(Connection, whom)
             self.refuse(refused, CloseReason.BAD_CREDENTIALS, refused.refusal, now)
         elif kind == SESSION_EXPIRY:
-            self.expired += 1
+            self._counters.sessions_expired += 1
             self.end(cast(Session, whom), now)
         elif kind == WILL:
             self._publish_will(cast(Session, whom), now)

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.pauses import Pauses
 from broker.metrics.record import MEASURES, TOP
 from broker.metrics.recorder import Recorder
-from broker.metrics.sys_topics import Gauges
 from broker.worker_id import WorkerId
 from cli.hitters import ORDERS, merged
 

@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.pauses import Pauses
 from broker.metrics.record import misfit
 from broker.metrics.recorder import Recorder
-from broker.metrics.sys_topics import Gauges
 from broker.reasons import DropReason, PauseReason
 from broker.worker_id import WorkerId
 from cli.hitters import ORDERS

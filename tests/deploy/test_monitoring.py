@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.config.schema import Config
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.report import report
-from broker.metrics.sys_topics import Gauges
 from broker.reasons import CloseReason, DropReason, FilterRefusal, FlushCause, PauseReason, PublishRefusal
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile

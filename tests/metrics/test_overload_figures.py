@@ -1,9 +1,9 @@
 import pytest
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures, together
 from broker.metrics.report import report, with_others
-from broker.metrics.sys_topics import Gauges
 from broker.reasons import DropReason, PauseReason
 
 CALM = OverloadFigures()

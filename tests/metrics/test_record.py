@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.pauses import Pauses
 from broker.metrics.record import LONGEST_NAME, RECORD, TOP, Group, Kind, Rows, Table, misfit
 from broker.metrics.recorder import Recorder, Store, encoded
-from broker.metrics.sys_topics import Gauges
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 from broker.worker_id import WorkerId
 

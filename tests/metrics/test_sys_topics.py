@@ -3,8 +3,9 @@ from math import exp
 import pytest
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures
-from broker.metrics.sys_topics import Gauges, SysTopics
+from broker.metrics.sys_topics import SysTopics
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 STARTED = 1000.0
@@ -78,10 +79,10 @@ def test_the_first_sample_has_everything_in_its_format() -> None:
     counters.publish_bytes_received = 7
     counters.publish_bytes_sent = 8
     counters.publishes_dropped = 9
+    counters.sessions_expired = 22
     gauges = Gauges(
         clients_connected=21,
         clients_total=25,
-        clients_expired=22,
         subscriptions=26,
         shared_subscriptions=27,
         retained=28,

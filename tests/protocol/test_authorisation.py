@@ -215,7 +215,7 @@ def test_a_filter_of_which_nothing_may_be_read_is_refused_alone(house: House, ve
     alice.send(Subscribe(1, [Wanted(filter, 1) for filter in filters]))
 
     assert [SubAck(1, [1, code, code, code, 1, code, code])] == alice.receive()
-    assert 5 == house.broker.counters.subscribes_refused
+    assert 5 == house.broker.counters.refused_by_reason["not_authorized"]
     assert 2 == house.broker.routes.statistics()[1]
 
 

@@ -7,8 +7,8 @@ import structlog
 
 from broker.config.schema import Config
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.report import report
-from broker.metrics.sys_topics import Gauges
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import Node

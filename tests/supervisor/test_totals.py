@@ -1,10 +1,10 @@
 from typing import Any
 
 from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.report import Report
 from broker.metrics.report import report as report_of
-from broker.metrics.sys_topics import Gauges
 from broker.reasons import PauseReason
 from supervisor.totals import Totals
 

@@ -1,0 +1,26 @@
+# One reading of what a worker holds at this moment. table.py has a row for each field, which says where it is shown.
+from dataclasses import dataclass, field
+
+from broker.metrics.overload_figures import OverloadFigures
+
+
+@dataclass(kw_only=True)
+class Gauges:
+    clients_connected: int = 0
+    clients_total: int = 0  # sessions, of clients that are connected or away
+    connects_waiting: int = 0
+    subscriptions: int = 0
+    shared_subscriptions: int = 0
+    retained: int = 0
+    retained_bytes: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    queued_limit: int = 0
+    heap_bytes: int = 0
+    non_writable: int = 0
+    paused: int = 0
+    outbound_bytes: int = 0
+    outbound_limit: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    overload: OverloadFigures = field(default_factory=OverloadFigures)
