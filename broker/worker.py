@@ -99,11 +99,13 @@ class Worker:
         redis: RedisAddress | None = None,
         alone: bool = False,
         neighbours: TakeoverRequests | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """One of *workers* that share the machine; AccessFileError.
 
         *threads*: the executor of the offload, if it is not to make its own. *redis*: where sessions are registered.
         *alone*: no other worker registers sessions there. *neighbours*: replaces the mesh in requests for sessions.
+        *clock* is monotonic and *wall* Unix time, both in seconds.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         shard = worker.shard
@@ -161,6 +163,7 @@ class Worker:
                 self.log,
                 self.internal_errors.report,
                 config.overload,
+                wall,
             )
             self.store = self.registration.store
             if config.metrics.enabled:
@@ -187,6 +190,7 @@ class Worker:
             self.takeovers,
             origin,
             clock,
+            wall,
             self.internal_errors.report,
         )
         self.reports = OverloadReports(self.mesh, self.counters)

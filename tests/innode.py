@@ -3,7 +3,8 @@
 # `settle()` of any of them lets all come to rest, but those that are stopped. A worker that dies does so as a process
 # does: all of its sockets are closed, and nobody hears a word.
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from broker.config.schema import Config
@@ -34,14 +35,14 @@ class Node(Sequence[Broker]):
         for _ in range(workers):
             self.start()
 
-    def start(self, shard: int | None = None) -> Broker:
-        """One more worker, which has met the others; its number is the lowest that is free, if not *shard*."""
+    def start(self, shard: int | None = None, wall: Callable[[], float] = time.time) -> Broker:
+        """Start one more worker, which meets the others; its number is *shard*, or else the lowest that is free."""
         if shard is None:
             taken = {broker.shard for broker in self.workers}
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
         identity = WorkerId(self._name, shard, self._incarnations)
-        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity)
+        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity, wall=wall)
         broker.answered = True
         if self._traces is not None:
             broker.trace_to(str(self._traces / str(shard)))

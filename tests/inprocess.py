@@ -5,6 +5,7 @@
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -273,6 +274,7 @@ class Broker(Probe):
         alone: bool = False,
         neighbours: TakeoverRequests | None = None,
         clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
@@ -285,6 +287,7 @@ class Broker(Probe):
             identity=identity,
             alone=alone,
             neighbours=neighbours,
+            wall=wall,
         )
         self.node: list[Broker] = [self]  # the workers that come to rest together
         self.stopped = False  # it gets no processor

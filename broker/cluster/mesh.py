@@ -26,7 +26,7 @@ from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
 from broker.protocol.fanout import Deliveries
-from broker.routing.hybrid_clock import SHARD_BITS, HybridClock
+from broker.routing.hybrid_clock import WRITER_MASK, HybridClock
 from broker.routing.neighbour import Gates, Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import RESERVED, Routes
@@ -75,6 +75,7 @@ class Mesh(Neighbours):
         takeovers: Takeovers,
         origin: Origin,
         clock: Callable[[], float],
+        wall: Callable[[], float],
         failed: Callable[[Exception], None],
     ) -> None:
         self.takeovers = takeovers
@@ -83,7 +84,7 @@ class Mesh(Neighbours):
         self._lanes: dict[Peer, DataLane] = {}
         self.gatekeeper: Gates = Gates()  # set when the worker is composed
         self._ends = _Ends(self)
-        self.stamps = HybridClock(worker.shard)
+        self.stamps = HybridClock(worker, wall)
         self._routes = routes
         self._retained = retained
         self._deliveries = deliveries
@@ -113,7 +114,6 @@ class Mesh(Neighbours):
         gate = self.gatekeeper.add_gate(str(worker), self._clock())
         peer = Peer(worker, data_stream, control_stream, gate)
         peer.confirmed = self._sequence
-        peer.since = self.stamps.stamp(self._clock())
         self.peers.append(peer)
         lane = DataLane(peer, self._ends, self._routes, self._retained, self._deliveries, self._counters, self._origin)
         self._lanes[peer] = lane
@@ -341,9 +341,9 @@ class Mesh(Neighbours):
             peer.write(wire.message(kept, wire.KEEP, kept.client_id, kept.stamp))
 
     def _ours(self, stamp: int) -> bool:
-        """It was written here, or by somebody who is no more: who has that one's number now may be told itself."""
-        shard = stamp & (1 << SHARD_BITS) - 1
-        return all(peer.shard != shard or stamp < peer.since for peer in self.peers)
+        """Whether no peer tells newcomers of the write with *stamp*: this worker made it, or a worker that is gone."""
+        writer = stamp & WRITER_MASK
+        return all(peer.writer != writer for peer in self.peers)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""
@@ -400,7 +400,7 @@ class _Ends(ControlEnds):
         self._mesh.tick_by(when)
 
     def stamp_seen(self, stamp: int) -> None:
-        self._mesh.stamps.seen(stamp)
+        self._mesh.stamps.follow(stamp)
 
     def all_retained(self, peer: Peer) -> None:
         peer.retained_all = True

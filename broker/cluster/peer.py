@@ -12,6 +12,7 @@ from broker.delivery.ring import Ring
 from broker.mqtt.packets import V5, V311
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
+from broker.routing.hybrid_clock import writer_of
 from broker.routing.neighbour import Neighbour
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
@@ -41,7 +42,7 @@ class Peer(Neighbour):
         self.confirmed = 0  # the last change of interest that it has taken, and we all that it sent before that
         self.taken = 0  # bytes of its data lane that we have processed
         self._promised: deque[tuple[int, int]] = deque()  # (change that it has taken, what it had written until then)
-        self.since = 0  # a stamp of ours, greater than any of who had its number before
+        self.writer: Final = writer_of(worker)  # in the stamps of what it retains
         self.told_all = False  # we know all that its clients have subscribed to
         self.retained_all = False  # and all that it had retained
         self.filters: dict[bytes, None] = {}  # of its subscribers

@@ -12,6 +12,7 @@ import struct
 from typing import Final
 
 from broker.mqtt.packets import V5, V311
+from broker.routing.hybrid_clock import WRITER_BITS, WRITER_MASK
 from broker.session.message import Message
 from broker.session.run import Run
 
@@ -60,7 +61,7 @@ LARGEST_REPORT: Final = 4096  # bytes; they go ahead of messages, and must not b
 HEAD: Final = 5  # bytes of a frame before what belongs to its kind
 _HEAD: Final = struct.Struct(">IB")
 _RUN: Final = struct.Struct(">BIIIH")
-_MESSAGE: Final = struct.Struct(">BBQdHHI")
+_MESSAGE: Final = struct.Struct(">BBQQdHHI")
 _NUMBER: Final = struct.Struct(">Q")
 _MEMBERS: Final = struct.Struct(">QIIH")
 
@@ -136,7 +137,7 @@ def message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
 
 def read_message(data: bytes, start: int, stop: int) -> tuple[Message, int, str, int]:
     """(message, flags, owner, stamp)"""
-    flags, kind, stamp, expires, topic_bytes, owner_bytes, property_bytes = _MESSAGE.unpack_from(data, start)
+    flags, kind, time, writer, expires, topic_bytes, owner_bytes, property_bytes = _MESSAGE.unpack_from(data, start)
     at = start + _MESSAGE.size
     owner_at = at + topic_bytes
     properties_at = owner_at + owner_bytes
@@ -149,7 +150,7 @@ def read_message(data: bytes, start: int, stop: int) -> tuple[Message, int, str,
         data[properties_at:payload_at],
         expires,
     )
-    return what, flags, data[owner_at:properties_at].decode(), stamp
+    return what, flags, data[owner_at:properties_at].decode(), time << WRITER_BITS | writer
 
 
 def shared(share: bytes, filter: bytes, hop: int, what: Message) -> bytes:
@@ -178,5 +179,14 @@ def _message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
     name = owner.encode()
     properties = what.properties
     kind = what.qos | (4 if what.retain else 0)
-    fixed = _MESSAGE.pack(flags, kind, stamp, what.expires, len(topic), len(name), len(properties))
+    fixed = _MESSAGE.pack(
+        flags,
+        kind,
+        stamp >> WRITER_BITS,
+        stamp & WRITER_MASK,
+        what.expires,
+        len(topic),
+        len(name),
+        len(properties),
+    )
     return b"%b%b%b%b%b" % (fixed, topic, name, properties, what.payload)

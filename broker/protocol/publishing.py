@@ -353,9 +353,9 @@ class Publishing:
         [MQTT-3.3.1-5] to [MQTT-3.3.1-7]. None, or the limit that forbids it, which is counted.
         """
         owner = "" if publisher is None else publisher.client_id
-        stamp = self._stamps.stamp(now)
+        stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
         if not message.payload:
-            if self._retained.delete(message.topic, stamp):
+            if self._retained.delete(message.topic, stamp, now):
                 self._counters.retained_deleted += 1
             self._neighbours.retained(message, owner, stamp)
             return None

@@ -20,13 +20,12 @@ from typing import Final
 from broker.reasons import DropReason
 from broker.routing.deadlines import Deadlines
 from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
-from broker.routing.hybrid_clock import age
 from broker.routing.levels import Level, LevelTree
 from broker.session.message import Message
 
 LEVEL_BYTES: Final = 150  # what one level of a topic costs in the tree, about
 EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bounds what it costs
-TOMBSTONE: Final = 60.0  # seconds after which no older write comes any more
+TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older write comes any more
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,14 @@ class Kept(Message):
         return "" if self.owner is None else self.owner.client_id
 
 
+class Tombstone:
+    """A deletion with *stamp*, which this worker took at the monotonic time *since*."""
+
+    def __init__(self, stamp: int, since: float) -> None:
+        self.stamp = stamp
+        self.since = since
+
+
 class Retained:
     """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
@@ -66,7 +73,7 @@ class Retained:
     """
 
     _messages: dict[bytes, Kept]  # declared here: in there, bytes is a number
-    _tombstones: dict[bytes, int]  # stamps of deletions, about in their order
+    _tombstones: dict[bytes, Tombstone]  # in the order in which this worker took the deletions
 
     def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
@@ -98,13 +105,12 @@ class Retained:
     def merge(self, message: Message, now: float, client_id: str, stamp: int) -> bool:
         """Another worker kept *message* for *client_id*, or deleted it if it is empty; false if that is out of date."""
         topic = message.topic
-        former = self._messages.get(topic)
-        if stamp <= (self._tombstones.get(topic, 0) if former is None else former.stamp):
+        if stamp <= self.stamp_of(topic):
             return False
         if message.payload:
             self._put(message, client_id, stamp)
         else:
-            self.delete(topic, stamp)
+            self.delete(topic, stamp, now)
         return True
 
     def _put(self, message: Message, client_id: str, stamp: int) -> None:
@@ -156,11 +162,11 @@ class Retained:
             if not owner.topics:
                 del self._owners[owner.client_id]
 
-    def delete(self, topic: bytes, stamp: int = 0) -> bool:
+    def delete(self, topic: bytes, stamp: int = 0, now: float = 0.0) -> bool:
         """False if nothing is retained there. *stamp*: as for `put()`."""
         if stamp:
             self._tombstones.pop(topic, None)
-            self._tombstones[topic] = stamp
+            self._tombstones[topic] = Tombstone(stamp, now)
         former = self._messages.pop(topic, None)
         if former is None:
             return False
@@ -194,7 +200,7 @@ class Retained:
         """Forget up to *limit* deletions that are older than any write that may still come."""
         for _ in range(limit):
             topic = next(iter(self._tombstones), None)
-            if topic is None or age(self._tombstones[topic], now) < TOMBSTONE:
+            if topic is None or now - self._tombstones[topic].since < TOMBSTONE:
                 break
             del self._tombstones[topic]
 
@@ -212,7 +218,13 @@ class Retained:
 
     def tombstone(self, topic: bytes) -> int:
         """The stamp of the deletion of *topic*, 0 if there was none."""
-        return self._tombstones.get(topic, 0)
+        tombstone = self._tombstones.get(topic)
+        return 0 if tombstone is None else tombstone.stamp
+
+    def stamp_of(self, topic: bytes) -> int:
+        """The stamp of the last write to *topic*, a deletion included; 0 if no write is known."""
+        kept = self._messages.get(topic)
+        return self.tombstone(topic) if kept is None else kept.stamp
 
     def statistics(self) -> RetainedStatistics:
         return RetainedStatistics(len(self._messages), self._bytes, self._refused)
