@@ -31,7 +31,6 @@ COMPILED = [
     "broker/config/tenants.py",
     "broker/control/heartbeat.py",
     "broker/control/link.py",
-    "broker/control/link_frames.py",
     "broker/delivery/*.py",
     "broker/insight/[!l]*.py",
     "broker/metrics/[!r]*.py",

@@ -1,12 +1,12 @@
-# A worker as a process: `python -m broker DESCRIPTOR`, started by the supervisor and by nobody else.
+# A worker as a process: `python -m broker DESCRIPTOR PARENT`. Only the supervisor starts it.
 #
-# DESCRIPTOR is the worker's end of the link. The first frame on it is the assignment: which shard this is, the
-# configuration, and which descriptors are the listening sockets, the heartbeat and the log. So nothing is opened here
-# that could fail because of somebody else, and nothing of ours is on the command line for others to read.
+# DESCRIPTOR is the worker's end of the link, PARENT the process id of the supervisor. The first frame on the link is
+# the assignment: the shard, the configuration, and the descriptors of the listening sockets, the heartbeat and the log.
+# So the worker opens nothing whose failure depends on other programs, and its command line holds nothing private.
 #
-# No worker outlives its supervisor: the kernel kills it (PR_SET_PDEATHSIG), and the end of the link would, too.
-# Signals that a terminal or an init system sends to all of a group are the supervisor's: it says what becomes of them.
-import ctypes
+# No worker outlives its supervisor: the kernel kills it (die_with_parent.py), and the end of the link ends it, too.
+# A worker ignores the signals that a terminal or an init system sends to the whole process group: the supervisor
+# handles them and tells its workers.
 import faulthandler
 import mmap
 import os
@@ -16,57 +16,78 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, Final, Never, TextIO
+from typing import Final, Never, TextIO, assert_never
 
 import trio
 
 from broker.auth.files import AccessFileError
 from broker.config.sources import restored
+from broker.control.die_with_parent import die_with_parent
+from broker.control.frame_codec import LENGTH, FrameError, body_length, encode
+from broker.control.frames import (
+    SUPERVISOR_FRAMES,
+    Answer,
+    Assignment,
+    CannotStart,
+    ChangeLimits,
+    Drain,
+    Ended,
+    FromSupervisor,
+    LoopStarted,
+    NewPeer,
+    OtherWorkers,
+    PublishWills,
+    Ready,
+    RedisMoved,
+    Reload,
+    Reloaded,
+    ReopenLog,
+    Request,
+    StatisticsReport,
+    WillSettled,
+)
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
-from broker.control.link import Frame, Link
-from broker.control.link_frames import LENGTH, body_length, frame, unpack
+from broker.control.link import Link
 from broker.insight.admin_requests import AdminRequests, RequestRefused
 from broker.insight.logs import configure
 from broker.net.transports.certificates import CertificateError
-from broker.store.redis.address import RedisAddress, from_parts
+from broker.store.redis.address import RedisAddress
 from broker.worker import OWN_DESCRIPTORS, Worker
 from broker.worker_id import WorkerId
 
-PR_SET_PDEATHSIG: Final = 1  # prctl(2)
-SUPERVISORS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STATISTICS: Final = 1.0  # seconds
-PATIENCE: Final = 1.0  # seconds for our last words to leave
+SUPERVISOR_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STATISTICS_INTERVAL: Final = 1.0  # seconds
+LAST_FRAME_TIMEOUT: Final = 1.0  # seconds
 CANNOT_START: Final = 2  # exit code
 
 
 class Process:
-    """One worker with what joins it to its supervisor."""
+    """One worker, and what connects it with its supervisor."""
 
-    def __init__(self, sock: socket.socket, assignment: Frame) -> None:
+    def __init__(self, sock: socket.socket, assignment: Assignment) -> None:
         """AccessFileError, CertificateError."""
-        config = restored(assignment["config"])
-        page = mmap.mmap(assignment["heartbeat"], 0)
-        self._log_path: str = assignment["log_path"]
-        self._log_descriptor: int = assignment["log"]
-        self._heartbeat = Heartbeat(page, assignment["shard"], assignment["incarnation"])
+        config = restored(assignment.config)
+        page = mmap.mmap(assignment.heartbeat, 0)
+        self._log_path = assignment.log_path
+        self._log_descriptor = assignment.log
+        self._heartbeat = Heartbeat(page, assignment.worker.shard, assignment.worker.incarnation)
         self._heartbeat.stamp(time.monotonic())
-        workers: int = assignment["workers"]
-        connections = assignment["descriptors"] - OWN_DESCRIPTORS
-        if config.limits.connections:
-            connections = min(connections, -(-config.limits.connections // workers))  # the limit is the node's
+        connections = assignment.descriptor_limit - OWN_DESCRIPTORS
+        if config.limits.connections:  # the limit is the node's
+            connections = min(connections, -(-config.limits.connections // assignment.workers))
         self._connections = connections
         self.worker = worker = Worker(
             config,
             connections,
             heartbeat=self._heartbeat,
-            workers=workers,
-            identity=WorkerId(assignment["node"], assignment["shard"], assignment["incarnation"]),
-            redis=from_parts(assignment["redis"]),
-            alone=assignment["alone"],
+            workers=assignment.workers,
+            identity=assignment.worker,
+            redis=assignment.redis,
+            alone=assignment.alone,
         )
         assert worker.registration is not None
         self._registration = worker.registration
-        self._registration.store.untold = self._tell_of_will
+        self._registration.store.untold = self._send_will_settled
         self._requests = AdminRequests(
             worker.store,
             worker.lifecycle,
@@ -79,43 +100,43 @@ class Process:
         )
         self._stopping = trio.Event()
         sock.setblocking(False)
-        self._link = Link(worker.reactor, sock, self._take, self._orphaned)
+        self._link = Link(worker.reactor, sock, self._take, self._link_lost)
         if config.overload.trace:
-            worker.trace_to(os.path.join(assignment["folder"], "trace", f"worker-{worker.shard}.trace"))
+            worker.trace_to(os.path.join(assignment.folder, "trace", f"worker-{worker.shard}.trace"))
         transports = worker.transports()
-        self._doors = [
-            (socket.socket(fileno=descriptor), transports[name]) for descriptor, name in assignment["listeners"]
+        self._listeners = [
+            (socket.socket(fileno=listener.descriptor), transports[listener.transport])
+            for listener in assignment.listeners
         ]
-        for peer in assignment["peers"]:
-            self._join(peer, peer["descriptors"])
-        worker.client_overrides.change(assignment["limits"], [])
+        for peer in assignment.peers:
+            self._join(peer.worker, peer.data, peer.control)
+        worker.client_overrides.change(assignment.limits, [])
         worker.mesh.on_joined = self._open
         worker.collector.start(worker.clock())
 
-    def _join(self, peer: Frame, descriptors: list[int]) -> None:
-        """Meet another worker, at the other ends of two sockets."""
+    def _join(self, peer: WorkerId, *descriptors: int) -> None:
+        """Connect with the worker *peer*, by the *descriptors* of the data lane and of the control lane."""
         data, control = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         for lane in (data, control):
             lane.setblocking(False)
-        worker = WorkerId(self.worker.identity.node, peer["shard"], peer["incarnation"])
-        self.worker.mesh.join(worker, data, control)
+        self.worker.mesh.join(peer, data, control)
 
     def _open(self) -> None:
-        """Serve clients, once the others have told us what they know."""
-        if not self._doors or not self.worker.mesh.complete():
+        """Accept connections, once all peers have sent what they know."""
+        if not self._listeners or not self.worker.mesh.complete():
             return
-        doors, self._doors = self._doors, []
-        for door, transport in doors:
-            self.worker.loop.listen(door, transport)
-        self._heartbeat.enter(SERVING, self.worker.clock())  # from now on a second of silence is death
-        self._link.send("ready", {"connections": self._connections})
+        listeners, self._listeners = self._listeners, []
+        for listener, transport in listeners:
+            self.worker.loop.listen(listener, transport)
+        self._heartbeat.enter(SERVING, self.worker.clock())  # the limit for silence is one second from now on
+        self._link.send(Ready(self._connections))
 
     async def serve(self) -> None:
         worker = self.worker
-        self._link.send("begun", {})  # the others may hear of us
+        self._link.send(LoopStarted())
         self._open()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_statistics)
+            nursery.start_soon(self._send_statistics)
             await worker.serve(self._stopping)
             nursery.cancel_scope.cancel()
         worker.client_log.flush()
@@ -123,38 +144,40 @@ class Process:
         lost = worker.sessions_here()
         if lost:
             worker.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
-        self._link.send_last("ended", {"sessions_lost": lost}, PATIENCE)
+        self._link.send_last(Ended(lost), LAST_FRAME_TIMEOUT)
         worker.close()
 
-    def _take(self, found: Frame) -> None:
-        """Do what the supervisor says."""
-        kind = found["kind"]
-        if kind == "drain":
-            self.worker.hands_over = found["hand_over"]
-            self._stopping.set()
-        elif kind == "reload":
-            self._reload()
-        elif kind == "peer":
-            self._join(found, self._link.take_descriptors(2))
-        elif kind == "others":
-            self.worker.others = found
-        elif kind == "mourn":
-            done = [(client, epoch) for client, epoch in found["done"]]
-            self._registration.publish_wills_of(found["incarnation"], self.worker.clock(), done)
-        elif kind == "redis":
-            self._move_redis(from_parts(found["address"]))
-        elif kind == "limits":
-            self.worker.client_overrides.change(found["holding"], found["over"])
-        elif kind == "log":
-            self._reopen_log()
-        elif kind == "request":
-            self._link.send("answer", {"id": found["id"], **self._answer(found["what"], found["arguments"])})
-        else:
-            self.worker.log.error("unknown_frame", kind=kind)
+    def _take(self, frame: FromSupervisor) -> None:
+        """Handle one frame from the supervisor."""
+        worker = self.worker
+        match frame:
+            case Drain():
+                worker.hands_over = frame.hand_over
+                self._stopping.set()
+            case Reload():
+                self._reload()
+            case NewPeer():
+                self._join(frame.worker, *self._link.take_descriptors(2))
+            case OtherWorkers():
+                worker.others = frame.report
+            case PublishWills():
+                self._registration.publish_wills_of(frame.incarnation, worker.clock(), frame.done)
+            case RedisMoved():
+                self._move_redis(frame.address)
+            case ChangeLimits():
+                worker.client_overrides.change(frame.limits, frame.ended)
+            case ReopenLog():
+                self._reopen_log()
+            case Request():
+                self._link.send(self._answer(frame))
+            case Assignment():
+                self._link_lost("a second assignment")
+            case _:
+                assert_never(frame)
 
-    def _tell_of_will(self, client_id: str, epoch: int) -> None:
-        """Should we die before Redis is back, whoever mourns for us finds it there still."""
-        self._link.send("will_done", {"client": client_id, "epoch": epoch})
+    def _send_will_settled(self, client_id: str, epoch: int) -> None:
+        """If this worker ends before Redis is back, the worker that publishes its wills skips this one."""
+        self._link.send(WillSettled(client_id, epoch))
 
     def _move_redis(self, address: RedisAddress) -> None:
         now = self.worker.clock()
@@ -164,67 +187,68 @@ class Process:
     def _reopen_log(self) -> None:
         try:
             reopen(self._log_path, self._log_descriptor)
-        except OSError as error:  # a folder that is gone, say: the lines go on to where they went
+        except OSError as error:  # such as a folder that was removed: the former file stays in use
             self.worker.log.error("log_file_failed", path=self._log_path, why=error.strerror)
 
     def _reload(self) -> None:
         heartbeat, clock = self._heartbeat, self.worker.clock
         phase = heartbeat.phase
-        heartbeat.enter(STARTING, clock())  # a long file takes its time
+        heartbeat.enter(STARTING, clock())  # a long password file takes more than a second
         why = self.worker.reload()
         heartbeat.enter(phase, clock())
-        self._link.send("reloaded", {"error": why})
+        self._link.send(Reloaded(why))
 
-    def _answer(self, what: str, arguments: dict[str, Any]) -> Frame:
+    def _answer(self, request: Request) -> Answer:
         try:
-            return {"result": self._requests.answer(what, arguments)}
+            return Answer(request.number, self._requests.answer(request.what, request.arguments), "")
         except RequestRefused as error:
-            return {"error": str(error)}
-        except Exception as error:  # our mistake: it costs this answer and not the worker
+            return Answer(request.number, None, str(error))
+        except Exception as error:  # a bug: it costs this answer, and the worker goes on
             self.worker.internal_errors.report(error)
-            return {"error": "The worker failed on this; its log says how."}
+            return Answer(request.number, None, "The worker failed on this; its log says how.")
 
-    async def _tell_statistics(self) -> None:
-        worker = self.worker
+    async def _send_statistics(self) -> None:
         while True:
-            await trio.sleep(STATISTICS)
-            if not self._link.owes():  # or they would pile up while the supervisor is stopped
-                self._link.send("statistics", worker.statistics())
+            await trio.sleep(STATISTICS_INTERVAL)
+            if not self._link.owes():  # otherwise reports would pile up while the supervisor is stopped
+                self._link.send(StatisticsReport(self.worker.statistics()))
 
-    def _orphaned(self, why: str) -> None:
-        """The supervisor is gone, or says what we do not understand: it will start us anew, if it is there."""
+    def _link_lost(self, why: str) -> None:
+        """The supervisor has ended, or sent a wrong frame: in that case it starts another worker."""
         self.worker.log.error("link_lost", why=why)
         os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> None:
     faulthandler.enable()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in SUPERVISORS:
+    descriptor, parent = map(int, arguments)
+    die_with_parent(parent)
+    for number in SUPERVISOR_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISORS)  # those that came before are forgotten here
-    sock = socket.socket(fileno=int(arguments[0]))
-    assignment = received(sock)
-    if os.getppid() != assignment["supervisor"]:
-        sys.exit(1)  # it died before we asked to die with it
-    about = {"node": assignment["node"], "worker": assignment["shard"]}
-    values = assignment["config"]
-    configure(values["log.level"], values["log.format"], lines_to(assignment["log"]), about)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISOR_SIGNALS)  # those that arrived meanwhile are ignored, too
+    sock = socket.socket(fileno=descriptor)
+    assignment = first_frame(sock)
+    about = {"node": assignment.worker.node, "worker": assignment.worker.shard}
+    values = assignment.config
+    configure(values["log.level"], values["log.format"], lines_to(assignment.log), about)
     try:
         process = Process(sock, assignment)
     except (AccessFileError, CertificateError) as error:
-        give_up(sock, str(error))
+        cannot_start(sock, str(error))
     try:
         trio.run(process.serve)
     except BaseException as error:
         traceback.print_exc()
         process.worker.log.error("worker_failed", exc_info=error)
-        os._exit(1)  # whatever else is left of it, threads too
+        os._exit(1)  # ends threads, too
 
 
-def received(sock: socket.socket) -> Frame:
-    """The first frame, and not a byte of the next."""
-    return unpack(exactly(sock, body_length(exactly(sock, LENGTH))))
+def first_frame(sock: socket.socket) -> Assignment:
+    """Read the assignment, and no byte of the next frame."""
+    frame = SUPERVISOR_FRAMES.decode(exactly(sock, body_length(exactly(sock, LENGTH))))
+    if not isinstance(frame, Assignment):
+        raise FrameError(f"a frame {type(frame).__name__} before the assignment")
+    return frame
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -232,7 +256,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = sock.recv(size - len(data))
         if not more:
-            sys.exit(1)  # the supervisor has gone
+            sys.exit(1)  # the supervisor has ended
         data += more
     return data
 
@@ -242,16 +266,16 @@ def lines_to(descriptor: int) -> TextIO:
 
 
 def reopen(path: str, descriptor: int) -> None:
-    """Have *descriptor* lead to the file that is now at *path*; "": there is none. OSError."""
+    """Open *path* again as *descriptor*; "": log lines go to no file. OSError."""
     if path:
         new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(new, descriptor)
         os.close(new)
 
 
-def give_up(sock: socket.socket, sentence: str) -> Never:
+def cannot_start(sock: socket.socket, sentence: str) -> Never:
     sock.setblocking(True)
-    sock.sendall(frame("fatal", {"sentence": sentence}))
+    sock.sendall(encode(CannotStart(sentence)))
     sys.exit(CANNOT_START)
 
 

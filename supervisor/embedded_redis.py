@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from broker.control import die_with_parent
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, RedisUnusable, configuration, explain, prepare
@@ -29,7 +30,6 @@ LONGEST_PAUSE: Final = 5.0  # doubled up to this,
 SERVED: Final = 30.0  # and as at first when it has served that long
 TIME_TO_STOP: Final = 10.0  # seconds from SIGTERM to SIGKILL: it writes the end of its file
 LAST_WORDS: Final = 30  # lines
-LEASH: Final = Path(__file__).with_name("leash.py")
 
 
 class EmbeddedRedis:
@@ -140,7 +140,7 @@ class _Life:
     def start(self) -> None:
         self._began = self._heard = trio.current_time()
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *self._command],
+            [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -18,10 +18,11 @@ from typing import Any, Final
 import trio
 
 from broker.config.rate import RateError
+from broker.control.frames import ChangeLimits
 from broker.log import Log
 from broker.overload.overrides import Limit, OverrideError, Overrides, limit_from
 
-Frame = dict[str, Any]
+Facts = dict[str, Any]
 TYPES: Final[dict[str, type]] = {
     "client": str,
     "rate": str,
@@ -42,11 +43,12 @@ class ClientLimits:
         self,
         path: Path,
         log: Log,
+        send: Callable[[ChangeLimits], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """*clock*: that of the workers; *wall*: Unix time. OSError: *path* cannot be read."""
-        self.tell: Callable[[Frame], None] = _nothing  # called with each change: what `Limiting.change` takes
+        self._send = send
         self._path = path
         self._log = log
         self._clock = clock
@@ -88,12 +90,12 @@ class ClientLimits:
         self._tell([], [client])
         return True
 
-    def listed(self) -> list[Frame]:
+    def listed(self) -> list[Facts]:
         """Those that hold, each with the seconds that are `left`; the next to end first."""
         now = self._clock()
         return [{**one.described(), "left": round(one.until - now, 3)} for one in self._table.limits(now)]
 
-    def holding(self) -> list[Frame]:
+    def holding(self) -> list[Facts]:
         """The same for a worker."""
         return [{**one.described(), "until": one.until} for one in self._table.limits(self._clock())]
 
@@ -118,7 +120,7 @@ class ClientLimits:
         self._log.info("limit_expired", **_facts(limit), set_by=limit.by)
 
     def _tell(self, limits: list[Limit], over: list[str]) -> None:
-        self.tell({"holding": [{**one.described(), "until": one.until} for one in limits], "over": over})
+        self._send(ChangeLimits([{**one.described(), "until": one.until} for one in limits], over))
         self._changed.set()
         self._changed = trio.Event()
 
@@ -173,14 +175,10 @@ def _limit_of(line: str, now: float, wall: float) -> Limit:
     return limit_from(facts, now + left)
 
 
-def _facts(limit: Limit) -> Frame:
+def _facts(limit: Limit) -> Facts:
     return {
         "client": limit.client_id,
         "rate": limit.rate,
         "protection": not limit.exempt,
         "why": limit.reason,
     }
-
-
-def _nothing(frame: Frame) -> None:
-    pass

@@ -18,9 +18,26 @@ import trio
 from broker.config.schema import Config
 from broker.config.sources import described
 from broker.control import heartbeat
+from broker.control.frames import (
+    Assignment,
+    ChangeLimits,
+    FromWorker,
+    ListenerSocket,
+    OtherWorkers,
+    PeerSockets,
+    PublishWills,
+    Ready,
+    RedisMoved,
+    Reload,
+    Reloaded,
+    ReopenLog,
+    StatisticsReport,
+    WillSettled,
+)
 from broker.control.machine import raise_descriptor_limit
 from broker.net.listeners import shut
 from broker.version import VERSION, form
+from broker.worker_id import WorkerId
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
@@ -29,7 +46,7 @@ from supervisor.obituaries import Obituaries
 from supervisor.redis_server import RedisUnusable
 from supervisor.supervision import Again, Deaths
 from supervisor.totals import Totals
-from supervisor.workers import Frame, WorkerProcess
+from supervisor.workers import WorkerProcess
 
 GAVE_UP: Final = 3  # exit code
 CANNOT_START: Final = 2  # exit code
@@ -73,8 +90,7 @@ class Node:
         self.shards = [Shard(number, opened) for number, opened in enumerate(doors)]
         self.totals = Totals()
         self.log = structlog.get_logger()
-        self.limits = ClientLimits(folder.path / "limits", self.log)
-        self.limits.tell = self._tell_limits
+        self.limits = ClientLimits(folder.path / "limits", self.log, self._tell_limits)
         self.on_ready: Callable[[], None] = _nothing  # called once, when all workers are ready for the first time
         self.sentence = ""  # why the node ended, if it did not mean to
         self.addresses = [(name, *door.getsockname()[:2]) for name, door in doors[0]]
@@ -147,11 +163,11 @@ class Node:
     def _tell_redis(self) -> None:
         self.log.info("redis_address_changed", address=str(self.redis.address))
         for process in self._processes():
-            process.send("redis", {"address": self.redis.address.parts()})
+            process.send(RedisMoved(self.redis.address))
 
-    def _tell_limits(self, change: Frame) -> None:
+    def _tell_limits(self, change: ChangeLimits) -> None:
         for process in self._processes():
-            process.send("limits", change)
+            process.send(change)
 
     def stop(self, why: str) -> None:
         """Have all clients told that we shut down, and end."""
@@ -207,33 +223,33 @@ class Node:
         """The sum over all workers."""
         return self.totals.with_([process.statistics for process in self._processes()])
 
-    def heard(self, process: WorkerProcess, found: Frame) -> None:
+    def heard(self, process: WorkerProcess, frame: FromWorker) -> None:
         """A worker says something."""
-        kind = found["kind"]
-        if kind == "ready":
-            self.log.info("worker_ready", worker=process.shard, pid=process.pid)
-            self._have_mourned()
-            if self._stopping.is_set():
-                process.drain()
-            elif not self._ready and all(_serves(shard) for shard in self.shards):
-                self._ready = True
-                workers = len(self.shards)
-                facts = {"workers": workers, "connections": workers * found["connections"]}
-                self.log.info("started", version=VERSION, form=form(), **facts, folder=str(self.folder.path))
-                self.on_ready()
-        elif kind == "reloaded":
-            process.reloaded = found["error"]
-        elif kind == "will_done":
-            self._obituaries.has_done(process.incarnation, found["client"], found["epoch"])
-        elif kind == "statistics":
-            words = process.words()
-            if words:
-                self.log.warning("worker_stderr", worker=process.shard, words=words)
-            others = self.totals.with_([one.statistics for one in self._processes() if one is not process])
-            if others != process.others:
-                process.others = others
-                process.send("others", others)
-            return
+        match frame:
+            case Ready():
+                self.log.info("worker_ready", worker=process.shard, pid=process.pid)
+                self._have_mourned()
+                if self._stopping.is_set():
+                    process.drain()
+                elif not self._ready and all(_serves(shard) for shard in self.shards):
+                    self._ready = True
+                    workers = len(self.shards)
+                    facts = {"workers": workers, "connections": workers * frame.connections}
+                    self.log.info("started", version=VERSION, form=form(), **facts, folder=str(self.folder.path))
+                    self.on_ready()
+            case Reloaded():
+                process.reloaded = frame.error
+            case WillSettled():
+                self._obituaries.has_done(process.identity.incarnation, frame.client_id, frame.epoch)
+            case StatisticsReport():
+                words = process.words()
+                if words:
+                    self.log.warning("worker_stderr", worker=process.shard, words=words)
+                others = self.totals.with_([one.statistics for one in self._processes() if one is not process])
+                if others != process.others:
+                    process.others = others
+                    process.send(OtherWorkers(others))
+                return
         self._tell_change()
 
     # One shard.
@@ -242,7 +258,9 @@ class Node:
         """Keep a worker in *shard* until the node stops."""
         while not self._stopping.is_set():
             shard.leaving = False
-            process = shard.process = WorkerProcess(shard.number, secrets.randbits(63), self._page, self)
+            process = shard.process = WorkerProcess(
+                WorkerId(self.config.node.name, shard.number, secrets.randbits(63)), self._page, self
+            )
             try:
                 self._start(shard, process)
                 code = await process.watch()
@@ -252,7 +270,7 @@ class Node:
             words = process.words()
             process.close()
             self.totals.bury(process.statistics)
-            self._obituaries.died(process.incarnation)
+            self._obituaries.died(process.identity.incarnation)
             self._have_mourned()
             self._tell_change()
             if process.told_to_go and code == 0:
@@ -272,9 +290,8 @@ class Node:
         """The lowest worker that serves publishes the wills that ended ones have left."""
         for shard in self.shards:
             if _serves(shard) and shard.process is not None:
-                for incarnation in self._obituaries.told(shard.process.incarnation):
-                    done = self._obituaries.done_by(incarnation)
-                    shard.process.send("mourn", {"incarnation": incarnation, "done": done})
+                for incarnation in self._obituaries.told(shard.process.identity.incarnation):
+                    shard.process.send(PublishWills(incarnation, self._obituaries.done_by(incarnation)))
                 return
 
     def _shut(self, shard: Shard) -> None:
@@ -289,47 +306,44 @@ class Node:
             shard.shut = False
             for transport, door in shard.doors:
                 door.listen(getattr(self.config.listeners, transport).backlog)
-        doors = [(door.fileno(), transport) for transport, door in shard.doors]
+        listeners = [ListenerSocket(transport, door.fileno()) for transport, door in shard.doors]
         log = self._log_file.descriptor
-        assignment: Frame = {
-            "shard": shard.number,
-            "workers": len(self.shards),
-            "incarnation": process.incarnation,
-            "node": self.config.node.name,
-            "folder": str(self.folder.path),
-            "supervisor": os.getpid(),
-            "config": described(self.config),
-            "descriptors": self._descriptors,
-            "heartbeat": self._memory,
-            "log": log,
-            "log_path": self._log_file.path,
-            "listeners": doors,
-            "redis": self.redis.address.parts(),
-            "limits": self.limits.holding(),
-            "alone": len(self.shards) == 1 and self.redis.private(),
-        }
-        self._obituaries.born(process.incarnation)
-        lanes = self._introduce(process, assignment)
-        inherited = [self._memory, log, self.folder.alive, *(descriptor for descriptor, _ in doors)]
+        self._obituaries.born(process.identity.incarnation)
+        peers, lanes = self._introduce(process)
+        assignment = Assignment(
+            worker=process.identity,
+            workers=len(self.shards),
+            folder=str(self.folder.path),
+            config=described(self.config),
+            descriptor_limit=self._descriptors,
+            heartbeat=self._memory,
+            log=log,
+            log_path=self._log_file.path,
+            listeners=listeners,
+            peers=peers,
+            redis=self.redis.address,
+            alone=len(self.shards) == 1 and self.redis.private(),
+            limits=self.limits.holding(),
+        )
+        inherited = [self._memory, log, self.folder.alive, *(listener.descriptor for listener in listeners)]
         try:
             process.start(assignment, [*inherited, *(lane.fileno() for lane in lanes)])
         finally:
             for lane in lanes:
                 lane.close()
 
-    def _introduce(self, newcomer: WorkerProcess, assignment: Frame) -> list[socket.socket]:
+    def _introduce(self, newcomer: WorkerProcess) -> tuple[list[PeerSockets], list[socket.socket]]:
         """Ends of two sockets, one a lane, to each living worker, for *newcomer*; the others are for those workers."""
+        peers: list[PeerSockets] = []
         lanes: list[socket.socket] = []
-        assignment["peers"] = []
         for process in self._processes():
             if process is newcomer:
                 continue
             data, control = socket.socketpair(), socket.socketpair()
             lanes += [data[0], control[0]]
-            known = {"shard": process.shard, "incarnation": process.incarnation}
-            assignment["peers"].append({**known, "descriptors": [data[0].fileno(), control[0].fileno()]})
+            peers.append(PeerSockets(process.identity, data[0].fileno(), control[0].fileno()))
             newcomer.will_meet(process, [data[1], control[1]])
-        return lanes
+        return peers, lanes
 
     def _mourn(self, process: WorkerProcess, code: int, words: str) -> None:
         """A worker died that had not been told to go, or before it had gone."""
@@ -385,7 +399,7 @@ class Node:
             processes = [process for process in self._processes() if process.state == "serving"]
             for process in processes:
                 process.reloaded = None
-                process.send("reload", {})
+                process.send(Reload())
             with trio.move_on_after(UNTIL_READY):
                 await self._until(lambda: all(one.reloaded is not None or one.state == "dead" for one in processes))
         failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
@@ -395,7 +409,7 @@ class Node:
 
     def _reopen_logs(self) -> None:
         for process in self._processes():
-            process.send("log", {})
+            process.send(ReopenLog())
 
     async def _kill_late(self, processes: list[WorkerProcess]) -> None:
         await trio.sleep(self.config.drain.timeout + LATE)

@@ -20,7 +20,24 @@ from typing import Any, Final, Protocol
 import trio
 
 from broker.control import heartbeat
-from broker.control.link_frames import FrameError, FrameReader, frame
+from broker.control.frame_codec import FrameError, FrameReader, encode
+from broker.control.frames import (
+    WORKER_FRAMES,
+    Answer,
+    Assignment,
+    CannotStart,
+    Drain,
+    Ended,
+    FromSupervisor,
+    FromWorker,
+    LoopStarted,
+    NewPeer,
+    Ready,
+    Report,
+    Request,
+    StatisticsReport,
+)
+from broker.worker_id import WorkerId
 from supervisor.supervision import LOOK_EVERY, Silence, too_silent
 
 QUEUE: Final = 1000  # frames to a worker that does not read; then it is no better than a dead one
@@ -32,8 +49,6 @@ TAIL: Final = 2000  # characters of them that are told
 ANSWER: Final = 5.0  # seconds a worker has for an answer
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-Frame = dict[str, Any]
-
 
 class NoAnswer(Exception):
     """A worker did not answer, or not what was asked. Its text is one sentence."""
@@ -42,19 +57,19 @@ class NoAnswer(Exception):
 class Audience(Protocol):
     """What wants to know what a worker says."""
 
-    def heard(self, process: "WorkerProcess", found: Frame) -> None: ...
+    def heard(self, process: "WorkerProcess", frame: FromWorker) -> None: ...
 
 
 class WorkerProcess:
-    def __init__(self, shard: int, incarnation: int, page: mmap.mmap, audience: Audience) -> None:
-        self.shard = shard
-        self.incarnation = incarnation
+    def __init__(self, identity: WorkerId, page: mmap.mmap, audience: Audience) -> None:
+        self.identity = identity
+        self.shard = identity.shard
         self.pid = 0
         self.state = "starting"  # then "serving", "draining" or "dead"
         self.began = time.monotonic()
         self.ready_at: float | None = None
-        self.statistics: Frame = {}
-        self.others: Frame = {}  # what it was last told of the other workers
+        self.statistics: Report = {}
+        self.others: Report = {}  # what it was last told of the other workers
         self.sentence = ""  # why it cannot start, in its own words
         self.killed_for = ""  # why we killed it
         self.told_to_go = False
@@ -63,13 +78,13 @@ class WorkerProcess:
         self._audience = audience
         self._page = page
         self._silence = Silence(self.began)
-        self._words = os.memfd_create(f"weir-worker-{shard}-words", os.MFD_CLOEXEC)
+        self._words = os.memfd_create(f"weir-worker-{identity.shard}-words", os.MFD_CLOEXEC)
         ours, theirs = socket.socketpair()
         self._theirs: socket.socket | None = theirs
         self._link = trio.socket.from_stdlib_socket(ours)
         self._to_send, self._sending = trio.open_memory_channel[tuple[bytes, list[socket.socket]]](QUEUE)
         self._asked = 0
-        self._answers: dict[int, trio.MemorySendChannel[Frame]] = {}
+        self._answers: dict[int, trio.MemorySendChannel[Answer]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._to_meet: list[tuple[WorkerProcess, list[socket.socket]]] = []
 
@@ -80,7 +95,7 @@ class WorkerProcess:
         """
         self._to_meet.append((other, lanes))
 
-    def start(self, assignment: Frame, descriptors: Sequence[int]) -> None:
+    def start(self, assignment: Assignment, descriptors: Sequence[int]) -> None:
         """Execute it; it inherits *descriptors*. OSError."""
         assert self._theirs is not None
         heartbeat.clear(self._page, self.shard)
@@ -89,7 +104,7 @@ class WorkerProcess:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *interpreter_flags(), "-m", "broker", str(self._theirs.fileno())],
+                [sys.executable, *interpreter_flags(), "-m", "broker", str(self._theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
@@ -101,7 +116,7 @@ class WorkerProcess:
             self._theirs.close()
             self._theirs = None
         self.pid = self._process.pid
-        self.send("assignment", assignment)
+        self.send(assignment)
 
     async def watch(self) -> int:
         """Carry frames to and fro until the process has ended; its exit code, or minus the signal that ended it."""
@@ -131,10 +146,10 @@ class WorkerProcess:
                 waiting.close()
         return code
 
-    def send(self, kind: str, facts: Frame, sockets: Sequence[socket.socket] = ()) -> None:
+    def send(self, frame: FromSupervisor, sockets: Sequence[socket.socket] = ()) -> None:
         """Tell the worker; *sockets*, which are ours no longer, go with the frame."""
         try:
-            self._to_send.send_nowait((frame(kind, facts), list(sockets)))
+            self._to_send.send_nowait((encode(frame), list(sockets)))
         except trio.WouldBlock:
             self.kill("it does not read")
         except trio.BrokenResourceError:  # it has ended
@@ -146,7 +161,7 @@ class WorkerProcess:
         if self.state in ("starting", "serving"):
             self.state = "draining"
             self.told_to_go = True
-            self.send("drain", {"hand_over": hand_over})
+            self.send(Drain(hand_over))
 
     def kill(self, why: str) -> None:
         """End it at once, if it has not ended."""
@@ -154,17 +169,17 @@ class WorkerProcess:
             self.killed_for = self.killed_for or why
             self._process.kill()
 
-    async def ask(self, what: str, arguments: Frame) -> Any:
+    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:
         """What it answers; NoAnswer."""
         if self.state != "serving":
             raise NoAnswer(f"Worker {self.shard} is {self.state} and cannot be asked now.")
         self._asked += 1
         number = self._asked
-        answered, answer = trio.open_memory_channel[Frame](1)
+        answered, answer = trio.open_memory_channel[Answer](1)
         self._answers[number] = answered
         try:
             with trio.fail_after(ANSWER):
-                self.send("request", {"id": number, "what": what, "arguments": arguments})
+                self.send(Request(number, what, arguments))
                 found = await answer.receive()
         except trio.TooSlowError:
             raise NoAnswer(f"Worker {self.shard} did not answer within {ANSWER:g} seconds.") from None
@@ -172,9 +187,9 @@ class WorkerProcess:
             raise NoAnswer(f"Worker {self.shard} ended before it answered.") from None
         finally:
             self._answers.pop(number, None)
-        if found.get("error"):
-            raise NoAnswer(found["error"])
-        return found.get("result")
+        if found.error:
+            raise NoAnswer(found.error)
+        return found.result
 
     def words(self) -> str:
         """What it wrote to its stderr since this was last asked, the end of it."""
@@ -215,7 +230,7 @@ class WorkerProcess:
 
     async def _read_frames(self) -> None:
         """Hear what it says, until it has closed the link."""
-        reader = FrameReader()
+        reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
         while True:
             try:
                 data = await self._link.recv(READ)
@@ -230,27 +245,27 @@ class WorkerProcess:
             for found in frames:
                 self._hear(found)
 
-    def _hear(self, found: Frame) -> None:
-        kind = found["kind"]
-        if kind == "answer":
-            waiting = self._answers.get(found["id"])
-            if waiting is not None:
-                waiting.send_nowait(found)
-            return
-        if kind == "begun":
-            self._meet_others()
-            return
-        if kind == "ready":
-            self.ready_at = time.monotonic()
-            if self.state == "starting":
-                self.state = "serving"
-        elif kind == "statistics":
-            self.statistics = found
-        elif kind == "ended":
-            self.sessions_lost = found["sessions_lost"]
-        elif kind == "fatal":
-            self.sentence = found["sentence"]
-        self._audience.heard(self, found)
+    def _hear(self, frame: FromWorker) -> None:
+        match frame:
+            case Answer():
+                waiting = self._answers.get(frame.number)
+                if waiting is not None:
+                    waiting.send_nowait(frame)
+                return
+            case LoopStarted():
+                self._meet_others()
+                return
+            case Ready():
+                self.ready_at = time.monotonic()
+                if self.state == "starting":
+                    self.state = "serving"
+            case StatisticsReport():
+                self.statistics = frame.report
+            case Ended():
+                self.sessions_lost = frame.sessions_lost
+            case CannotStart():
+                self.sentence = frame.sentence
+        self._audience.heard(self, frame)
 
     def _meet_others(self) -> None:
         to_meet, self._to_meet = self._to_meet, []
@@ -259,7 +274,7 @@ class WorkerProcess:
                 for lane in lanes:
                     lane.close()
             else:
-                other.send("peer", {"shard": self.shard, "incarnation": self.incarnation}, lanes)
+                other.send(NewPeer(self.identity), lanes)
 
     async def _until_gone(self, process_descriptor: int, gone: trio.Event, reading: trio.CancelScope) -> None:
         await trio.lowlevel.wait_readable(process_descriptor)
@@ -274,7 +289,7 @@ class WorkerProcess:
         while True:
             await trio.sleep(LOOK_EVERY)
             incarnation, stamped, told = heartbeat.read(self._page, self.shard)
-            if incarnation == self.incarnation:
+            if incarnation == self.identity.incarnation:
                 phase = told
             silent = self._silence.look(stamped, time.monotonic())
             if too_silent(silent, phase, partial(stopped, self.pid)):

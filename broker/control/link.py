@@ -1,25 +1,25 @@
-# The link: a worker's end of the socket that joins it to its supervisor.
+# The link: a worker's end of the socket pair that connects it with its supervisor.
 #
-# The reactor serves it, ahead of clients: so what the supervisor wants is done between two slices, by the loop that
-# serves clients, and a worker that answers is one whose loop turns. Its end means that the supervisor is gone.
+# The reactor serves the link, before clients. So a frame of the supervisor is handled between two slices, by the loop
+# that serves clients, and an answer shows that this loop turns. When the link ends, the supervisor has ended.
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from broker.control.link_frames import LARGEST, FrameError, FrameReader, frame
+from broker.control.frame_codec import LARGEST, FrameError, FrameReader, encode
+from broker.control.frames import SUPERVISOR_FRAMES, FromSupervisor, FromWorker
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.net.reactor import Reactor
 from broker.net.stream import Handler, Stream
 from broker.reasons import CloseReason
 
-Frame = dict[str, Any]
-UNITS: Final = 1  # of a round that one frame counts for
-MOST_DESCRIPTORS: Final = 64  # in one recv
+UNITS: Final = 1  # of a round's quantum, for one frame
+MOST_DESCRIPTORS: Final = 64  # received by one recvmsg()
 
 
 class LinkStream(Stream):
-    """A stream that descriptors come with (unix(7), SCM_RIGHTS): before the frame that they belong to, or with it."""
+    """A stream that also receives descriptors (unix(7), SCM_RIGHTS), before or with the frame that they belong to."""
 
     def __init__(self, sock: socket.socket, address: str, outbox: Outbox) -> None:
         super().__init__(sock, address, outbox)
@@ -35,7 +35,7 @@ class LinkStream(Stream):
         if not data:
             self.finished = True
             return 0
-        self.input = data  # the handler always takes all
+        self.input = data  # the handler always consumes all of it
         self.position = 0
         self.left = len(data)
         return self.left
@@ -43,41 +43,44 @@ class LinkStream(Stream):
 
 class Link(Handler):
     def __init__(
-        self, reactor: Reactor, sock: socket.socket, take: Callable[[Frame], None], ended: Callable[[str], None]
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        take: Callable[[FromSupervisor], None],
+        ended: Callable[[str], None],
     ) -> None:
-        """*take* is called with each frame; *ended* with the reason when no more will come."""
+        """*take* is called with each frame, and *ended* with the reason when the link has ended."""
         self._reactor = reactor
         self._sock = sock
-        self._reader = FrameReader()
+        self._reader: FrameReader[FromSupervisor] = FrameReader(SUPERVISOR_FRAMES)
         self._take = take
         self._ended = ended
-        budget = OutboundBudget(2 * LARGEST)  # its own: what clients are owed is no reason to be silent
+        budget = OutboundBudget(2 * LARGEST)  # not that of the clients, which may be used up
         self._outbox = Outbox(sock.fileno(), LARGEST, LARGEST, budget, reactor.dirty)
         self._stream = LinkStream(sock, "supervisor", self._outbox)
         reactor.attach(self._stream, self)
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next *count* descriptors that came with frames."""
+        """The next *count* descriptors that were received."""
         received = self._stream.descriptors
         return [received.popleft() for _ in range(count)]
 
-    def send(self, kind: str, facts: Frame) -> None:
-        """Tell the supervisor."""
-        self._outbox.write(frame(kind, facts))
+    def send(self, frame: FromWorker) -> None:
+        self._outbox.write(encode(frame))
         self._reactor.wake()
 
-    def send_last(self, kind: str, facts: Frame, patience: float) -> None:
-        """The same once the reactor turns no more, for *patience* seconds; the supervisor may have gone."""
+    def send_last(self, frame: FromWorker, timeout: float) -> None:
+        """Send *frame* when the reactor does not run any more; wait at most *timeout* seconds."""
         if self._outbox.size:
-            return  # it does not listen: a frame of its own would come in the middle of another
+            return  # the supervisor does not read: *frame* would come in the middle of another frame
         try:
-            self._sock.settimeout(patience)
-            self._sock.sendall(frame(kind, facts))
-        except OSError:
+            self._sock.settimeout(timeout)
+            self._sock.sendall(encode(frame))
+        except OSError:  # the supervisor has ended
             pass
 
     def owes(self) -> bool:
-        """Something has not left yet."""
+        """Whether a frame is not sent yet."""
         return self._outbox.size > 0
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:

@@ -1,13 +1,23 @@
-# The worker's end of the link, in a broker whose time stands still.
+# The worker's end of the link, in a broker whose clock is set by the test.
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from broker.control.link import Frame, Link
-from broker.control.link_frames import FrameReader, frame
+from broker.control.frame_codec import FrameReader, encode
+from broker.control.frames import (
+    WORKER_FRAMES,
+    Answer,
+    Drain,
+    FromSupervisor,
+    FromWorker,
+    NewPeer,
+    OtherWorkers,
+    Request,
+)
+from broker.control.link import Link
+from broker.worker_id import WorkerId
 from tests.inprocess import Broker
 
 Brokers = Callable[..., Broker]
@@ -21,18 +31,18 @@ class Supervisor:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         theirs.setblocking(False)
-        self.taken: list[Frame] = []  # by the worker
+        self.taken: list[FromSupervisor] = []  # by the worker
         self.ended: list[str] = []
         self.link = Link(broker.reactor, theirs, self.taken.append, self.ended.append)
-        self._reader = FrameReader()
+        self._reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.socket.sendall(data)
         self.broker.settle()
 
-    def hear(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[FromWorker]:
         self.broker.settle()
-        found: list[dict[str, Any]] = []
+        found: list[FromWorker] = []
         while True:
             try:
                 found += self._reader.feed(self.socket.recv(1 << 20))
@@ -48,14 +58,14 @@ def supervisor(brokers: Brokers) -> Iterator[Supervisor]:
     one.socket.close()
 
 
-def test_what_comes_behind_a_descriptor_is_read_with_it(supervisor: Supervisor) -> None:
-    """A recv() ends behind a descriptor, with more to read, of which the kernel does not tell again."""
+def test_frames_behind_a_descriptor_are_read_with_it(supervisor: Supervisor) -> None:
+    """A recvmsg() ends behind a descriptor although more can be read, and the kernel does not report that again."""
     ours = supervisor.socket.fileno()
-    socket.send_fds(supervisor.socket, [frame("peer", {"id": 1})], [ours])
-    socket.send_fds(supervisor.socket, [frame("peer", {"id": 2})], [ours, ours])
-    supervisor.say(frame("drain", {}))
+    socket.send_fds(supervisor.socket, [encode(NewPeer(WorkerId("n", 1, 10)))], [ours])
+    socket.send_fds(supervisor.socket, [encode(NewPeer(WorkerId("n", 2, 20)))], [ours, ours])
+    supervisor.send(encode(Drain(hand_over=False)))
 
-    assert [{"kind": "peer", "id": 1}, {"kind": "peer", "id": 2}, {"kind": "drain"}] == supervisor.taken
+    assert [NewPeer(WorkerId("n", 1, 10)), NewPeer(WorkerId("n", 2, 20)), Drain(hand_over=False)] == supervisor.taken
     descriptors = supervisor.link.take_descriptors(3)
     assert 3 == len({*descriptors})
     for descriptor in descriptors:
@@ -63,27 +73,29 @@ def test_what_comes_behind_a_descriptor_is_read_with_it(supervisor: Supervisor) 
 
 
 def test_frames_go_both_ways_beside_clients(supervisor: Supervisor) -> None:
-    """A worker could be told nothing, or tell nothing."""
+    """The supervisor could send a worker nothing, or receive nothing."""
     client = supervisor.broker.connect("somebody")
+    request, answer = Request(1, "why", {"client": "c"}), Answer(1, [b"x", 1.5], "")
 
-    supervisor.say(frame("request", {"id": 1}) + frame("drain", {}))
-    supervisor.link.send("answer", {"id": 1, "result": [b"x", 1.5]})
+    supervisor.send(encode(request) + encode(Drain(hand_over=True)))
+    supervisor.link.send(answer)
 
-    assert [{"kind": "request", "id": 1}, {"kind": "drain"}] == supervisor.taken
-    assert [{"kind": "answer", "id": 1, "result": [b"x", 1.5]}] == supervisor.hear()
+    assert [request, Drain(hand_over=True)] == supervisor.taken
+    assert [answer] == supervisor.receive()
     assert not supervisor.link.owes()
     assert not client.closed
 
 
 def test_a_frame_may_come_in_pieces_and_be_large(supervisor: Supervisor) -> None:
-    """What is larger than a socket's buffer would be cut, or end the worker."""
-    data = frame("assignment", {"config": "c" * 300_000})
+    """A frame that is larger than a socket's buffer would be cut, or end the worker."""
+    report, answer = OtherWorkers({"c": "c" * 300_000}), Answer(1, "r" * 3_000_000, "")
+    data = encode(report)
     for position in range(0, len(data), 50_000):
-        supervisor.say(data[position : position + 50_000])
-    supervisor.link.send("answer", {"result": "r" * 3_000_000})
+        supervisor.send(data[position : position + 50_000])
+    supervisor.link.send(answer)
 
-    assert [300_000] == [len(found["config"]) for found in supervisor.taken]
-    assert [3_000_000] == [len(found["result"]) for found in supervisor.hear()]
+    assert [report] == supervisor.taken
+    assert [answer] == supervisor.receive()
 
 
 def test_the_end_of_the_link_is_told(supervisor: Supervisor) -> None:
@@ -94,10 +106,10 @@ def test_the_end_of_the_link_is_told(supervisor: Supervisor) -> None:
     assert ["peer_closed"] == supervisor.ended
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", frame("x", {})[:4] + b"\xc1" * 8])
-def test_what_is_no_frame_ends_it(supervisor: Supervisor, data: bytes) -> None:
-    """A worker would take noise for an order, or wait for its end."""
-    supervisor.say(data)
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\x08" + b"\xc1" * 8, encode(Answer(1, 2, ""))])
+def test_a_wrong_frame_ends_the_link(supervisor: Supervisor, data: bytes) -> None:
+    """A worker would obey random bytes, or wait for a frame that never ends."""
+    supervisor.send(data)
 
     assert 1 == len(supervisor.ended)
     assert "a frame" in supervisor.ended[0]
@@ -110,5 +122,5 @@ def test_the_supervisor_is_no_client(supervisor: Supervisor) -> None:
     supervisor.broker.lifecycle.stop(supervisor.broker.clock.now)
 
     assert [] == supervisor.broker.streams()
-    assert [] == supervisor.hear()
+    assert [] == supervisor.receive()
     assert [] == supervisor.ended

@@ -17,6 +17,7 @@ from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.report import report
 from broker.reasons import CloseReason, DropReason, FilterRefusal, FlushCause, PauseReason, PublishRefusal
+from broker.worker_id import WorkerId
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.metrics import exposition
@@ -62,7 +63,7 @@ async def served(folder: NodeFolder) -> str:
     config = Config()
     redis = NodeRedis(config, folder, structlog.get_logger())
     node = Node(config, folder, [[]], LogFile(), lambda: "", redis)
-    worker = WorkerProcess(0, 1, node._page, node)
+    worker = WorkerProcess(WorkerId("weir", 0, 1), node._page, node)
     worker.state = "serving"
     worker.statistics = dict(told)
     node.shards[0].process = worker

@@ -1,12 +1,12 @@
 # The limits of single clients, as their supervisor keeps them.
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from broker.control.frames import ChangeLimits
 from broker.overload.overrides import limit_from
 from supervisor.limits import ClientLimits, LimitRefused
 
@@ -35,9 +35,8 @@ class Life:
         self.now = monotonic
         self.wall = wall
         self.log = Lines()
-        self.told: list[dict[str, Any]] = []
-        self.limits = ClientLimits(path, self.log, lambda: self.now, lambda: self.wall)
-        self.limits.tell = self.told.append
+        self.told: list[ChangeLimits] = []
+        self.limits = ClientLimits(path, self.log, self.told.append, lambda: self.now, lambda: self.wall)
 
     def set(self, client: str, seconds: float = 60.0, rate: str = "10:1", exempt: bool = False) -> None:
         self.limits.set(client, rate, exempt, seconds, "jo (uid 7)", "floods since noon")
@@ -57,13 +56,13 @@ def test_a_limit_is_told_to_workers_that_are_and_to_those_that_come(path: Path) 
     life.set("one", rate="10:1, 50:60")
     life.set("two", 5.0, rate="", exempt=True)
 
-    assert [["one"], ["two"]] == [[each["client"] for each in told["holding"]] for told in life.told]
-    assert [[], []] == [told["over"] for told in life.told]
+    assert [["one"], ["two"]] == [[each["client"] for each in told.limits] for told in life.told]
+    assert [[], []] == [told.ended for told in life.told]
     holding = [limit_from(facts, facts["until"]) for facts in life.limits.holding()]
     assert [("two", "", True, 105.0), ("one", "10:1,50:60", False, 160.0)] == [
         (each.client_id, each.rate, each.exempt, each.until) for each in holding
     ]
-    assert life.told[0]["holding"] == life.limits.holding()[1:]
+    assert life.told[0].limits == life.limits.holding()[1:]
 
 
 def test_the_log_says_who_did_what_to_whom_for_how_long_and_why(path: Path) -> None:
@@ -97,7 +96,7 @@ def test_what_is_over_is_told_once_and_kept_nowhere(path: Path) -> None:
     life.now += 5.0
     assert not life.limits.drop("ended", "eve")
 
-    assert [[], [], ["dropped"], ["ended"]] == [told["over"] for told in life.told]
+    assert [[], [], ["dropped"], ["ended"]] == [told.ended for told in life.told]
     assert ([], [], "") == (life.limits.listed(), life.limits.holding(), path.read_text())
 
 
@@ -188,16 +187,19 @@ def test_what_cannot_be_kept_is_refused_and_does_not_hold(path: Path) -> None:
     life.limits.end_due()
 
     assert [("limit_set", "one"), ("limit_expired", "one"), ("limits_write_failed", None)] == life.log.events()
-    assert [1, 0] == [len(told["holding"]) for told in life.told]
+    assert [1, 0] == [len(told.limits) for told in life.told]
 
 
 async def test_an_end_is_told_when_it_comes(path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """The log would say that a limit has ended when somebody looks, or never; or the node watch it without a pause."""
     began = trio.current_time()
     log = Lines()
-    limits = ClientLimits(path, log, trio.current_time, lambda: NOON)
     told: list[tuple[float, list[str]]] = []
-    limits.tell = lambda change: told.append((round(trio.current_time() - began, 3), change["over"]))
+
+    def send(change: ChangeLimits) -> None:
+        told.append((round(trio.current_time() - began, 3), change.ended))
+
+    limits = ClientLimits(path, log, send, trio.current_time, lambda: NOON)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(limits.watch)
         await trio.sleep(1.0)

@@ -6,33 +6,35 @@ from pathlib import Path
 import structlog
 
 from broker.config.schema import Config
+from broker.control.frames import FromSupervisor, OtherWorkers, StatisticsReport
 from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.report import report
+from broker.worker_id import WorkerId
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import Node
 from supervisor.node_redis import NodeRedis
-from supervisor.workers import Frame, WorkerProcess
+from supervisor.workers import WorkerProcess
 
 
 class Listening(WorkerProcess):
     """A worker that was never started, and what it would have been told."""
 
     def __init__(self, node: Node, shard: int) -> None:
-        super().__init__(shard, shard, node._page, node)
+        super().__init__(WorkerId("weir", shard, shard), node._page, node)
         self.told: list[int] = []
         node.shards[shard].process = self
 
-    def send(self, kind: str, facts: Frame, sockets: Sequence[socket.socket] = ()) -> None:
-        assert "others" == kind
-        self.told.append(facts["counters"].get("publishes_received", 0))
+    def send(self, frame: FromSupervisor, sockets: Sequence[socket.socket] = ()) -> None:
+        assert isinstance(frame, OtherWorkers)
+        self.told.append(frame.report["counters"].get("publishes_received", 0))
 
     def says(self, count: int) -> None:
         """As it does each second."""
         counters = Counters()
         counters.publishes_received = count
-        self._hear({"kind": "statistics", **report(counters, Gauges())})
+        self._hear(StatisticsReport(report(counters, Gauges())))
 
     def end(self) -> None:
         self.close()
