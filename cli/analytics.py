@@ -78,7 +78,7 @@ def find_log(
 ) -> tuple[str, str, Path]:
     """The address of Redis, the prefix of its keys, and where to keep what is of its analysis; or the command ends."""
     from broker.config.sources import Given
-    from cli.asking import Answers, chosen
+    from cli.control_client import ControlClient, chosen_node
     from cli.options import load_settings
     from supervisor.folder import base_folder
     from supervisor.redis_address import find_redis
@@ -96,9 +96,9 @@ def find_log(
         except RedisUnusable as error:
             refuse(str(error))
         return settings.redis.url, settings.redis.prefix, base_folder() / "analytics" / settings.redis.prefix
-    node = chosen(name, settings.node.folder or None, config)
-    with closing(Answers(node)) as asking:
-        asking.ask("status")  # it runs, or the command ends with how to start it
+    node = chosen_node(name, settings.node.folder or None, config)
+    with closing(ControlClient(node)) as control:
+        control.request("status")  # it runs, or the command ends with how to start it
     address = f"unix://{node.path / 'redis' / 'redis.sock'}"
     try:
         find_redis(address)

@@ -1,4 +1,4 @@
-# `weir bench`: asks the load generator in cli/load for what the options say, and shows what came of it.
+# `weir bench`: runs the load generator of cli/load as the options say, and shows the results.
 import enum
 import json
 import secrets
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.connecting import (
+from cli.broker_options import (
     CaFile,
     Insecure,
     Password,
     Tls,
     User,
     Version,
+    connect_string,
     endpoint_of,
     level_of,
-    sayable,
 )
 from cli.options import GONE, INTERRUPTED, UNREACHABLE, refuse
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from cli.endpoint import Endpoint
     from cli.load.plan import Plan
 
-WINDOW: Final = 100  # messages in flight of one publisher, where neither --rate nor --window says otherwise
-SECONDS: Final = 10.0  # of publishing, where nothing says how long
-FASTEST: Final = 10_000_000  # a second: nothing here gets there
-NOTHING_MEASURED: Final = "ended by Ctrl-C before there was a result."
-MANY: Final = 10  # publishers or subscribers, where a pattern has many of them
+WINDOW: Final = 100  # unacknowledged messages per publisher, without --rate and --window
+SECONDS: Final = 10.0  # of publishing, without --seconds and --messages
+FASTEST: Final = 10_000_000  # messages a second: beyond what any machine reaches
+NOTHING_MEASURED: Final = "interrupted by Ctrl-C before there was a result."
+MANY: Final = 10  # default number of publishers or subscribers on the "many" side of a pattern
 
 
 class Pattern(enum.StrEnum):
@@ -39,25 +39,27 @@ class Pattern(enum.StrEnum):
 
 Address = Annotated[
     str,
-    typer.Argument(metavar="HOST[:PORT]", help="The broker, or a URL: mqtt(s)://HOST:PORT, ws(s)://HOST:PORT/PATH."),
+    typer.Argument(
+        metavar="HOST[:PORT]", help="Broker address, or a URL: mqtt(s)://HOST:PORT, ws(s)://HOST:PORT/PATH."
+    ),
 ]
 Patterns = Annotated[
     Pattern,
     typer.Option(
-        help="pairs: what a publisher sends goes to subscribers of its own. fan-out: all publish to one topic, and all "
-        "subscribers get it. fan-in: each publishes to a topic of its own, and all subscribers get them all."
+        help="pairs: each publisher has its own topic and its own subscribers. fan-out: all publishers share one topic "
+        "that all subscribers receive. fan-in: each publisher has its own topic; each subscriber receives all."
     ),
 ]
 Publishers = Annotated[int | None, typer.Option(min=0, metavar="N", show_default="10; fan-out: 1")]
 Subscribers = Annotated[
-    int | None, typer.Option(min=0, metavar="N", show_default="one a publisher; fan-out: 10; fan-in: 1")
+    int | None, typer.Option(min=0, metavar="N", show_default="one per publisher; fan-out: 10; fan-in: 1")
 ]
 Topic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="%i in it is the publisher's number.", show_default="one nobody else uses"),
+    typer.Option(metavar="TOPIC", help="Topic; %i stands for the publisher's number.", show_default="a unique one"),
 ]
-Qos = Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="Of publishing and of subscribing.")]
-Payload = Annotated[int, typer.Option(metavar="BYTES", help="Of each message, at least 16.")]
+Qos = Annotated[int, typer.Option("--qos", "-q", min=0, max=2, help="QoS of publishes and subscriptions.")]
+Payload = Annotated[int, typer.Option(metavar="BYTES", help="Payload size in bytes (at least 16).")]
 Rate = Annotated[
     float,
     typer.Option(
@@ -65,33 +67,33 @@ Rate = Annotated[
         max=FASTEST,
         metavar="N",
         show_default="none",
-        help="Messages a second, of all publishers together. Latency counts from the time at which a message was to "
-        "be sent, so a broker that stalls cannot hide it.",
+        help="Open loop: messages a second over all publishers. Latency counts from the time at which a message was "
+        "due, so a stalled broker cannot hide its delay.",
     ),
 ]
 Window = Annotated[
     int,
-    typer.Option(
-        min=0, metavar="N", help="Instead of a rate: messages under way, of each publisher.", show_default="100"
-    ),
+    typer.Option(min=0, metavar="N", help="Closed loop: unacknowledged messages per publisher.", show_default="100"),
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(min=0, metavar="S", help="How long to publish.", show_default="10, unless --messages is given"),
+    typer.Option(min=0, metavar="S", help="Publish for S seconds.", show_default="10, unless --messages is given"),
 ]
-Messages = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How many messages to publish, in all.", show_default="no end")
-]
+Messages = Annotated[int, typer.Option(min=0, metavar="N", help="Publish N messages in all.", show_default="unlimited")]
 ConnectRate = Annotated[
     float,
     typer.Option(
-        min=0, max=FASTEST, metavar="N", help="Connections a second.", show_default="as fast as they are answered"
+        min=0,
+        max=FASTEST,
+        metavar="N",
+        help="New connections a second.",
+        show_default="as fast as the broker accepts them",
     ),
 ]
 Processes = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Of the load generator.", show_default="as many as it needs")
+    int, typer.Option(min=0, metavar="N", help="Processes of the load generator.", show_default="as many as needed")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def bench(
@@ -116,18 +118,17 @@ def bench(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Load any broker, and measure throughput, latency and losses.
+    """Load an MQTT broker, and measure throughput, latency and losses.
 
-    Ctrl-C ends it early, with the results so far.
+    Ctrl-C stops the run and prints the results so far.
 
-    Exit codes: 0 when it was measured, 2 when that cannot be done,
-    4 when no broker is there or it refuses, 5 when it went away meanwhile,
-    130 after Ctrl-C.
+    Exit codes: 0 measured, 2 invalid request, 4 no broker there, or it
+    refused, 5 connection lost, 130 Ctrl-C.
     """
     from cli.load.plan import BadPlan, Plan, enough_processes
 
     if rate and window:
-        refuse("either --rate or --window: with both it is not said who sets the pace.")
+        refuse("either --rate (open loop) or --window (closed loop), not both.")
     run = secrets.token_bytes(4)
     many, few = _sizes(pattern, publishers, subscribers)
     try:
@@ -147,8 +148,8 @@ def bench(
             processes=processes or enough_processes(pattern.value, many, few, rate),
             run=run,
             client_id=f"wb-{run.hex()}",  # MQTT 3.1 has 23 characters for an id
-            user=sayable("--user", user),
-            password=None if password is None else (sayable("--password", password) or "").encode(),
+            user=connect_string("--user", user),
+            password=None if password is None else (connect_string("--password", password) or "").encode(),
         )
         plan.check()
     except BadPlan as error:
@@ -191,4 +192,4 @@ def _measure(plan: "Plan", endpoint: "Endpoint", as_json: bool) -> None:
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
     if summary.gone or summary.connections_missing:
-        refuse(f"{endpoint} went away before the end; these are the results so far.", GONE)
+        refuse(f"the connection to {endpoint} was lost before the end; these are the results so far.", GONE)

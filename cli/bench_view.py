@@ -1,4 +1,4 @@
-# What `weir bench` looks like on a terminal: a bar while it runs, the figures and a histogram at the end.
+# The terminal output of `weir bench`: a progress bar, then the figures and a histogram.
 import math
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TextIO
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 BAR: Final = 40  # characters of the longest bar
 EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 ASCII_BAR: Final = "#"
-STEPS: Final = (1, 2, 5)  # of each power of ten: where a row of the histogram ends
+STEPS: Final = (1, 2, 5)  # of each power of ten: the upper ends of the rows of the histogram
 
 
 class Progress(Watcher):
-    """A bar for connecting, and one for publishing, if *stream* is a terminal."""
+    """Progress bars for connecting and for publishing; without output if *stream* is not a terminal."""
 
     def __init__(self, plan: Plan, stream: TextIO) -> None:
         self._plan = plan
@@ -54,7 +54,7 @@ class Progress(Watcher):
             sent / plan.messages if plan.messages else 0.0,
         )
         before, received_before = self._before
-        if seconds - before < 0.5:  # a figure that changes faster cannot be read
+        if seconds - before < 0.5:  # faster changes are unreadable
             self._bars.update(self._running, completed=min(1.0, done), visible=True)
             return
         rate = (received - received_before) / (seconds - before)
@@ -66,7 +66,7 @@ class Progress(Watcher):
 
 
 def render(plan: Plan, endpoint: "Endpoint", summary: Summary) -> None:
-    """Print it all."""
+    """Print the results."""
     console = Console(highlight=False, markup=False)
     console.print(Text.assemble((describe(plan), "bold"), f", against {endpoint}"), soft_wrap=True)
     console.print()
@@ -81,11 +81,11 @@ def render(plan: Plan, endpoint: "Endpoint", summary: Summary) -> None:
         console.print(note, style="yellow", soft_wrap=True)
     if summary.interrupted:
         console.print()
-        console.print("Ended early by Ctrl-C.", style="yellow")
+        console.print("Stopped early by Ctrl-C.", style="yellow")
 
 
 def describe(plan: Plan) -> str:
-    """A load in half a sentence."""
+    """The load in a few words."""
     if plan.pattern == "pairs" and plan.publishers == plan.subscribers:
         who = f"{plan.publishers} pair{'s' if plan.publishers > 1 else ''}"
     else:
@@ -103,9 +103,9 @@ def _figures(plan: Plan, summary: Summary) -> list[tuple[str, list[str]]]:
             f"{count(summary.sent)} sent",
             f"{count(summary.received)} received",
             f"{count(summary.lost)} lost",
-            f"{count(summary.duplicates)} twice",
+            f"{count(summary.duplicates)} duplicates",
         ],
-        "a second": [
+        "per second": [
             f"{count(round(summary.sent_per_s))} sent",
             f"{count(round(summary.received_per_s))} received",
             f"{megabytes:.3g} MB of payload",
@@ -115,10 +115,10 @@ def _figures(plan: Plan, summary: Summary) -> list[tuple[str, list[str]]]:
         "connections": [
             f"{count(summary.connected)} made",
             f"{count(summary.connections_lost)} lost",
-            f"{count(summary.reconnects)} came back",
+            f"{count(summary.reconnects)} reconnected",
         ],
         "this program": [
-            f"{summary.cpu_us_per_message:.2f} us of CPU a message",
+            f"{summary.cpu_us_per_message:.2f} us of CPU per message",
             f"{summary.busiest:.0%} of a core",
             f"{plan.processes} process{'es' if plan.processes > 1 else ''}",
         ],
@@ -145,7 +145,7 @@ def _histogram(latencies: Histogram, blocks: bool) -> list[Text]:
 
 
 def coarse(latencies: Histogram) -> list[tuple[int, int]]:
-    """(upper end in us, how many) in steps of 1, 2 and 5, without gaps from the first that is not empty to the last."""
+    """(upper end in us, count) in steps of 1, 2 and 5, without gaps between the first and last non-empty step."""
     found: dict[int, int] = {}
     for upper, times in latencies.buckets():
         power = 10 ** int(math.log10(max(1, upper)))
@@ -157,7 +157,7 @@ def coarse(latencies: Histogram) -> list[tuple[int, int]]:
 
 
 def bar(share: float, blocks: bool) -> str:
-    """A bar for *share* (0 to 1) of the longest."""
+    """A bar of *share* (0 to 1) of the full length."""
     if not blocks:
         return ASCII_BAR * round(share * BAR)
     eighths = round(share * BAR * 8)
@@ -170,7 +170,7 @@ def count(number: float) -> str:
 
 
 def time(us: float) -> str:
-    """Microseconds, as a person would say them."""
+    """*us* microseconds as text with a suitable unit."""
     if us < 1000:
         return f"{us:.0f} us"
     if us < 1_000_000:

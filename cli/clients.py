@@ -1,4 +1,4 @@
-# Commands about the clients of a node: `weir clients list`, `show` and `kick`.
+# Commands for the clients of a node: `weir clients list`, `show` and `kick`.
 from typing import Annotated, Any, Final
 
 import typer
@@ -8,29 +8,29 @@ from cli.printing import console, print_json, table_of
 
 VERSIONS: Final = {0: "", 3: "3.1", 4: "3.1.1", 5: "5.0"}
 
-app = typer.Typer(help="Look at the clients of a node, and part from one.", no_args_is_help=True)
+app = typer.Typer(help="List, inspect and disconnect clients.", no_args_is_help=True)
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.")]
 
 
 @app.command("list")
 def list_clients(
-    match: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only those with TEXT in their id.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="At most so many.")] = 1000,
+    match: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only clients with TEXT in their client id.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Maximum number of clients.")] = 1000,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List clients, connected or away, in the order their sessions began."""
-    from cli.asking import Answers, chosen
+    """List connected and disconnected clients, oldest session first."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("clients", limit=limit, match=match)
+    answer = ControlClient(chosen_node(name, folder, config)).request("clients", limit=limit, match=match)
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     numbers = ("worker", "filters", "in flight", "waiting")
     table = table_of("client", "address", "over", "MQTT", "user", *numbers, right=numbers)
-    for one in told["clients"]:
+    for one in answer["clients"]:
         table.add_row(
             visible(one["client"]),
             one["address"] if one["connected"] else "away",
@@ -41,7 +41,7 @@ def list_clients(
         )
     screen = console()
     screen.print(table)
-    screen.print(f"{len(told['clients'])} clients{', and there are more: --limit' if told['more'] else ''}")
+    screen.print(f"{len(answer['clients'])} clients{', and there are more: --limit' if answer['more'] else ''}")
 
 
 @app.command()
@@ -52,24 +52,24 @@ def show(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all of one client. Exit code 1 if there is none of that id."""
-    from cli.asking import Answers, chosen
+    """Show everything about one client. Exit code 1 if there is no such client."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("client", client=client)
+    answer = ControlClient(chosen_node(name, folder, config)).request("client", client=client)
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     screen = console()
     table = table_of("", "")
-    for label, value in _facts(told):
+    for label, value in _facts(answer):
         table.add_row(label, value)
     screen.print(table)
     filters = table_of("filter", "QoS", right=("QoS",))
-    for one in told["filters"]:
+    for one in answer["filters"]:
         filters.add_row(visible(one["filter"]), str(one["qos"]))
-    if told["filters"]:
+    if answer["filters"]:
         screen.print(filters)
-    if told["subscriptions"] > len(told["filters"]):
-        screen.print(f"and {told['subscriptions'] - len(told['filters'])} more filters")
+    if answer["subscriptions"] > len(answer["filters"]):
+        screen.print(f"and {answer['subscriptions'] - len(answer['filters'])} more filters")
 
 
 @app.command()
@@ -80,33 +80,33 @@ def kick(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Disconnect a client (0x98); its session stays as long as it asked for. Exit code 1 if it is not connected."""
-    from cli.asking import Answers, chosen
+    """Disconnect a client (0x98). Its session is kept until it expires. Exit code 1 if the client is not connected."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("kick", client=client)
+    answer = ControlClient(chosen_node(name, folder, config)).request("kick", client=client)
     if as_json:
-        return print_json({"client": client, **told})
+        return print_json({"client": client, **answer})
     typer.echo(f"The client {visible(client)} was disconnected.")
 
 
 def visible(text: str) -> str:
-    """*text* that a client chose, so that it can neither paint on the terminal nor be taken for markup."""
+    """*text*, which a client chose, with control characters and markup escaped."""
     from rich.markup import escape
 
     return escape("".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text))
 
 
-def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
-    state = f"connected from {told['address']} over {told['transport']}" if told["connected"] else "away"
+def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    state = f"connected from {answer['address']} over {answer['transport']}" if answer["connected"] else "away"
     return [
-        ("client", visible(told["client"])),
+        ("client", visible(answer["client"])),
         ("state", state),
-        ("worker", str(told["worker"])),
-        ("MQTT", VERSIONS.get(told["version"], str(told["version"]))),
-        ("user", visible(told["user"]) or "anonymous"),
-        ("session expiry", f"{told['expiry']} s after it has gone"),
-        ("will", "none" if told["will_topic"] is None else f"on {visible(told['will_topic'])}"),
-        ("in flight", f"{told['inflight']} messages sent and not acknowledged"),
-        ("waiting", f"{told['waiting']} messages, {told['unsent_bytes']} bytes unsent"),
-        ("filters", str(told["subscriptions"])),
+        ("worker", str(answer["worker"])),
+        ("MQTT", VERSIONS.get(answer["version"], str(answer["version"]))),
+        ("user", visible(answer["user"]) or "anonymous"),
+        ("session expiry", f"{answer['expiry']} s after the connection ends"),
+        ("will", "none" if answer["will_topic"] is None else f"on {visible(answer['will_topic'])}"),
+        ("in flight", f"{answer['inflight']} messages sent but not acknowledged"),
+        ("waiting", f"{answer['waiting']} messages, {answer['unsent_bytes']} bytes unsent"),
+        ("filters", str(answer["subscriptions"])),
     ]

@@ -1,6 +1,7 @@
-# One client, one thread, blocking: what `weir pub` and `weir sub` need of MQTT, on the broker's own codec.
+# A blocking MQTT client for `weir pub` and `weir sub`, on the broker's own codec.
 #
-# It answers what has to be answered (QoS, pings) inside `receive()`; so who waits for packets is a good client.
+# Acknowledgements and pings are sent inside `receive()`, so a caller that waits for messages keeps the connection
+# alive.
 import os
 import select
 import socket
@@ -33,16 +34,16 @@ from cli.load.channel import Channel, Hangup
 from cli.load.client import Refused
 
 KEEP_ALIVE: Final = 60  # seconds
-LARGEST: Final = 1 << 28  # bytes of a packet: whatever MQTT allows
+LARGEST: Final = 1 << 28  # bytes of a packet: the maximum of MQTT
 READ: Final = 64 * 1024
 PACKET_IDS: Final = 65535
 
-# What a conversation can end with; Endpoint.explain() has a sentence for each.
+# The exceptions that can end a conversation; Endpoint.explain() has a sentence for each.
 TROUBLE: Final = (OSError, Hangup, Refused, ProtocolError)
 
 
 class Conversation:
-    """A connection to *endpoint* that is up. Everything raises one of TROUBLE."""
+    """An open MQTT connection to *endpoint*. Every method may raise one of TROUBLE."""
 
     def __init__(self, endpoint: Endpoint, connect: Connect) -> None:
         self.version = connect.version
@@ -51,7 +52,7 @@ class Conversation:
         self._keep_alive = connect.keep_alive
         self._sent = time.monotonic()
         self._packet_id = 0
-        self._unreleased: set[int] = set()  # QoS 2 messages that came and may come again
+        self._unreleased: set[int] = set()  # packet ids of QoS 2 messages before their PUBREL
         self._channel = _connected(endpoint)
         try:
             self.send(connect)
@@ -81,7 +82,7 @@ class Conversation:
         self._sent = time.monotonic()
 
     def receive(self, other: int = -1) -> Publish | None:
-        """Wait for a message, or until the descriptor *other* is readable: then None."""
+        """Wait for a message. None as soon as the descriptor *other* is readable."""
         while True:
             while self._packets:
                 packet = self._packets.popleft()
@@ -92,7 +93,7 @@ class Conversation:
                 return None
 
     def publish(self, message: Publish) -> None:
-        """Publish, and wait until the broker has it. Refused if it says that it will not."""
+        """Publish *message* and wait for its acknowledgement. Refused if the broker refuses it."""
         if message.qos:
             message.packet_id = self._next_id()
         self.send(message)
@@ -104,7 +105,7 @@ class Conversation:
             self._expect_ack(PUBCOMP, message.packet_id)
 
     def subscribe(self, filters: list[bytes], qos: int) -> list[int]:
-        """Subscribe; the codes, one for each filter. Messages that come before them stay for `receive()`."""
+        """Subscribe; one reason code per filter. Messages that arrive before SUBACK are kept for `receive()`."""
         packet_id = self._next_id()
         self.send(Subscribe(packet_id, [Wanted(filter, qos) for filter in filters]))
         early: list[Packet] = []
@@ -114,7 +115,7 @@ class Conversation:
         return packet.codes
 
     def acknowledge(self, message: Publish) -> None:
-        """Say that *message* was taken."""
+        """Acknowledge *message*."""
         if message.qos == 1:
             self.send(Ack(PUBACK, message.packet_id))
         elif message.qos == 2:
@@ -122,11 +123,11 @@ class Conversation:
             self.send(Ack(PUBREC, message.packet_id))
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Send DISCONNECT and close the connection."""
         try:
             self.send(Disconnect())
         except OSError:
-            pass  # the broker is gone, and so are we
+            pass  # the broker has closed the connection already
         self._channel.sock.close()
 
     def _is_new(self, message: Publish) -> bool:
@@ -151,7 +152,7 @@ class Conversation:
                     return
 
     def _expect(self) -> Packet:
-        """The next packet, within PATIENCE."""
+        """The next packet. TimeoutError after PATIENCE seconds."""
         deadline = time.monotonic() + PATIENCE
         while not self._packets:
             if time.monotonic() > deadline:
@@ -163,7 +164,7 @@ class Conversation:
         return packet
 
     def _fill(self, other: int) -> bool:
-        """Wait for packets, a second at most; False if the descriptor *other* is readable and nothing came."""
+        """Wait up to a second for packets. False if *other* is readable and no packet has arrived."""
         ours = self._channel.sock.fileno()
         readable = select.select([ours, other] if other >= 0 else [ours], [], [], 1.0)[0]
         if ours in readable:
@@ -175,7 +176,7 @@ class Conversation:
         return True
 
     def _take(self) -> None:
-        """Take what came."""
+        """Read and decode what has arrived."""
         try:
             data = self._channel.receive(READ)
         except BlockingIOError:
@@ -190,7 +191,7 @@ class Conversation:
 
 
 def _connected(endpoint: Endpoint) -> Channel:
-    """A connection on which MQTT can be spoken."""
+    """A transport connection that is ready for MQTT."""
     deadline = time.monotonic() + PATIENCE
     channel = endpoint.dial()
     try:
@@ -207,7 +208,7 @@ def _connected(endpoint: Endpoint) -> Channel:
 
 
 def _await(channel: Channel, deadline: float, *, sending: bool) -> None:
-    """Wait until something has come or, if *sending*, until the kernel takes more. TimeoutError at *deadline*."""
+    """Wait until the socket is readable or, if *sending*, writable. TimeoutError at *deadline*."""
     left = max(0.0, deadline - time.monotonic())
     ours = [channel.sock.fileno()]
     if not any(select.select([] if sending else ours, ours if sending else [], [], left)):

@@ -48,9 +48,9 @@ def dashboard(
         refuse(NEEDS)
     from analytics.dashboard.reading import Nowhere, Reader
     from analytics.dashboard.serving import is_loopback, listen, serve
-    from cli.asking import chosen
+    from cli.control_client import chosen_node
 
-    node = chosen(name, folder, config)
+    node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
     find = _finder(redis or settings.url, node)
     deadline = time.monotonic() + wait
@@ -88,7 +88,7 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     """What finds the Redis at *url*, or that of *node* if it is ""; Nowhere."""
     from analytics.dashboard.reading import Nowhere
     from broker.store.redis.address import RedisAddress
-    from cli.asking import runs
+    from cli.control_client import runs
     from supervisor.redis_address import find_redis
     from supervisor.redis_server import RedisUnusable
 
@@ -101,7 +101,7 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     def of_node() -> RedisAddress:
         if not runs(node):
             raise Nowhere(
-                f"The node {node.name} is not running: `weir start --detach` starts one, "
+                f"The node {node.name} is not running. `weir start --detach` starts one, "
                 "--name or --folder finds another, and --redis URL a cluster elsewhere."
             )
         socket = node.path / "redis" / "redis.sock"
@@ -117,7 +117,7 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
 
 def _asked(node: "NodeFolder", name: str | None, folder: str | None, config: Path | None) -> "list[NodeFolder]":
     """Which nodes of this machine are asked: the one that was chosen, else all that run here."""
-    from cli.asking import runs
+    from cli.control_client import runs
     from supervisor.folder import folders
 
     if name is not None or folder is not None or config is not None:
@@ -157,14 +157,14 @@ def _ask(nodes: "list[NodeFolder]", command: str, **arguments: object) -> list[A
     """What each answers; a sentence, if it does not."""
     from contextlib import closing
 
-    from cli.asking import Answers, NoAnswer
+    from cli.control_client import ControlClient, RequestFailed
 
     told: list[Any] = []
     for node in nodes:
-        with closing(Answers(node, patience=SILENT)) as asking:
+        with closing(ControlClient(node, patience=SILENT)) as control:
             try:
-                told.append(asking.try_to_ask(command, **arguments))
-            except NoAnswer as error:
+                told.append(control.try_request(command, **arguments))
+            except RequestFailed as error:
                 told.append(str(error))
     return told
 

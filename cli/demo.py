@@ -120,7 +120,7 @@ class _Demo:
     # What is shown.
 
     def _aggressor(self, seconds: float) -> None:
-        from cli.connecting import endpoint_of
+        from cli.broker_options import endpoint_of
         from cli.endpoint import Unreachable
         from cli.load.conductor import Conductor, Watcher
 
@@ -163,12 +163,12 @@ class _Demo:
             _say(f"   | {sentence}")
 
     def _calm(self) -> bool:
-        from cli.asking import Answers, NoAnswer
+        from cli.control_client import ControlClient, RequestFailed
 
-        with closing(Answers(self._node)) as asking:
+        with closing(ControlClient(self._node)) as control:
             try:
-                told = asking.try_to_ask("overload")
-            except NoAnswer:
+                told = control.try_request("overload")
+            except RequestFailed:
                 return False
         return all("overload" in one and not one["overload"]["level"] for one in told["workers"])
 
@@ -202,12 +202,12 @@ class _Demo:
         _say(f"A node of its own serves on port {self._port}; it is allowed little, so that it can be overloaded.")
 
     def _serves(self) -> bool:
-        from cli.asking import Answers, NoAnswer
+        from cli.control_client import ControlClient, RequestFailed
 
-        with closing(Answers(self._node)) as asking:
+        with closing(ControlClient(self._node)) as control:
             try:
-                return bool(asking.try_to_ask("status")["state"] == "serving")
-            except NoAnswer:
+                return bool(control.try_request("status")["state"] == "serving")
+            except RequestFailed:
                 return False
 
     def _start_dashboard(self, port: int) -> None:

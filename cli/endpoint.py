@@ -1,4 +1,4 @@
-# Where a broker is, and what to say when it is not there: the one sentence that tells users what to do next.
+# The address of a broker, and the sentence for the user if it cannot be reached.
 import errno
 import os
 import socket
@@ -14,20 +14,20 @@ from cli.reason_words import in_words
 
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 8083, "wss": 8084}  # by scheme; Weir's own listeners
 PATH: Final = "/mqtt"  # of WebSocket
-PATIENCE: Final = 10.0  # seconds for a host that does not answer
+PATIENCE: Final = 10.0  # seconds to wait for a host that does not answer
 
 
 class Unreachable(Exception):
-    """There is no broker to talk to; its text is one sentence for the user."""
+    """The broker cannot be reached. The text is one sentence for the user."""
 
 
 class BadAddress(ValueError):
-    """Not [SCHEME://]HOST[:PORT][/PATH]; its text says so."""
+    """The address is not [SCHEME://]HOST[:PORT][/PATH]. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """As users name a broker."""
+    """A broker address as given by the user."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Address:
 
 @dataclass
 class Endpoint:
-    """Where a broker is, resolved; *tls*: how to speak TLS with it."""
+    """A resolved broker address; *tls* is None for a plain connection."""
 
     named: Address
     tls: ssl.SSLContext | None
@@ -51,7 +51,7 @@ class Endpoint:
         return str(self.named)
 
     def dial(self) -> Channel:
-        """Begin a connection that does not block. OSError: this machine cannot."""
+        """Start a non-blocking connection. OSError if this machine cannot."""
         sock = socket.socket(self.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -63,7 +63,7 @@ class Endpoint:
             channel = Channel(sock) if self.tls is None else TlsChannel(sock, self.tls, self.named.host)
             if self.named.path is None:
                 return channel
-            from cli.load.websocket import WebSocketChannel  # few need it, and it takes its time
+            from cli.load.websocket import WebSocketChannel  # rarely needed, and slow to import
 
             return WebSocketChannel(channel, str(self), self.named.path)
         except BaseException:
@@ -71,32 +71,32 @@ class Endpoint:
             raise
 
     def explain(self, error: Exception, talking: bool = False) -> str:
-        """One sentence about what went wrong with a connection to it; *talking*: it was up before."""
+        """One sentence about the failure of a connection; *talking*: MQTT was already spoken on it."""
         if isinstance(error, Refused) and error.kind == "DISCONNECT":
             return f"{self} ended the connection: {in_words(error.kind, error.code)}"
         if isinstance(error, Refused):
             return f"{self} refused: {error.kind} {in_words(error.kind, error.code)}"
         if isinstance(error, ProtocolError):
-            return f"{self} does not speak MQTT as we do ({error.detail}){self._doubt(talking)}"
+            return f"{self} sent something that is not MQTT ({error.detail}){self._doubt(talking)}"
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
-                f"{self} shows a certificate that we do not trust ({error.verify_message}): "
-                "name its authority with --cafile, or trust it blindly with --insecure."
+                f"{self} has a certificate that is not trusted ({error.verify_message}): "
+                "name its certificate authority with --cafile, or accept any certificate with --insecure."
             )
         if isinstance(error, ssl.SSLError):
-            return f"{self} does not speak TLS as we do ({_plain(error)}): is that its TLS port?"
+            return f"the TLS handshake with {self} failed ({_plain(error)}): is that its TLS port?"
         if isinstance(error, Hangup) and str(error):
-            return f"{self} does not speak WebSocket at {self.named.path} ({error}): are port and path right?"
+            return f"the WebSocket upgrade at {self} {self.named.path} failed ({error}): are port and path right?"
         if isinstance(error, (Hangup, ConnectionResetError, BrokenPipeError)):
             return f"{self} closed the connection{self._doubt(talking)}"
         if isinstance(error, TimeoutError):
-            return f"{self} does not answer within {PATIENCE:g} seconds{self._doubt(talking)}"
+            return f"{self} did not answer within {PATIENCE:g} seconds{self._doubt(talking)}"
         if isinstance(error, OSError):
             return self._explain_os(error)
         return f"{self}: {error}."
 
     def _doubt(self, talking: bool) -> str:
-        """The end of a sentence about somebody who may be no broker."""
+        """The end of a sentence about a server that may not be an MQTT broker."""
         if talking:
             return "."
         return (
@@ -107,11 +107,11 @@ class Endpoint:
 
     def _explain_os(self, error: OSError) -> str:
         if error.errno == errno.ECONNREFUSED:
-            return f"nobody listens on {self}: is the broker running (`weir start`), and is that its port?"
+            return f"nothing listens on {self}: is the broker running (`weir start`), and is that its port?"
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return "no more connections: the limit of descriptors is reached (`ulimit -n`)."
+            return "no more connections: the limit of file descriptors is reached (`ulimit -n`)."
         if error.errno == errno.EADDRNOTAVAIL:
-            return f"no more connections: this machine has no port left for one more to {self}."
+            return f"no more connections: this machine has no free local port for another connection to {self}."
         what = os.strerror(error.errno) if error.errno else str(error)
         return f"cannot reach {self}: {what}."
 
@@ -121,7 +121,7 @@ def _plain(error: ssl.SSLError) -> str:
 
 
 def read_address(text: str, port: int | None, tls: bool) -> Address:
-    """[SCHEME://]HOST[:PORT][/PATH], where HOST may be [IPV6]; *port* and *tls* win over what it says. BadAddress."""
+    """Parse [SCHEME://]HOST[:PORT][/PATH]; HOST may be [IPV6]. *port* and *tls* override the text. BadAddress."""
     scheme, given, rest = text.rpartition("://")
     scheme = scheme.lower() if given else "mqtt"
     if tls and scheme in ("mqtt", "ws"):
@@ -132,11 +132,11 @@ def read_address(text: str, port: int | None, tls: bool) -> Address:
         host, digits = rest, str(PORTS.get(scheme, 0))
     websocket = scheme.startswith("ws")
     if path and not websocket:
-        raise BadAddress(f"{text} is no address: only WebSocket has a path (ws://HOST:PORT/{path}).")
+        raise BadAddress(f"{text} is not an address: only WebSocket URLs have a path (ws://HOST:PORT/{path}).")
     fine = digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536
     if not fine or scheme not in PORTS or not host.strip("[]"):
         raise BadAddress(
-            f"{text} is no address: it must be HOST or HOST:PORT, with a port from 1 to 65535, "
+            f"{text} is not an address: it must be HOST or HOST:PORT, with a port from 1 to 65535, "
             f"or a URL that begins with {', '.join(PORTS)}."
         )
     return Address(
@@ -148,11 +148,11 @@ def read_address(text: str, port: int | None, tls: bool) -> Address:
 
 
 def find(named: Address, tls: ssl.SSLContext | None) -> Endpoint:
-    """The first of its IP addresses that takes a TCP connection, or the only one. Unreachable if none does."""
+    """The first IP address that accepts a TCP connection, or the only one. Unreachable if none accepts."""
     try:
         found = socket.getaddrinfo(named.host, named.port, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise Unreachable(f"there is no host {named.host}: that is no host name.") from None
+        raise Unreachable(f"there is no host {named.host}: that is not a host name.") from None
     except OSError as error:
         raise Unreachable(f"there is no host {named.host}: {error.strerror or error}.") from None
     refusal: str = ""
@@ -171,7 +171,10 @@ def find(named: Address, tls: ssl.SSLContext | None) -> Endpoint:
 
 
 def tls_context(cafile: Path | None, insecure: bool) -> ssl.SSLContext:
-    """TLS that trusts the authorities in *cafile* (None: the system's), or anybody. OSError: *cafile* is no use."""
+    """A TLS context that trusts the authorities in *cafile* (None: the system's). OSError: *cafile* is unusable.
+
+    *insecure*: accept any certificate.
+    """
     context = ssl.create_default_context(cafile=cafile)
     if insecure:
         context.check_hostname = False

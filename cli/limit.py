@@ -1,4 +1,4 @@
-# Commands about the limits of single clients: `weir limit set`, `list` and `drop`.
+# Commands for overrides of a client's limits: `weir limit set`, `list` and `drop`.
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,7 +11,7 @@ from cli.printing import console, print_json, table_of
 LEAST: Final = 0.001  # seconds
 
 app = typer.Typer(
-    help="Give a client of a node another limit for some time, or let overload protection leave it alone.",
+    help="Override a client's limits, or exempt it from overload protection, until a deadline.",
     no_args_is_help=True,
 )
 
@@ -20,52 +20,52 @@ app = typer.Typer(
 def set_limit(
     client: ClientId,
     ttl: Annotated[
-        str, typer.Option("--ttl", metavar="TIME", help="When it ends by itself: 90s, 15m, 1h, 7d; 30d at most.")
+        str, typer.Option("--ttl", metavar="TIME", help="Lifetime of the override: 90s, 15m, 1h, 7d; at most 30d.")
     ],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the log and whoever asks later.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, for the log and `weir limit list`.")],
     rate: Annotated[
         str,
-        typer.Option(metavar="RATE", help="How many messages it may publish: 100/s, or 100:1,5000:60 (COUNT:SECONDS)."),
+        typer.Option(metavar="RATE", help="Messages it may publish: 100/s, or 100:1,5000:60 (COUNT:SECONDS)."),
     ] = "",
     no_protection: Annotated[
-        bool, typer.Option("--no-protection", help="Overload protection does not hold it back; quotas still do.")
+        bool, typer.Option("--no-protection", help="Exempt the client from credits; quotas and gates still apply.")
     ] = False,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Limit a client, or exempt it, on this node: at once if it is connected, else when it comes.
+    """Override the limits of a client on this node, now or when it connects.
 
-    It takes the place of quotas.session.incoming_messages, and of a former limit of this client. It is kept when
-    workers or the node are restarted, and ends by itself. What is to stay belongs into the configuration.
+    The override replaces quotas.session.incoming_messages and any former override of this client. It survives restarts
+    of workers and node, and ends after --ttl. Permanent limits belong in the configuration.
     """
-    from cli.asking import Answers, chosen
+    from cli.control_client import ControlClient, chosen_node
 
     seconds = _seconds(ttl)
-    told = Answers(chosen(name, folder, config)).ask(
+    answer = ControlClient(chosen_node(name, folder, config)).request(
         "limit_set", client=client, rate=rate, exempt=no_protection, seconds=seconds, reason=reason
     )
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     content = _content(rate, no_protection)
-    said = f"The client {visible(client)} has a limit of its own for {duration(seconds)}: {content}."
-    console().print(f"{said} {_felt(told['workers'])}", highlight=False, soft_wrap=True)
+    said = f"The limits of client {visible(client)} are overridden for {duration(seconds)}: {content}."
+    console().print(f"{said} {_applied(answer['workers'])}", highlight=False, soft_wrap=True)
 
 
 @app.command("list")
 def list_limits(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """List the clients that have a limit of their own; the next to end first."""
-    from cli.asking import Answers, chosen
+    """List the overrides in force, the next to end first."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("limit_list")
+    answer = ControlClient(chosen_node(name, folder, config)).request("limit_list")
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     screen = console()
-    if not told["limits"]:
-        return screen.print("No client has a limit of its own.")
+    if not answer["limits"]:
+        return screen.print("No client has an override.")
     table = table_of("client", "limit", "ends in", "set by", "because", right=("ends in",))
-    for one in told["limits"]:
+    for one in answer["limits"]:
         content = _content(one["rate"], one["exempt"])
         table.add_row(
             visible(one["client"]), content, duration(one["left"]), visible(one["by"]), visible(one["reason"])
@@ -81,13 +81,13 @@ def drop(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """End the limit of a client before its time. Exit code 1 if it has none."""
-    from cli.asking import Answers, chosen
+    """Remove the override of a client. Exit code 1 if it has none."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("limit_drop", client=client)
+    answer = ControlClient(chosen_node(name, folder, config)).request("limit_drop", client=client)
     if as_json:
-        return print_json(told)
-    console().print(f"The limit of the client {visible(client)} has ended: the configuration holds for it again.")
+        return print_json(answer)
+    console().print(f"The override of client {visible(client)} was removed. The configuration applies to it again.")
 
 
 def _seconds(ttl: str) -> float:
@@ -97,15 +97,15 @@ def _seconds(ttl: str) -> float:
     try:
         return Duration(LEAST, LONGEST).take(ttl)
     except ValueError as error:
-        refuse(f'--ttl = "{ttl}" cannot be: it must be {error}.')
+        refuse(f'--ttl "{ttl}" is not valid: it must be {error}.')
 
 
 def _content(rate: str, exempt: bool) -> str:
-    said = [f"{rate} messages" if rate else "", "not held back by overload protection" if exempt else ""]
+    said = [f"{rate} messages" if rate else "", "exempt from credits" if exempt else ""]
     return ", ".join(one for one in said if one)
 
 
-def _felt(workers: list[Any]) -> str:
+def _applied(workers: list[Any]) -> str:
     if not workers:
-        return "It is not connected: the limit holds when it comes."
-    return f"It is connected, at worker {workers[0]}, and feels it from now on."
+        return "The client is not connected. The override applies when it connects."
+    return f"The client is connected to worker {workers[0]}; the override applies now."

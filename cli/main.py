@@ -1,6 +1,6 @@
-# The command `weir`: reads options, composes, prints. It decides nothing about MQTT.
+# The command `weir`: reads options, calls the modules that do the work, and prints.
 #
-# What a command needs is imported inside it, so that `weir --version` and `weir --help` answer at once.
+# A command imports what it needs inside its function, so that `weir --version` and `weir --help` start quickly.
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,9 +10,9 @@ from cli import analytics, clients, limit, nodes
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.demo import demo
-from cli.first_try import pub, sub
 from cli.options import Assignments, ConfigFile, load_settings, refuse
 from cli.overload import overload
+from cli.pubsub import pub, sub
 from cli.simulate import simulate
 from cli.top import top
 from cli.why import why
@@ -21,11 +21,11 @@ TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
 
 app = typer.Typer(
     name="weir",
-    help="Weir, an MQTT broker that stays up under overload and can say why it slowed you down.",
+    help="Weir, an MQTT broker that stays up under overload and can explain why it slowed a client down.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a plain traceback is what a bug report needs
 )
-config_app = typer.Typer(help="Look at the configuration without starting anything.", no_args_is_help=True)
+config_app = typer.Typer(help="Check and show the configuration without starting a node.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
@@ -57,36 +57,42 @@ def weir(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Say which version this is, and whether compiled."
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether Weir is compiled."
         ),
     ] = False,
 ) -> None:
-    """Weir, an MQTT broker that stays up under overload and can say why it slowed you down."""
+    """Weir, an MQTT broker that stays up under overload and can explain why it slowed a client down."""
 
 
 @app.command()
 def start(
     config: ConfigFile = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NODE", help="The node's name, if there are several here.")
+        str | None, typer.Option(metavar="NODE", help="Name of the node, needed for several on one machine.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes that serve clients.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of worker processes. Default: one per core.")
+    ] = None,
     host: Annotated[
-        list[str] | None, typer.Option(metavar="ADDRESS", help="Listen here instead of 127.0.0.1 and ::1. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Listen on this address instead of 127.0.0.1 and ::1. Repeatable."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Listen on this TCP port; 0 takes any free one.")
+        int | None, typer.Option(metavar="PORT", help="TCP port to listen on; 0 means any free port.")
     ] = None,
     assignments: Assignments = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return when it serves; it goes on, and its log goes to its folder.")
+        bool,
+        typer.Option(
+            "--detach", help="Run in the background and return once the node serves. The log is in the node's folder."
+        ),
     ] = False,
     tell: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Start a node: in the foreground until SIGTERM or Ctrl-C, or detached until `weir stop`.
+    """Start a node: in the foreground until SIGTERM or Ctrl-C, or with --detach until `weir stop`.
 
-    Settings come from the file, then the environment (WEIR_LIMITS__PACKET_BYTES=2MiB), then these options;
-    the later ones win. `weir config show` prints them all.
+    Settings are read from the file, then from the environment (WEIR_LIMITS__PACKET_BYTES=2MiB), then from these
+    options. A later source overrides an earlier one. `weir config show` prints all settings.
     """
     from broker.config.sources import Given
 
@@ -101,7 +107,7 @@ def start(
         options.append(Given("node.workers", workers, "--workers"))
     loaded = load_settings(config, assignments, options)
 
-    from cli.starting import start_detached, start_here
+    from cli.start import start_detached, start_here
 
     if detach:
         start_detached(loaded.config)
@@ -110,18 +116,25 @@ def start(
 
 @app.command()
 def passwd(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The password file, as access.password_file names it.")],
-    user: Annotated[str, typer.Argument(metavar="USER", help="Whose password to set.")],
-    create: Annotated[bool, typer.Option("--create", help="Make FILE if it is not there; users in it stay.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Take USER out of FILE.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Password file (setting access.password_file).")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="User name.")],
+    create: Annotated[
+        bool, typer.Option("--create", help="Create FILE if it does not exist. Existing users are kept.")
+    ] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove USER from FILE.")] = False,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000_000, metavar="N", help="What guessing costs, and each first log-in. [10000]"),
+        typer.Option(
+            min=1,
+            max=10_000_000,
+            metavar="N",
+            help="Rounds of PBKDF2: the cost of each guess, and of each first log-in. [10000]",
+        ),
     ] = None,
 ) -> None:
-    """Set a user's password. It is asked for twice, or read as one line if the input is no terminal.
+    """Set the password of a user. A terminal is asked twice; other input is read as one line.
 
-    A broker that runs takes the change at SIGHUP.
+    A running node applies the change after `weir reload`.
     """
     from broker.auth.passwords import ITERATIONS
     from cli.passwords import PasswordFileError, check_user, delete_user, read, set_password
@@ -129,14 +142,14 @@ def passwd(
     try:
         if delete:
             delete_user(file, user)
-            typer.echo(f"User {user} is no longer in {file}.")
+            typer.echo(f"User {user} was removed from {file}.")
             return
-        check_user(user)  # before anybody types a password in vain
+        check_user(user)  # before the password prompt
         read(file, create)
         new = set_password(file, user, _ask_password(), iterations or ITERATIONS, create)
     except PasswordFileError as error:
         refuse(str(error))
-    typer.echo(f"User {user} was added to {file}." if new else f"The password of {user} in {file} is another now.")
+    typer.echo(f"User {user} was added to {file}." if new else f"The password of user {user} in {file} was changed.")
 
 
 def _ask_password() -> bytes:
@@ -150,7 +163,7 @@ def _ask_password() -> bytes:
 
 @config_app.command()
 def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
-    """Say whether a broker would start with these settings. Exit code 0 if so, else 2."""
+    """Check whether a node would start with these settings. Exit code 0 if it would, else 2."""
     from supervisor.redis_address import check_url
     from supervisor.redis_server import RedisUnusable
     from supervisor.start import check_files
@@ -164,16 +177,16 @@ def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
         wrong = wrong or str(error)
     if wrong:
         refuse(wrong)
-    typer.echo("The configuration is fine.")
+    typer.echo("The configuration is valid.")
 
 
 @config_app.command()
 def show(
     config: ConfigFile = None,
     assignments: Assignments = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print every setting with its value in force and where it comes from."""
+    """Print every setting with its effective value and its source."""
     settings = list(load_settings(config, assignments).describe())
     if as_json:
         import json

@@ -1,6 +1,6 @@
-# Commands about nodes that run: stop, restart, reload, status, nodes, logs.
+# Commands for running nodes: stop, restart, reload, status, nodes, logs.
 #
-# What a command needs is imported inside it, so that `weir --help` answers at once.
+# A command imports what it needs inside its function, so that `weir --help` starts quickly.
 from typing import Annotated, Any, Final
 
 import typer
@@ -8,67 +8,70 @@ import typer
 from cli.options import NOT_SO, AsJson, ConfigFile, Folder, Name, refuse
 from cli.printing import console, counted, print_json, table_of
 
-LATE: Final = 10.0  # seconds more than the drain may take that a node has to end
-REPLACING: Final = 60.0  # seconds that one worker may take to drain and to start
+LATE: Final = 10.0  # seconds that a node may take to stop, beyond its drain timeout
+REPLACING: Final = 60.0  # seconds that one worker may take to drain and restart
 
 
 def stop(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """End a node: its clients are told, and have the drain time to leave. Exit code 1 if it does not run."""
-    from cli.asking import Answers, chosen
+    """Stop a node. Clients receive DISCONNECT 0x8B and have the drain timeout to leave.
 
-    node = chosen(name, folder, config)
-    answers = Answers(node)
-    told = answers.ask("stop")
-    answers.wait_for_end(told["drain"] + LATE)
+    Exit code 1 if the node is not running.
+    """
+    from cli.control_client import ControlClient, chosen_node
+
+    node = chosen_node(name, folder, config)
+    control = ControlClient(node)
+    answer = control.request("stop")
+    control.wait_for_end(answer["drain"] + LATE)
     if as_json:
-        return print_json({"node": node.name, "pid": told["pid"]})
-    typer.echo(f"The node {node.name} has ended.")
+        return print_json({"node": node.name, "pid": answer["pid"]})
+    typer.echo(f"The node {node.name} was stopped.")
 
 
 def restart(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Replace a node's workers, one after another; their clients are told to come back (0x8B)."""
-    from cli.asking import Answers, chosen
+    """Restart the workers of a node one after another. Clients receive DISCONNECT 0x8B and reconnect."""
+    from cli.control_client import ControlClient, chosen_node
 
-    node = chosen(name, folder, config)
-    told = Answers(node, patience=REPLACING * 64).ask("restart")
+    node = chosen_node(name, folder, config)
+    answer = ControlClient(node, patience=REPLACING * 64).request("restart")
     if as_json:
-        return print_json(told)
-    for one in told["workers"]:
+        return print_json(answer)
+    for one in answer["workers"]:
         lost = one["sessions_lost"]
-        of_them = f", {lost} session{'s' if lost != 1 else ''} lost (they are in memory for now)" if lost else ""
-        typer.echo(f"Worker {one['worker']} was replaced in {one['seconds']:.1f} s (process {one['pid']}){of_them}.")
+        losses = f", {lost} session{'s' if lost != 1 else ''} lost (sessions are kept in memory)" if lost else ""
+        typer.echo(f"Worker {one['worker']} was restarted in {one['seconds']:.1f} s (process {one['pid']}){losses}.")
 
 
 def reload(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Have a node read its certificates, passwords and access rules again, as SIGHUP does."""
-    from cli.asking import Answers, chosen
+    """Make a node read its certificates, passwords and access rules again (as SIGHUP does)."""
+    from cli.control_client import ControlClient, chosen_node
 
-    node = chosen(name, folder, config)
-    Answers(node, patience=REPLACING).ask("reload")
+    node = chosen_node(name, folder, config)
+    ControlClient(node, patience=REPLACING).request("reload")
     if as_json:
         return print_json({"node": node.name})
-    typer.echo(f"The node {node.name} has read its files again.")
+    typer.echo(f"The node {node.name} has reloaded its files.")
 
 
 def status(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Show a node and its workers. Exit code 1 if it does not run."""
-    from cli.asking import Answers, chosen
+    """Show a node and its workers. Exit code 1 if it is not running."""
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("status")
+    answer = ControlClient(chosen_node(name, folder, config)).request("status")
     if as_json:
-        return print_json(told)
-    show_status(told)
+        return print_json(answer)
+    show_status(answer)
 
 
 def list_nodes(as_json: AsJson = False) -> None:
-    """List the nodes of this machine whose folders are in the usual place."""
+    """List the nodes of this machine whose folders are in the default place."""
     from supervisor.folder import folders
 
     found = [_outline(node) for node in folders()]
     if as_json:
         return print_json(found)
     if not found:
-        typer.echo("There is no node here: `weir start --detach` starts one.")
+        typer.echo("There is no node on this machine. `weir start --detach` starts one.")
         return
     table = table_of(
         "node", "state", "process", "workers", "clients", "listens on", right=("process", "workers", "clients")
@@ -87,39 +90,39 @@ def logs(
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Begin with the last N lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing what is appended.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="Start with the last N lines.")] = 50,
 ) -> None:
-    """Print the log of a node that was started with --detach; of one that has ended, too."""
-    from cli.asking import chosen
-    from cli.following import NoFile, tail
+    """Print the log of a node that was started with --detach, even after it has stopped."""
+    from cli.control_client import chosen_node
+    from cli.tail import NoFile, tail
 
-    node = chosen(name, folder, config)
+    node = chosen_node(name, folder, config)
     try:
         for line in tail(node.log, lines, follow):
             typer.echo(line, nl=False)
     except NoFile:
         refuse(
-            f"The node {node.name} has no log in {node.log}: one in the foreground logs where it was started.", NOT_SO
+            f"The node {node.name} has no log file {node.log}. A node in the foreground logs to its terminal.", NOT_SO
         )
     except PermissionError:
-        refuse(f"No permission to read {node.log}: only its owner and root may.")
+        refuse(f"No permission to read {node.log}. Only its owner and root may read it.")
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def show_status(told: dict[str, Any]) -> None:
-    """Print what a node tells of itself, for people."""
+def show_status(answer: dict[str, Any]) -> None:
+    """Print the status of a node as text."""
     import time
 
     screen = console()
-    gauges = told["totals"]["gauges"]
+    gauges = answer["totals"]["gauges"]
     screen.print(
-        f"[bold]{told['node']}[/bold]  {_colored(told['state'])}  for {duration(time.time() - told['began'])}"
-        f"  process {told['pid']}  weir {told['version']} ({told['form']})"
+        f"[bold]{answer['node']}[/bold]  {_colored(answer['state'])}  for {duration(time.time() - answer['began'])}"
+        f"  process {answer['pid']}  weir {answer['version']} ({answer['form']})"
     )
-    screen.print(f"listens on  {addresses(told['listeners'])}", highlight=False)
-    screen.print(f"folder      {told['folder']}", highlight=False)
+    screen.print(f"listens on  {addresses(answer['listeners'])}", highlight=False)
+    screen.print(f"folder      {answer['folder']}", highlight=False)
     screen.print(
         f"{counted(gauges.get('connected', 0), 'client')} connected, {counted(gauges.get('sessions', 0), 'session')}, "
         f"{counted(gauges.get('subscriptions', 0), 'subscription')}, "
@@ -127,7 +130,7 @@ def show_status(told: dict[str, Any]) -> None:
     )
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
-    for one in told["workers"]:
+    for one in answer["workers"]:
         report = one.get("statistics") or {}
         counters, held = report.get("counters", {}), report.get("gauges", {})
         table.add_row(
@@ -146,7 +149,7 @@ def show_status(told: dict[str, Any]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """The largest unit that it fills, and the next one."""
+    """*seconds* in its largest whole unit and the next smaller one, such as 2h5m."""
     whole = int(seconds)
     for unit, length, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
         if whole >= length:
@@ -155,7 +158,7 @@ def duration(seconds: float) -> str:
 
 
 def short(number: int) -> str:
-    """With three digits or so, and a letter for thousands."""
+    """*number* with three significant digits and a letter for thousands, such as 1.25M."""
     if number < 10_000:
         return str(number)
     value = float(number)
@@ -173,24 +176,24 @@ def addresses(listeners: list[Any]) -> str:
 
 
 def _outline(node: Any) -> dict[str, Any]:
-    """One line of `weir nodes`: of a node that does not answer, what can be seen."""
-    from cli.asking import Answers
+    """The facts for one line of `weir nodes`. A node that does not answer has those that its folder shows."""
+    from cli.control_client import ControlClient
 
     facts: dict[str, Any] = {"node": node.name, "state": "stopped", "pid": None, "workers": None, "clients": None}
     facts |= {"listeners": [], "folder": str(node.path)}
     try:
         if node.running() is None:
             return facts
-        told = Answers(node).ask("status")
+        answer = ControlClient(node).request("status")
     except (OSError, typer.Exit):
-        return {**facts, "state": "does not answer"}
+        return {**facts, "state": "no answer"}
     return {
         **facts,
-        "state": told["state"],
-        "pid": told["pid"],
-        "workers": len(told["workers"]),
-        "clients": told["totals"]["gauges"].get("connected", 0),
-        "listeners": told["listeners"],
+        "state": answer["state"],
+        "pid": answer["pid"],
+        "workers": len(answer["workers"]),
+        "clients": answer["totals"]["gauges"].get("connected", 0),
+        "listeners": answer["listeners"],
     }
 
 

@@ -1,8 +1,8 @@
-# What commands have in common: options, the configuration they lead to, and how a command refuses.
+# What commands share: options, loading the configuration, and exit codes.
 #
-# Exit codes are the same everywhere: 0 done; 1 it is not so, as that node does not run or has no such client; 2 what
-# was asked for cannot be done, and nothing was changed; 3 the node gave up, as its workers do not stay alive; 4 no
-# broker is there, or it refused; 5 it went away meanwhile; 130 Ctrl-C.
+# Exit codes of all commands: 0 success; 1 the node is not running, or there is no such client; 2 the request cannot be
+# carried out and nothing was changed; 3 the node stopped because its workers crash again and again; 4 no broker there,
+# or it refused the connection; 5 the connection was lost; 130 Ctrl-C.
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Never
@@ -25,22 +25,25 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        help="Settings in TOML. Without it, /etc/weir/weir.toml is read if it is there.",
+        help="Configuration file (TOML). Default: /etc/weir/weir.toml if it exists.",
     ),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, such as limits.packet_bytes=2MiB. Repeatable."),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as limits.packet_bytes=2MiB. Repeatable."),
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="NODE", help="Which node, if there are several here.")]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NODE", help="Name of the node, if this machine has several.")
+]
 Folder = Annotated[
-    str | None, typer.Option("--folder", metavar="FOLDER", help="The node's folder, if it is not the usual one.")
+    str | None,
+    typer.Option("--folder", metavar="FOLDER", help="Folder of the node, if it is not in the default place."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load_settings(file: Path | None, assignments: list[str] | None, options: Sequence["Given"] = ()) -> "Loaded":
-    """The configuration in force; a mistake in it ends the command."""
+    """The effective configuration. A mistake in it ends the command."""
     from broker.config.schema import ConfigError
     from broker.config.sources import from_assignments, load
 

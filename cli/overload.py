@@ -1,4 +1,4 @@
-# `weir overload`: how overloaded a node is, by what, and what that means for clients; once, or as it goes.
+# `weir overload`: shows how overloaded a node is, the cause, and the throttled clients, once or continuously.
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,11 +12,11 @@ from cli.printing import console, print_json
 if TYPE_CHECKING:
     from supervisor.folder import NodeFolder
 
-EVERY: Final = 1.0  # seconds: what is measured by the interval changes so often
-SILENT: Final = 6.0  # seconds without an answer; a worker has five for its part of one
+EVERY: Final = 1.0  # seconds: the interval of the measurements
+SILENT: Final = 6.0  # seconds to wait for an answer; a worker has 5 s for its part of it
 
 NodeName = Annotated[
-    str | None, typer.Option("--node", "--name", metavar="NODE", help="Which node, if there are several here.")
+    str | None, typer.Option("--node", "--name", metavar="NODE", help="Name of the node, if this machine has several.")
 ]
 
 
@@ -24,24 +24,27 @@ def overload(
     node: NodeName = None,
     folder: Folder = None,
     config: ConfigFile = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on, each second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update each second until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how overloaded a node is, by what, and whom it holds back. Exit code 1 if it does not run."""
-    from cli.asking import Answers, chosen
+    """Show the overload level of a node, its cause, and the throttled clients.
+
+    Exit code 1 if the node is not running.
+    """
+    from cli.control_client import ControlClient, chosen_node
     from cli.overload_view import screen
 
-    where = chosen(node, folder, config)
+    where = chosen_node(node, folder, config)
     if watch:
         try:
             return _watch(where, as_json)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    told = Answers(where).ask("overload")
+    answer = ControlClient(where).request("overload")
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     shown = console()
-    for part in screen(told):
+    for part in screen(answer):
         shown.print(part)
 
 
@@ -55,7 +58,7 @@ def _watch(node: "NodeFolder", as_json: bool) -> None:
 
 
 def _watch_live(node: "NodeFolder") -> None:
-    """One screen that changes."""
+    """Show one screen and update it."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -63,54 +66,54 @@ def _watch_live(node: "NodeFolder") -> None:
     from cli.overload_view import screen
 
     with Live(console=console(), auto_refresh=False) as live:
-        for told, trouble in answers(node):
-            below = Text(trouble, style="red") if trouble else Text("Ctrl-C ends this", style="dim")
-            parts = [] if told is None else screen(told)
+        for answer, trouble in snapshots(node):
+            below = Text(trouble, style="red") if trouble else Text("Ctrl-C to quit", style="dim")
+            parts = [] if answer is None else screen(answer)
             live.update(Group(*parts, Text(), below), refresh=True)
 
 
 def _watch_by_lines(node: "NodeFolder") -> None:
-    """A line each second, and one when the node goes away and when it is back."""
+    """Print a line each second, and one when the node stops answering or answers again."""
     from cli.overload_view import line
 
     before = ""
-    for told, trouble in answers(node):
+    for answer, trouble in snapshots(node):
         stamp = time.strftime("%H:%M:%S")
         if trouble and trouble != before:
             typer.echo(f"{stamp}  {trouble}")
-        elif not trouble and told is not None:
+        elif not trouble and answer is not None:
             if before:
-                typer.echo(f"{stamp}  The node {node.name} is back.")
-            typer.echo(f"{stamp}  {line(told)}")
+                typer.echo(f"{stamp}  The node {node.name} answers again.")
+            typer.echo(f"{stamp}  {line(answer)}")
         before = trouble
 
 
 def _watch_as_json(node: "NodeFolder") -> None:
-    """An object on each line, also for a second without an answer."""
+    """Print a JSON object per second, also for a second without an answer."""
     import json
 
-    for told, trouble in answers(node):
-        typer.echo(json.dumps({"error": trouble} if trouble else told))
+    for answer, trouble in snapshots(node):
+        typer.echo(json.dumps({"error": trouble} if trouble else answer))
 
 
-def answers(node: "NodeFolder") -> Iterator[tuple[Any, str]]:
-    """Each second what the node tells, or told last, and "", or a sentence that says why it does not now.
+def snapshots(node: "NodeFolder") -> Iterator[tuple[Any, str]]:
+    """Each second the latest snapshot of the node, with "" or a sentence that says why there is no newer one.
 
-    Ends the command if there is no answer at the first time.
+    If the first request fails, the command ends.
     """
-    from cli.asking import Answers, NoAnswer
+    from cli.control_client import ControlClient, RequestFailed
 
-    told = None
+    answer = None
     while True:
         begun = time.monotonic()
-        with closing(Answers(node, patience=SILENT)) as asking:
+        with closing(ControlClient(node, patience=SILENT)) as control:
             trouble = ""
-            if told is None:
-                told = asking.ask("overload")
+            if answer is None:
+                answer = control.request("overload")
             else:
                 try:
-                    told = asking.try_to_ask("overload")
-                except NoAnswer as error:
+                    answer = control.try_request("overload")
+                except RequestFailed as error:
                     trouble = str(error)
-        yield told, trouble
+        yield answer, trouble
         time.sleep(max(0.0, begun + EVERY - time.monotonic()))

@@ -1,7 +1,7 @@
 # What `weir overload` prints: lines and tables made of what a node reports (broker/insight/overload_snapshot.py).
 #
-# Whoever opens it in the middle of trouble wants three answers first: how bad, because of what, and who pays. So these
-# are sentences. The tables below them hold what the sentences rest on.
+# An operator in trouble first needs three answers: how bad it is, what causes it, and which clients are throttled. So
+# the screen begins with these as sentences; the tables below hold the figures behind them.
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -13,71 +13,71 @@ from cli.printing import counted, table_of
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-QUIET: Final = 0.05  # targets; signals below are told of by their number
+QUIET: Final = 0.05  # of the target; signals below are only counted
 LEVELS: Final = 10
-OTHERS: Final = 20  # workers of other nodes that are shown
+OTHERS: Final = 20  # workers of other nodes that are shown at most
 
-Told = dict[str, Any]
+Answer = dict[str, Any]
 
 
-def calm(told: Told) -> str:
-    """The one sentence that is to be said when there is nothing to see; "" if there is."""
-    workers = told["workers"]
+def calm(answer: Answer) -> str:
+    """A sentence that says that there is no overload, or "" if there is some."""
+    workers = answer["workers"]
     if any("overload" not in one or not _idle(one["overload"]) for one in workers):
         return ""
     nodes = {said["node"] for one in workers for said in one["overload"]["reports"]["heard"] if said["counts"]}
-    others = len(nodes - {told["node"]})
-    who = f"{told['node']} and {counted(others, 'other node')} are" if others else f"{told['node']} is"
-    return f"All is calm: {who} at level 0, and nobody is held back."
+    others = len(nodes - {answer["node"]})
+    who = f"{answer['node']} and {counted(others, 'other node')} are" if others else f"{answer['node']} is"
+    return f"No overload: {who} at level 0, and no client is throttled."
 
 
-def line(told: Told) -> str:
-    """All of it on one line, for a log of many of them."""
-    sentence = calm(told)
+def line(answer: Answer) -> str:
+    """The state of the node on one line."""
+    sentence = calm(answer)
     if sentence:
         return sentence
-    found = answering(told)
+    found = answering(answer)
     if not found:
-        return f"{told['node']}: no worker answers"
-    parts = [f"{told['node']} level {highest(told)}{_because(told)}"]
+        return f"{answer['node']}: no worker answers"
+    parts = [f"{answer['node']} level {highest(answer)}{_because(answer)}"]
     parts.append(f"credits {short_credits(min(one['credits']['per_tick'] for one in found))}")
-    parts.append(f"held {_held(found) or 'nobody'}")
+    parts.append(f"throttled {_throttled(found) or 'none'}")
     waiting = sum(one["connects"]["waiting"] for one in found)
     parts.append(f"CONNECTs waiting {waiting}")
     if any(signal["injected_s"] is not None for one in found for signal in one["signals"]):
-        parts.append("signals are injected")
+        parts.append("with injected signals")
     return "  ".join(parts)
 
 
-def screen(told: Told) -> "list[RenderableType]":
-    """All of it, from the most important downwards."""
+def screen(answer: Answer) -> "list[RenderableType]":
+    """All sentences and tables, the most important first."""
     from rich.text import Text
 
-    sentence = calm(told)
-    recorded = [Text.from_markup(one) for one in traces(told)]
+    sentence = calm(answer)
+    recorded = [Text.from_markup(one) for one in traces(answer)]
     if sentence:
         return [Text(sentence), *recorded]
-    parts: list[RenderableType] = [Text.from_markup(one) for one in sentences(told)]
+    parts: list[RenderableType] = [Text.from_markup(one) for one in sentences(answer)]
     parts += recorded
-    parts += [Text(), workers_table(told)]
-    held = held_table(told)
+    parts += [Text(), workers_table(answer)]
+    held = held_table(answer)
     if held is not None:
         parts += [Text(), held]
-    signals, left_out = signals_table(told)
+    signals, left_out = signals_table(answer)
     if signals is not None:
         parts += [Text(), signals]
     if left_out:
         parts.append(Text(f"{counted(left_out, 'more signal')} below {QUIET:g} of the target", style="dim"))
-    others = others_table(told)
+    others = others_table(answer)
     if others is not None:
         parts += [Text(), others]
     return parts
 
 
-def sentences(told: Told) -> Iterator[str]:
-    """How bad, because of what, and who pays."""
-    found = answering(told)
-    for one in told["workers"]:
+def sentences(answer: Answer) -> Iterator[str]:
+    """Sentences: the level, its cause, the throttled clients."""
+    found = answering(answer)
+    for one in answer["workers"]:
         if "error" in one:
             yield f"[red]{one['error']}[/red]"
         elif "overload" not in one:
@@ -85,48 +85,48 @@ def sentences(told: Told) -> Iterator[str]:
     if not found:
         return
     if not found[0]["enabled"]:
-        yield "[yellow]Overload protection is off[/yellow] (overload.enabled = false): nobody is slowed down by it."
-    level = highest(told)
-    yield f"[bold]{told['node']}[/bold]  [{color(level)}]level {level} of {LEVELS}[/{color(level)}]{_because(told)}"
+        yield "[yellow]Overload protection is off[/yellow] (overload.enabled = false): credits throttle no client."
+    level = highest(answer)
+    yield f"[bold]{answer['node']}[/bold]  [{color(level)}]level {level} of {LEVELS}[/{color(level)}]{_because(answer)}"
     credits = min((one["credits"] for one in found), key=_per_tick)
     if level:
         yield (
-            f"each client is granted {short_credits(credits['per_tick'])} credits every {credits['tick_s'] * 1e3:.0f} "
-            f"ms, of {credits['when_calm']} when calm"
+            f"each client receives {short_credits(credits['per_tick'])} credits every {credits['tick_s'] * 1e3:.0f} "
+            f"ms, instead of {credits['when_calm']} at level 0"
         )
-    held = _held(found)
-    if held:
-        yield f"held back: {held}"
+    throttled = _throttled(found)
+    if throttled:
+        yield f"throttled: {throttled}"
     waiting = sum(one["connects"]["waiting"] for one in found)
     if waiting:
         oldest = max(one["connects"]["oldest_s"] for one in found)
         yield f"{counted(waiting, 'CONNECT')} waiting, the oldest for {seconds(oldest)}"
     ignored = _ignored(found)
     if ignored:
-        yield f"[dim]reports of others since the start: {ignored}[/dim]"
+        yield f"[dim]reports of other workers since the start: {ignored}[/dim]"
 
 
-def traces(told: Told) -> Iterator[str]:
-    """What is recorded of the decisions, and whether it still is."""
-    for one in told["workers"]:
+def traces(answer: Answer) -> Iterator[str]:
+    """The state of the trace of each worker that records one."""
+    for one in answer["workers"]:
         trace = one["overload"]["trace"] if "overload" in one else None
         if trace is None:
             continue
         size = f"{short(trace['bytes'])}B of {short(trace['limit_bytes'])}B in {visible(trace['file'])}"
         if trace["state"] == "recording":
-            yield f"[dim]worker {one['worker']} records its decisions: {size}[/dim]"
+            yield f"[dim]worker {one['worker']} records a trace: {size}[/dim]"
         else:
-            yield f"[yellow]Worker {one['worker']} records no more, as {trace['state']}:[/yellow] {size}"
+            yield f"[yellow]Worker {one['worker']} stopped recording its trace: {trace['state']}.[/yellow] {size}"
 
 
-def workers_table(told: Told) -> Any:
-    """What each worker is at, and what it goes by."""
-    numbers = ("worker", "level", "sees", "credits", "held", "CONNECTs")
+def workers_table(answer: Answer) -> Any:
+    """A row per worker: its level, the cluster's level that it applies, and its cause."""
+    numbers = ("worker", "level", "cluster", "credits", "throttled", "CONNECTs")
     table = table_of(*numbers, "cause", right=numbers)
-    for one in told["workers"]:
+    for one in answer["workers"]:
         state = one.get("overload")
         if state is None:
-            table.add_row(str(one["worker"]), *[""] * 5, f"{one['state']}, and does not answer")
+            table.add_row(str(one["worker"]), *[""] * 5, f"{one['state']}, no answer")
             continue
         level = math.ceil(state["level"])
         table.add_row(
@@ -141,27 +141,29 @@ def workers_table(told: Told) -> Any:
     return table
 
 
-def held_table(told: Told) -> Any:
-    """Who is or was held back, by reason, and for how long all of them together; None: nobody for a minute."""
+def held_table(answer: Answer) -> Any:
+    """Throttled clients by reason, with their total time. None if no client was throttled for a minute."""
     sums: dict[str, dict[str, int]] = {}
-    for state in answering(told):
+    for state in answering(answer):
         for reason, figures in state["held"].items():
             before = sums.get(reason, {})
             sums[reason] = {name: figure + before.get(name, 0) for name, figure in figures.items()}
     if not sums:
         return None
     numbers = ("clients", "time in the last second", "in the last minute")
-    table = table_of("held back for", *numbers, right=numbers)
+    table = table_of("throttled for", *numbers, right=numbers)
     for reason, figures in sorted(sums.items()):
         times = (seconds(figures["interval_ms"] / 1e3), seconds(figures["minute_ms"] / 1e3))
         table.add_row(reason, str(figures["clients"]), *times)
     return table
 
 
-def signals_table(told: Told) -> tuple[Any, int]:
-    """The signals that say something, the worst first; None if none does. How many do not."""
-    rows = [(one["worker"], signal) for one in told["workers"] for signal in one.get("overload", {}).get("signals", [])]
-    shown = [(worker, signal) for worker, signal in rows if _speaks(signal)]
+def signals_table(answer: Answer) -> tuple[Any, int]:
+    """The signals above QUIET, the worst first (None if there are none), and the number of the others."""
+    rows = [
+        (one["worker"], signal) for one in answer["workers"] for signal in one.get("overload", {}).get("signals", [])
+    ]
+    shown = [(worker, signal) for worker, signal in rows if _notable(signal)]
     if not shown:
         return None, len(rows)
     table = table_of("signal", "worker", "targets", "contended", "", right=("worker", "targets"))
@@ -179,13 +181,13 @@ def signals_table(told: Told) -> tuple[Any, int]:
     return table, len(rows) - len(shown)
 
 
-def others_table(told: Told) -> Any:
-    """The workers of other nodes, as they were heard by whoever heard them last; None if there are none."""
-    found: dict[tuple[str, int], Told] = {}
-    for state in answering(told):
+def others_table(answer: Answer) -> Any:
+    """The workers of other nodes by their latest report to any worker here. None if there are none."""
+    found: dict[tuple[str, int], Answer] = {}
+    for state in answering(answer):
         for said in state["reports"]["heard"]:
             who = (said["node"], said["worker"])
-            if said["node"] != told["node"] and (who not in found or said["age_s"] < found[who]["age_s"]):
+            if said["node"] != answer["node"] and (who not in found or said["age_s"] < found[who]["age_s"]):
                 found[who] = said
     if not found:
         return None
@@ -207,14 +209,14 @@ def others_table(told: Told) -> Any:
     return table
 
 
-def answering(told: Told) -> list[Told]:
-    """What the workers said that answered."""
-    return [one["overload"] for one in told["workers"] if "overload" in one]
+def answering(answer: Answer) -> list[Answer]:
+    """The snapshots of the workers that answered."""
+    return [one["overload"] for one in answer["workers"] if "overload" in one]
 
 
-def highest(told: Told) -> int:
-    """The level that is in force where it is highest, as people see it."""
-    return max((math.ceil(max(one["cluster"]["level"], one["level"])) for one in answering(told)), default=0)
+def highest(answer: Answer) -> int:
+    """The highest level in force on any worker, rounded up."""
+    return max((math.ceil(max(one["cluster"]["level"], one["level"])) for one in answering(answer)), default=0)
 
 
 def color(level: int) -> str:
@@ -222,7 +224,7 @@ def color(level: int) -> str:
 
 
 def seconds(time: float) -> str:
-    """Short, with what matters: 0, 0.12 s, 9.5 s, 95 s, 3m 10s."""
+    """*time* in seconds as text: 0, 0.12 s, 9.5 s, 95 s, 3m 10s."""
     if time <= 0.0:
         return "0"
     if time < 1.0:
@@ -236,8 +238,8 @@ def short_credits(credits: float) -> str:
     return f"{credits:.0f}"
 
 
-def _idle(state: Told) -> bool:
-    """Nothing of a worker is worth a look."""
+def _idle(state: Answer) -> bool:
+    """Whether a worker shows no sign of overload."""
     return bool(
         state["enabled"]
         and not state["level"]
@@ -248,24 +250,24 @@ def _idle(state: Told) -> bool:
     )
 
 
-def _because(told: Told) -> str:
-    """Whose signal is behind the highest level."""
-    found = answering(told)
+def _because(answer: Answer) -> str:
+    """The signal that causes the highest level, as the end of a sentence."""
+    found = answering(answer)
     worst = max((one["cluster"] for one in found), key=_level)
     if not worst["level"] or not worst["cause"]:
         return ""
     whose = f"worker {worst['worker']}"
-    if worst["node"] != told["node"]:
+    if worst["node"] != answer["node"]:
         whose += f" of {visible(worst['node'])}"
-    return f", as {visible(worst['cause'])} of {whose} is at {worst['value']:.2f} of its target"
+    return f", caused by {visible(worst['cause'])} of {whose} at {worst['value']:.2f} of its target"
 
 
 def _cause(name: str, value: float) -> str:
     return f"{visible(name)} {value:.2f}" if name else ""
 
 
-def _held(states: list[Told]) -> str:
-    """Who is held back, by reason."""
+def _throttled(states: list[Answer]) -> str:
+    """The number of throttled clients by reason."""
     clients: dict[str, int] = {}
     for state in states:
         for reason, figures in state["held"].items():
@@ -273,35 +275,35 @@ def _held(states: list[Told]) -> str:
     return ", ".join(f"{counted(count, 'client')} for {reason}" for reason, count in clients.items() if count)
 
 
-def _ignored(states: list[Told]) -> str:
+def _ignored(states: list[Answer]) -> str:
     counts: dict[str, int] = {}
     for state in states:
         for label, count in state["reports"]["ignored"].items():
             counts[label] = counts.get(label, 0) + count
-    counts.pop("stale", None)  # each comes by two ways, and the second time it is no news
+    counts.pop("stale", None)  # each report arrives over the mesh and over Redis; the second copy is stale
     counts.pop("echo", None)
-    told = [f"{count} ignored as {label}" for label, count in counts.items()]
+    answer = [f"{count} ignored as {label}" for label, count in counts.items()]
     lost = sum(state["reports"]["lost_redis"] for state in states)
-    return ", ".join([*told, *([f"{lost} that Redis did not take"] if lost else [])])
+    return ", ".join([*answer, *([f"{lost} not accepted by Redis"] if lost else [])])
 
 
-def _speaks(signal: Told) -> bool:
+def _notable(signal: Answer) -> bool:
     return bool(signal["value"] >= QUIET or signal["contended_s"] is not None or signal["injected_s"] is not None)
 
 
-def _per_tick(credits: Told) -> float:
+def _per_tick(credits: Answer) -> float:
     return float(credits["per_tick"])
 
 
-def _level(cluster: Told) -> float:
+def _level(cluster: Answer) -> float:
     return float(cluster["level"])
 
 
-def _worst_first(row: tuple[int, Told]) -> tuple[float, int, str]:
+def _worst_first(row: tuple[int, Answer]) -> tuple[float, int, str]:
     worker, signal = row
     return -signal["value"], worker, signal["name"]
 
 
-def _highest_first(said: Told) -> tuple[bool, float, str, int]:
-    """Those that count before those that do not."""
+def _highest_first(said: Answer) -> tuple[bool, float, str, int]:
+    """Reports that still count first, then by level."""
     return not said["counts"], -said["level"], said["node"], said["worker"]

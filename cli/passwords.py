@@ -1,7 +1,7 @@
-# What `weir passwd` does with a password file: it changes one line and keeps all others, comments included.
+# `weir passwd`: changes one line of a password file and keeps all others, including comments.
 #
-# The new file takes the place of the old one in one step, as a broker may read it at any moment, and has the same
-# owner: root may change the file of the user that the broker runs as. Nobody else may read it.
+# The new file replaces the old one atomically, as a broker may read it at any moment. It keeps the owner, so that root
+# can edit the file of the broker's user, and is readable by its owner only.
 import os
 import secrets
 import tempfile
@@ -23,11 +23,11 @@ ONLY_ITS_OWNER: Final = 0o600
 
 
 class PasswordFileError(Exception):
-    """What was asked for cannot be done; nothing was changed. Its text is one sentence for the user."""
+    """The request cannot be carried out and nothing was changed. The text is one sentence for the user."""
 
 
 def set_password(file: Path, user: str, password: bytes, iterations: int, create: bool) -> bool:
-    """Give *user* that *password* in *file*; True if it had none before."""
+    """Set the password of *user* in *file*. True if the user is new."""
     check_user(user)
     if not password:
         raise PasswordFileError("the password is empty: it must have at least one character.")
@@ -55,14 +55,14 @@ def check_user(user: str) -> None:
 
 
 def read(file: Path, create: bool) -> str:
-    """The text of *file*, whose lines are all right; with *create*, it need not be there."""
+    """The text of *file*, after checking its lines. With *create* a missing file reads as empty."""
     try:
         text = file.read_bytes().decode()
         parse_passwords(text, b"")
     except FileNotFoundError:
         if create:
             return ""
-        raise PasswordFileError(f"there is no file {file}: `--create` makes it.") from None
+        raise PasswordFileError(f"there is no file {file}; `--create` creates it.") from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise PasswordFileError(f"cannot read {file}: {why}.") from None
@@ -73,13 +73,13 @@ def read(file: Path, create: bool) -> str:
 
 def _write(file: Path, text: str) -> None:
     try:
-        _replace(file.resolve(), text.encode())  # a link stays one
+        _replace(file.resolve(), text.encode())  # a symbolic link stays a link
     except OSError as error:
         raise PasswordFileError(f"cannot write {file}: {error.strerror}.") from None
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Put a file with *data* in the place of *file*: afterwards the old or the new one is there, never a part."""
+    """Replace *file* atomically by a file with the content *data*."""
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with open(descriptor, "wb") as new:

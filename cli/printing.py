@@ -1,4 +1,4 @@
-# How commands print: tables for people, JSON for programs.
+# How commands print: tables, or JSON with --json.
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -24,7 +24,7 @@ def table_of(*columns: str, right: tuple[str, ...] = ()) -> Any:
 
 
 def counted(number: int, what: str) -> str:
-    """So many of *what*, which is named in the singular and takes an s."""
+    """*number* and the noun *what*, with an s unless *number* is 1."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

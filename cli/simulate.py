@@ -68,7 +68,7 @@ def _seconds(text: str) -> float:
     try:
         return Duration(0.001, 100 * YEAR).take(text)
     except ValueError as error:
-        refuse(f"--since {text} cannot be: it must be {error}.")
+        refuse(f"--since {text} is not valid: it must be {error}.")
 
 
 def _read(file: Path) -> "Policy":
@@ -92,9 +92,10 @@ def _name_apart(policies: "list[Policy]", files: list[Path]) -> None:
 
 
 def _recorded(node: str | None, folder: str | None, config: Path | None) -> list[Path]:
-    from cli.asking import chosen
 
-    where = chosen(node, folder, config)
+    from cli.control_client import chosen_node
+
+    where = chosen_node(node, folder, config)
     place = where.path / "trace"
     try:
         files = sorted(place.glob("*.trace"))

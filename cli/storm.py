@@ -1,6 +1,6 @@
-# A storm of connects, as after an outage: clients that come all at once, stay for a moment, and come again.
+# A storm of connects, as after an outage: many clients connect at once, stay for a moment, and leave.
 #
-# `weir bench` measures what a broker does for clients that it lets in; here not being let in is what is wanted.
+# `weir bench` expects every client to be accepted; here refusals are part of the load.
 from typing import Final
 
 import trio
@@ -8,16 +8,16 @@ import trio
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, Connect, Disconnect
 
-STAY: Final = 1.0  # seconds that a client stays when it was let in
-PATIENCE: Final = 15.0  # seconds that it waits for that
-AT_ONCE: Final = 800  # connections: fewer than any system allows a process
+STAY: Final = 1.0  # seconds that an accepted client stays connected
+PATIENCE: Final = 15.0  # seconds that a client waits for its CONNACK
+AT_ONCE: Final = 800  # connections: below the descriptor limit of any system
 TICK: Final = 0.05  # seconds
 
 
 def storm(port: int, seconds: float, rate: float) -> None:
-    """For so long, *rate* connections a second to this machine; returns when the last of them has gone.
+    """Open *rate* connections a second to this machine for *seconds*; return when the last one is closed.
 
-    Ctrl-C is a KeyboardInterrupt, and not a group of the clients that it met.
+    Ctrl-C raises a plain KeyboardInterrupt instead of an exception group.
     """
     try:
         trio.run(_storm, port, seconds, rate, restrict_keyboard_interrupt_to_checkpoints=True)
@@ -36,12 +36,12 @@ async def _storm(port: int, seconds: float, rate: float) -> None:
             for _ in range(max(1, round(rate * TICK))):
                 if room.available_tokens:
                     number += 1
-                    clients.start_soon(_come, port, f"storm-{number}", room)
+                    clients.start_soon(_connect, port, f"storm-{number}", room)
                     await trio.lowlevel.checkpoint()
             await trio.sleep(TICK)
 
 
-async def _come(port: int, name: str, room: trio.CapacityLimiter) -> None:
+async def _connect(port: int, name: str, room: trio.CapacityLimiter) -> None:
     async with room:
         try:
             with trio.move_on_after(PATIENCE):
@@ -51,4 +51,4 @@ async def _come(port: int, name: str, room: trio.CapacityLimiter) -> None:
                         await trio.sleep(STAY)
                         await stream.send_all(encode(Disconnect(), V5))
         except (OSError, trio.BrokenResourceError):
-            pass  # it was not let in
+            pass  # the connection was refused

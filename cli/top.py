@@ -1,4 +1,4 @@
-# `weir top`: what all nodes of this machine do, live on a terminal, else once.
+# `weir top`: the activity of all nodes of this machine, live on a terminal, otherwise printed once.
 import time
 from contextlib import closing
 from enum import StrEnum
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-EVERY: Final = 1.0  # seconds: there is a new record so often
-LINES: Final = 60  # of what is printed once
+EVERY: Final = 1.0  # seconds between two metrics records
+LINES: Final = 60  # printed at most without a terminal
 
-Told = dict[str, Any]
+Answer = dict[str, Any]
 
 
 class Order(StrEnum):
-    """By what clients and topics are ordered."""
+    """The order of clients and topics."""
 
     COST = "cost"
     MESSAGES = "messages"
@@ -33,22 +33,26 @@ BY_KEY: Final = {"c": Order.COST, "m": Order.MESSAGES, "b": Order.BYTES}
 
 
 def top(
-    by: Annotated[Order, typer.Option(help="What clients and topics are ordered by.")] = Order.COST,
+    by: Annotated[Order, typer.Option(help="Order of clients and topics.")] = Order.COST,
     node: NodeName = None,
     folder: Folder = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what nodes and workers do, and which clients and topics cost most: live, or once if not on a terminal.
+    """Show the activity of nodes and workers, and the clients and topics that cost most.
 
-    Without --node or --folder: all nodes of this machine whose folders are in the usual place.
+    Updates live on a terminal, otherwise prints once. Without --node or --folder: all nodes of this machine whose
+    folders are in the default place.
     """
     from cli.top_view import screen, together
 
     chosen = node, folder, config
     nodes = ask_all(*chosen)
     if not nodes:
-        refuse("No node runs here: `weir start --detach` starts one, and --folder finds one elsewhere.", NOT_SO)
+        refuse(
+            "No node is running on this machine. `weir start --detach` starts one; --folder names one elsewhere.",
+            NOT_SO,
+        )
     if len(nodes) == 1 and "error" in nodes[0]:
         refuse(nodes[0]["error"], NOT_SO)
     if as_json:
@@ -64,19 +68,21 @@ def top(
         raise typer.Exit from None
 
 
-def _live(shown: "Console", chosen: "tuple[str | None, str | None, Path | None]", nodes: list[Told], by: Order) -> None:
-    """Show *nodes* and what becomes of them, until somebody presses q."""
+def _live(
+    shown: "Console", chosen: "tuple[str | None, str | None, Path | None]", nodes: list[Answer], by: Order
+) -> None:
+    """Show *nodes* and update them until the user presses q."""
     from rich.console import Group
     from rich.live import Live
 
-    from cli.keys import Keys
+    from cli.keyboard import Keyboard
     from cli.top_view import KEYS, screen
 
-    with Live(console=shown, screen=True, auto_refresh=False) as live, Keys() as keys:
+    with Live(console=shown, screen=True, auto_refresh=False) as live, Keyboard() as keyboard:
         while True:
             title = f"{heading(nodes, by)}   {KEYS}"
             live.update(Group(*screen(nodes, by.value, shown.height, title)), refresh=True)
-            key = keys.wait(EVERY)
+            key = keyboard.wait(EVERY)
             if key == "q":
                 return
             if key in BY_KEY:
@@ -85,24 +91,24 @@ def _live(shown: "Console", chosen: "tuple[str | None, str | None, Path | None]"
                 nodes = ask_all(*chosen)
 
 
-def ask_all(name: str | None, folder: str | None, config: "Path | None") -> list[Told]:
-    """What each of the chosen nodes tells, or why it does not; without a choice, all that run here."""
-    from cli.asking import Answers, NoAnswer, chosen, runs
+def ask_all(name: str | None, folder: str | None, config: "Path | None") -> list[Answer]:
+    """The answer of each chosen node, or an error sentence. Without a choice: all running nodes of this machine."""
+    from cli.control_client import ControlClient, RequestFailed, chosen_node, runs
     from supervisor.folder import folders
 
     if name is None and folder is None and config is None:
         wanted = [one for one in folders() if runs(one)]
     else:
-        wanted = [chosen(name, folder, config)]
-    told = []
+        wanted = [chosen_node(name, folder, config)]
+    answer = []
     for one in wanted:
-        with closing(Answers(one, patience=SILENT)) as asking:
+        with closing(ControlClient(one, patience=SILENT)) as control:
             try:
-                told.append(asking.try_to_ask("top"))
-            except NoAnswer as error:
-                told.append({"node": one.name, "error": str(error)})
-    return told
+                answer.append(control.try_request("top"))
+            except RequestFailed as error:
+                answer.append({"node": one.name, "error": str(error)})
+    return answer
 
 
-def heading(nodes: list[Told], by: Order) -> str:
+def heading(nodes: list[Answer], by: Order) -> str:
     return f"weir top  {time.strftime('%H:%M:%S')}  {counted(len(nodes), 'node')}, by {by.value}"

@@ -1,12 +1,12 @@
-# What `weir top` looks like: nodes and workers, what was dropped, and who and what costs most.
+# The screen of `weir top`: nodes and workers, drops, and the clients and topics that cost most.
 #
-# All figures are those of the last interval, by the second. A screen has only so many lines: when there are more
-# workers than fit, the worst of them are shown, and then those with the most work.
+# All figures are of the last interval, per second. If there are more workers than fit on the screen, those with the
+# highest level are shown, then those with the most traffic.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.clients import visible
-from cli.hitters import Hitter, merged
+from cli.heavy_hitters import Hitter, merged
 from cli.nodes import short
 from cli.overload_view import color
 from cli.printing import table_of
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 KEYS: Final = "c cost  m messages  b bytes  q quit"
 LONGEST: Final = 40  # characters of a name in a table
-AROUND: Final = 13  # lines that are neither rows of tables nor troubles
+AROUND: Final = 13  # lines besides table rows and error sentences
 FEWEST: Final = 2  # rows of each table, however small the screen is
 
-Told = dict[str, Any]
+Answer = dict[str, Any]
 
 
-def together(nodes: list[Told], by: str) -> Told:
-    """What programs get: what each node said, and the heavy hitters of all of them, by *by*."""
+def together(nodes: list[Answer], by: str) -> Answer:
+    """The JSON form: the answer of each node, and the heavy hitters of all nodes, ordered by *by*."""
     return {
         "nodes": nodes,
         "by": by,
@@ -32,8 +32,8 @@ def together(nodes: list[Told], by: str) -> Told:
     }
 
 
-def screen(nodes: list[Told], by: str, height: int, heading: str) -> "list[RenderableType]":
-    """All of it in about *height* lines; *heading*: what stands above it."""
+def screen(nodes: list[Answer], by: str, height: int, heading: str) -> "list[RenderableType]":
+    """The whole screen in about *height* lines, below the line *heading*."""
     from rich.text import Text
 
     wrong = list(troubles(nodes))
@@ -51,9 +51,9 @@ def screen(nodes: list[Told], by: str, height: int, heading: str) -> "list[Rende
     return parts
 
 
-def workers_table(nodes: list[Told], most: int) -> Any:
-    """A row for each worker, or *most* rows, of which the last says how many more there are."""
-    numbers = ("worker", "level", "clients", "held", "credits", "in/s", "out/s", "p99 ms")
+def workers_table(nodes: list[Answer], most: int) -> Any:
+    """A row per worker, at most *most* rows; the last one then says how many are missing."""
+    numbers = ("worker", "level", "clients", "paused", "credit", "in/s", "out/s", "p99ms")
     table = table_of("node", *numbers, "cause", right=numbers)
     found = records(nodes)
     shown = found if len(found) <= most else sorted(found, key=_worst_first)[: most - 1]
@@ -79,8 +79,8 @@ def workers_table(nodes: list[Told], most: int) -> Any:
     return table
 
 
-def troubles(nodes: list[Told]) -> Iterator[str]:
-    """Nodes and workers that say nothing, and why."""
+def troubles(nodes: list[Answer]) -> Iterator[str]:
+    """A sentence for each node and worker that did not answer."""
     for node in nodes:
         if "error" in node:
             yield node["error"]
@@ -88,11 +88,11 @@ def troubles(nodes: list[Told]) -> Iterator[str]:
             if "error" in one:
                 yield f"{node['node']}: {one['error']}"
             elif one.get("record") is None:
-                yield f"{node['node']}: worker {one['worker']} is {one['state']} and has nothing to tell yet."
+                yield f"{node['node']}: worker {one['worker']} is {one['state']} and has no figures yet."
 
 
-def losses(nodes: list[Told]) -> str:
-    """What was dropped and who was held back, by reason."""
+def losses(nodes: list[Answer]) -> str:
+    """Dropped messages a second and throttled clients, by reason."""
     dropped: dict[str, float] = {}
     held: dict[str, int] = {}
     for _, _, record in records(nodes):
@@ -102,29 +102,29 @@ def losses(nodes: list[Told]) -> str:
             held[reason] = held.get(reason, 0) + figures["clients"]
     drops = ", ".join(f"{short(round(rate))} {reason}" for reason, rate in sorted(dropped.items(), key=_greatest))
     holds = ", ".join(f"{short(count)} for {reason}" for reason, count in sorted(held.items(), key=_greatest))
-    return f"dropped/s: {drops or 'nothing'}   held back: {holds or 'nobody'}"
+    return f"dropped/s: {drops or 'none'}   throttled: {holds or 'none'}"
 
 
-def hitters(nodes: list[Told], what: str, by: str) -> list[Hitter]:
-    """The clients or topics of all workers, the greatest first."""
+def hitters(nodes: list[Answer], what: str, by: str) -> list[Hitter]:
+    """The heaviest clients or topics of all workers, the heaviest first."""
     return merged([(record["top"][f"{what}s"], _interval(record)) for _, _, record in records(nodes)], what, by)
 
 
 def hitters_table(listed: list[Hitter], what: str, by: str) -> Any:
-    """A row for each of *listed*; the column that they are ordered by is marked."""
+    """A row per heavy hitter. The column of the order *by* is marked."""
     measures = ("cost", "messages", "bytes")
     titles = [f"{one}/s{' ▼' if one == by else ''}" for one in measures]
-    held = ["held"] if what == "client" else []
-    table = table_of(what, *titles, *held, right=(*titles, *held))
+    throttled = ["paused"] if what == "client" else []
+    table = table_of(what, *titles, *throttled, right=(*titles, *throttled))
     for one in listed:
         figures = [short(round(one.figures[name])) for name in measures]
-        share = [f"{min(1.0, one.figures['paused_ms'] / 1e3):.0%}"] if held else []
+        share = [f"{min(1.0, one.figures['paused_ms'] / 1e3):.0%}"] if throttled else []
         table.add_row(visible(_cut(one.name)), *figures, *share)
     return table
 
 
 def error_of(listed: list[Hitter], by: str) -> str:
-    """How far the figures may be from the truth."""
+    """The error bounds of the column *by*, as a sentence."""
     above = max(one.above[by] for one in listed)
     below = max(one.below[by] for one in listed)
     if not above and not below:
@@ -132,8 +132,8 @@ def error_of(listed: list[Hitter], by: str) -> str:
     return f"{by} is at most {short(round(above))} too high and {short(round(below))} too low"
 
 
-def records(nodes: list[Told]) -> list[tuple[str, int, Told]]:
-    """(node, worker, its record) of all that have one."""
+def records(nodes: list[Answer]) -> list[tuple[str, int, Answer]]:
+    """(node, worker, metrics record) of each worker that has a record."""
     return [
         (node["node"], one["worker"], one["record"])
         for node in nodes
@@ -142,25 +142,25 @@ def records(nodes: list[Told]) -> list[tuple[str, int, Told]]:
     ]
 
 
-def _facts(what: str, hitter: Hitter) -> Told:
+def _facts(what: str, hitter: Hitter) -> Answer:
     return {what: hitter.name, "per_second": hitter.figures, "above": hitter.above, "below": hitter.below}
 
 
-def _rate(count: int, record: Told) -> str:
+def _rate(count: int, record: Answer) -> str:
     return short(round(count / _interval(record)))
 
 
-def _interval(record: Told) -> float:
-    """Seconds; one that is none, as a clock was set, counts as a moment."""
+def _interval(record: Answer) -> float:
+    """The length of the interval in seconds, at least 1 ms: a clock step can make it 0 or negative."""
     return max(0.001, float(record["interval_s"]))
 
 
 def _cut(name: str) -> str:
-    """The beginning and the end of a long name: often only one of them tells it from others."""
+    """The beginning and the end of a long name: names often differ only there."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-LONGEST // 2 + 1 :]}"
 
 
-def _worst_first(row: tuple[str, int, Told]) -> tuple[int, int, str, int]:
+def _worst_first(row: tuple[str, int, Answer]) -> tuple[int, int, str, int]:
     node, worker, record = row
     return -record["level"], -record["in"]["messages"] - record["out"]["messages"], node, worker
 

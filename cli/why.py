@@ -1,4 +1,4 @@
-# `weir why CLIENT`: why a client is slow, gone, or gets nothing.
+# `weir why CLIENT`: why a client is throttled, was disconnected, or misses messages.
 import typer
 
 from cli.clients import ClientId, visible
@@ -13,15 +13,15 @@ def why(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a client is slow, gone or gets nothing, and what to change. Exit code 1 if nothing is known of it."""
+    """Explain why a client is throttled, was disconnected or misses messages. Exit code 1 if the client is unknown."""
     from broker.insight.explain import explain
-    from cli.asking import Answers, chosen
+    from cli.control_client import ControlClient, chosen_node
 
-    told = Answers(chosen(name, folder, config)).ask("why", client=client)
+    answer = ControlClient(chosen_node(name, folder, config)).request("why", client=client)
     if as_json:
-        return print_json(told)
+        return print_json(answer)
     screen = console()
-    for number, paragraph in enumerate(explain(told)):
+    for number, paragraph in enumerate(explain(answer)):
         if number:
             typer.echo()
         screen.print(visible(paragraph), highlight=False)

@@ -68,7 +68,7 @@ class ClientLimits:
             limit = Limit(client, rate, exempt, now + seconds, seconds=seconds, by=by, reason=reason, made=self._wall())
             self._table.check(limit, now)
         except RateError as error:
-            raise LimitRefused(f'rate = "{rate}" cannot be: it must be {error.right}.') from None
+            raise LimitRefused(f'rate = "{rate}" is not valid: it must be {error.right}.') from None
         except OverrideError as error:
             raise LimitRefused(str(error)) from None
         former = self._table.get(client, now)

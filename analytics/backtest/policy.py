@@ -47,7 +47,9 @@ def read_policy(file: Path) -> Policy:
             try:
                 kind.take(one.value)
             except ValueError as error:
-                raise ConfigError(f"{one.key} = {one.value!r} in {one.source} cannot be: it must be {error}.") from None
+                raise ConfigError(
+                    f"{one.key} = {one.value!r} in {one.source} is not valid: it must be {error}."
+                ) from None
     ours = {one.key: KINDS[one.key].take(one.value) for one in given if one.key.startswith(GROUP)}
     if not ours:
         raise ConfigError(f"There is no policy in {file}: it needs a table [overload] with the settings to try.")

@@ -76,7 +76,7 @@ def load(
         sources[one.key] = one.source
     for key, right in contradictions(config):
         value = KINDS[key].show(_at(config, key))
-        raise ConfigError(f"{key} = {value} in {sources.get(key, 'the defaults')} cannot be: it must be {right}.")
+        raise ConfigError(f"{key} = {value} in {sources.get(key, 'the defaults')} is not valid: it must be {right}.")
     return Loaded(config, sources)
 
 
@@ -160,7 +160,7 @@ def _taken(one: Given) -> Any:
     try:
         return kind.take(one.value)
     except ValueError as error:
-        raise ConfigError(f"{one.key} = {one.value!r} in {one.source} cannot be: it must be {error}.") from None
+        raise ConfigError(f"{one.key} = {one.value!r} in {one.source} is not valid: it must be {error}.") from None
 
 
 def _nearest(key: str) -> str:

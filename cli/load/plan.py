@@ -129,7 +129,7 @@ class Plan:
             check_topic(self.topic_of(self.publishers))
             check_filter(self.filter_of(0))
         except ProtocolError as error:
-            raise BadPlan(f"--topic {self.topic} cannot be: {error.detail}.") from None
+            raise BadPlan(f"--topic {self.topic} is not valid: {error.detail}.") from None
         size = self.payload + len(self.topic_of(self.publishers)) + 2 + 2 + 1
         try:
             encode_length(size)

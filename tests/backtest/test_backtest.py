@@ -215,7 +215,7 @@ def test_all_traces_are_tried_under_all_policies(aggressor: Path, tmp_path: Path
     ("text", "sentence"),
     [
         ("[overload]\nrefil = 3\n", "did you mean overload.refill?"),
-        ("[overload]\nwait = -1\n", "overload.wait = -1 in .*line 2 cannot be: it must be a duration"),
+        ("[overload]\nwait = -1\n", "overload.wait = -1 in .*line 2 is not valid: it must be a duration"),
         ("[overload]\ncap = 10\n", r"overload.cap_least cannot be so in the policy policy: it must be at most"),
         ("[limits]\nqos = 1\n", "There is no policy in .*: it needs a table"),
         ("overload", "is not TOML"),

@@ -61,7 +61,7 @@ def test_programs_get_all_of_it_from_one_trace(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--since", "soon"], 2, "--since soon cannot be: it must be a duration such as"),
+        (["--since", "soon"], 2, "--since soon is not valid: it must be a duration such as"),
         (["--policy", "away.toml"], 2, "Cannot read the configuration file away.toml"),
         (["--trace", "away"], 2, "Cannot read the trace away: No such file or directory."),
         (["--folder", "/nowhere"], 1, "has recorded no traces, in /nowhere/trace: `weir start --set overload.trace="),

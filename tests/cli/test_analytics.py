@@ -51,7 +51,7 @@ def test_without_a_node_it_says_how_to_start_one(tmp_path: Path) -> None:
     code, said = weir("--folder", str(tmp_path / "none"))
 
     assert 1 == code
-    assert said.startswith("weir: The node weir is not running: `weir start --detach --name weir --set node.folder=")
+    assert said.startswith("weir: The node weir is not running. `weir start --detach --name weir --set node.folder=")
 
 
 def test_a_node_with_a_redis_elsewhere_is_told(folder: str) -> None:

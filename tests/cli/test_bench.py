@@ -13,11 +13,11 @@ from tests.cli.running import weir
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--rate", "1", "--window", "1"], "either --rate or --window"),
-        (["--version", "6"], "--version 6 cannot be: it must be 3.1, 3.1.1 or 5."),
+        (["--rate", "1", "--window", "1"], "either --rate (open loop) or --window"),
+        (["--version", "6"], "--version 6 is not valid: it must be 3.1, 3.1.1 or 5."),
         (["--payload", "3"], "--payload 3 is too small"),
         (["--topic", "all"], "pairs need %i"),
-        (["h:x"], "h:x is no address: it must be HOST or HOST:PORT"),
+        (["h:x"], "h:x is not an address: it must be HOST or HOST:PORT"),
         (["--cafile", "/no/such"], "cannot read --cafile /no/such: No such file or directory."),
     ],
 )

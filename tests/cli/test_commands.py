@@ -43,7 +43,7 @@ def test_version_needs_neither_trio_nor_structlog() -> None:
         (["config", "--help"], ["check", "show"]),
         (["limit", "--help"], ["set", "list", "drop"]),
         (["limit", "set", "--help"], ["CLIENT", "--rate", "--no-protection", "--ttl", "--reason", "quotas.session"]),
-        (["passwd", "--help"], ["FILE", "USER", "--create", "--delete", "--iterations", "SIGHUP"]),
+        (["passwd", "--help"], ["FILE", "USER", "--create", "--delete", "--iterations", "weir reload"]),
     ],
 )
 def test_help_names_what_there_is(arguments: list[str], words: list[str]) -> None:
@@ -61,7 +61,7 @@ def test_config_check_accepts_what_a_broker_would_start_with(tmp_path: Path) -> 
 
     done = weir("config", "check", "--config", str(file), "--set", "limits.qos=1")
 
-    assert (0, "The configuration is fine.\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert (0, "The configuration is valid.\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("command", [["start"], ["config", "check"]])
@@ -104,7 +104,7 @@ def test_bad_configuration_is_one_sentence_and_exit_code_2(command: list[str]) -
     """A mistake in the configuration would end in a traceback, or start something."""
     done = weir(*command, "--set", "limits.qos=3")
 
-    sentence = "weir: limits.qos = '3' in --set cannot be: it must be a whole number from 0 to 2.\n"
+    sentence = "weir: limits.qos = '3' in --set is not valid: it must be a whole number from 0 to 2.\n"
     assert (2, "", sentence) == (done.returncode, done.stdout, done.stderr)
 
 
@@ -112,7 +112,7 @@ def test_a_bad_port_option_is_refused_by_the_name_it_was_given_with() -> None:
     """The user wrote --port and would be told of a setting that they never heard of."""
     done = weir("start", "--port", "65536")
 
-    expected = "weir: listeners.tcp.port = 65536 in --port cannot be: it must be a whole number from 0 to 65535.\n"
+    expected = "weir: listeners.tcp.port = 65536 in --port is not valid: it must be a whole number from 0 to 65535.\n"
     assert (2, expected) == (done.returncode, done.stderr)
 
 

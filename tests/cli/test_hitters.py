@@ -12,7 +12,7 @@ from broker.metrics.pauses import Pauses
 from broker.metrics.record import MEASURES, TOP
 from broker.metrics.recorder import Recorder
 from broker.worker_id import WorkerId
-from cli.hitters import ORDERS, merged
+from cli.heavy_hitters import ORDERS, merged
 
 Publishes = list[tuple[int, int, int, int]]  # who, cost, messages, bytes
 

@@ -29,7 +29,7 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
     assert "No client has a limit of its own.\n" == none
     said = "The client [bold]one[/bold] has a limit of its own for 1h 0m: 100:1, 5000:60 messages."
     assert f"{said} It is connected, at worker 0, and feels it from now on.\n" == here.stdout
-    said = "The client two has a limit of its own for 1h 0m: not held back by overload protection."
+    said = "The limits of client two are overridden for 1h 0m: exempt from credits."
     assert f"{said} It is not connected: the limit holds when it comes.\n" == away.stdout
     assert re.search(
         r"\[bold\]one\[/bold\] +100:1,5000:60 messages +59m \d+s .*uid \d+\) +\[red\]floods\[/red\]", listed
@@ -44,20 +44,28 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
 @pytest.mark.parametrize(
     ("code", "arguments", "sentence"),
     [
-        (2, ["set", "c", "--rate", "0/s", *FOR_AN_HOUR], 'rate = "0/s" cannot be: it must be of whole counts from 1'),
-        (2, ["set", "c", "--rate", "fast", *FOR_AN_HOUR], 'rate = "fast" cannot be: it must be a rate such as "100/s"'),
+        (
+            2,
+            ["set", "c", "--rate", "0/s", *FOR_AN_HOUR],
+            'rate = "0/s" is not valid: it must be of whole counts from 1',
+        ),
+        (
+            2,
+            ["set", "c", "--rate", "fast", *FOR_AN_HOUR],
+            'rate = "fast" is not valid: it must be a rate such as "100/s"',
+        ),
         (2, ["set", "c", *FOR_AN_HOUR], "The limit of c changes nothing: give it a rate, or exempt it."),
         (2, ["set", "", "--rate", "1/s", *FOR_AN_HOUR], "a client id has 1 to 4096 bytes"),
         (2, ["set", "c", "--rate", "1/s", "--ttl", "1h", "--reason", " "], "needs a reason of 1 to 200 characters"),
         (
             2,
             ["set", "c", "--rate", "1/s", "--ttl", "31d", "--reason", "x"],
-            '--ttl = "31d" cannot be: it must be a duration from 1ms to 30d.',
+            '--ttl = "31d" is not valid: it must be a duration from 1ms to 30d.',
         ),
         (
             2,
             ["set", "c", "--rate", "1/s", "--ttl", "soon", "--reason", "x"],
-            '--ttl = "soon" cannot be: it must be a duration such as 15, "500ms", "5m", "2h" or "7d".',
+            '--ttl = "soon" is not valid: it must be a duration such as 15, "500ms", "5m", "2h" or "7d".',
         ),
         (1, ["drop", "nobody"], "The client 'nobody' has no limit of its own."),
     ],

@@ -130,12 +130,12 @@ def test_a_wrong_name_is_told_which_ones_there_are(tmp_path: Path) -> None:
 # Whoever it becomes may perhaps not read the interpreter's files: what it needs is loaded before.
 SOMEBODY_ELSE = """
 import os, sys, typer
-from cli.asking import Answers
+from cli.control_client import ControlClient
 from supervisor.folder import NodeFolder
 os.setgid(65534)
 os.setuid(65534)
 try:
-    Answers(NodeFolder("theirs", sys.argv[1])).ask("status")
+    ControlClient(NodeFolder("theirs", sys.argv[1])).request("status")
 except typer.Exit as end:
     sys.exit(end.exit_code)
 """

@@ -78,7 +78,7 @@ TROUBLE = node(
 
 def test_calm_is_one_sentence() -> None:
     """Somebody would search tables for a trouble that there is none of."""
-    assert "All is calm: here is at level 0, and nobody is held back.\n" == shown(node(worker(0), worker(1)))
+    assert "No overload: here is at level 0, and no client is throttled.\n" == shown(node(worker(0), worker(1)))
     with_others = node(worker(0, reports=heard(said("far", 0, 0.0), said("gone", 0, 0.0, age=9.0))))
     assert "here and 1 other node are at level 0" in calm(with_others)
 
@@ -107,16 +107,16 @@ def test_trouble_says_how_bad_because_of_what_and_who_pays() -> None:
     text = shown(TROUBLE)
 
     for words in (
-        "here  level 6 of 10, as lag of worker 0 is at 3.20 of its target",
-        "each client is granted 750 credits every 200 ms, of 50000 when calm",
-        "held back: 3 clients for credits, 1 client for gate",
+        "here  level 6 of 10, caused by lag of worker 0 at 3.20 of its target",
+        "each client receives 750 credits every 200 ms, instead of 50000 at level 0",
+        "throttled: 3 clients for credits, 1 client for gate",
         "2m 10s",
         "12 CONNECTs waiting, the oldest for 0.42 s",
         "here/0 for 12.4 s",
         "injected, 47.6 s more",
         "4 more signals below 0.05 of the target",
         "Worker 2 did not answer within 5 seconds.",
-        "3 ignored as malformed, 2 that Redis did not take",
+        "3 ignored as malformed, 2 not accepted by Redis",
         "too long ago to count",
     ):
         assert words in text
@@ -133,17 +133,17 @@ def test_a_level_that_comes_from_another_node_says_so() -> None:
     far = {"level": 3.1, "cause": "memory", "value": 1.5, "node": "far", "worker": 1}
     told = node(worker(0, cluster=far))
 
-    assert "here  level 4 of 10, as memory of worker 1 of far is at 1.50 of its target" in shown(told)
-    assert line(told).startswith("here level 4, as memory of worker 1 of far is at 1.50 of its target  credits ")
+    assert "here  level 4 of 10, caused by memory of worker 1 of far at 1.50 of its target" in shown(told)
+    assert line(told).startswith("here level 4, caused by memory of worker 1 of far at 1.50 of its target  credits ")
 
 
 def test_a_line_has_the_same_on_one_line() -> None:
     """What is watched into a file would not be told when it is bad."""
     text = line(TROUBLE)
 
-    assert "held 3 clients for credits, 1 client for gate" in text
+    assert "throttled 3 clients for credits, 1 client for gate" in text
     assert "CONNECTs waiting 12" in text
-    assert text.endswith("signals are injected")
+    assert text.endswith("with injected signals")
     assert "here: no worker answers" == line(node({"worker": 0, "state": "dead"}))
 
 
@@ -153,9 +153,9 @@ def test_a_trace_is_mentioned_even_when_all_is_calm() -> None:
     going, full = {**trace, "state": "recording"}, {**trace, "state": "it is full", "left_out": 7}
     text = shown(node(worker(0, trace=going), worker(1, trace=full)))
 
-    assert "All is calm" in text
-    assert "worker 0 records its decisions: 12.3kB of 64MB in /data/trace/worker-0.trace" in text
-    assert "Worker 1 records no more, as it is full: 12.3kB of 64MB" in text
+    assert "No overload" in text
+    assert "worker 0 records a trace: 12.3kB of 64MB in /data/trace/worker-0.trace" in text
+    assert "Worker 1 stopped recording its trace: it is full. 12.3kB of 64MB" in text
 
 
 def test_names_of_others_cannot_paint_on_the_terminal() -> None:

@@ -45,7 +45,7 @@ def test_a_password_is_changed(file: Path) -> None:
     """The former password would stay good."""
     done = passwd(file, "bob", "--iterations", 2, typed="new word\r\n")
 
-    assert (0, f"The password of bob in {file} is another now.\n") == (done.returncode, done.stdout)
+    assert (0, f"The password of user bob in {file} was changed.\n") == (done.returncode, done.stdout)
     assert [True, False] == [takes(file, "bob", password) for password in (b"new word", b"x")]
     assert ["# staff", "", "# end", ""] == [
         line for line in file.read_text().split("\n") if not line.startswith("bob:$7$2$")
@@ -56,7 +56,7 @@ def test_a_user_is_deleted(file: Path) -> None:
     """Nobody could be taken out again."""
     done = passwd(file, "bob", "--delete")
 
-    assert (0, f"User bob is no longer in {file}.\n") == (done.returncode, done.stdout)
+    assert (0, f"User bob was removed from {file}.\n") == (done.returncode, done.stdout)
     assert "# staff\n\n# end\n" == file.read_text()
 
 
@@ -64,7 +64,7 @@ def test_a_file_is_made_when_that_is_asked_for(tmp_path: Path) -> None:
     """A misspelt path would silently make a file that no broker reads; or a first file could not be made."""
     file = tmp_path / "new"
     refused = passwd(file, "alice", typed="x\n")
-    assert (2, f"weir: there is no file {file}: `--create` makes it.\n") == (refused.returncode, refused.stderr)
+    assert (2, f"weir: there is no file {file}; `--create` creates it.\n") == (refused.returncode, refused.stderr)
     assert not file.exists()
 
     assert 0 == passwd(file, "alice", "--create", typed="x\n").returncode

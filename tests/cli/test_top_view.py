@@ -15,7 +15,7 @@ from broker.metrics.record import misfit
 from broker.metrics.recorder import Recorder
 from broker.reasons import DropReason, PauseReason
 from broker.worker_id import WorkerId
-from cli.hitters import ORDERS
+from cli.heavy_hitters import ORDERS
 from cli.top_view import screen, together
 
 Told = dict[str, Any]
@@ -68,7 +68,7 @@ def test_a_screen_names_the_worker_that_suffers_and_the_client_that_costs() -> N
 
     (late,) = [line for line in lines if "lag 3.20" in line]
     assert ["left", "0", "6", "100", "3", "750", "12.3k", "2.4M"] == late.split()[:8]
-    assert "dropped/s: 36 not_writable   held back: 3 for credits" in lines
+    assert "dropped/s: 36 not_writable   throttled: 3 for credits" in lines
     (heaviest,) = [line for line in lines if line.startswith("client-0-0 ")]
     assert ["2000", "0", "100", "100%"] == heaviest.split()[1:]
     assert any(line.startswith("plant/line-0/temperature") for line in lines)
@@ -79,7 +79,7 @@ def test_who_says_nothing_is_named() -> None:
     text = shown(TROUBLE)
 
     assert "left: Worker 2 is starting." in text
-    assert "right: worker 1 is serving and has nothing to tell yet." in text
+    assert "right: worker 1 is serving and has no figures yet." in text
     assert "The node gone does not answer." in text
 
 

@@ -99,7 +99,7 @@ def test_a_bad_value_in_a_file_is_refused_with_file_line_key_value_and_what_woul
     """Promise 5: bad configuration is refused at start, with the key, the value and what would be right."""
     file = written(tmp_path, text)
 
-    expected = f"limits.qos = 3 in {file}, line {line} cannot be: it must be a whole number from 0 to 2."
+    expected = f"limits.qos = 3 in {file}, line {line} is not valid: it must be a whole number from 0 to 2."
     assert expected == refusal(file)
 
 
@@ -107,7 +107,7 @@ def test_where_no_line_can_be_told_the_file_still_is(tmp_path: Path) -> None:
     """A value in an inline table would be refused without a place, or with a wrong one."""
     file = written(tmp_path, "limits = { qos = 3 }")
 
-    assert f"limits.qos = 3 in {file} cannot be: it must be a whole number from 0 to 2." == refusal(file)
+    assert f"limits.qos = 3 in {file} is not valid: it must be a whole number from 0 to 2." == refusal(file)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_bad_variable_is_refused_by_its_name() -> None:
     sentence = refusal(None, {"WEIR_LISTENERS__TCP__PORT": "65536"})
 
     assert (
-        "listeners.tcp.port = '65536' in the environment (WEIR_LISTENERS__TCP__PORT) cannot be: "
+        "listeners.tcp.port = '65536' in the environment (WEIR_LISTENERS__TCP__PORT) is not valid: "
         "it must be a whole number from 0 to 65535." == sentence
     )
 
@@ -202,7 +202,7 @@ def test_settings_that_contradict_each_other_are_refused(assignment: str, senten
     """A broker would start that flaps, cannot queue a lawful packet, or listens nowhere."""
     refused = refusal(None, None, assignment)
 
-    assert refused.startswith(assignment.partition("=")[0]) and " in --set cannot be: " in refused
+    assert refused.startswith(assignment.partition("=")[0]) and " in --set is not valid: " in refused
     assert refused.endswith(sentence)
 
 
@@ -218,7 +218,7 @@ def test_an_address_that_others_reach_needs_a_word_on_who_may_come_in(listener: 
     options = [f"listeners.{listener}.host=127.0.0.1,{host}", f"listeners.{listener}.enabled=true"]
     refused = refusal(None, None, *options)
 
-    assert f'listeners.{listener}.host = ["127.0.0.1", "{host}"] in --set cannot be: it must be loopback' in refused
+    assert f'listeners.{listener}.host = ["127.0.0.1", "{host}"] in --set is not valid: it must be loopback' in refused
     assert refused.endswith(f"as anybody could come in at {host}, {WAYS}")
     for way in ("access.password_file=/etc/weir/passwords", "access.allow_anonymous=true"):
         load(environ={}, options=from_assignments([*options, way]), default_file=NOWHERE)
@@ -245,7 +245,7 @@ def test_quotas_of_tenants_need_a_rule_that_names_them() -> None:
 
     sentence = refusal(None, None, quota)
     right = 'a rule such as "user", as [quotas.tenant] says what tenants may do.'
-    assert f'quotas.tenant_of = "" in the defaults cannot be: it must be {right}' == sentence
+    assert f'quotas.tenant_of = "" in the defaults is not valid: it must be {right}' == sentence
     rule = "quotas.tenant_of=user-suffix:@"
     assert "100/s" == load(None, {}, from_assignments([quota, rule]), NOWHERE).config.quotas.tenant.incoming_messages
 
@@ -259,7 +259,7 @@ def test_loopback_and_what_is_switched_off_need_none() -> None:
 
 def test_a_contradiction_with_a_default_names_the_defaults() -> None:
     """The user would be told of a file or option that does not have the key."""
-    assert 'delivery.low_watermark = "640KiB" in the defaults cannot be' in refusal(
+    assert 'delivery.low_watermark = "640KiB" in the defaults is not valid' in refusal(
         None, None, "delivery.high_watermark=500KiB"
     )
 

@@ -19,18 +19,24 @@ def loaded(*assignments: str) -> Overload:
     [
         (
             "refill=50000,25000,12500,6000,3000,1500,750,350,350,360,20",
-            "overload.refill = [50000, 25000, 12500, 6000, 3000, 1500, 750, 350, 350, 360, 20] in --set cannot be:"
+            "overload.refill = [50000, 25000, 12500, 6000, 3000, 1500, 750, 350, 350, 360, 20] in --set is not valid:"
             " it must be a table that does not rise: level 9 grants 360, level 8 350.",
         ),
         ("refill=9,8,7", "it must be a list of 11 whole numbers."),
         ("refill=9,8,7,6,5,4,3,2,1,1,0", "a list of 11 numbers, each a whole number from 1 to 1000000000."),
         ("refill=9,8,7,6,5,4,3,2,1,1,x", "a list of 11 numbers, each a whole number from 1 to 1000000000."),
-        ("lag=0", "overload.lag = '0' in --set cannot be: it must be a duration from 1ms to 1m."),
-        ("gate_delay=0", "overload.gate_delay = '0' in --set cannot be: it must be a duration from 1ms to 1m."),
+        ("lag=0", "overload.lag = '0' in --set is not valid: it must be a duration from 1ms to 1m."),
+        ("gate_delay=0", "overload.gate_delay = '0' in --set is not valid: it must be a duration from 1ms to 1m."),
         ("outbound_percent=0", "it must be a whole number from 1 to 100."),
-        ("position_gain=0", "overload.position_gain = '0' in --set cannot be: it must be a number from 0.001 to 10."),
+        (
+            "position_gain=0",
+            "overload.position_gain = '0' in --set is not valid: it must be a number from 0.001 to 10.",
+        ),
         ("position_gain=0.1s", "it must be a number from 0.001 to 10."),
-        ("cap_least=50001", "overload.cap_least = 50001 in --set cannot be: it must be at most overload.cap (50000)."),
+        (
+            "cap_least=50001",
+            "overload.cap_least = 50001 in --set is not valid: it must be at most overload.cap (50000).",
+        ),
         ("contended_until=1", "it must be less than overload.contended_from (1)."),
         ("gate_idle=101ms", "it must be at most overload.gate_room (0.1s)."),
         ("cost.publish=0", "it must be a whole number from 1 to 1000000."),

@@ -153,8 +153,8 @@ def test_a_damaged_line_costs_its_limit_and_is_told(path: Path) -> None:
 @pytest.mark.parametrize(
     ("rate", "exempt", "seconds", "sentence"),
     [
-        ("0/s", False, 60.0, 'rate = "0/s" cannot be: it must be of whole counts from 1 to 1099511627776.'),
-        ("fast", False, 60.0, 'rate = "fast" cannot be: it must be a rate such as "100/s" or "100:1,5000:60".'),
+        ("0/s", False, 60.0, 'rate = "0/s" is not valid: it must be of whole counts from 1 to 1099511627776.'),
+        ("fast", False, 60.0, 'rate = "fast" is not valid: it must be a rate such as "100/s" or "100:1,5000:60".'),
         ("", False, 60.0, "The limit of one changes nothing: give it a rate, or exempt it."),
         ("", True, 0.0, "The limit of one must end within 30 days."),
         ("", True, float("nan"), "The limit of one must end within 30 days."),

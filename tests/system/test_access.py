@@ -237,7 +237,7 @@ def test_hashing_does_not_hold_up_others(start_weir: StartWeir, dial: Dial, tmp_
 def test_an_open_address_needs_a_word_on_who_may_come_in(tmp_path: Path) -> None:
     """Somebody would publish a broker that everybody may use, and not notice."""
     refused = weir("start", "--host", "0.0.0.0", "--port", "0")
-    sentence = 'weir: listeners.tcp.host = ["0.0.0.0"] in --host cannot be: it must be loopback addresses only'
+    sentence = 'weir: listeners.tcp.host = ["0.0.0.0"] in --host is not valid: it must be loopback addresses only'
     assert (2, "", 1) == (refused.returncode, refused.stdout, len(refused.stderr.splitlines()))
     assert refused.stderr.startswith(sentence)
 

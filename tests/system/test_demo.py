@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from cli.analytics import java
-from cli.asking import Answers, NoAnswer
+from cli.control_client import ControlClient, RequestFailed
 from supervisor.folder import NodeFolder
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class Watch:
 
     def _look(self) -> None:
         while not self._done.wait(LOOK):
-            with closing(Answers(self._folder)) as asking:
+            with closing(ControlClient(self._folder)) as control:
                 try:
-                    told = asking.try_to_ask("overload")["workers"]
-                except NoAnswer:
+                    told = control.try_request("overload")["workers"]
+                except RequestFailed:
                     continue
             if any(one["overload"]["level"] or one["overload"]["connects"]["waiting"] > FEW for one in told):
                 self._overloaded.append(time.time())

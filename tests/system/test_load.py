@@ -192,7 +192,7 @@ def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: Sta
     told = json.loads(out)
     assert (5, True, 20) == (process.returncode, told["broker_gone"], told["connections"]["missing_at_end"])
     assert 0 < told["received"]
-    assert f"weir: {HOST}:{weir.port} went away before the end; these are the results so far.\n" == err
+    assert f"weir: the connection to {HOST}:{weir.port} was lost before the end; these are the results so far.\n" == err
     assert ["20 connections were lost"] == [note[:24] for note in told["notes"] if "lost" in note]
 
 

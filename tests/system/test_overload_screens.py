@@ -106,7 +106,9 @@ def test_weir_overload_names_the_signal_and_the_worker(start_weir: StartWeir) ->
     """Somebody would know that a node is overloaded, and not where to look."""
     weir = start_weir({"node.workers": 2}, environment={"WEIR_TEST": "1"})
     where = ("--folder", folder(weir))
-    assert f"All is calm: node-{weir.port} is at level 0, and nobody is held back.\n" == run("overload", *where).stdout
+    assert (
+        f"No overload: node-{weir.port} is at level 0, and no client is throttled.\n" == run("overload", *where).stdout
+    )
 
     inject_lag(weir, 1)
     wait_until_level(weir)
@@ -128,12 +130,12 @@ def test_a_watched_node_may_go_away_and_come_back(start_weir: StartWeir) -> None
     port = free_port()
     weir = start_weir({"node.workers": 2}, port=port)
     with watching("overload", "--watch", "--folder", folder(weir)) as process:
-        line_with(process, "All is calm")
+        line_with(process, "No overload")
         weir.terminate()
         line_with(process, "is not running")
         start_weir({"node.workers": 2}, port=port)
         line_with(process, "is back.")
-        line_with(process, "All is calm")
+        line_with(process, "No overload")
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=PATIENCE)
 
@@ -144,7 +146,7 @@ def test_a_terminal_shows_it_live_until_ctrl_c(start_weir: StartWeir) -> None:
     """It would not change while one looks, or end in a traceback."""
     weir = start_weir({"node.workers": 2}, environment={"WEIR_TEST": "1"})
     with on_a_terminal("overload", "--watch", "--folder", folder(weir)) as (process, terminal):
-        read_until(terminal, b"All is calm")
+        read_until(terminal, b"No overload")
         inject_lag(weir, 0)
         read_until(terminal, b"lag of worker 0")
         process.send_signal(signal.SIGINT)

@@ -206,8 +206,8 @@ def test_certificates_are_checked_unless_it_is_said_otherwise(addresses: dict[Tr
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a/+", "x"], "'a/+' cannot be: wildcard in a topic name."),
-        (["", "x"], "'' cannot be: empty topic name."),
+        (["a/+", "x"], "'a/+' is not valid: wildcard in a topic name."),
+        (["", "x"], "'' is not valid: empty topic name."),
         (["t" * 65_536, "x"], "a topic of 65536 bytes cannot be"),
         (["t"], "nothing to publish: give one MESSAGE"),
         (["t", "x", "--file", "y"], "nothing to publish: give one MESSAGE"),

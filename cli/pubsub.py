@@ -1,4 +1,4 @@
-# `weir pub` and `weir sub`: a first try without other tools; options are named as those of mosquitto_pub and _sub.
+# `weir pub` and `weir sub`, with the option names of mosquitto_pub and mosquitto_sub.
 import json
 import os
 import secrets
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli.connecting import (
+from cli.broker_options import (
     LONGEST,
     CaFile,
     Insecure,
@@ -17,9 +17,9 @@ from cli.connecting import (
     Tls,
     User,
     Version,
+    connect_string,
     endpoint_of,
     level_of,
-    sayable,
 )
 from cli.options import GONE, UNREACHABLE, refuse
 
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT: Final = "-"
 READ: Final = 64 * 1024
-LARGEST: Final = (1 << 28) - 1 - LONGEST - 5  # bytes of a message: what is left of a packet in any case
-NO: Final = 0x80  # SUBACK codes from here on are refusals
+LARGEST: Final = (1 << 28) - 1 - LONGEST - 5  # bytes of a payload that fits into a packet with the longest topic
+NO: Final = 0x80  # SUBACK codes from here on mean that the filter was refused
 
-Host = Annotated[str, typer.Option("--host", "-h", metavar="HOST[:PORT]", help="The broker, or a URL: ws://HOST/PATH.")]
+Host = Annotated[
+    str, typer.Option("--host", "-h", metavar="HOST[:PORT]", help="Broker address, or a URL such as ws://HOST/PATH.")
+]
 Port = Annotated[
     int | None,
     typer.Option("--port", "-p", min=1, max=65535, metavar="PORT", show_default="1883; TLS: 8883; ws: 8083; wss: 8084"),
@@ -44,20 +46,23 @@ ClientId = Annotated[
 ]
 
 
-class _Unread(Exception):
-    """Who read our output has seen enough."""
+class _OutputClosed(Exception):
+    """The reader of the standard output has closed it."""
 
 
 def pub(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     message: Annotated[
-        str | None, typer.Argument(metavar="MESSAGE", help="- publishes every line of the input.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="MESSAGE", help="The payload; - publishes each line of the standard input.", show_default=False
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Publish what is in FILE, as one message.")
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Publish the content of FILE as one message.")
     ] = None,
     qos: Qos = 0,
-    retain: Annotated[bool, typer.Option("--retain", "-r", help="Have the broker keep it for those to come.")] = False,
+    retain: Annotated[bool, typer.Option("--retain", "-r", help="Publish a retained message.")] = False,
     host: Host = "localhost",
     port: Port = None,
     user: User = None,
@@ -70,9 +75,9 @@ def pub(
 ) -> None:
     """Publish a message to TOPIC.
 
-    Exit codes: 0 when the broker has it (with QoS 0: when it is sent),
-    2 when that cannot be done, 4 when no broker is there or it refuses,
-    5 when it went away meanwhile.
+    Exit codes: 0 acknowledged by the broker (QoS 0: sent),
+    2 invalid request, 4 no broker there, or it refused,
+    5 connection lost.
     """
     from broker.mqtt.packets import Publish
     from broker.mqtt.topics import check_topic
@@ -80,7 +85,7 @@ def pub(
 
     _check(check_topic, topic)
     if (message is None) == (file is None):
-        refuse("nothing to publish: give one MESSAGE, - for the lines of the input, or --file FILE.")
+        refuse("nothing to publish: give one of MESSAGE, - for the lines of the standard input, or --file FILE.")
     payload = b"" if message is None else _utf8(message)
     if file is not None:
         try:
@@ -93,7 +98,7 @@ def pub(
 
     def send(data: bytes) -> None:
         if len(data) > LARGEST:
-            refuse(f"a message of {len(data)} bytes cannot be: MQTT has at most 256 MiB for topic and payload.")
+            refuse(f"a payload of {len(data)} bytes is too large: MQTT allows at most 256 MiB for topic and payload.")
         conversation.publish(Publish(_utf8(topic), data, qos, retain))
 
     try:
@@ -114,13 +119,11 @@ def sub(
     qos: Qos = 0,
     count: Annotated[
         int,
-        typer.Option(
-            "--count", "-c", "-C", min=0, metavar="N", help="End after so many messages.", show_default="never"
-        ),
+        typer.Option("--count", "-c", "-C", min=0, metavar="N", help="Exit after N messages.", show_default="never"),
     ] = 0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the topic in front of each message.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the topic before each message.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each message; what is not UTF-8 is in base64.")
+        bool, typer.Option("--json", help="Print one JSON line per message; a payload that is not UTF-8 is in base64.")
     ] = False,
     host: Host = "localhost",
     port: Port = None,
@@ -132,10 +135,10 @@ def sub(
     cafile: CaFile = None,
     insecure: Insecure = False,
 ) -> None:
-    """Print the messages that match a FILTER as they come, until Ctrl-C.
+    """Subscribe, and print messages until Ctrl-C.
 
-    Exit codes: 0 after Ctrl-C or --count, 2 when that cannot be done,
-    4 when no broker is there or it refuses, 5 when it went away meanwhile.
+    Exit codes: 0 after Ctrl-C or --count, 2 invalid request,
+    4 no broker there, or it refused, 5 connection lost.
     """
     from broker.mqtt.topics import check_filter
     from cli.conversation import TROUBLE
@@ -154,8 +157,8 @@ def sub(
         _print(conversation, shape, count)
     except KeyboardInterrupt:
         pass
-    except _Unread:
-        # Python would complain when it closes its output at the end.
+    except _OutputClosed:
+        # Otherwise Python reports an error when it flushes the output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except TROUBLE as error:
         _report(endpoint, error)
@@ -163,7 +166,7 @@ def sub(
 
 
 def _print(conversation: "Conversation", shape: "Callable[[Publish], bytes]", count: int) -> None:
-    """Print messages, *count* of them if it is not 0."""
+    """Print messages: *count* of them, or without end if it is 0."""
     out = sys.stdout.buffer
     printed = 0
     while not count or printed < count:
@@ -174,8 +177,8 @@ def _print(conversation: "Conversation", shape: "Callable[[Publish], bytes]", co
             out.write(shape(message) + b"\n")
             out.flush()
         except BrokenPipeError:
-            raise _Unread from None
-        conversation.acknowledge(message)  # only now: what we did not print is not lost
+            raise _OutputClosed from None
+        conversation.acknowledge(message)  # only now, so that a message that was not printed is not lost
         printed += 1
 
 
@@ -199,7 +202,7 @@ def _json_line(message: "Publish") -> bytes:
 
 
 def _lines(conversation: "Conversation") -> Iterator[bytes]:
-    """The lines of the standard input, while the connection is kept alive; the last one may have no end."""
+    """The lines of the standard input; the last one may lack a newline. The connection is kept alive meanwhile."""
     rest = b""
     while True:
         conversation.receive(sys.stdin.fileno())
@@ -215,13 +218,13 @@ def _lines(conversation: "Conversation") -> Iterator[bytes]:
 def _converse(
     endpoint: "Endpoint", level: int, client_id: str | None, user: str | None, password: str | None
 ) -> "Conversation":
-    """A connection that is up; else the command ends with a sentence."""
+    """Connect. A failure ends the command."""
     from broker.mqtt.packets import Connect
     from cli.conversation import KEEP_ALIVE, TROUBLE, Conversation
 
     name = client_id if client_id is not None else f"weir-{secrets.token_hex(4)}"
     for option, text in (("--id", name), ("--user", user), ("--password", password)):
-        sayable(option, text)
+        connect_string(option, text)
     secret = None if password is None else password.encode()
     connect = Connect(level, name, keep_alive=KEEP_ALIVE, user_name=user, password=secret)
     try:
@@ -231,19 +234,19 @@ def _converse(
 
 
 def _check(check: Callable[[bytes], None], text: str) -> None:
-    """*check* is of topics or of filters."""
+    """End the command if *text* is not a valid topic (or filter, by *check*)."""
     from broker.reasons import ProtocolError
 
     try:
         check(_utf8(text))
         if len(_utf8(text)) > LONGEST:
-            refuse(f"a topic of {len(_utf8(text))} bytes cannot be: MQTT has at most {LONGEST}.")
+            refuse(f"a topic of {len(_utf8(text))} bytes is too long: MQTT allows at most {LONGEST}.")
     except ProtocolError as error:
-        refuse(f"{text!r} cannot be: {error.detail}.")
+        refuse(f"{text!r} is not valid: {error.detail}.")
 
 
 def _utf8(text: str) -> bytes:
-    """The bytes of an argument as they were typed; whether they are UTF-8 is for others to judge."""
+    """The bytes of a command line argument; they need not be UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
@@ -254,7 +257,7 @@ def _refused_filter(endpoint: "Endpoint", filter: str, code: int) -> None:
 
 
 def _report(endpoint: "Endpoint", error: Exception) -> None:
-    """A conversation that has begun ended in *error*: the command ends with a sentence."""
+    """End the command because of *error* on an open connection."""
     from cli.load.client import Refused
 
     if isinstance(error, Refused) and error.kind != "DISCONNECT":

@@ -1,8 +1,9 @@
-# Heavy hitters of several workers together: what each says of its own (record.py), added up, and how far off that is.
+# Merges the heavy hitters of several workers, with error bounds.
 #
-# A worker tells its first TOP rows by each measure. Who is among them has at least the truth there, and at most the
-# error above it. Who is not may still have had something there: at most what the last of the first TOP by that measure
-# had, or the error, if the worker tells all that it knows of. So each sum goes with how much it may be off either way.
+# A worker reports its first TOP rows by each measure (broker/metrics/record.py). The figure of a reported row is at
+# least the true value, and at most the worker's error above it. A row that a worker did not report may still have had
+# some traffic there: at most the figure of the last of its first TOP rows, or the error if the worker reported all rows
+# it knows. So each sum has a bound in both directions.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,21 +17,22 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Hitter:
-    """One client or topic; figures a second."""
+    """One client or topic; figures per second."""
 
     name: str
     figures: Figures
-    above: Figures  # by so much a figure may be above the truth
-    below: Figures  # and by so much below it
+    above: Figures  # by how much a figure may exceed the true value
+    below: Figures  # by how much a figure may fall short of it
 
 
 def merged(tops: Sequence[tuple[dict[str, Any], float]], what: str, by: str) -> list[Hitter]:
-    """All that any worker names, the greatest first; *tops*: of each worker its table and the seconds that it is of.
+    """All rows that any worker reported, the heaviest first.
 
-    *what*: "client" or "topic"; *by*: one of ORDERS. Names that were cut alike are one.
+    *tops*: each worker's table with its interval in seconds; *what*: "client" or "topic"; *by*: one of ORDERS. Names
+    that were truncated to the same text are one row.
     """
     found: dict[str, Hitter] = {}
-    absent: Figures = dict.fromkeys(MEASURES, 0.0)  # what whoever is in no table may have had
+    absent: Figures = dict.fromkeys(MEASURES, 0.0)  # upper bound for a row that no table so far contains
     for table, interval in tops:
         error, unseen = _bounds(table, interval)
         rows: dict[str, Figures] = {}
@@ -49,7 +51,7 @@ def merged(tops: Sequence[tuple[dict[str, Any], float]], what: str, by: str) -> 
 
 
 def _bounds(table: dict[str, Any], interval: float) -> tuple[Figures, Figures]:
-    """By how much a figure of *table* may be too high; and what somebody may have had who is not in it."""
+    """The error of the figures in *table*, and an upper bound for a row that is not in it."""
     error = {name: table["error"][name] / interval for name in MEASURES}
     if not table["others"]:
         return error, error

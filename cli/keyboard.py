@@ -1,4 +1,4 @@
-# Keys of the terminal that a command was started on, one at a time and without Enter.
+# Reads single keys from the terminal, without Enter.
 import os
 import select
 import sys
@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any
 
 
-class Keys:
-    """While it is entered, keys are not shown. Where the input is no terminal, none ever comes."""
+class Keyboard:
+    """A context in which keys are not echoed. If the standard input is not a terminal, no key ever arrives."""
 
     def __init__(self) -> None:
         self._descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._before: list[Any] = []
 
-    def __enter__(self) -> "Keys":
+    def __enter__(self) -> "Keyboard":
         if self._descriptor is not None:
             self._before = termios.tcgetattr(self._descriptor)
             tty.setcbreak(self._descriptor)
@@ -29,7 +29,7 @@ class Keys:
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        """The key that is pressed within *seconds*; "": none is."""
+        """The key pressed within *seconds*, or ""."""
         if self._descriptor is None:
             time.sleep(seconds)
             return ""
@@ -37,6 +37,6 @@ class Keys:
         if not ready:
             return ""
         typed = os.read(self._descriptor, 1)
-        if not typed:  # the terminal is gone
+        if not typed:  # the terminal was closed
             self._descriptor = None
         return typed.decode(errors="replace")

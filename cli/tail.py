@@ -1,4 +1,4 @@
-# The end of a file that grows, and is now and then renamed so that a new one begins in its place.
+# Prints the end of a file and follows it, also across rotation (the file is renamed and a new one begins).
 import os
 import time
 from collections import deque
@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TextIO
 
-LOOK_AGAIN: Final = 0.2  # seconds; a file tells nobody when it has grown
+LOOK_AGAIN: Final = 0.2  # seconds between two looks at the file
 
 
 class NoFile(Exception):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 def tail(path: Path, lines: int, follow: bool) -> Iterator[str]:
-    """The last *lines* of the file at *path*, and with *follow* all that come. NoFile, PermissionError."""
+    """The last *lines* lines of the file *path*, then with *follow* each line that is appended.
+
+    NoFile, PermissionError.
+    """
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -23,7 +26,7 @@ def tail(path: Path, lines: int, follow: bool) -> Iterator[str]:
         yield from deque(file, maxlen=lines)
         while follow:
             yield from _whole_lines(file)
-            if _another(file.fileno(), path):
+            if _rotated(file.fileno(), path):
                 yield from tail(path, 1 << 30, True)
                 return
             time.sleep(LOOK_AGAIN)
@@ -34,13 +37,13 @@ def _whole_lines(text: TextIO) -> Iterator[str]:
         position = text.tell()
         line = text.readline()
         if not line.endswith("\n"):
-            text.seek(position)  # its rest is still to be written
+            text.seek(position)  # an incomplete line: its rest is still to be written
             return
         yield line
 
 
-def _another(descriptor: int, path: Path) -> bool:
-    """Whether there is a file at *path* that is not the one that is open."""
+def _rotated(descriptor: int, path: Path) -> bool:
+    """Whether *path* now names another file than the open one."""
     try:
         now = path.stat()
     except FileNotFoundError:

@@ -1,5 +1,4 @@
-# The other end of a node's control socket (supervisor/control.py). What can go wrong is a sentence that ends the
-# command and says what to do next.
+# The client of a node's control socket (supervisor/control.py). Each failure is one sentence that says what to do next.
 import json
 import os
 import pwd
@@ -16,64 +15,67 @@ from supervisor.folder import NodeFolder, folders
 
 PATIENCE: Final = 15.0  # seconds; a worker has five for its part of an answer
 RECEIVE: Final = 256 * 1024
-LOOK_AGAIN: Final = 0.01  # seconds; a lock tells nobody when it is free in time
-GONE: Final = 5.0  # seconds between a node's last word and its end
+LOOK_AGAIN: Final = 0.01  # seconds between two looks at the lock of a node
+GONE: Final = 5.0  # seconds between the end of the connection and that of the process
 
 
-class NoAnswer(Exception):
-    """A node did not answer, or refused. Its text is one sentence that says what to do next."""
+class RequestFailed(Exception):
+    """A node did not answer, or refused the request. The text is one sentence for the user."""
 
     def __init__(self, sentence: str, code: int = MISUSE) -> None:
-        """*code*: the exit code of a command that ends for it."""
+        """*code*: the exit code of the command if it ends because of this failure."""
         super().__init__(sentence)
         self.code = code
 
 
-class Answers:
-    """One request to a node, and the connection that it went by."""
+class ControlClient:
+    """A connection to the control socket of a node, for one request."""
 
     def __init__(self, folder: NodeFolder, patience: float = PATIENCE) -> None:
         self._folder = folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(patience)
 
-    def ask(self, command: str, **arguments: object) -> Any:
-        """What the node answers; whatever is wrong ends the command."""
+    def request(self, command: str, **arguments: object) -> Any:
+        """Send a request and return the result. A failure ends the command."""
         try:
-            return self.try_to_ask(command, **arguments)
-        except NoAnswer as error:
+            return self.try_request(command, **arguments)
+        except RequestFailed as error:
             refuse(str(error), error.code)
 
-    def try_to_ask(self, command: str, **arguments: object) -> Any:
-        """What the node answers. NoAnswer."""
+    def try_request(self, command: str, **arguments: object) -> Any:
+        """Send a request and return the result. RequestFailed."""
         folder = self._folder
         try:
             if folder.running() is None:
-                raise NoAnswer(_not_running(folder), NOT_SO)
+                raise RequestFailed(_not_running(folder), NOT_SO)
             self._socket.connect(os.fspath(folder.control))
             self._socket.sendall(json.dumps({"weir": VERSION, "command": command, **arguments}).encode() + b"\n")
             line = self._line()
         except PermissionError:
-            raise NoAnswer(_no_permission(folder)) from None
+            raise RequestFailed(_no_permission(folder)) from None
         except TimeoutError:
-            raise NoAnswer(_silent(folder)) from None
+            raise RequestFailed(_silent(folder)) from None
         except OSError as error:
-            raise NoAnswer(
-                f"The node {folder.name} cannot be asked: {error.strerror}. It may be starting or stopping: try again."
+            raise RequestFailed(
+                f"The node {folder.name} cannot be reached: {error.strerror}. "
+                "It may be starting or stopping; try again."
             ) from None
         if not line:
-            raise NoAnswer(f"The node {folder.name} ended before it answered.", NOT_SO)
+            raise RequestFailed(f"The node {folder.name} stopped before it answered.", NOT_SO)
         answer = json.loads(line)
         if not answer["ok"]:
-            raise NoAnswer(answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "why") else MISUSE)
+            raise RequestFailed(
+                answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "why") else MISUSE
+            )
         return answer["result"]
 
     def close(self) -> None:
-        """End the connection; what ends with its command need not."""
+        """Close the connection. A command that exits anyway need not call this."""
         self._socket.close()
 
     def wait_for_end(self, patience: float) -> None:
-        """Wait until the node has ended, and nothing of it is left."""
+        """Wait until the node and all its processes have ended; after *patience* seconds the command fails."""
         deadline = time.monotonic() + patience
         self._socket.settimeout(patience)
         try:
@@ -82,15 +84,15 @@ class Answers:
         except ConnectionResetError:
             pass
         except TimeoutError:
-            self._endless()
+            self._does_not_stop()
         while self._folder.running() is not None:
             if time.monotonic() >= deadline + GONE:
-                self._endless()
+                self._does_not_stop()
             time.sleep(LOOK_AGAIN)
 
-    def _endless(self) -> Never:
+    def _does_not_stop(self) -> Never:
         pid = self._folder.running()
-        refuse(f"The node {self._folder.name} does not end: `kill -9 {pid}` ends it and all that belongs to it.")
+        refuse(f"The node {self._folder.name} does not stop. `kill -9 {pid}` ends it and its child processes.")
 
     def _line(self) -> bytes:
         data = bytearray()
@@ -102,8 +104,8 @@ class Answers:
         return bytes(data)
 
 
-def chosen(name: str | None, folder: str | None, config: Path | None = None) -> NodeFolder:
-    """The folder of the node that the options mean: they win over the environment and the file."""
+def chosen_node(name: str | None, folder: str | None, config: Path | None = None) -> NodeFolder:
+    """The folder of the node that the options name. Options override the environment and the file."""
     options = []
     if name is not None:
         options.append(Given("node.name", name, "--name"))
@@ -117,7 +119,7 @@ def chosen(name: str | None, folder: str | None, config: Path | None = None) -> 
 
 
 def owner(folder: NodeFolder) -> str:
-    """The name of the node that *folder* belongs to, "" if that is not to be found out."""
+    """The name of the node that *folder* belongs to, or "" if it cannot be read."""
     try:
         return (folder.path / "node").read_text().strip()
     except OSError:
@@ -127,8 +129,8 @@ def owner(folder: NodeFolder) -> str:
 def _not_running(folder: NodeFolder) -> str:
     others = [one.name for one in folders() if one.name != folder.name and runs(one)]
     if others:
-        return f"The node {folder.name} is not running; --name chooses among those that are: {', '.join(others)}."
-    return f"The node {folder.name} is not running: `weir start --detach {_start_options(folder)}` starts it."
+        return f"The node {folder.name} is not running. Running nodes, for --name: {', '.join(others)}."
+    return f"The node {folder.name} is not running. `weir start --detach {_start_options(folder)}` starts it."
 
 
 def _start_options(folder: NodeFolder) -> str:
@@ -139,13 +141,13 @@ def _start_options(folder: NodeFolder) -> str:
 
 def _silent(folder: NodeFolder) -> str:
     return (
-        f"The node {folder.name} does not answer: `weir logs {folder.options}` may say why, "
-        f"and `kill -9 {folder.running()}` ends it and all that belongs to it."
+        f"The node {folder.name} does not answer. `weir logs {folder.options}` may show why; "
+        f"`kill -9 {folder.running()}` ends the node and its child processes."
     )
 
 
 def runs(folder: NodeFolder) -> bool:
-    """Whether it runs, or somebody else's may: why that cannot be asked is told when it is."""
+    """Whether the node is running. True if that cannot be determined: a later request reports why."""
     try:
         return folder.running() is not None
     except OSError:
@@ -158,4 +160,4 @@ def _no_permission(folder: NodeFolder) -> str:
     except (OSError, KeyError):
         user = "root"
     who = "root" if user == "root" else f"{user} and root"
-    return f"No permission for the node {folder.name}: only {who} may; try `sudo -u {user} weir ...`."
+    return f"No permission to control the node {folder.name}. Only {who} may; try `sudo -u {user} weir ...`."

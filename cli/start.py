@@ -1,7 +1,7 @@
-# `weir start`: here, or as a process of its own that goes on when the command has returned.
+# `weir start`: in the foreground, or detached.
 #
-# A detached node is the same command once more, in a session of its own, with a pipe on which it tells when it serves
-# or why it does not: so `weir start --detach` fails as `weir start` does, with the same sentence and exit code.
+# To detach, the command starts itself again in a process session of its own, with a pipe on which the node reports that
+# it serves, or why it does not. So `weir start --detach` fails like `weir start`, with the same message and exit code.
 import json
 import os
 import subprocess
@@ -20,11 +20,11 @@ LONGEST: Final = 64 * 1024  # bytes
 
 
 def start_here(config: Config, tell: int | None) -> Never:
-    """Keep the node until it is stopped. *tell*: the descriptor to tell on; the node is detached."""
+    """Run the node until it is stopped. *tell*: for a detached node, the descriptor on which it reports its start."""
     try:
-        code = run(config, tell is not None, lambda: _told(tell, {"pid": os.getpid()}))
+        code = run(config, tell is not None, lambda: _report(tell, {"pid": os.getpid()}))
     except StartError as error:
-        _told(tell, {"error": str(error)})
+        _report(tell, {"error": str(error)})
         refuse(str(error))
     except GaveUp as error:
         refuse(str(error), GAVE_UP)
@@ -32,7 +32,7 @@ def start_here(config: Config, tell: int | None) -> Never:
 
 
 def start_detached(config: Config) -> Never:
-    """Start the node as this command was told to, and return when it serves."""
+    """Start the node as a process of its own, with the arguments of this command, and return when it serves."""
     ours, theirs = os.pipe()
     arguments = [one for one in sys.argv[1:] if one != "--detach"]
     command = [sys.executable, *interpreter_flags(), "-m", "cli", *arguments, "--tell", str(theirs)]
@@ -45,20 +45,20 @@ def start_detached(config: Config) -> Never:
         start_new_session=True,
     )
     os.close(theirs)
-    with open(ours, "rb") as telling:
-        line = telling.read(LONGEST)
+    with open(ours, "rb") as pipe:
+        line = pipe.read(LONGEST)
     folder = NodeFolder(config.node.name, config.node.folder)
     if not line:
         code = process.wait()
-        refuse(f"The node {folder.name} ended with {code} while it started; {folder.log} may say why.")
-    told = json.loads(line)
-    if "error" in told:
-        refuse(told["error"])
-    typer.echo(f"The node {folder.name} serves (process {told['pid']}); its log is {folder.log}.")
+        refuse(f"The node {folder.name} exited with code {code} while it started. Look into {folder.log}.")
+    report = json.loads(line)
+    if "error" in report:
+        refuse(report["error"])
+    typer.echo(f"The node {folder.name} serves (process {report['pid']}). Its log is {folder.log}.")
     raise typer.Exit
 
 
-def _told(tell: int | None, facts: dict[str, object]) -> None:
+def _report(tell: int | None, facts: dict[str, object]) -> None:
     if tell is not None:
         os.write(tell, json.dumps(facts).encode())
         os.close(tell)

@@ -1,4 +1,4 @@
-# What `weir bench`, `weir pub` and `weir sub` have in common: options that name a broker, and what becomes of it.
+# What `weir bench`, `weir pub` and `weir sub` share: the options that name a broker.
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,19 +18,19 @@ Password = Annotated[
     str | None,
     typer.Option("--password", "--pw", "-P", metavar="WORD", envvar="WEIR_PASSWORD", help="Password."),
 ]
-Version = Annotated[str, typer.Option("--version", "-V", metavar="3.1|3.1.1|5", help="Version of MQTT.")]
-Tls = Annotated[bool, typer.Option("--tls", help="Speak TLS.")]
+Version = Annotated[str, typer.Option("--version", "-V", metavar="3.1|3.1.1|5", help="MQTT version.")]
+Tls = Annotated[bool, typer.Option("--tls", help="Use TLS.")]
 CaFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Speak TLS, and trust the authorities in FILE instead of the system's."),
+    typer.Option(metavar="FILE", help="Use TLS and trust the certificate authorities in FILE instead of the system's."),
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Speak TLS, and trust any certificate.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Use TLS and accept any certificate.")]
 
 
 def endpoint_of(address: str, port: int | None, tls: bool, cafile: Path | None, insecure: bool) -> "Endpoint":
-    """The broker that the options name; the command ends if there is none.
+    """The broker that the options name. If it cannot be resolved or reached, the command ends.
 
-    *address* is HOST, HOST:PORT or a URL; *port* wins over the port in it.
+    *address* is HOST, HOST:PORT or a URL; *port* overrides the port in it.
     """
     from cli.endpoint import BadAddress, Unreachable, find, read_address
 
@@ -43,23 +43,23 @@ def endpoint_of(address: str, port: int | None, tls: bool, cafile: Path | None, 
         refuse(str(error), UNREACHABLE)
 
 
-def sayable(option: str, text: str | None) -> str | None:
-    """*text*, which a CONNECT can hold; else the command ends."""
+def connect_string(option: str, text: str | None) -> str | None:
+    """*text* if a CONNECT can hold it; otherwise the command ends."""
     if text is not None:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            refuse(f"{option} cannot be: it is not UTF-8.")
+            refuse(f"{option} is not valid: it is not UTF-8.")
         if size > LONGEST:
-            refuse(f"{option} cannot be: it has {size} bytes, and MQTT has at most {LONGEST}.")
+            refuse(f"{option} is not valid: it has {size} bytes, and MQTT allows at most {LONGEST}.")
     return text
 
 
 def level_of(version: str) -> int:
-    """The protocol level that --version stands for; else the command ends."""
+    """The protocol level of --version; an unknown version ends the command."""
     level = {"3.1": 3, "31": 3, "3.1.1": 4, "311": 4, "5": 5, "5.0": 5, "50": 5}.get(version.removeprefix("mqttv"))
     if level is None:
-        refuse(f"--version {version} cannot be: it must be 3.1, 3.1.1 or 5.")
+        refuse(f"--version {version} is not valid: it must be 3.1, 3.1.1 or 5.")
     return level
 
 
