@@ -84,6 +84,7 @@ class Process:
             identity=assignment.worker,
             redis=assignment.redis,
             alone=assignment.alone,
+            trace=trace_of(assignment) if config.overload.trace else "",
         )
         assert worker.registration is not None
         self._registration = worker.registration
@@ -95,14 +96,12 @@ class Process:
             worker.diagnostics,
             worker.overload_snapshot,
             worker.interval_metrics,
-            worker.protection.inject,
+            worker.overload_monitor.inject,
             worker.clock,
         )
         self._stopping = trio.Event()
         sock.setblocking(False)
         self._link = Link(worker.reactor, sock, self._take, self._link_lost)
-        if config.overload.trace:
-            worker.trace_to(os.path.join(assignment.folder, "trace", f"worker-{worker.shard}.trace"))
         transports = worker.transports()
         self._listeners = [
             (socket.socket(fileno=listener.descriptor), transports[listener.transport])
@@ -241,6 +240,11 @@ def main(arguments: Sequence[str]) -> None:
         traceback.print_exc()
         process.worker.log.error("worker_failed", exc_info=error)
         os._exit(1)  # ends threads, too
+
+
+def trace_of(assignment: Assignment) -> str:
+    """The file in which the worker records the decisions of overload protection."""
+    return os.path.join(assignment.folder, "trace", f"worker-{assignment.worker.shard}.trace")
 
 
 def first_frame(sock: socket.socket) -> Assignment:

@@ -17,7 +17,7 @@ from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
 from broker.cluster.background import ClusterBackground
 from broker.cluster.mesh import Mesh
-from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.overload_reports import OverloadReports, RedisReports, ReportReceiver
 from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import TakeoverRequests
@@ -26,6 +26,7 @@ from broker.config.schema import ClusterQuota, Config, QuotaScope
 from broker.config.sources import described
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.machine import memory_limit, resident_bytes
+from broker.delivery.egress_quota import EgressQuota
 from broker.delivery.outbox import OutboundBudget
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.logs import ClientLog
@@ -46,23 +47,23 @@ from broker.net.transports.tls import TlsTransport
 from broker.net.transports.transport import TCP, Transport
 from broker.net.transports.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
+from broker.overload.client_overrides import ClientOverrides
 from broker.overload.connects import Connects
-from broker.overload.cost import Prices
 from broker.overload.lease import Leases
+from broker.overload.monitor import OverloadMonitor
+from broker.overload.protection import Protection
 from broker.overload.quotas import Quotas
-from broker.protocol.client_overrides import ClientOverrides
+from broker.overload.trace.recorder import TraceRecorder
 from broker.protocol.connect_attempt import Arrivals
-from broker.protocol.egress_quota import EgressQuota
+from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.hub import Hub
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
-from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
-from broker.protocol.tracing import Tracing
 from broker.reasons import FlushCause
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -73,6 +74,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import MemorySessions, SessionStore
+from broker.store.trace_file import TraceFile
 from broker.version import VERSION
 from broker.worker_id import WorkerId
 
@@ -100,12 +102,14 @@ class Worker:
         alone: bool = False,
         neighbours: TakeoverRequests | None = None,
         wall: Callable[[], float] = time.time,
+        trace: str = "",
     ) -> None:
         """One of *workers* that share the machine; AccessFileError.
 
         *threads*: the executor of the offload, if it is not to make its own. *redis*: where sessions are registered.
         *alone*: no other worker registers sessions there. *neighbours*: replaces the mesh in requests for sessions.
-        *clock* is monotonic and *wall* Unix time, both in seconds.
+        *clock* is monotonic and *wall* Unix time, both in seconds. *trace*: the file in which the decisions of overload
+        protection are recorded; "" for none.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         shard = worker.shard
@@ -180,6 +184,21 @@ class Worker:
         )
         origin = Origin(worker)
         self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
+        quotas, quota_leases = self._quotas(alone)
+        pauses = self.interval_metrics.pauses
+        recorder = self._recorder(trace) if trace else None
+        self.trace_file = None if recorder is None else TraceFile(recorder, self.offload.run)
+        self.protection = Protection(
+            overload,
+            quotas,
+            pauses,
+            self.client_log,
+            recorder,
+            self.reactor.soon,
+            worker=worker,
+            now=clock(),
+        )
+        self.report_receiver = ReportReceiver(self.protection.reports.hear, self.counters)
         self.mesh = Mesh(
             worker,
             self.routes,
@@ -188,34 +207,45 @@ class Worker:
             self.reactor,
             self.counters,
             self.takeovers,
+            self.protection.throttle,
+            self.report_receiver.over_mesh,
             origin,
             clock,
             wall,
             self.internal_errors.report,
         )
-        self.reports = OverloadReports(self.mesh, self.counters)
-        quotas, quota_leases = self._quotas(alone)
-        self.protection = Protection(
+        redis_reports: RedisReports | None = None
+        if self.registration is not None and redis is not None and not alone:
+            redis_reports = RedisReports(
+                self.registration.commands,
+                Dialler(self.reactor, self.internal_errors.report),
+                redis,
+                config.redis.prefix,
+                worker,
+                self.report_receiver,
+                self.counters,
+                self.log,
+                clock(),
+            )
+        self.reports = OverloadReports(self.mesh, redis_reports, self.counters)
+        self.overload_monitor = OverloadMonitor(
             overload,
-            Prices(overload.cost),
-            quotas,
-            self.interval_metrics,
-            self.reactor,
-            self.budget,
+            self.protection,
             self.connects,
-            EgressQuota(self.reactor, self.interval_metrics.pauses, self.client_log, clock),
             self.log,
-            self.client_log,
-            worker=worker,
+            lag=self.reactor.take_lag,
+            outbound=self.budget.fill,
             memory=self._memory_used,
             tell=self.reports.tell,
             now=clock(),
         )
-        self.overload_snapshot = OverloadSnapshot(
-            self.protection, self.interval_metrics, self.connects, self.counters, overload
+        self.egress_quota = EgressQuota(pauses, self.client_log, clock, self.reactor.soon)
+        self.connection_protection = ConnectionProtection(
+            self.protection, self.overload_monitor, self.egress_quota, self.store, self.reactor
         )
-        self.mesh.gatekeeper = self.protection
-        self.reports.heard = self.protection.hear
+        self.overload_snapshot = OverloadSnapshot(
+            self.protection, self.overload_monitor, self.interval_metrics, self.connects, self.counters, overload
+        )
         self.routes.neighbours = self.mesh
         self.routes.shard = shard
         subscribing = Subscribing(
@@ -262,7 +292,7 @@ class Worker:
             self.queue_budget,
             self.connects,
             self.interval_metrics.pauses,
-            self.protection,
+            self.connection_protection,
             connections,
             clock,
             self.acl,
@@ -298,7 +328,7 @@ class Worker:
             self.reactor,
             self.counters,
             ClusterBackground(self.mesh, self.reports, self.registration, quota_leases, self.internal_errors),
-            self.protection,
+            self.connection_protection,
             self.internal_errors,
             clock,
             packet_bytes=config.limits.packet_bytes,
@@ -311,7 +341,7 @@ class Worker:
             self.budget,
             stall_timeout=config.delivery.slow_consumer_timeout,
         )
-        self.client_overrides = ClientOverrides(self.protection, self.store, self.reactor, clock)
+        self.client_overrides = ClientOverrides(self.protection, self.connection_protection.find, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
             subscribing,
@@ -329,6 +359,7 @@ class Worker:
             self.lifecycle.disconnects,
             self.connects,
             self.protection,
+            self.overload_monitor,
             config,
             clock,
             worker=worker,
@@ -338,11 +369,6 @@ class Worker:
         if self.registration is not None and redis is not None:
             self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
-            if not alone:  # who is alone has nobody to tell, and would hear itself
-                hearing = Dialler(self.reactor, self.internal_errors.report)
-                self.reports.over_redis(
-                    self.registration.commands, hearing, redis, worker, config.redis.prefix, self.log, clock()
-                )
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
@@ -352,8 +378,8 @@ class Worker:
         """The share of its memory limit that this process uses."""
         return resident_bytes() / self._memory
 
-    def trace_to(self, path: str) -> None:
-        """Record all that overload protection decides in the file *path*; to be called before others join."""
+    def _recorder(self, file: str) -> TraceRecorder:
+        """Of the decisions of overload protection, for the trace *file*."""
         settings = {key: value for key, value in described(self.config).items() if key.startswith("overload.")}
         about = {
             **self.interval_metrics.recorder.about,
@@ -361,10 +387,7 @@ class Worker:
             "wall": time.time(),
             "settings": settings,
         }
-        limit, protection = self.config.overload.trace, self.protection
-        tracing = Tracing(path, limit, protection.ledger, protection.reports, self.offload, self.log, about)
-        tracing.start(self.clock())
-        protection.record(tracing)
+        return TraceRecorder(file, self.config.overload.trace, self.log, about)
 
     def _quotas(self, alone: bool) -> tuple[Quotas, QuotaLeaseClient | None]:
         """All quotas, and who asks Redis for what they share, if they do."""
@@ -419,8 +442,8 @@ class Worker:
     def close(self) -> None:
         """End whatever is still open, after `serve()`."""
         self.loop.shut_down()
-        if self.protection.tracing is not None:
-            self.protection.tracing.close()
+        if self.trace_file is not None:
+            self.trace_file.close()
         self.offload.close()
 
     def transports(self) -> dict[str, Transport]:
@@ -507,8 +530,8 @@ class Worker:
             self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
             self.client_log.flush()
             self.authenticator.failures.forget(self.clock())
-            if self.protection.tracing is not None:
-                self.protection.tracing.write()
+            if self.trace_file is not None:
+                self.trace_file.write()
 
     async def _keep_record(self) -> None:
         """At whole seconds, or what the interval is, by the clock that all nodes share: so windows get one of each."""
@@ -570,7 +593,7 @@ class Worker:
             outbound_limit=self.budget.limit,
             p50_ms=self.interval_metrics.recorder.p50_ms,
             p99_ms=self.interval_metrics.recorder.p99_ms,
-            overload=self.protection.figures(self.clock()),
+            overload=self.overload_monitor.figures(self.clock()),
         )
 
     def _count_flushes(self) -> None:

@@ -72,8 +72,8 @@ def brokers() -> Iterator[Callable[..., Broker]]:
     """Makes in-process brokers, `brokers(Config(...))`, and closes them at the end."""
     made: list[Broker] = []
 
-    def make(config: Config | None = None, connections: int = 1000) -> Broker:
-        made.append(Broker(config, connections))
+    def make(config: Config | None = None, connections: int = 1000, trace: str = "") -> Broker:
+        made.append(Broker(config, connections, trace=trace))
         return made[-1]
 
     yield make

@@ -42,10 +42,9 @@ class Node(Sequence[Broker]):
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
         self._incarnations += 1
         identity = WorkerId(self._name, shard, self._incarnations)
-        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity, wall=wall)
+        trace = "" if self._traces is None else str(self._traces / str(shard))
+        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity, wall=wall, trace=trace)
         broker.answered = True
-        if self._traces is not None:
-            broker.trace_to(str(self._traces / str(shard)))
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
             for one in (*data, *control):

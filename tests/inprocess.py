@@ -17,6 +17,7 @@ from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import Config, Tcp
+from broker.delivery.egress_quota import EgressQuota
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.overload_snapshot import OverloadSnapshot
@@ -32,10 +33,11 @@ from broker.net.offload import Offload
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.net.transports.transport import TCP, Transport
-from broker.protocol.client_overrides import ClientOverrides
+from broker.overload.client_overrides import ClientOverrides
+from broker.overload.monitor import OverloadMonitor
+from broker.overload.protection import Protection
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
-from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
 from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
@@ -44,6 +46,7 @@ from broker.session.message import Message
 from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
 from broker.store.sessions import SessionStore
+from broker.store.trace_file import TraceFile
 from broker.worker import Worker
 from broker.worker_id import WorkerId
 
@@ -167,10 +170,6 @@ class Probe:
         """Read the files of the configuration again; "", or what is wrong with them."""
         return self.worker.reload()
 
-    def trace_to(self, path: str) -> None:
-        """Record the decisions of overload protection in the file *path*."""
-        self.worker.trace_to(path)
-
     def claim_from(self, store: SessionStore) -> None:
         """Ask *store* for the session of each CONNECT from now on."""
         self.worker.arrivals._store = store
@@ -178,6 +177,10 @@ class Probe:
     def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
         """Publish wills by *publish* from now on."""
         self.worker.lifecycle._publish_message = publish
+
+    def receive_reports_with(self, receive: Callable[[bytes, float], None]) -> None:
+        """Hand the overload reports of other workers to *receive* from now on."""
+        self.worker.report_receiver.receive = receive
 
     # Parts of the worker, for tests of a part within the whole.
 
@@ -242,6 +245,18 @@ class Probe:
         return self.worker.protection
 
     @property
+    def overload_monitor(self) -> OverloadMonitor:
+        return self.worker.overload_monitor
+
+    @property
+    def egress_quota(self) -> EgressQuota:
+        return self.worker.egress_quota
+
+    @property
+    def trace_file(self) -> TraceFile | None:
+        return self.worker.trace_file
+
+    @property
     def client_overrides(self) -> ClientOverrides:
         return self.worker.client_overrides
 
@@ -275,6 +290,7 @@ class Broker(Probe):
         neighbours: TakeoverRequests | None = None,
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
+        trace: str = "",
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
@@ -288,6 +304,7 @@ class Broker(Probe):
             alone=alone,
             neighbours=neighbours,
             wall=wall,
+            trace=trace,
         )
         self.node: list[Broker] = [self]  # the workers that come to rest together
         self.stopped = False  # it gets no processor

@@ -11,7 +11,8 @@ from analytics.backtest.policy import Policy
 from analytics.backtest.world import World
 from broker.config.sources import restored
 from broker.overload.admit import ACCEPT, NOT_WAITING, PAUSE, Verdict
-from broker.overload.trace import (
+from broker.overload.trace.player import Player, Replayed
+from broker.overload.trace.records import (
     ACCOUNT,
     BEGIN,
     DONE,
@@ -26,8 +27,6 @@ from broker.overload.trace import (
     RUN,
     SLICE,
     TAKE,
-    Player,
-    Replayed,
 )
 
 PART: Final = 1 << 20  # bytes that are read at once

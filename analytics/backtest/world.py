@@ -20,8 +20,8 @@ from broker.overload.cost import Prices
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import STEP, Level, Signal, Signals
-from broker.overload.trace import Answered, Player, Replayed
-from broker.overload.waiting import SLOT, Slots, Waiting, of_credits, of_gate
+from broker.overload.trace.player import Player, RecordedAnswer, Replayed
+from broker.overload.wait_list import SLOT, TimeSlots, WaitList, of_credits, of_gate
 from broker.reasons import PauseReason
 
 LOOK: Final = 0.01  # seconds between two looks at who waits, as in a worker
@@ -46,7 +46,7 @@ class Resource:
         """*was*: the gate of the trace."""
         self.gate = gate
         self.was = was
-        self.waiting = Waiting(settings, ledger)
+        self.waiting = WaitList(settings, ledger)
         self._under_way: deque[Batch] = deque()
         self._spare = 0.0  # completions that it might have made meanwhile
         self._looked = EVER
@@ -140,7 +140,7 @@ class Sender:
         self.arrived: deque[Arrived] = deque()
         self.since = NOT_WAITING
         self.held: Verdict | None = None
-        self.waiting: Waiting | None = None  # the list in which it stands
+        self.waiting: WaitList | None = None  # the list in which it stands
         self.as_recorded = False  # it is held by what is no publish, for as long as it was
 
 
@@ -161,8 +161,8 @@ class World:
         self._contended = 0
         self._senders: list[Sender] = []
         self._resources: list[Resource] = []
-        self._credits = Waiting(settings, self._ledger)
-        self._later = Slots()
+        self._credits = WaitList(settings, self._ledger)
+        self._later = TimeSlots()
         self._waiting = 0  # publishes that are held, or are behind one
         self._held = 0  # clients
         self._looked = -EVER
@@ -308,7 +308,7 @@ class World:
                 verdict = waits(publish, Verdict(PAUSE, PauseReason.GATE), wait, now)
             else:
                 gates = [resource.gate for resource in first.resources]
-                quotas, contended = Answered(answer), self._contended
+                quotas, contended = RecordedAnswer(answer), self._contended
                 verdict = decide(publish, sender.account, self._ledger, gates, quotas, None, contended, wait, now)
             if verdict.kind == PAUSE:
                 self._hold(sender, first, verdict, now)

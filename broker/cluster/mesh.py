@@ -25,9 +25,10 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
+from broker.overload.throttle import Throttle
 from broker.protocol.fanout import Deliveries
 from broker.routing.hybrid_clock import WRITER_MASK, HybridClock
-from broker.routing.neighbour import Gates, Neighbours
+from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import RESERVED, Routes
 from broker.routing.shared import SharedGroup
@@ -73,6 +74,8 @@ class Mesh(Neighbours):
         reactor: Reactor,
         counters: Counters,
         takeovers: Takeovers,
+        throttle: Throttle,
+        on_report: Callable[[bytes, float], None],
         origin: Origin,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -82,7 +85,7 @@ class Mesh(Neighbours):
         self._origin = origin
         self.peers: list[Peer] = []
         self._lanes: dict[Peer, DataLane] = {}
-        self.gatekeeper: Gates = Gates()  # set when the worker is composed
+        self.throttle = throttle
         self._ends = _Ends(self)
         self.stamps = HybridClock(worker, wall)
         self._routes = routes
@@ -102,7 +105,7 @@ class Mesh(Neighbours):
         self._looking: list[SharedGroup] = []
         self.whole = False  # we have been told all there was when we came
         self.on_joined: Callable[[], None] = _nothing  # whenever a peer has told all it had to tell, or is gone
-        self.on_report: Callable[[bytes, float], None] = _unheard  # what a peer says of its load
+        self.on_report = on_report  # called with each overload report of a peer
 
     # Coming and going.
 
@@ -111,7 +114,7 @@ class Mesh(Neighbours):
         name = f"worker {worker.shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        gate = self.gatekeeper.add_gate(str(worker), self._clock())
+        gate = self.throttle.add_gate(str(worker), self._clock())
         peer = Peer(worker, data_stream, control_stream, gate)
         peer.confirmed = self._sequence
         self.peers.append(peer)
@@ -163,7 +166,7 @@ class Mesh(Neighbours):
                 other.retained_all = False
                 other.tell(wire.frame(wire.RETELL))
         del self._lanes[peer]
-        self.gatekeeper.remove_gate(peer.gate, self._clock())
+        self.throttle.remove_gate(peer.gate, self._clock())
         for number in list(self._barriers):
             self.pass_barrier(peer, number)
         self.settle()
@@ -428,15 +431,11 @@ class _Ends(ControlEnds):
         self._mesh.settle()
 
     def opened(self, peer: Peer, now: float) -> None:
-        self._mesh.gatekeeper.opened(peer.gate, now)
+        self._mesh.throttle.opened(peer.gate, now)
 
     def passed(self, peer: Peer, barrier: int, now: float) -> None:
         self._mesh.pass_barrier(peer, barrier)
 
 
 def _nothing() -> None:
-    pass
-
-
-def _unheard(report: bytes, now: float) -> None:
     pass

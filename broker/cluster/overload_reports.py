@@ -1,8 +1,9 @@
-# How overload reports travel: over the mesh to the other workers of the node, and over Redis to those of every node.
+# How overload reports travel: over the mesh to the workers of the node, and over Redis to the workers of all nodes.
 #
-# Each report goes both ways, so that a slow Redis does not carry the news that Redis is slow; who hears one twice knows
-# it by its number. Nothing is kept for who is away or not ready: a report says how things are now, and the next one is
-# never far. What comes over Redis may be anybody's, so nothing is believed of it here: it is handed on as it came.
+# Each report goes both ways, so that a slow Redis does not carry the news that Redis is slow. A worker that receives a
+# report twice recognises it by its number. Nothing is kept for a worker that is away: a report describes the present,
+# and the next one follows within a second. Anybody may publish on the Redis channel, so nothing that arrives is
+# believed here: it is handed on unchanged, and overload/reports.py checks it.
 from collections.abc import Callable
 from typing import Final
 
@@ -18,62 +19,77 @@ from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.pubsub import Subscription
 from broker.worker_id import WorkerId
 
-PATIENCE: Final = 1.0  # seconds; an older report does not count for anybody (DESIGN section 7, rule 3)
+PATIENCE: Final = 1.0  # seconds: an older report does not count (overload/level.py, STALE)
 NEVER: Final = float("inf")
 
 
-class OverloadReports:
-    def __init__(self, mesh: Mesh, counters: Counters) -> None:
-        """Over *mesh* alone, until `over_redis()` is called."""
-        self.heard: Callable[[bytes, float], None] = _unheard  # called with a report and the time (s) of its arrival
-        self._mesh = mesh
-        self._counters = counters
-        self._channel = b""
-        self._commands: CommandPipeline | None = None
-        self._subscription: Subscription | None = None
-        mesh.on_report = self._heard_over_mesh
+class ReportReceiver:
+    """Counts the reports that arrive over each way, and hands them on."""
 
-    def over_redis(
+    def __init__(self, receive: Callable[[bytes, float], object], counters: Counters) -> None:
+        """*receive*: called with each report and the time (s) of its arrival."""
+        self.receive = receive
+        self._counters = counters
+
+    def over_mesh(self, report: bytes, now: float) -> None:
+        self._counters.reports_heard_mesh += 1
+        self.receive(report, now)
+
+    def over_redis(self, report: bytes, now: float) -> None:
+        self._counters.reports_heard_redis += 1
+        self.receive(report, now)
+
+
+class RedisReports:
+    """The channel of reports in Redis."""
+
+    def __init__(
         self,
         commands: CommandPipeline,
-        wire: ByteStream,
+        stream: ByteStream,
         address: RedisAddress,
-        worker: WorkerId,
         prefix: str,
+        worker: WorkerId,
+        receiver: ReportReceiver,
+        counters: Counters,
         log: Log,
         now: float,
     ) -> None:
-        """From now on over Redis as well: told by *commands*, heard over *wire* from the same server at *address*."""
+        """Publish by *commands*, and subscribe over *stream* at *address*, which is the same server."""
         self._commands = commands
+        self._counters = counters
         self._channel = Keys(prefix).overload(address.db)
         name = f"weir-{worker.node}-{worker.shard}-reports"
-        self._subscription = Subscription(wire, address, name, log, self._channel, self._heard_over_redis)
-        self._subscription.start(now)
+        self.subscription = Subscription(stream, address, name, log, self._channel, receiver.over_redis)
+        self.subscription.start(now)
 
     def tell(self, report: bytes, now: float) -> None:
-        """Have all others hear *report*, within a turn of the reactor. ValueError: over LARGEST_REPORT bytes."""
+        self._commands.ask(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
+
+
+class OverloadReports:
+    def __init__(self, mesh: Mesh, redis: RedisReports | None, counters: Counters) -> None:
+        """*redis*: None if no other worker uses the same Redis."""
+        self.redis = redis
+        self._mesh = mesh
+        self._counters = counters
+
+    def tell(self, report: bytes, now: float) -> None:
+        """Send *report* to all other workers, within a turn of the reactor. ValueError: over LARGEST_REPORT bytes."""
         if len(report) > LARGEST_REPORT:
             raise ValueError(f"a report of {len(report)} bytes: {LARGEST_REPORT} are the most")
         self._counters.reports_sent_mesh += self._mesh.report(report)
-        if self._commands is not None:
-            self._commands.ask(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
+        if self.redis is not None:
+            self.redis.tell(report, now)
 
     def tick(self, now: float) -> float:
-        """Keep hearing; when there is something to do next. Nothing is ever due without Redis."""
-        return NEVER if self._subscription is None else self._subscription.tick(now)
+        """Keep the subscription alive; return the time of the next thing to do."""
+        return NEVER if self.redis is None else self.redis.subscription.tick(now)
 
     def move(self, address: RedisAddress, now: float) -> None:
-        """Redis is somewhere else from now on."""
-        if self._subscription is not None:
-            self._subscription.move(address, now)
-
-    def _heard_over_mesh(self, report: bytes, now: float) -> None:
-        self._counters.reports_heard_mesh += 1
-        self.heard(report, now)
-
-    def _heard_over_redis(self, report: bytes, now: float) -> None:
-        self._counters.reports_heard_redis += 1
-        self.heard(report, now)
+        """Redis is at *address* from now on."""
+        if self.redis is not None:
+            self.redis.subscription.move(address, now)
 
 
 class _Publish(Command):
@@ -86,7 +102,3 @@ class _Publish(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._counters.reports_lost_redis += 1
-
-
-def _unheard(report: bytes, now: float) -> None:
-    pass

@@ -32,6 +32,10 @@ class OutboundBudget:
         self.non_writable = 0  # connections over their high watermark, or that were and are not below the low one
         self.became_non_writable = 0  # times that one did
 
+    def fill(self) -> float:
+        """The share of the budget that is used."""
+        return self.used / self.limit
+
 
 class Outbox:
     def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "Ring[Outbox]") -> None:

@@ -25,12 +25,14 @@ from broker.insight.facts import (
 )
 from broker.net.reactor import Reactor
 from broker.overload.admit import Publish
+from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
+from broker.overload.monitor import OverloadMonitor
 from broker.overload.overrides import Limit
+from broker.overload.protection import Protection
 from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
-from broker.protocol.protection import Protection
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.reasons import PauseReason
 from broker.session.decisions import Decision
@@ -49,6 +51,7 @@ class ClientDiagnostics:
         disconnects: RecentDisconnects,
         connects: Connects,
         protection: Protection,
+        monitor: OverloadMonitor,
         config: Config,
         clock: Callable[[], float],
         *,
@@ -59,6 +62,7 @@ class ClientDiagnostics:
         self._disconnects = disconnects
         self._connects = connects
         self._protection = protection
+        self._monitor = monitor
         self._config = config
         self._clock = clock
         self._worker = worker
@@ -68,7 +72,8 @@ class ClientDiagnostics:
         now = self._clock()
         session = self._store.find(client_id)
         connection = None if session is None else self._connection(session)
-        publish = None if connection is None else connection.judged
+        client = None if connection is None else connection.client
+        publish = None if client is None else client.judged
         decisions = None if session is None else session.decisions
         drops = None if session is None else session.drops
         return {
@@ -80,13 +85,13 @@ class ClientDiagnostics:
             "session": None if session is None else _session(session),
             "ended": _end(self._disconnects.last_disconnect(client_id), now),
             "refused": _end(self._disconnects.last_refusal(client_id), now),
-            "held": None if connection is None else self._held(connection, now),
-            "publish": None if connection is None or publish is None else self._publish(connection, publish),
+            "held": None if connection is None or client is None else self._held(connection, client, now),
+            "publish": None if client is None or publish is None else self._publish(client, publish),
             "prices": self._prices(),
-            "credits": None if connection is None else self._credits(connection, now),
+            "credits": None if client is None else self._credits(client, now),
             "contended": [] if publish is None else self._contended(publish, now),
             "level": self._level(),
-            "limits": [] if connection is None else _limits(connection, now),
+            "limits": [] if client is None else _limits(client, now),
             "reader": None if session is None or connection is None else self._reader(connection, session, now),
             "dropped": {} if drops is None else dict(drops),
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
@@ -106,13 +111,12 @@ class ClientDiagnostics:
         due = max(0.0, connects.due(now) - now)
         return {"waited": _seconds(now - waiter.since), "waiting": connects.waiting(), "due": _seconds(due)}
 
-    def _held(self, connection: Connection, now: float) -> HeldFacts | None:
-        verdict = connection.pause
+    def _held(self, connection: Connection, client: ProtectedClient, now: float) -> HeldFacts | None:
+        verdict = client.throttled
         if verdict is None or not isinstance(verdict.reason, PauseReason):
             return None
         protection = self._protection
-        since = protection.waits_since(connection)
-        waited = 0.0 if since is None else now - since
+        waited = now - client.waits_since
         bounded = verdict.gate is not None or verdict.reason is PauseReason.CREDITS
         return {
             "reason": verdict.reason.label,
@@ -134,11 +138,11 @@ class ClientDiagnostics:
             "refuses": gate.blocked,
         }
 
-    def _publish(self, connection: Connection, publish: Publish) -> PublishFacts:
+    def _publish(self, client: ProtectedClient, publish: Publish) -> PublishFacts:
         protection = self._protection
         parts = protection.prices.parts(publish.size, publish.deliveries, publish.retained, publish.qos)
         return {
-            "waits": connection.pause is not None,
+            "waits": client.throttled is not None,
             "size": publish.size,
             "receivers": publish.deliveries,
             "cost": publish.cost,
@@ -160,11 +164,9 @@ class ClientDiagnostics:
             "qos": cost.qos,
         }
 
-    def _credits(self, connection: Connection, now: float) -> CreditFacts | None:
-        account, ledger = connection.account, self._protection.ledger
-        if account is None:
-            return None
-        return {"balance": int(account.balance(ledger, now)), "cap": int(ledger.cap), "refill": ledger.refill}
+    def _credits(self, client: ProtectedClient, now: float) -> CreditFacts:
+        ledger = self._protection.ledger
+        return {"balance": int(client.account.balance(ledger, now)), "cap": int(ledger.cap), "refill": ledger.refill}
 
     def _contended(self, publish: Publish, now: float) -> list[ContentionFacts]:
         """Of what *publish* needs, what is contended, and by whose word."""
@@ -187,7 +189,7 @@ class ClientDiagnostics:
             "enabled": self._config.overload.enabled,
             "level": round(reports.level, 1),
             "node_level": round(reports.node_level, 1),
-            "worker_level": round(protection.level.value, 1),
+            "worker_level": round(self._monitor.level.value, 1),
             "cause": reports.cause,
             "cause_node": reports.cause_worker.node,
             "cause_worker": reports.cause_worker.shard,
@@ -251,8 +253,8 @@ def _contention(resource: str, worker: WorkerId, signal: str, value: float, targ
     }
 
 
-def _limits(connection: Connection, now: float) -> list[LimitFacts]:
-    quota = connection.quota
+def _limits(client: ProtectedClient, now: float) -> list[LimitFacts]:
+    quota = client.quota
     if quota is None:
         return []
     return [{"name": name, "rate": rate, "room": round(room, 1)} for name, rate, room in quota.incoming(now)]

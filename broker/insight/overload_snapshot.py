@@ -10,8 +10,9 @@ from broker.metrics.interval import IntervalMetrics
 from broker.overload.connects import Connects
 from broker.overload.credits import TICK
 from broker.overload.level import STALE, Signal
+from broker.overload.monitor import OverloadMonitor
+from broker.overload.protection import Protection
 from broker.overload.reports import ReceivedReport
-from broker.protocol.protection import Protection
 
 LISTED: Final = 256  # workers whose reports are told, those that were heard last: some 50 KB
 
@@ -20,12 +21,14 @@ class OverloadSnapshot:
     def __init__(
         self,
         protection: Protection,
+        monitor: OverloadMonitor,
         metrics: IntervalMetrics,
         connects: Connects,
         counters: Counters,
         settings: Overload,
     ) -> None:
         self._protection = protection
+        self._monitor = monitor
         self._metrics = metrics
         self._connects = connects
         self._counters = counters
@@ -34,8 +37,8 @@ class OverloadSnapshot:
     def take(self, now: float) -> dict[str, Any]:
         """This worker's level and signals, the reports of others, the clients that are paused. Times in seconds."""
         protection = self._protection
-        level, signals, ledger = protection.level, protection.signals, protection.ledger
-        injected = protection.injected(now)
+        level, signals, ledger = self._monitor.level, protection.signals, protection.ledger
+        injected = self._monitor.injected(now)
         return {
             "enabled": self._settings.enabled,
             "level": round(level.value, 3),
@@ -52,7 +55,7 @@ class OverloadSnapshot:
             "held": self._held(),
             "connects": {"waiting": self._connects.waiting(), "oldest_s": round(self._connects.oldest(now), 3)},
             "reports": self._reports(now),
-            "trace": None if protection.tracing is None else protection.tracing.statistics(),
+            "trace": None if protection.recorder is None else protection.recorder.statistics(),
         }
 
     def _cluster(self) -> dict[str, Any]:

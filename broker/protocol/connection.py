@@ -5,10 +5,8 @@ from broker.auth.passwords import Check
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
-from broker.overload.admit import UNBOUNDED, Publish, Verdict
+from broker.overload.client import ProtectedClient
 from broker.overload.connects import Waiter
-from broker.overload.credits import Account
-from broker.overload.quota import Quota
 from broker.reasons import CloseReason
 from broker.routing.retained import RetainedScan
 from broker.session.session import Session, Subscription
@@ -47,12 +45,7 @@ class Connection(Stream):
         self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
         self.aliases: dict[int, bytes] | None = None  # topic aliases the client set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
-        self.account: Account | None = None  # while it has a session
-        self.quota: Quota | None = None  # None: no quota concerns it
-        self.exempt_until = 0.0  # overload protection does not hold it back before this time
-        self.pause: Verdict | None = None  # it is not read because of it
-        self.turn = UNBOUNDED  # publishes that it may before those who wait for the same gate
-        self.judged: Publish | None = None  # its publish that was put to overload protection last
+        self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
         self.scanned: bytes | None = None  # the input in which acknowledgements were looked for behind that
         self.unseen = 0  # bytes at the end of it that were no whole packet
         self.replaying = False  # in the hub's list of those to go on with

@@ -35,10 +35,10 @@ from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
 from broker.protocol.background import Background
 from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.connection import Connection
+from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import ConnectionLifecycle
-from broker.protocol.protection import Protection
 from broker.protocol.publishing import Publishing
 from broker.protocol.read_ahead import look_behind
 from broker.protocol.subscribing import Subscribing
@@ -61,7 +61,7 @@ class Hub(Service):
         reactor: Reactor,
         counters: Counters,
         background: Background,
-        protection: Protection,
+        protection: ConnectionProtection,
         internal_errors: InternalErrors,
         clock: Callable[[], float],
         *,
@@ -241,7 +241,7 @@ class Hub(Service):
                 connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]
-            if connection.pause is not None and connection.left and connection.scanned is not connection.input:
+            if connection.paused & Pause.OVERLOAD and connection.left and connection.scanned is not connection.input:
                 self._look_behind(connection, connection.position, now)
             if connection.outbox.reply_backlog():
                 self._reactor.pause(connection, Pause.REPLIES)
@@ -304,7 +304,7 @@ class Hub(Service):
             self._counters.answers_sent += 1
             connection.outbox.answer(PINGRESP)  # [MQTT-3.12.4-1]
         elif isinstance(packet, Subscribe):
-            if connection.quota is not None and self._protection.defers(connection, len(packet.filters), now):
+            if self._protection.defers(connection, len(packet.filters), now):
                 return 0
             self._subscribing.subscribe(connection, session, packet, now)
             return FILTER_COST * len(packet.filters)

@@ -26,10 +26,10 @@ from broker.net.stream import OPEN
 from broker.overload.addresses import Address, Addresses
 from broker.overload.connects import Connects
 from broker.protocol.connection import GRACE, Connection, Replay
+from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import Terms, accept, refuse
 from broker.protocol.internal_errors import InternalErrors
-from broker.protocol.protection import Protection
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY, WILL, Timers
@@ -68,7 +68,7 @@ class ConnectionLifecycle:
         queue_budget: QueueBudget,
         connects: Connects,
         pauses: Pauses,
-        protection: Protection,
+        protection: ConnectionProtection,
         connections: int,
         clock: Callable[[], float],
         authoriser: Authoriser | None,
@@ -414,7 +414,7 @@ class ConnectionLifecycle:
         connection.session = None
         connection.replays = None
         session.detach()
-        self._protection.leave(connection, session, now)
+        self._protection.leave(connection, now)
         self._rest(session, now)
 
     def _rest(self, session: Session, now: float) -> None:
@@ -508,8 +508,7 @@ class ConnectionLifecycle:
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
         # We caused the silence of those we hold; those whom we hold back for overload are HiveMQ's case, if so set.
-        paused = connection.paused and (self._protection.honour or connection.pause is None)
-        silent_since = now if paused else connection.heard
+        silent_since = now if self._protection.causes_silence(connection) else connection.heard
         if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
             self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
         else:

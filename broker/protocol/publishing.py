@@ -15,12 +15,13 @@ from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, TOPIC
 from broker.mqtt.scanner import PLAIN_PUBLISH, RunScanner
 from broker.overload.admit import ACCEPT, DROP, PAUSE, Verdict
 from broker.overload.admit import Publish as Judged
+from broker.overload.client import ProtectedClient
+from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.overload.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import RETRY_AFTER
-from broker.protocol.protection import Protection
 from broker.reasons import CloseReason, DropReason, ProtocolError, PublishRefusal
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.neighbour import Neighbours
@@ -135,10 +136,12 @@ class Publishing:
         route = self._routes.find(topic)
         most = ANY_NUMBER
         protection = self._protection
-        judged = protection.judging or connection.quota is not None
+        client = connection.client
+        assert client is not None
+        judged = protection.judging or client.quota is not None
         if judged or (route.crossing and not route.free()):
             judged = True
-            most = self._judge_run(connection, route, stop - position, now)
+            most = self._judge_run(connection, client, route, stop - position, now)
             if most <= 0:
                 return (position, PUBLISH_COST) if most == 0 else (stop, PUBLISH_COST)
         price = PUBLISH_COST + route.price
@@ -161,11 +164,10 @@ class Publishing:
         cost = self._prices.of_run(count, size, route.receivers)
         if judged:
             first = self._prices.of_run(1, size // count, route.receivers)
-            protection.charge(connection, route, count - 1, size - size // count, max(0, cost - first), now)
+            rest, rest_cost = size - size // count, max(0, cost - first)
+            protection.charge(client, route.gates, count - 1, rest, rest_cost, route.receivers, now)
         else:
-            account = connection.account
-            if account is not None:
-                account.spent += cost
+            client.account.spent += cost
             if route.crossing:
                 for gate in route.gates:
                     gate.take(count, size, now)
@@ -207,14 +209,16 @@ class Publishing:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
         counters = self._counters
         cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
-        if self._protection.judging or connection.quota is not None or self._busy(route, message.retain):
+        client = connection.client
+        assert client is not None
+        if self._protection.judging or client.quota is not None or self._busy(route, message.retain):
             # Sent again, it was judged the first time.
             if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
-                verdict = self._judge(connection, route, message, identifier, cost, now)
+                verdict = self._judge(connection, client, route, message, identifier, cost, now)
                 if verdict != GO_ON:
                     return verdict
         else:
-            self._count(connection, route, message, cost, now)
+            self._count(client, route, message, cost, now)
         counters.packets_received += 1
         counters.publishes_received += 1
         counters.publish_bytes_received += len(message.payload)
@@ -262,11 +266,9 @@ class Publishing:
             return True
         return route.crossing and not route.free()
 
-    def _count(self, connection: Connection, route: Route, message: Message, cost: int, now: float) -> None:
+    def _count(self, client: ProtectedClient, route: Route, message: Message, cost: int, now: float) -> None:
         """Nothing holds *message* back: what it costs is taken note of."""
-        account = connection.account
-        if account is not None:
-            account.spent += cost
+        client.account.spent += cost
         if message.retain:
             for gate in self._neighbours.gates():
                 gate.take(1, message.size, now)
@@ -275,12 +277,22 @@ class Publishing:
                 gate.take(1, message.size, now)
 
     def _judge(
-        self, connection: Connection, route: Route, message: Message, identifier: bytes, cost: int, now: float
+        self,
+        connection: Connection,
+        client: ProtectedClient,
+        route: Route,
+        message: Message,
+        identifier: bytes,
+        cost: int,
+        now: float,
     ) -> int:
         """Have it decided whether *message* is taken: GO_ON, or the units used, 0 if it has to wait."""
         publish = Judged(connection.version, message.qos, message.size, cost, 0)
-        everywhere = self._neighbours if message.retain else None
-        verdict = self._protection.judge(connection, route, everywhere, publish, now)
+        publish.deliveries = route.receivers
+        publish.retained = message.retain
+        gates = self._neighbours.gates() if message.retain else route.gates
+        closed = route.closed_gate() if route.shared else None
+        verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:
             return GO_ON
         if verdict.kind == PAUSE:
@@ -292,12 +304,15 @@ class Publishing:
         self._turn_away(connection, verdict, message.qos, identifier, now)
         return PUBLISH_COST
 
-    def _judge_run(self, connection: Connection, route: Route, size: int, now: float) -> int:
+    def _judge_run(self, connection: Connection, client: ProtectedClient, route: Route, size: int, now: float) -> int:
         """The same for the first message of a run: how many may go together, 0 if it has to wait, -1 if it is gone."""
         cost = self._prices.of_run(1, size, route.receivers)
-        verdict = self._protection.judge(connection, route, None, Judged(connection.version, 0, size, cost, 0), now)
+        publish = Judged(connection.version, 0, size, cost, 0)
+        publish.deliveries = route.receivers
+        closed = route.closed_gate() if route.shared else None
+        verdict = self._protection.judge(client, route.gates, publish, closed, now)
         if verdict.kind == ACCEPT:
-            return 1 + self._protection.fitting(connection, route, size, cost, now)
+            return 1 + self._protection.fitting(client, route.gates, size, cost, now)
         if verdict.kind == PAUSE:
             return 0
         self._counters.packets_received += 1

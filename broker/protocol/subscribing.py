@@ -92,13 +92,14 @@ class Subscribing:
                 if isinstance(identifier, int):
                     identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
         scarce = _scarce(connection, len(packet.filters), now)
+        quota = None if connection.client is None else connection.client.quota
         over: QuotaExceeded | None = None
         codes: list[int] = []
         replays: list[Replay] = []
         for wanted in packet.filters:
             refusal = self._refusal(session, wanted.filter)
-            if refusal is None and connection.quota is not None:
-                found = _take_one(connection.quota, scarce, now)
+            if refusal is None and quota is not None:
+                found = _take_one(quota, scarce, now)
                 if found is not None:
                     over = found
                     refusal = found.filter_refusal()
@@ -339,7 +340,7 @@ class Subscribing:
 
 def _scarce(connection: Connection, filters: int, now: float) -> bool:
     """Whether not so many may be subscribed to; never for 3.x, whose SUBSCRIBE has waited until they may."""
-    quota = connection.quota
+    quota = None if connection.client is None else connection.client.quota
     return connection.version == V5 and quota is not None and quota.over_filters(filters, now) is not None
 
 

@@ -64,19 +64,3 @@ class Neighbours:
     def not_retained(self, message: Message) -> None:
         """*message* was to be retained, and is only delivered."""
         raise NotImplementedError
-
-
-class Gates:
-    """Who has the gates of all that publishes may need."""
-
-    def add_gate(self, resource: str, now: float) -> Gate:
-        """A new gate for *resource*."""
-        raise NotImplementedError
-
-    def remove_gate(self, gate: Gate, now: float) -> None:
-        """Remove the gate of a resource that is gone, and release every client that waits for it."""
-        raise NotImplementedError
-
-    def opened(self, gate: Gate, now: float) -> None:
-        """There is room at *gate*: whoever waits for it may go on."""
-        raise NotImplementedError

@@ -32,7 +32,7 @@ class Cluster:
         self.heard: list[list[bytes]] = [[] for _ in self.workers]
         for worker, heard in zip(self.workers, self.heard, strict=True):
             worker.answered = False
-            worker.reports.heard = partial(_hear, heard)
+            worker.receive_reports_with(partial(_hear, heard))
         self.until(self.listens)
 
     def listens(self) -> bool:
@@ -68,10 +68,10 @@ class Cluster:
 
 
 def lines(worker: Broker) -> Iterator[RedisConnection]:
-    registration, subscription = worker.registration, worker.reports._subscription
-    assert registration is not None and subscription is not None
+    registration, reports = worker.registration, worker.reports.redis
+    assert registration is not None and reports is not None
     yield registration.commands
-    yield subscription
+    yield reports.subscription
 
 
 def _hear(heard: list[bytes], report: bytes, now: float) -> None:

@@ -20,7 +20,7 @@ QUIET = Config(overload=Overload(enabled=False))  # they tell nothing by themsel
 def listen(broker: Broker) -> list[bytes]:
     """What *broker* hears from now on."""
     reports: list[bytes] = []
-    broker.reports.heard = lambda report, now: reports.append(report)
+    broker.receive_reports_with(lambda report, now: reports.append(report))
     return reports
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_hearing_costs_that_report(nodes: Nodes) -> None:
             raise RuntimeError("a mistake of ours")
         heard.append(report)
 
-    two.reports.heard = hear
+    two.receive_reports_with(hear)
     tell(one, b"bad")
     tell(one, b"good")
     one.settle()

@@ -22,7 +22,7 @@ def requests_of(broker: Broker) -> AdminRequests:
         broker.diagnostics,
         broker.overload_snapshot,
         broker.interval_metrics,
-        broker.protection.inject,
+        broker.overload_monitor.inject,
         broker.clock,
     )
 
@@ -94,7 +94,7 @@ def test_a_signal_is_injected_for_some_time(brokers: Brokers) -> None:
 
     requests.answer("inject", {"signal": "lag", "value": 3.5, "seconds": 10.0})
 
-    assert {"lag": 10.0} == broker.protection.injected(broker.clock.now)
+    assert {"lag": 10.0} == broker.overload_monitor.injected(broker.clock.now)
 
 
 def test_what_is_not_known_is_refused(brokers: Brokers) -> None:

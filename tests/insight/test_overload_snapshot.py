@@ -40,7 +40,7 @@ def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Broke
     """What a test has injected would be taken for the truth, or nobody could say since when a worker is late."""
     broker = brokers()
     broker.advance(0.3)
-    broker.protection.inject("lag", LATE, broker.clock.now + 5.0)
+    broker.overload_monitor.inject("lag", LATE, broker.clock.now + 5.0)
     broker.advance(2.0)
     told = snapshot_of(broker)
     lag = signal_of(told, "lag")
@@ -82,9 +82,9 @@ def test_who_is_held_is_told_by_reason_now_and_for_the_last_minute(brokers: Brok
 def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
     """A level would come from nobody knows where, or from somebody who fell silent long ago."""
     broker = brokers()
-    protection = broker.protection
-    protection.hear(Report(WorkerId("far", 1, 1), 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
-    protection.hear(b"nonsense", broker.clock.now)
+    reports = broker.protection.reports
+    reports.hear(Report(WorkerId("far", 1, 1), 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)
+    reports.hear(b"nonsense", broker.clock.now)
     broker.advance(0.5)
     told = snapshot_of(broker)
 

@@ -10,7 +10,7 @@ from broker.overload.admit import ACCEPT, NOT_WAITING, PAUSE, Publish, admit
 from broker.overload.credits import Account, Accounts, Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import Level, Resources, Signal, Signals
-from broker.overload.waiting import Waiting
+from broker.overload.wait_list import WaitList
 
 STEP = 0.01  # seconds
 STEPS_A_LOOK = 10  # the level moves every 100 ms
@@ -76,7 +76,7 @@ class Client:
     backlog: int = 0
     asked: int = 0
     got: int = 0
-    waits_at: Waiting | None = None
+    waits_at: WaitList | None = None
 
 
 class Guarded:
@@ -85,7 +85,7 @@ class Guarded:
     def __init__(self, worker: "Worker", name: str, store: Store) -> None:
         self.store = store
         self.gate = Gate(worker.settings, name, worker.resources.bit(name), 0.0)
-        self.waiting = Waiting(worker.settings, worker.ledger)
+        self.waiting = WaitList(worker.settings, worker.ledger)
         self.signal: Signal = worker.signals.add_gate(name)
 
 
@@ -106,7 +106,7 @@ class Worker:
         self.lie: float | None = None  # what the signal of the first gate says instead of the truth, in seconds
         self.levels: list[float] = []
         self._turn = 0
-        self._only_time = Waiting(self.settings, self.ledger)
+        self._only_time = WaitList(self.settings, self.ledger)
 
     def guard(self, name: str, store: Store) -> Guarded:
         guarded = Guarded(self, name, store)

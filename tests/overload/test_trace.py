@@ -10,7 +10,9 @@ from broker.config.schema import Overload
 from broker.overload.admit import DROP, PAUSE, Publish, Verdict, admit
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
-from broker.overload.trace import BEGIN, GATE, Answered, Player, Replayed, Trace, TraceError, replay
+from broker.overload.trace.player import Player, RecordedAnswer, Replayed, replay
+from broker.overload.trace.records import BEGIN, GATE, TraceError
+from broker.overload.trace.writer import TraceWriter
 from broker.reasons import DropReason, PauseReason
 
 SETTINGS = Overload(gate_floor=3)
@@ -29,13 +31,13 @@ class Worker:
         self.ledger = Ledger(SETTINGS, 0.0)
         self.gates = [Gate(SETTINGS, f"weir/{number}", 1 << number, 0.0) for number in range(3)]
         self.accounts = [Account(str(number), -500.0) for number in range(3)]
-        self.trace: Trace | None = None
+        self.trace: TraceWriter | None = None
         self.told: list[tuple[int, object, float]] = []
         self.now = 0.0
         self.contended = 0
 
     def begin(self) -> None:
-        self.trace = Trace(self.ledger, self.limit, {})
+        self.trace = TraceWriter(self.ledger, self.limit, {})
 
     def slice(self, wait: float, level: float, contended: int) -> None:
         self.now += wait
@@ -67,7 +69,7 @@ class Worker:
     def judge(self, publish: Publish, account: Account, gates: list[Gate], quota: Verdict | None) -> None:
         if self.trace:
             self.trace.publish(publish, account, gates, quota, False)
-        quotas = Answered(quota)
+        quotas = RecordedAnswer(quota)
         verdict = admit(publish, account, self.ledger, gates, quotas, self.contended, SETTINGS.wait, self.now)
         if self.trace:
             self.trace.verdict(verdict)
@@ -126,7 +128,7 @@ def test_a_trace_decides_again_as_it_was_decided(
             through = [worker.gates[gate] for gate in sorted(gates)]
             worker.judge(publish, account, through, quotas[number % len(quotas)])
 
-    assert worker.trace is None or worker.told == replayed(worker.trace.taken())
+    assert worker.trace is None or worker.told == replayed(worker.trace.take_chunk())
 
 
 def test_a_recording_may_begin_in_the_middle() -> None:
@@ -144,7 +146,7 @@ def test_a_recording_may_begin_in_the_middle() -> None:
         worker.judge(Publish(5, 1, 100, 400, 1), worker.accounts[0], [], None)
         worker.accounts[0].spent = 5000
 
-    assert worker.told == replayed(worker.trace.taken())
+    assert worker.told == replayed(worker.trace.take_chunk())
     assert {0, PAUSE} == {kind for kind, _, _ in worker.told}
 
 
@@ -157,7 +159,7 @@ def test_a_full_trace_ends_and_says_how_much_came_after() -> None:
         worker.slice(0.1, 5.0, 1)
         worker.judge(Publish(5, 1, 100, 400, 1), worker.accounts[0], [worker.gates[0]], None)
 
-    data = worker.trace.taken()
+    data = worker.trace.take_chunk()
     again = replayed(data)
 
     assert 1000 < len(data) <= 2000
@@ -175,7 +177,7 @@ def test_a_trace_can_be_judged_by_another_policy() -> None:
     for _ in range(100):
         worker.judge(Publish(5, 1, 100, 40, 1), worker.accounts[0], [], None)
 
-    generous = list(replay(worker.trace.taken(), Overload(refill=(50_000,) * 11)))
+    generous = list(replay(worker.trace.take_chunk(), Overload(refill=(50_000,) * 11)))
 
     assert PAUSE == worker.told[-1][0]
     assert 100 == len(generous)
@@ -192,7 +194,7 @@ def test_what_is_contended_may_change_within_a_slice() -> None:
     worker.slice(0.0, 10.0, 1)
     worker.judge(Publish(5, 1, 100, 400, 1), worker.accounts[0], [], None)
 
-    assert [PAUSE] == [kind for kind, _, _ in replayed(worker.trace.taken())]
+    assert [PAUSE] == [kind for kind, _, _ in replayed(worker.trace.take_chunk())]
 
 
 def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
@@ -205,7 +207,7 @@ def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
     worker.judge(Publish(5, 0, 100, 10, 1), worker.accounts[0], [worker.gates[0]], None)
     worker.trace.run(worker.accounts[0], [worker.gates[0]], 50, 100, 10, False, 2, 200, 20, 0)
 
-    data = worker.trace.taken()
+    data = worker.trace.take_chunk()
 
     passed = [list(replay(data, Overload(gate_floor=floor)))[-1].passed for floor in (3, 2, 1)]
     assert [2, 1, 0] == passed
@@ -230,7 +232,7 @@ def test_gates_have_names_and_a_trace_without_them_is_played_the_same() -> None:
     worker.slice(0.1, 5.0, 1)
     for _ in range(5):
         worker.judge(Publish(5, 0, 100, 10, 1), worker.accounts[0], worker.gates, None)
-    data = worker.trace.taken()
+    data = worker.trace.take_chunk()
     names = []
     for trace in (data, as_version_2(data)):
         player = Player(SETTINGS)

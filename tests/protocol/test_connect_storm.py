@@ -81,8 +81,8 @@ def test_waiting_does_not_slow_the_queue_down(brokers: Brokers) -> None:
     broker = brokers(Config(overload=Overload(connects_per_second=rate, connect_burst=1)))
     clients = [knock(broker, f"{number}") for number in range(8 * rate)]
     broker.advance(5.0)
-    assert broker.protection.level.value > 5.0  # by those who wait
-    broker.protection.inject("lag", 5.0, broker.clock.now + 0.25)  # for a moment something else is worse
+    assert broker.overload_monitor.level.value > 5.0  # by those who wait
+    broker.overload_monitor.inject("lag", 5.0, broker.clock.now + 0.25)  # for a moment something else is worse
     broker.advance(0.5)
     broker.advance(5.0)
 

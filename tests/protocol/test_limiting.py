@@ -7,6 +7,7 @@ from broker.config.schema import Config, Quotas, QuotaScope
 from broker.mqtt.packets import V5, Ack, Publish
 from broker.mqtt.properties import USER_PROPERTY
 from broker.overload.overrides import Limit
+from broker.protocol.connection import Connection
 from broker.reasons import PauseReason
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import messages, subscribe
@@ -165,7 +166,7 @@ def test_who_waits_for_credits_and_is_exempted_goes_on(brokers: Brokers) -> None
     limit(broker, "client", 60, exempt=True)
 
     assert 60_000 == before + len(answers(client))
-    assert 0 == broker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.overload_monitor.figures(broker.clock.now).throttled
 
 
 def test_a_limit_of_nobody_here_does_nothing(brokers: Brokers) -> None:
@@ -193,5 +194,6 @@ def test_a_limit_costs_nothing_when_it_is_over(brokers: Brokers, rate: str) -> N
 
     assert session is not None and session.outbox is not None
     connection = broker.stream_of(session.outbox)
-    assert None is connection.quota  # type: ignore[union-attr]  # it is a Connection
+    assert isinstance(connection, Connection) and connection.client is not None
+    assert None is connection.client.quota
     assert {} == broker.protection.limits

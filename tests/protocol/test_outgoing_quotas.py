@@ -268,12 +268,12 @@ def test_who_goes_while_it_waits_is_forgotten(brokers: Brokers) -> None:
     subscribe(reader, "t/#", qos=1)
     writer.send(*numbered(*range(5), qos=1))
     broker.settle()
-    assert not broker.protection._outgoing._shut.empty()
+    assert not broker.egress_quota.idle()
     reader.drop()
     held = pauses(broker, PauseReason.QUOTA_SESSION_OUTGOING)
     broker.advance(0.1)  # its time would be in a second
     assert held == pauses(broker, PauseReason.QUOTA_SESSION_OUTGOING)
-    assert broker.protection._outgoing._shut.empty()
+    assert broker.egress_quota.idle()
     assert 0 == broker.counters.internal_errors
 
 

@@ -39,7 +39,7 @@ def held(broker: Broker, client_id: str) -> bool:
 
 def overload(broker: Broker, seconds: float = 3.0) -> None:
     """The worker is late, and has been for a while."""
-    broker.protection.inject("lag", LATE, broker.clock.now + seconds)
+    broker.overload_monitor.inject("lag", LATE, broker.clock.now + seconds)
     broker.advance(seconds / 2)
 
 
@@ -193,7 +193,7 @@ def test_who_is_held_back_and_goes_is_forgotten(brokers: Brokers) -> None:
     broker.advance(3.0)
 
     assert 0 == broker.counters.internal_errors
-    assert 0 == broker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.overload_monitor.figures(broker.clock.now).throttled
 
 
 def test_a_busy_client_is_held_back_and_a_modest_one_is_not(brokers: Brokers) -> None:

@@ -100,7 +100,7 @@ def test_3_waits_with_all_that_lies_behind(brokers: Brokers, version: int) -> No
     assert [(2, [0, 0])] == codes(received)
     assert Ack(PUBACK, 7) in received and [b"1"] == payloads(received)
     assert {} == refused(broker)
-    assert 0 == broker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.overload_monitor.figures(broker.clock.now).throttled
 
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
@@ -119,7 +119,7 @@ def test_more_filters_than_the_quota_ever_has_pass_when_it_is_full(brokers: Brok
     if version == V5:
         client.send(wanted(2, "f"))
     assert [(2, [0])] == codes(client.receive())
-    assert 0 == broker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.overload_monitor.figures(broker.clock.now).throttled
 
 
 @pytest.mark.parametrize("version", [V311, V5])
@@ -144,4 +144,4 @@ def test_who_waits_to_subscribe_and_goes_is_forgotten(brokers: Brokers) -> None:
 
     assert 0 == broker.counters.internal_errors
     assert 0 == broker.routes.statistics()[1]
-    assert 0 == broker.protection.figures(broker.clock.now).throttled
+    assert 0 == broker.overload_monitor.figures(broker.clock.now).throttled

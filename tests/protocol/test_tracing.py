@@ -13,7 +13,7 @@ from broker.config.schema import Config, Overload, Quotas, QuotaScope
 from broker.config.sources import restored
 from broker.mqtt.packets import V5, V31, V311, Connect, Publish
 from broker.overload.admit import ACCEPT, CLOSE, DROP, PAUSE, REFUSE, Verdict
-from broker.overload.trace import Player, Replayed, replay
+from broker.overload.trace.player import Player, Replayed, replay
 from broker.reasons import DropReason, PauseReason
 from tests.cluster.talk import subscribed
 from tests.innode import Node
@@ -67,7 +67,7 @@ class Load:
             self._publish(*how)
         elif what == "inject":
             number, signal, value, seconds = how
-            self.node.workers[number].protection.inject(signal, value, self.node.clock.now + seconds)
+            self.node.workers[number].overload_monitor.inject(signal, value, self.node.clock.now + seconds)
         elif what == "stop":
             there.stopped = how[0]
         elif what == "advance":
@@ -100,9 +100,8 @@ class Load:
 
 def end(broker: Broker) -> None:
     """It records no more, and all is written."""
-    tracing = broker.protection.tracing
-    assert tracing is not None
-    tracing.close()
+    assert broker.trace_file is not None
+    broker.trace_file.close()
 
 
 def plain(verdict: Verdict) -> tuple[int, object, float]:
@@ -220,23 +219,22 @@ def test_a_trace_says_who_recorded_it_by_which_settings(tmp_path: Path) -> None:
 
 def test_a_full_trace_ends_with_a_word_and_the_broker_goes_on(brokers: Brokers, tmp_path: Path, log: Lines) -> None:
     """The disk would be filled, or an incomplete recording be taken for a complete one."""
-    broker = brokers(Config(overload=Overload(trace=2000)))
     file = tmp_path / "new" / "trace"
-    broker.trace_to(str(file))
+    broker = brokers(Config(overload=Overload(trace=2000)), trace=str(file))
     client = broker.connect("client", V5)
     for n in range(100):
         client.send(Publish(b"t", b"x", 1, packet_id=n + 1))
         broker.settle()
         broker.clock.now += 0.01
-    tracing = broker.protection.tracing
-    assert tracing is not None
-    tracing.write()
+    recorder, trace_file = broker.protection.recorder, broker.trace_file
+    assert recorder is not None and trace_file is not None
+    trace_file.write()
     broker.advance(0.2)
 
     assert 100 == broker.counters.publishes_received
     assert [("trace_stopped", "it is full")] == [(line["event"], line["why"]) for line in log if "why" in line]
-    assert "it is full" == tracing.statistics()["state"]
-    assert tracing.statistics()["left_out"] > 0
+    assert "it is full" == recorder.statistics()["state"]
+    assert recorder.statistics()["left_out"] > 0
     assert not broker.protection.judging
     assert 1000 < file.stat().st_size <= 2000
     assert 0 < len(list(replay(file.read_bytes(), Overload()))) < 100
@@ -244,15 +242,14 @@ def test_a_full_trace_ends_with_a_word_and_the_broker_goes_on(brokers: Brokers, 
 
 def test_a_file_that_cannot_be_written_costs_the_recording_only(brokers: Brokers, log: Lines) -> None:
     """A worker would not start for want of something that only watches."""
-    broker = brokers(Config(overload=Overload(trace=2000)))
-    broker.trace_to("/proc/none/trace")
+    broker = brokers(Config(overload=Overload(trace=2000)), trace="/proc/none/trace")
     client = broker.connect("client", V5)
     client.send(Publish(b"t", b"x", 1, packet_id=1))
     client.receive()
-    tracing = broker.protection.tracing
-    assert tracing is not None
-    tracing.write()
+    recorder, trace_file = broker.protection.recorder, broker.trace_file
+    assert recorder is not None and trace_file is not None
+    trace_file.write()
 
-    assert "its file cannot be opened: No such file or directory" == tracing.statistics()["state"]
+    assert "its file cannot be opened: No such file or directory" == recorder.statistics()["state"]
     assert 1 == len([line for line in log if line["event"] == "trace_stopped"])
     assert 1 == broker.counters.publishes_received

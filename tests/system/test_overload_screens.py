@@ -17,7 +17,7 @@ import pytest
 
 from broker.config.schema import Overload
 from broker.mqtt.packets import Publish
-from broker.overload.trace import replay
+from broker.overload.trace.player import replay
 from tests.cli.running import weir as run
 from tests.system import node
 from tests.system.processes import PATIENCE, BrokerProcess, free_port

@@ -96,5 +96,5 @@ def heard(client: Client) -> list[int]:
 
 def overload(broker: Broker) -> None:
     """The worker is late, has been for a while, and will be."""
-    broker.protection.inject("lag", LATE, broker.clock.now + 60.0)
+    broker.overload_monitor.inject("lag", LATE, broker.clock.now + 60.0)
     broker.advance(1.5)

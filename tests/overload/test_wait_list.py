@@ -1,14 +1,14 @@
 from broker.config.schema import Overload
 from broker.overload.credits import Account, Ledger
-from broker.overload.waiting import Waiting
+from broker.overload.wait_list import WaitList
 
 SETTINGS = Overload()
 
 
-def world() -> tuple[Ledger, Waiting]:
+def world() -> tuple[Ledger, WaitList]:
     ledger = Ledger(SETTINGS, 0.0)
     ledger.change(5.0, 0.0)  # a refill is 1500, the cap 7500
-    return ledger, Waiting(SETTINGS, ledger)
+    return ledger, WaitList(SETTINGS, ledger)
 
 
 def with_credits(credits: float) -> Account:

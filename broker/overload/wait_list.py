@@ -18,7 +18,7 @@ ANY: Final = 1 << 30
 SLOT: Final = 0.01  # seconds: times are kept so exactly; at 100 ms, all who wait for credits would come in waves
 
 
-class Waiter:
+class WaitEntry:
     def __init__(self, connection: object, account: Account, deadline: int) -> None:
         self.connection = connection
         self.account = account
@@ -27,7 +27,7 @@ class Waiter:
         self.affords = 0  # slot, while it is poor
 
 
-class Slots:
+class TimeSlots:
     """Who has something to come at which time. Adding and removing take no longer for many than for few."""
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class Slots:
         return found
 
 
-class Waiting:
+class WaitList:
     def __init__(self, settings: Overload, ledger: Ledger) -> None:
         self._wait = settings.wait
         self._ledger = ledger
-        self._all: dict[object, Waiter] = {}
+        self._all: dict[object, WaitEntry] = {}
         self._classes: list[OrderedDict[object, None]] = [OrderedDict() for _ in range(RICHER + 1)]
-        self._deadlines = Slots()
-        self._affording = Slots()
+        self._deadlines = TimeSlots()
+        self._affording = TimeSlots()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -77,7 +77,7 @@ class Waiting:
     def add(self, connection: object, account: Account, since: float, until: float, now: float) -> None:
         """*connection* waits, since *since*: for the gate if *until* is 0, else for credits, which it has then."""
         self.remove(connection)
-        waiter = self._all[connection] = Waiter(connection, account, _slot_after(since + self._wait))
+        waiter = self._all[connection] = WaitEntry(connection, account, _slot_after(since + self._wait))
         self._deadlines.add(waiter.deadline, connection)
         if until:
             waiter.affords = _slot_after(until)
@@ -109,7 +109,7 @@ class Waiting:
         self._wake(woken, POOR, min(room, idle))
         return woken
 
-    def everybody(self) -> list[object]:
+    def remove_all(self) -> list[object]:
         """All of them, who wait no more."""
         found = list(self._all)
         for connection in found:
@@ -123,7 +123,7 @@ class Waiting:
             self.remove(connection)
         return found
 
-    def _place(self, waiter: Waiter, now: float) -> None:
+    def _place(self, waiter: WaitEntry, now: float) -> None:
         """Among those with credits, by how many."""
         share = waiter.account.balance(self._ledger, now) / self._ledger.cap
         waiter.place = max(1, min(RICHER, 1 + int(share * RICHER)))
@@ -138,19 +138,19 @@ class Waiting:
             self.remove(connection)
 
 
-def of_gate(waiting: Waiting, gate: Gate, now: float) -> list[object]:
+def of_gate(waiting: WaitList, gate: Gate, now: float) -> list[object]:
     """Of those who wait for *gate* the ones whose turn has come, or whose time is over; they wait no more."""
     room = gate.room() if gate.open else 0
     return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
 
 
-def give_turns(waiting: Waiting, gate: Gate, woken: int) -> int:
+def give_turns(waiting: WaitList, gate: Gate, woken: int) -> int:
     """So many publishes each of the *woken* has before it waits again; who waits alone may fill the gate."""
     gate.let_in_turns(woken > 1 or waiting.queued())
     return max(1, gate.room() // max(1, woken))
 
 
-def of_credits(waiting: Waiting, contended: bool, now: float) -> list[object]:
+def of_credits(waiting: WaitList, contended: bool, now: float) -> list[object]:
     """The same of those who wait for nothing but credits, while what they need is *contended*."""
     return waiting.expired(now) + waiting.wake(ANY, 0 if contended else ANY, now)
 

@@ -1,0 +1,36 @@
+# A connected client as overload protection and quotas see it.
+#
+# The protocol layer derives a class from it that knows the connection. Overload protection itself knows no sockets: it
+# decides about clients, and calls `pause()` and `resume()`.
+from broker.overload.admit import NOT_WAITING, UNBOUNDED, Publish, Verdict
+from broker.overload.credits import Account
+from broker.overload.quota import Quota
+
+
+class ProtectedClient:
+    def __init__(self, client_id: str, user: str | None, version: int, account: Account) -> None:
+        self.client_id = client_id
+        self.user = user  # the verified name; None: anonymous
+        self.version = version  # of MQTT, as in CONNECT
+        self.account = account
+        self.quota: Quota | None = None  # None: no quota concerns the client
+        self.exempt_until = 0.0  # overload protection does not throttle the client before this time
+        self.throttled: Verdict | None = None  # the verdict for which the client is paused now
+        self.waits_since = NOT_WAITING  # when the packet that waits, or is tried again, was first put off
+        self.turn = UNBOUNDED  # publishes that the client may make before others that wait for the same gate
+        self.judged: Publish | None = None  # the publish that was judged last
+
+    def pause(self) -> None:
+        """Do not read from the client until `resume()`."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+    def writable(self, now: float) -> None:
+        """An outgoing quota has room again: deliver what waits for the client."""
+        raise NotImplementedError
+
+    def note(self, kind: int, reason: str, now: float) -> bool:
+        """Remember a decision about the client, of a kind of admit.py; false if it repeats the latest one."""
+        raise NotImplementedError

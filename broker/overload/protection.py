@@ -1,0 +1,213 @@
+# Protection: the decisions about the publishes of clients, and the clients that they are made for.
+#
+# Each PUBLISH that could be put off is put to `admit` (admit.py). While the worker is calm and no quota concerns the
+# client, no publish is judged, and a publish costs one addition.
+import math
+from collections.abc import Callable
+from typing import Final
+
+from broker.config.schema import Overload
+from broker.log import Log
+from broker.metrics.pauses import Pauses
+from broker.mqtt.packets import V5
+from broker.overload.admit import (
+    ACCEPT,
+    DROP,
+    PAUSE,
+    REFUSE,
+    UNBOUNDED,
+    Publish,
+    Verdict,
+    decide,
+    following,
+)
+from broker.overload.client import ProtectedClient
+from broker.overload.cost import Prices
+from broker.overload.credits import Accounts, Ledger
+from broker.overload.gate import Gate
+from broker.overload.level import Resources, Signals
+from broker.overload.overrides import Limit
+from broker.overload.quotas import Quotas
+from broker.overload.reports import Reports
+from broker.overload.throttle import Throttle
+from broker.overload.trace.recorder import TraceRecorder
+from broker.reasons import PauseReason
+from broker.worker_id import WorkerId
+
+# Log events of decisions. Of successive equal decisions the first is logged. A close is logged as client_closed.
+EVENTS: Final = {
+    DROP: "publish_dropped",
+    PAUSE: "client_throttled",
+    REFUSE: "publish_refused",
+}
+
+
+class Protection:
+    def __init__(
+        self,
+        settings: Overload,
+        quotas: Quotas,
+        pauses: Pauses,
+        client_log: Log,
+        recorder: TraceRecorder | None,
+        soon: Callable[[float], None],
+        *,
+        worker: WorkerId,
+        now: float,
+    ) -> None:
+        """*client_log*: for events that clients cause. *recorder*: of all decisions. *soon*: see Throttle."""
+        self.honour = settings.keepalive_while_throttled == "honour"
+        self.judging = False  # publishes are judged even if no quota concerns their client
+        self.recorder = recorder
+        self.prices = Prices(settings.cost)
+        self.quotas = quotas
+        self.limits: dict[str, Limit] = {}  # of single clients, set by an administrator (client_overrides.py)
+        self.ledger = Ledger(settings, now)
+        self.accounts = Accounts(settings, self.ledger)
+        self.resources = Resources()
+        resource = str(worker)
+        self.signals = Signals(settings, resource)
+        self.reports = Reports(worker, self.resources)
+        self._settings = settings
+        self._here = self.resources.bit(resource)  # every publish needs the worker that it enters
+        self.throttle = Throttle(
+            settings,
+            self.ledger,
+            self.resources,
+            self.signals,
+            self.reports,
+            pauses,
+            recorder,
+            soon,
+            here=self._here,
+        )
+        self._pauses = pauses
+        self._client_log = client_log
+        if recorder is not None:
+            recorder.start(self.ledger, self.reports, now)
+        self.judge_if_needed()
+
+    def judge_if_needed(self) -> None:
+        """Judge all publishes from now on if credits are enforced, or if decisions are recorded."""
+        self.judging = self.ledger.enforcing or (self.recorder is not None and self.recorder.recording)
+
+    # Clients.
+
+    def arrive(self, client: ProtectedClient, now: float) -> None:
+        """*client* has a session from now on."""
+        self._limit(client, now)
+
+    def limit_again(self, client: ProtectedClient, now: float) -> None:
+        """The limit of *client* has changed: apply it, and judge a packet that waits again."""
+        self._limit(client, now)
+        if client.throttled is not None:
+            self.throttle.forget(client)
+            self.throttle.resume(client, now)
+
+    def _limit(self, client: ProtectedClient, now: float) -> None:
+        limit = self.limits.get(client.client_id)
+        client.quota = self.quotas.arrive(client.client_id, client.user, limit, now)
+        client.exempt_until = limit.until if limit is not None and limit.exempt else 0.0
+        if not self._settings.enabled:
+            client.exempt_until = math.inf
+
+    def leave(self, client: ProtectedClient, now: float) -> None:
+        """The connection of *client* has ended."""
+        if self.recorder is not None and client.throttled is not None:
+            self.recorder.released(client.account, True, now)
+        self.throttle.forget(client)
+        self._pauses.end(client.client_id, now)
+        self.accounts.leave(client.account)
+        if client.quota is not None:
+            self.quotas.leave(client.client_id)
+            client.quota = None
+
+    # Publishes.
+
+    def judge(
+        self, client: ProtectedClient, gates: list[Gate], publish: Publish, closed: Gate | None, now: float
+    ) -> Verdict:
+        """Decide about *publish* of *client*, which has to pass *gates*.
+
+        An accepted publish is charged. If it has to wait, the client is paused. *closed* is a gate that the publish
+        waits for whatever it says itself: that of all members of a shared subscription.
+        """
+        account = client.account
+        shut: Gate | None = None  # by what is not a publish, or because it is the turn of other clients
+        publish.resources = self._here
+        for gate in gates:
+            publish.resources |= gate.bit
+            if shut is None and (gate.blocked or (gate.in_turns and client.turn <= 0)):
+                shut = gate
+        if shut is None:
+            shut = closed
+        publish.since = client.waits_since
+        publish.exempt = now < client.exempt_until
+        client.judged = publish
+        recorder = self.recorder
+        quotas = (
+            client.quota if recorder is None else recorder.publish(publish, account, gates, client.quota, shut, now)
+        )
+        contended, wait = self.reports.contended, self._settings.wait
+        verdict = decide(publish, account, self.ledger, gates, quotas, shut, contended, wait, now)
+        if recorder is not None:
+            recorder.verdict(verdict)
+        if verdict.kind == PAUSE:
+            self._pause(client, verdict, now)
+        else:
+            self.throttle.settle(client)
+            if verdict.kind == ACCEPT:
+                client.turn -= 1
+            else:
+                self._note(client, verdict, now)
+        return verdict
+
+    def fitting(self, client: ProtectedClient, gates: list[Gate], longest: int, cost: int, now: float) -> int:
+        """How many publishes of at most *longest* bytes and *cost* each may follow the one that was accepted last."""
+        quota = UNBOUNDED if client.quota is None else client.quota.fitting(UNBOUNDED, longest, now)
+        if client.turn < quota:
+            for gate in gates:
+                if gate.in_turns:
+                    quota = max(0, client.turn)
+        if self.recorder is not None:
+            self.recorder.fitting(quota, longest, cost)
+        return following(gates, quota, client.account, self.ledger, longest, cost, now < client.exempt_until, now)
+
+    def charge(
+        self, client: ProtectedClient, gates: list[Gate], count: int, size: int, cost: int, deliveries: int, now: float
+    ) -> None:
+        """*count* publishes followed that one, of *size* bytes and *cost* together, each with so many *deliveries*."""
+        if count == 0:
+            return
+        client.turn -= count
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.run(client.account, gates, now < client.exempt_until, count, size, cost, deliveries, now)
+        for gate in gates:
+            gate.take(count, size, now)
+        if recorder is not None:
+            recorder.decided()
+        if client.quota is not None:
+            client.quota.take(0, count, size, now)
+        client.account.follow(self.ledger, cost, now)
+
+    def defers(self, client: ProtectedClient, filters: int, now: float) -> bool:
+        """Whether a SUBSCRIBE with so many *filters* has to wait; if so, *client* is paused.
+
+        A client of MQTT 5 is told in the SUBACK which filters are over the quota. It waits only while Redis is asked.
+        """
+        over = None if client.quota is None else client.quota.over_filters(filters, now)
+        if over is None or (client.version == V5 and over.reason is not PauseReason.QUOTA_ASKED):
+            self.throttle.settle(client)
+            return False
+        self._pause(client, over, now)
+        return True
+
+    def _pause(self, client: ProtectedClient, verdict: Verdict, now: float) -> None:
+        self.throttle.pause(client, verdict, now)
+        self._note(client, verdict, now)
+
+    def _note(self, client: ProtectedClient, verdict: Verdict, now: float) -> None:
+        reason = verdict.reason
+        if reason is not None and client.note(verdict.kind, reason.label, now) and verdict.kind in EVENTS:
+            self._client_log.info(EVENTS[verdict.kind], client=client.client_id, reason=reason.label)

@@ -1,0 +1,169 @@
+# The throttle: the clients that are paused for overload or for a quota, and the gates that some of them wait for.
+#
+# A paused client is not read, and the packet that was put off stays in its input. The client waits at a gate, for
+# credits, or for a quota. When its time has come it is resumed, and its packet is judged again. Every wait has an end:
+# a gate and credits are waited for at most `overload.wait` seconds, a quota until it should have room.
+from collections.abc import Callable
+from math import inf
+from typing import Final, cast
+
+from broker.config.schema import Overload
+from broker.metrics.pauses import Pauses
+from broker.overload.admit import NOT_WAITING, UNBOUNDED, Verdict
+from broker.overload.client import ProtectedClient
+from broker.overload.credits import Ledger
+from broker.overload.gate import Gate
+from broker.overload.level import Resources, Signal, Signals
+from broker.overload.reports import Reports
+from broker.overload.trace.recorder import TraceRecorder
+from broker.overload.wait_list import SLOT, TimeSlots, WaitList, give_turns, of_credits, of_gate
+from broker.reasons import PauseReason
+
+SOON: Final = 0.01  # seconds between two looks at the clients that wait
+
+
+class GateQueue:
+    """The clients that wait at one gate, and the signal of its delay."""
+
+    def __init__(self, waiting: WaitList, signal: Signal) -> None:
+        self.waiting = waiting
+        self.signal = signal
+
+
+class Throttle:
+    def __init__(
+        self,
+        settings: Overload,
+        ledger: Ledger,
+        resources: Resources,
+        signals: Signals,
+        reports: Reports,
+        pauses: Pauses,
+        recorder: TraceRecorder | None,
+        soon: Callable[[float], None],
+        *,
+        here: int,
+    ) -> None:
+        """*here*: the bit of the resource that is this worker. *soon*: has `tick()` called at the given time, at the
+        latest.
+        """
+        self.waiting = 0  # clients with a packet that was put off
+        self._settings = settings
+        self._ledger = ledger
+        self._resources = resources
+        self._signals = signals
+        self._reports = reports
+        self._pauses = pauses
+        self._recorder = recorder
+        self._soon = soon
+        self._here = here
+        self._queues: dict[Gate, GateQueue] = {}
+        self._credits = WaitList(settings, ledger)  # clients that wait for credits, and that no gate can help
+        self._quotas = TimeSlots()  # clients that wait for a quota, by when it should have room
+        self._look = inf
+
+    # Gates.
+
+    def add_gate(self, resource: str, now: float) -> Gate:
+        """A new gate for *resource*."""
+        bit, settings, recorder = self._resources.bit(resource), self._settings, self._recorder
+        gate = Gate(settings, resource, bit, now) if recorder is None else recorder.gate(settings, resource, bit, now)
+        self._queues[gate] = GateQueue(WaitList(settings, self._ledger), self._signals.add_gate(resource))
+        return gate
+
+    def remove_gate(self, gate: Gate, now: float) -> None:
+        """The resource of *gate* is gone: resume every client that waits for it."""
+        queue = self._queues.pop(gate)
+        self._signals.remove(queue.signal)
+        for client in queue.waiting.remove_all():
+            self.resume(cast(ProtectedClient, client), now)
+
+    def opened(self, gate: Gate, now: float) -> None:
+        """*gate* has room: resume the clients whose turn has come, soon."""
+        if len(self._queues[gate].waiting):
+            self._look_by(now)
+
+    def measure_gates(self, now: float) -> None:
+        """Take the delay of each gate as its signal."""
+        for gate, queue in self._queues.items():
+            queue.signal.measure(gate.delay(now), now)
+
+    # Clients.
+
+    def pause(self, client: ProtectedClient, verdict: Verdict, now: float) -> None:
+        """Pause *client*, whose packet is put off by *verdict*."""
+        reason = verdict.reason
+        assert isinstance(reason, PauseReason)
+        if client.waits_since == NOT_WAITING:
+            client.waits_since = now
+            self.waiting += 1
+        if verdict.gate is not None:
+            waiting = self._queues[verdict.gate].waiting
+            waiting.add(client, client.account, client.waits_since, verdict.until, now)
+            verdict.gate.let_in_turns(waiting.queued())
+        elif reason is PauseReason.CREDITS:
+            self._credits.add(client, client.account, client.waits_since, verdict.until, now)
+        else:
+            self._quotas.add(int(verdict.until / SLOT) + 1, client)
+        client.throttled = verdict
+        client.pause()
+        self._pauses.begin(client.client_id, reason, now)
+        self._look_by(now + SOON)
+
+    def resume(self, client: ProtectedClient, now: float, turn: int = UNBOUNDED) -> None:
+        """Have the packet of *client*, which was removed from its wait list, judged again."""
+        client.turn = turn
+        client.throttled = None
+        self._pauses.end(client.client_id, now)
+        if self._recorder is not None:
+            self._recorder.released(client.account, False, now)
+        client.resume()
+
+    def settle(self, client: ProtectedClient) -> None:
+        """The packet of *client* that was put off, if there is one, is decided."""
+        if client.waits_since != NOT_WAITING:
+            client.waits_since = NOT_WAITING
+            self.waiting -= 1
+
+    def forget(self, client: ProtectedClient) -> None:
+        """Remove *client* from its wait list without resuming it."""
+        verdict, client.throttled = client.throttled, None
+        self.settle(client)
+        if verdict is None:
+            return
+        if verdict.gate is not None and verdict.gate in self._queues:
+            self._queues[verdict.gate].waiting.remove(client)
+        elif verdict.gate is None and not self._credits.remove(client):
+            self._quotas.remove(int(verdict.until / SLOT) + 1, client)
+
+    # Time.
+
+    def tick(self, now: float) -> float:
+        """Resume the clients whose time has come; return when to look again."""
+        if now >= self._look:
+            self._look = now + SOON if self._wake(now) else inf
+        return self._look
+
+    def _look_by(self, when: float) -> None:
+        if when < self._look:
+            self._look = when
+            self._soon(when)
+
+    def _wake(self, now: float) -> bool:
+        """Resume the clients whose time has come; true if others go on waiting."""
+        left = False
+        for gate, queue in self._queues.items():
+            waiting = queue.waiting
+            if len(waiting):
+                woken = of_gate(waiting, gate, now)
+                turn = give_turns(waiting, gate, len(woken))
+                for client in woken:
+                    self.resume(cast(ProtectedClient, client), now, turn)
+                left = left or len(waiting) > 0
+        if len(self._credits):
+            for client in of_credits(self._credits, self._reports.contended & self._here != 0, now):
+                self.resume(cast(ProtectedClient, client), now)
+            left = left or len(self._credits) > 0
+        for one in self._quotas.take(int(now / SLOT)):
+            self.resume(cast(ProtectedClient, one), now)
+        return left or not self._quotas.empty()
