@@ -5,23 +5,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from analytics.rows import Episode, Hitter
+from broker.insight.reason_words import SIGNALS, meaning
 
 CONNECTS: Final = "connects"
-SIGNALS: Final = {
-    "lag": "it was late to serve clients that had sent something (signal lag)",
-    "outbound": "clients took what they were owed too slowly, and much of it waited (signal outbound)",
-    "memory": "its memory was nearly used up (signal memory)",
-    "credits": "clients asked for more than they had credits for (credits)",
-    "gate": "something that it needs had as much work as it could do in time (gate)",
-}
-DROPPED: Final = {
-    "not_writable": "their reader was too slow",
-    "pending_full": "too many waited for a slow reader",
-    "queue_full": "the queue of a client that is away was full",
-    "offline_qos0": "their reader was away",
-    "gate_timeout": "a resource was not to be had in time",
-    "expired": "they expired",
-}
 MOST: Final = 3  # reasons, or clients, that are named
 
 
@@ -52,8 +38,10 @@ def _what(episode: Episode) -> str:
     cause, worker = episode["cause"], episode["cause_worker"]
     if cause == CONNECTS:
         return f"{began}more clients connected than can be let in at once, most of them waiting at worker {worker}."
-    words = SIGNALS.get(cause, f"worker {cause} had more work before it than it could do in time")
-    return f"{began}worker {worker} became overloaded: {words}."
+    words = (
+        SIGNALS[cause].words if cause in SIGNALS else meaning(cause) or f"worker {cause} was slower than without load"
+    )
+    return f"{began}worker {worker} became overloaded: {words} ({cause})."
 
 
 def _how_high(episode: Episode) -> str:
@@ -102,7 +90,7 @@ def _came(episode: Episode) -> str:
 
 def _dropped(episode: Episode) -> str:
     most = _most(episode["dropped"])
-    return _list([f"{_number(count)} as {DROPPED.get(label, label)}" for label, count in most])
+    return _list([f"{_number(count)} {label} ({meaning(label) or 'unknown reason'})" for label, count in most])
 
 
 def _reasons(counts: dict[str, int]) -> str:

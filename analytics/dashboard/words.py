@@ -3,8 +3,7 @@ import time
 from typing import Final
 
 from broker.insight.explain import place, span
-from broker.insight.reason_words import CLOSED, DROPPED, FILTERS
-from broker.reasons import PauseReason
+from broker.insight.reason_words import SIGNALS, meaning
 
 LONGEST: Final = 64  # characters of a name; its beginning and its end are shown of a longer one
 
@@ -16,13 +15,6 @@ LEVELS: Final = (
     (1, "Busy", "Clients that cost very much are slowed down a little."),
     (0, "Calm", "Nobody is held back."),
 )
-SIGNALS: Final = {
-    "lag": "clients wait too long for their turn (lag)",
-    "outbound": "more is on its way to readers than they take (outbound)",
-    "memory": "memory is nearly used up (memory)",
-    "connect": "clients wait too long to be let in (connect)",
-}
-HELD: Final = {reason.label: reason.words for reason in PauseReason}
 
 
 def word(level: int) -> tuple[str, str]:
@@ -37,7 +29,8 @@ def tone(level: int) -> str:
 
 def signal(name: str) -> str:
     """What the signal *name* says of a worker."""
-    return SIGNALS.get(name) or f"{place(name)} takes too long ({name})"
+    words = SIGNALS[name].words if name in SIGNALS else f"{place(name)} takes longer than without load"
+    return f"{words} ({name})"
 
 
 def cause(name: str) -> str:
@@ -46,11 +39,8 @@ def cause(name: str) -> str:
 
 
 def reason(label: str) -> str:
-    """What the reason with *label* means, of whatever it is a reason for; "": nobody knows."""
-    for words in (DROPPED, FILTERS, CLOSED):
-        if label in words:
-            return words[label][0]
-    return HELD.get(label, "")
+    """What the reason *label* means, whatever it is a reason for; "" if it is not known."""
+    return meaning(label)
 
 
 def count(number: float) -> str:

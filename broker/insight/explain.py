@@ -1,67 +1,58 @@
-# Why a client is slow, gone, or gets nothing: what is known of it, in sentences for the person who asks.
+# Why a client is slow, gone, or gets no messages: the facts about the client, as sentences for a person.
 #
-# Each paragraph answers one question: how does it stand, what holds it back and until when, what do its publishes cost,
-# what is overloaded, how does it read, what was decided about it, how did it end. What helps stands behind what is
-# wrong, and names the setting or the command. What is as it should be gets one sentence.
+# Each paragraph answers one question: how does the client stand, what throttles it and until when, what do its
+# publishes cost, what is overloaded, how does it read, what was decided about it, how did it end. Advice follows what
+# is wrong, and names the setting or the command. What is as it should be takes one sentence. The first paragraph names
+# the client; in the others "it" is the client.
 from shlex import quote
 from typing import Final
 
 from broker.insight.facts import CreditFacts, EndFacts, Facts, HeldFacts, LevelFacts, PublishFacts, ReaderFacts
-from broker.insight.reason_words import CLOSED, DROPPED, FILTERS, HELD, QUOTA, Words, quota_helps
+from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
-from broker.reasons import PauseReason
+from broker.reasons import DropReason, PauseReason
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
-RECENT: Final = 5  # decisions that are told
-AT_PEACE: Final = 0.5  # targets: what is lower raises no level
+RECENT: Final = 5  # decisions that are shown
+AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 JUST_NOW: Final = 0.05  # seconds
 
-# By the name of a signal: (what it says of a worker, {} being the value; the setting of its target).
-SIGNALS: Final = {
-    "lag": ("leaves a socket that has something for it waiting for {}", "overload.lag"),
-    "outbound": ("owes its readers {} of its outbound budget", "overload.outbound_percent"),
-    "memory": ("uses {} of its memory limit", "overload.memory_percent"),
-    "connect": ("leaves a CONNECT waiting for {}", "overload.connect_delay"),
-}
-SESSION_ENDED: Final = "session_ended"
-SHARES: Final = ("outbound", "memory")
-
-KINDS: Final = {
+KINDS: Final = {  # once, and several times
     DROP: ("dropped a publish of it", "dropped {} publishes of it"),
-    PAUSE: ("held it back", "held it back {} times"),
+    PAUSE: ("throttled it", "throttled it {} times"),
     REFUSE: ("refused a publish of it", "refused {} publishes of it"),
     CLOSE: ("closed its connection", "closed its connection {} times"),
-    FILTER: ("refused a filter", "refused {} filters"),
+    FILTER: ("refused a filter of it", "refused {} filters of it"),
 }
 
 
 def explain(facts: Facts) -> list[str]:
     """What *facts* mean, in paragraphs of whole sentences; the first says how the client stands."""
-    found = [_stands(facts)]
+    paragraphs = [_stands(facts)]
     if facts["ended"] is not None or facts["refused"] is not None:
-        found.append(_ends(facts))
+        paragraphs.append(_ends(facts))
     if facts["connection"] is not None:
         held = facts["held"]
-        found.append(_free(facts) if held is None else _held(facts, held))
+        paragraphs.append(_free(facts) if held is None else _throttled(facts, held))
         if held is not None:
-            found.append(_meanwhile(held))
-        found.append(_costs(facts))
+            paragraphs.append(_meanwhile(held))
+        paragraphs.append(_costs(facts))
     if facts["override"] is not None:
-        found.append(_override(facts))
+        paragraphs.append(_override(facts))
     if facts["connection"] is not None or facts["connecting"] is not None:
-        found.append(_level(facts))
+        paragraphs.append(_level(facts))
     if facts["reader"] is not None:
-        found.append(_reader(facts["reader"]))
+        paragraphs.append(_reader(facts["reader"]))
     if facts["dropped"]:
-        found.append(_dropped(facts))
+        paragraphs.append(_dropped(facts))
     if facts["decisions"]:
-        found.append(_decided(facts))
+        paragraphs.append(_decided(facts))
     if facts["unanswered"]:
-        found.append(f"Of this node, {_workers(facts['unanswered'])} did not answer, and may know more.")
-    return [paragraph for paragraph in found if paragraph]
+        paragraphs.append(f"Of this node, {_workers(facts['unanswered'])} did not answer, and may know more.")
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
-# How it stands, and how it ended.
+# How the client stands, and how its connections ended.
 
 
 def _stands(facts: Facts) -> str:
@@ -70,31 +61,32 @@ def _stands(facts: Facts) -> str:
     if connection is not None:
         version = VERSIONS.get(connection["version"], str(connection["version"]))
         user = f" as {connection['user']}" if connection["user"] else ""
-        told = f"{client} is connected{user} at {here} for {span(connection['age'])}"
-        return f"{told}, from {connection['address']} over {connection['transport']} with MQTT {version}."
+        text = f"{client} has been connected{user} to {here} for {span(connection['age'])}"
+        return f"{text}, from {connection['address']} over {connection['transport']} with MQTT {version}."
     if connecting is not None:
-        told = f"{client} wants to connect at {here}, and has waited {span(connecting['waited'])} for its turn:"
-        told += f" {PauseReason.CONNECT.words}. {_count(connecting['waiting'], 'CONNECT')} wait there, and the next one"
-        return f"{told} passes {_due(connecting['due'])}. {HELD['connect']}"
+        text = f"The CONNECT of {client} has waited at {here} for {span(connecting['waited'])}:"
+        text += f" {PauseReason.CONNECT.words}. {_count(connecting['waiting'], 'CONNECT')} wait there, and the next one"
+        return f"{text} passes {_due(connecting['due'])}. {advice(PauseReason.CONNECT, client)}"
     if session is not None:
-        return f"{client} is away. Its session is kept by {here}, with {_count(session['subscriptions'], 'filter')}."
+        filters = _count(session["subscriptions"], "filter")
+        return f"{client} is not connected. Its session, with {filters}, is at {here}."
     if facts["ended"] is not None:
         return f"{client} is not connected, and has no session here."
-    return f"{client} is not connected: it was not let in."
+    return f"{client} is not connected: its CONNECT was refused."
 
 
 def _ends(facts: Facts) -> str:
-    """The later of its ends first: that is the one that is asked for."""
+    """The latest end first, as that is the one that is asked for."""
     told: list[tuple[float, str]] = []
     ended, refused = facts["ended"], facts["refused"]
     if ended is not None:
-        told.append((ended["ago"], _end("Its last connection ended", ended)))
+        told.append((ended["ago"], _end("Its last connection ended", ended, facts["client"])))
         if ended["undelivered"]:
-            happened, helps = DROPPED[SESSION_ENDED]
-            lost = f"{_count(ended['undelivered'], 'message')} did not reach it ({SESSION_ENDED}): {happened}. {helps}"
-            told.append((ended["ago"], lost))
+            lost, reason = _count(ended["undelivered"], "message"), DropReason.SESSION_ENDED
+            text = f"{lost} did not reach it ({reason.label}): {reason.words}. {advice(reason, facts['client'])}"
+            told.append((ended["ago"], text))
     if refused is not None:
-        told.append((refused["ago"], _end("A CONNECT in its name was refused", refused)))
+        told.append((refused["ago"], _end("A CONNECT in its name was refused", refused, facts["client"])))
     told.sort(key=_ago)
     return " ".join([text for _, text in told])
 
@@ -103,119 +95,119 @@ def _ago(told: tuple[float, str]) -> float:
     return told[0]
 
 
-def _end(what: str, end: EndFacts) -> str:
-    happened, helps = CLOSED[end["reason"]]
+def _end(what: str, end: EndFacts, client: str) -> str:
+    happened, helps = words_of(CLOSE, end["reason"], client)
     code = f", 0x{end['code']:02x}" if end["code"] else ""
-    detail = f" In detail: {end['detail']}." if end["detail"] else ""
-    told = f"{what} {span(end['ago'])} ago, from {end['address']}: {happened} ({end['reason']}{code}).{detail}"
-    return f"{told} {helps}".rstrip()
+    detail = f" Detail: {end['detail']}." if end["detail"] else ""
+    text = f"{what} {span(end['ago'])} ago, from {end['address']}: {happened} ({end['reason']}{code}).{detail}"
+    return f"{text} {helps}".rstrip()
 
 
-# What holds it back, and what its publishes cost.
+# What throttles the client, and what its publishes cost.
 
 
 def _free(facts: Facts) -> str:
     credits, override = facts["credits"], facts["override"]
-    told = "Nothing holds it back."
+    text = "Nothing throttles it."
     if credits is not None and facts["level"]["enabled"] and not (override is not None and override["exempt"]):
-        told += f" {_balance(credits)}"
+        text += f" {_balance(credits)}"
         if credits["balance"] <= 0 and facts["level"]["level"] > 0.0:
-            told += " It goes on all the same, while nothing that its publishes need is contended."
+            text += " It may publish nevertheless, while no resource that its publishes need is contended."
     for limit in facts["limits"]:
         _, _, what = limit["name"].lower().rpartition("_")
         counted = "bytes" if what == "bytes" else "messages"
         room = f"{max(0, int(limit['room']))} {counted} now"
-        told += f" {_quota_name(limit['name'])} of {limit['rate']} leaves it {room}."
-    return told
+        text += f" {_quota_name(limit['name'])} of {limit['rate']} allows {room}."
+    return text
 
 
-def _held(facts: Facts, held: HeldFacts) -> str:
+def _throttled(facts: Facts, held: HeldFacts) -> str:
+    happened, helps = words_of(PAUSE, held["reason"], facts["client"])
     limit = f" of {held['limit']}" if held["limit"] else ""
-    told = [f"{_since(facts, held)} ({held['reason']}{limit}): {_pause(held['reason']).words}."]
+    told = [f"{_since(facts, held)} ({held['reason']}{limit}): {happened}."]
     if held["reason"] == PauseReason.CREDITS.label:
         told.append(_contention(facts))
     gate = held["gate"]
     if gate is not None:
         publishes = f"{_count(gate['publishes'], 'publish', 'publishes')} ({size(gate['bytes'])})"
-        waits = f"It waits for {place(gate['resource'])}, which has {publishes} before it"
-        told.append(f"{waits} and is {span(gate['delay'])} slower than without load.")
+        waits = f"It waits for {place(gate['resource'])}, which has {publishes} to process first"
+        told.append(f"{waits} and takes {span(gate['delay'])} longer than without load.")
         if gate["refuses"]:
-            told.append("That worker has much else to do, and lets no publish pass for now.")
-    told += [_resumes(held), _helps(held["reason"], facts["client"])]
+            told.append("That worker is busy with other work, and accepts no publish for now.")
+    told += [_resumes(held), helps]
     return " ".join([one for one in told if one])
 
 
 def _meanwhile(held: HeldFacts) -> str:
-    """What becomes of it while it is held back."""
+    """The keep alive of the throttled client, and the bytes that it sent meanwhile."""
     if held["honoured"]:
-        told = "Its keep alive does not run meanwhile, and its pings are answered as far as we have read them."
+        text = "Its keep alive is suspended meanwhile, and PINGREQs that were received are answered."
     else:
-        told = "Its keep alive runs on meanwhile (overload.keepalive_while_throttled is strict)."
+        text = "Its keep alive runs on meanwhile (overload.keepalive_while_throttled is strict)."
     if not held["unread"]:
-        return told
-    told += (
-        f" We have {size(held['unread'])} of it that wait; more may lie in the kernel's buffers, where a ping is not"
+        return text
+    return (
+        f"{text} {size(held['unread'])} that it sent wait in the worker. More may wait in the kernel, where a PINGREQ "
+        "is not seen: a client that sends more than the worker buffers may give up by itself."
     )
-    return f"{told} seen: a client that sends more than we hold may give up by itself."
 
 
 def _since(facts: Facts, held: HeldFacts) -> str:
-    """Since when; who has credits for one publish after the other is held between any two of them."""
+    """Since when. A client that has credits for one publish at a time is throttled between any two of them."""
     latest = facts["decisions"][-1] if facts["decisions"] else None
     if latest is not None and latest["reason"] == held["reason"] and latest["times"] > 1:
-        return f"It is held back, {latest['times']} times within the last {span(latest['first'])}"
-    return f"It has been held back for {span(held['since'])}"
+        return f"It is throttled, {latest['times']} times within the last {span(latest['first'])}"
+    return f"It has been throttled for {span(held['since'])}"
 
 
 def _resumes(held: HeldFacts) -> str:
     due = held["due"]
     if due is not None:
-        told = f"It goes on {_due(due)}"
+        text = f"It continues {_due(due)}"
         if held["reason"] == PauseReason.CREDITS.label and due >= JUST_NOW:
-            told += ", or as soon as what it needs has nothing else to do"
+            text += ", or as soon as the resource has no other work"
     else:
-        told = "It goes on as soon as there is room"
+        text = "It continues as soon as the resource has room"
     patience = held["patience"]
     if patience is None:
-        return f"{told}."
-    return f"{told}. If that takes {span(patience)} more, its publish is given up (overload.wait)."
+        return f"{text}."
+    return f"{text}. If that takes more than {span(patience)}, the publish is not accepted (overload.wait)."
 
 
 def _contention(facts: Facts) -> str:
     told = []
     for one in facts["contended"]:
-        said = _signal(one["signal"], one["value"], one["target"])
-        resource = place(one["resource"])
-        by = f"worker {one['worker']} of node {one['node']}"
-        told.append(f"It needs {resource}, which is overloaded: {'it' if by == resource else by} {said}.")
+        resource, by = place(one["resource"]), f"worker {one['worker']} of node {one['node']}"
+        signal = _signal(one["signal"], one["value"], one["target"])
+        told.append(f"It needs {resource}, which is overloaded. The report of {by}: {signal}.")
     return " ".join(told)
 
 
 def _costs(facts: Facts) -> str:
     publish, prices, credits = facts["publish"], facts["prices"], facts["credits"]
     if publish is None:
-        told = f"A publish of it costs {prices['publish']} credits, 1 for each {prices['bytes_per_credit']} bytes,"
-        told += f" {prices['delivery']} for each receiver, {prices['qos']} times its QoS,"
-        told += f" and {prices['retained']} if it is retained (overload.cost)."
+        text = f"A publish of it costs {prices['publish']} credits, 1 for each {prices['bytes_per_credit']} bytes,"
+        text += f" {prices['delivery']} for each receiver, {prices['qos']} times its QoS,"
+        text += f" and {prices['retained']} if it is retained (overload.cost)."
         if facts["level"]["level"] == 0.0:
-            told += " While the level is 0 they hold nobody back but from a worker that has much to do."
-        return told
+            text += " At level 0, credits throttle only clients whose publishes need a busy worker."
+        return text
     needs = " and ".join([place(name) for name in publish["needs"]])
-    told = _cost(publish)
+    text = _cost(publish)
     if publish["waits"] and credits is not None:
-        told += f" {_balance(credits)}"
+        text += f" {_balance(credits)}"
         if 2 * publish["cost"] > credits["cap"]:
-            told += f" As it costs more than half of what can be saved, it passes from {credits['cap'] // 2} on."
-    return f"{told} It needs {needs}."
+            text += f" As that is more than half of the maximum, {credits['cap'] // 2} credits are enough."
+    return f"{text} It needs {needs}."
 
 
 def _balance(credits: CreditFacts) -> str:
-    return f"It has {credits['balance']} of {credits['cap']} credits, and gets {credits['refill']:.0f} each 200 ms."
+    return f"It has {credits['balance']} of {credits['cap']} credits, and gets {credits['refill']:.0f} every 200 ms."
 
 
 def _cost(publish: PublishFacts) -> str:
-    which = "The publish that waits" if publish["waits"] else "The last publish of it that was judged"
-    told = f"{which} costs {_count(publish['cost'], 'credit')}: {publish['base']} for any"
+    which = "The publish that waits" if publish["waits"] else "The last publish that overload protection judged"
+    text = f"{which} costs {_count(publish['cost'], 'credit')}: {publish['base']} for any publish"
     parts = (
         (publish["for_bytes"], f"for its {_count(publish['size'], 'byte')}"),
         (publish["for_deliveries"], f"for its {_count(publish['receivers'], 'receiver')}"),
@@ -224,8 +216,8 @@ def _cost(publish: PublishFacts) -> str:
     )
     for credits, why in parts:
         if credits:
-            told += f", {credits} {why}"
-    return f"{told}."
+            text += f", {credits} {why}"
+    return f"{text}."
 
 
 def _override(facts: Facts) -> str:
@@ -236,9 +228,9 @@ def _override(facts: Facts) -> str:
     if override["rate"]:
         what.append(f"it may publish {override['rate']}")
     if override["exempt"]:
-        what.append("overload protection does not hold it back")
-    told = f"An administrator ({override['by']}) decided that {' and '.join(what)}, for {span(override['left'])} more"
-    return f"{told}: {override['reason']}. `weir limit drop {quote(facts['client'])}` ends that."
+        what.append("overload protection does not throttle it")
+    text = f"An administrator ({override['by']}) decided that {' and '.join(what)}, for {span(override['left'])} more"
+    return f"{text}: {override['reason']}. `weir limit drop {quote(facts['client'])}` ends that."
 
 
 # What is overloaded.
@@ -247,58 +239,56 @@ def _override(facts: Facts) -> str:
 def _level(facts: Facts) -> str:
     level = facts["level"]
     if not level["enabled"]:
-        return "Overload protection is switched off (overload.enabled), so only quotas hold anybody back."
+        return "Overload protection is switched off (overload.enabled), so only quotas throttle clients."
     shown = _rounded_up(level["level"])
     if shown == 0:
         return "The overload level is 0: nothing is overloaded."
-    return f"The overload level is {shown} of 10, as {_cause(level)}."
+    return f"The overload level is {shown} of 10. {_cause(level)}"
 
 
 def _cause(level: LevelFacts) -> str:
-    who = f"worker {level['cause_worker']} of node {level['cause_node']}"
+    by = f"worker {level['cause_worker']} of node {level['cause_node']}"
     if not level["cause"]:
-        return f"it still falls from what {who} had to do"
+        return f"It falls, as the overload of {by} is over."
+    setting = _setting(level["cause"])
     if level["value"] < AT_PEACE:
-        return (
-            f"it still falls since {who} was over the target of its signal {level['cause']} "
-            f"({_key(level['cause'])}), which it is not any more"
-        )
-    said = f"{who} {_signal(level['cause'], level['value'], level['target'])}"
-    return f"{said} (the signal {level['cause']}, whose target {_key(level['cause'])} sets)"
+        return f"It falls, as the signal {level['cause']} of {by} is below its target ({setting}) again."
+    signal = _signal(level["cause"], level["value"], level["target"])
+    return f"The cause is the signal {level['cause']} of {by}: {signal} ({setting})."
 
 
 def _signal(name: str, value: float, target: float) -> str:
-    """What the signal *name* says of its worker, at *value* targets."""
-    known = SIGNALS.get(name)
-    amount = f"{100 * value * target:.0f} %" if name in SHARES else span(value * target)
-    told = f"waits for {place(name)} for {{}} longer than without load" if known is None else known[0]
-    return f"{told.format(amount)}, {value:.2g} times its target"
+    """What the signal *name* measures, at *value* times its target."""
+    signal = SIGNALS.get(name)
+    words = f"{place(name)} takes longer than without load" if signal is None else signal.words
+    amount = f"{100 * value * target:.0f} %" if signal is not None and signal.share else span(value * target)
+    return f"{words}, {amount}, which is {value:.2g} times the target"
 
 
-def _key(name: str) -> str:
-    known = SIGNALS.get(name)
-    return "overload.gate_delay" if known is None else known[1]
+def _setting(name: str) -> str:
+    signal = SIGNALS.get(name)
+    return GATE_SETTING if signal is None else signal.setting
 
 
-# How it reads, and what was decided.
+# How the client reads, and what was decided.
 
 
 def _reader(reader: ReaderFacts) -> str:
     unsent, stalled = reader["unsent"], reader["stalled"]
     if reader["writable"] and stalled is None and not reader["waiting"]:
-        owed = f", and {size(unsent)} are about to be sent" if unsent else ""
-        return f"It takes all that it is sent{owed}."
-    told = f"It is owed {size(unsent)} that were not sent yet; behind that, {reader['waiting']} of at most"
-    told += f" {reader['may_wait']} messages wait."
+        rest = f", and {size(unsent)} are about to be sent" if unsent else ""
+        return f"It reads all that it is sent{rest}."
+    text = f"{size(unsent)} wait to be sent to it, and {reader['waiting']} of at most {reader['may_wait']} messages"
+    text += " are queued behind them."
     if not reader["writable"]:
         marks = f"over delivery.high_watermark ({size(reader['high'])}) and not yet below the low one"
-        told = f"It reads too slowly. {told} That was {marks} ({size(reader['low'])}): QoS 0 is skipped meanwhile."
+        text = f"It reads too slowly. {text} It was {marks} ({size(reader['low'])}): QoS 0 is skipped meanwhile."
     elif reader["unacknowledged"] >= reader["window"]:
-        told += f" It has {reader['unacknowledged']} messages to acknowledge first, as many as it takes at once."
+        text += f" It has {reader['unacknowledged']} messages to acknowledge first, its receive maximum."
     if stalled is not None and stalled > JUST_NOW:
-        close = f"after {span(reader['patience'])} of that it is closed (delivery.slow_consumer_timeout)"
-        told += f" It took no byte for {span(stalled)}; {close}."
-    return told
+        limit = f"after {span(reader['patience'])} its connection is closed (delivery.slow_consumer_timeout)"
+        text += f" It has read nothing for {span(stalled)}; {limit}."
+    return text
 
 
 def _dropped(facts: Facts) -> str:
@@ -313,7 +303,7 @@ def _decided(facts: Facts) -> str:
     held = facts["held"]
     decisions = facts["decisions"][-RECENT:]
     if held is not None and decisions[-1]["kind"] == PAUSE and decisions[-1]["reason"] == held["reason"]:
-        decisions = decisions[:-1]  # that it is held was told
+        decisions = decisions[:-1]  # an earlier paragraph says that it is throttled
     if not decisions:
         return ""
     told = []
@@ -323,52 +313,32 @@ def _decided(facts: Facts) -> str:
         first, last = span(one["first"]), span(one["last"])
         when = f"{last} ago" if first == last else f"between {first} and {last} ago"
         happened, _ = words_of(one["kind"], one["reason"], facts["client"])
-        told.append(f"{when} we {what} ({one['reason']}): {happened}")
+        told.append(f"{when} Weir {what} ({one['reason']}): {happened}")
     helps: list[str] = []
     for one in decisions:
         helping = words_of(one["kind"], one["reason"], facts["client"])[1]
         if helping and helping not in helps:
             helps.append(helping)
-    return f"Lately: {'; '.join(told)}. {' '.join(helps)}".rstrip()
+    return f"Recent decisions: {'; '.join(told)}. {' '.join(helps)}".rstrip()
 
 
 # Words.
 
 
-def words_of(kind: int, label: str, client: str) -> Words:
-    """What the reason with *label*, of a decision of *kind*, means for *client*, and what helps."""
-    if kind == CLOSE:
-        return CLOSED[label]
-    if kind == FILTER and label in FILTERS:
-        return FILTERS[label]
-    if label in HELD or label.startswith(QUOTA):
-        return _pause(label).words, _helps(label, client)
-    return DROPPED[label]  # of a publish, dropping and refusing are alike
-
-
-def _helps(label: str, client: str) -> str:
-    named = quote(client)  # clients choose their ids, and what helps is a command to copy
-    return HELD[label].replace("CLIENT", named) if label in HELD else quota_helps(label, named)
-
-
-def _pause(label: str) -> PauseReason:
-    return next(reason for reason in PauseReason if reason.label == label)
-
-
 def _quota_name(name: str) -> str:
-    """As QUOTA_SESSION_MESSAGES."""
+    """For a name such as QUOTA_SESSION_MESSAGES."""
     _, scope, what = name.lower().split("_")
     return f"Its quota quotas.{scope} ({what})" if scope == "session" else f"The quota quotas.{scope} ({what})"
 
 
 def place(resource: str) -> str:
-    """*resource*, as "node/worker", in words."""
+    """*resource*, such as "node/worker", in words."""
     node, slash, worker = resource.rpartition("/")
     return f"worker {worker} of node {node}" if slash else resource
 
 
 def span(seconds: float) -> str:
-    """So long, with two digits or so."""
+    """A time, with about two digits, in the unit that suits."""
     if seconds < 0.95:
         return f"{max(0.0, seconds) * 1e3:.0f} ms"
     if seconds < 10.0:
@@ -381,7 +351,7 @@ def span(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """So many bytes, in the unit that suits."""
+    """A number of bytes, in the unit that suits."""
     if count < 10_000:
         return _count(count, "byte")
     return f"{count / 1024:.0f} KiB" if count < 10 << 20 else f"{count / (1 << 20):.0f} MiB"
@@ -397,7 +367,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 def _workers(numbers: list[int]) -> str:
     listed = ", ".join([str(number) for number in numbers])
-    return f"worker {listed}" if len(numbers) == 1 else f"the workers {listed}"
+    return f"worker {listed}" if len(numbers) == 1 else f"workers {listed}"
 
 
 def _rounded_up(level: float) -> int:

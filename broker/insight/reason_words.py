@@ -1,191 +1,219 @@
-# What reasons mean, for a person, and what to change: by the label of the reason, (what happened, what helps).
+# What an operator can do about a reason, and the meaning of signals and MQTT codes. What happened is said by the reason
+# itself (`words`, in broker/reasons.py).
 #
-# PauseReason and PublishRefusal have their words in reasons.py, as those go to clients; what helps is here for all.
-# What helps names a setting or a command. "": nothing has to be changed, or only the client can.
-from typing import Final
+# Advice names a setting or a command. A reason is not listed if nothing has to be changed.
+from collections.abc import Iterable
+from shlex import quote
+from typing import Final, NamedTuple
 
-Words = tuple[str, str]
+from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
+from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 
-CLIENT_ERROR: Final = "This is a mistake of the client program: its log and its MQTT library are where to look."
-OTHER_VERSION: Final = "Have it speak MQTT 3.1, 3.1.1 or 5.0."
-ACCESS: Final = "Give it a user that may, or change the rules in access.acl_file; `weir reload` has them read again."
-
-CLOSED: Final[dict[str, Words]] = {
-    "client_disconnected": ("it went by itself, with a DISCONNECT", ""),
-    "peer_closed": ("it closed its connection without a DISCONNECT", "Its own log says why, or the network's."),
-    "peer_reset": ("its connection was reset, by itself or by the network", "Its own log says why, or the network's."),
-    "connect_timeout": (
-        "it sent no CONNECT in time",
-        "limits.connect_timeout says how long it has. If it is slow to connect, allow it more.",
-    ),
-    "tls_handshake_failed": (
-        "its TLS handshake failed",
-        "Look whether it trusts our certificate, and has one itself if tls.client_certificate asks for it.",
-    ),
-    "tls_record_invalid": ("it sent what is no TLS", CLIENT_ERROR),
-    "websocket_refused": (
-        "its HTTP request asked for something else than MQTT over WebSocket",
-        "It has to ask for websocket.path and the subprotocol mqtt.",
-    ),
-    "websocket_error": (
-        "it broke the WebSocket protocol, or sent too large a message",
-        "websocket.message_bytes is the most that one message may have.",
-    ),
-    "websocket_text": ("it sent text where MQTT over WebSocket has binary messages", CLIENT_ERROR),
-    "not_mqtt": ("what it sent first was no CONNECT", "Look whether it has the right port and transport."),
-    "malformed_packet": ("it sent a packet that cannot be read", CLIENT_ERROR),
-    "protocol_error": ("it sent what MQTT forbids", CLIENT_ERROR),
-    "internal_error": ("we made a mistake", "`weir logs` has it under internal_error: please report it."),
-    "unsupported_protocol_version": ("it speaks a version of MQTT that we do not", OTHER_VERSION),
-    "client_identifier_not_valid": (
-        "its client id is too long, or empty where it may not be",
-        "limits.client_id_bytes says how long it may be.",
-    ),
-    "bad_user_name_or_password": (
-        "its user name or its password is wrong",
-        "Give it the right one, or set it with `weir passwd FILE USER` and have it read with `weir reload`.",
-    ),
-    "not_authorized": ("its user may not do that, or it has none and needs one", ACCESS),
-    "server_unavailable": (
-        "we could not say whether it has a session, as Redis did not answer",
-        "`weir logs` says what is wrong with Redis; it can come back when that is well.",
-    ),
-    "server_busy": ("too many passwords were waiting to be checked", "It can come back; fewer should at once."),
-    "connects_waiting": (
-        "as many CONNECTs were waiting as may",
-        "overload.connects_waiting and overload.connects_per_second say how many; it was told when to come again.",
-    ),
-    "connect_displaced": (
-        "its CONNECT waited, it said no more, and its place was needed",
-        "overload.connects_waiting says how many may wait; it was told when to come again.",
-    ),
-    "shutting_down": ("its worker was stopped or replaced", ""),
-    "bad_authentication_method": ("it wants an authentication method, and we have none", CLIENT_ERROR),
-    "keep_alive_timeout": (
-        "it was silent for longer than one and a half times its keep alive",
-        "Look whether it is stuck or its network is; a longer keep alive lets it be silent for longer.",
-    ),
-    "session_taken_over": (
-        "another connection came with the same client id",
-        "If that was not itself coming back, two programs use one id: give each its own.",
-    ),
-    "topic_filter_invalid": ("it subscribed to what is no filter", CLIENT_ERROR),
-    "topic_name_invalid": ("it published to what is no topic", CLIENT_ERROR),
-    "topic_levels": ("its topic had too many levels", "limits.topic_levels says how many it may have."),
-    "topic_bytes": ("its topic was too long", "limits.topic_bytes says how long it may be."),
-    "receive_maximum_exceeded": (
-        "it sent more QoS 2 publishes than it had been told that we take at once",
-        "limits.receive_maximum is what it is told. It has to keep to it.",
-    ),
-    "topic_alias_invalid": ("it used a topic alias that is none", CLIENT_ERROR),
-    "packet_too_large": (
-        "a packet was larger than may be",
-        "limits.packet_bytes is the most that we take; a client says itself what it takes.",
-    ),
-    "kicked": ("an administrator disconnected it with `weir clients kick`", ""),
-    "connection_limit": ("as many clients were connected as may", "limits.connections says how many."),
-    "connections_per_address": (
-        "as many came from its address as may",
-        "limits.connections_per_address says how many.",
-    ),
-    "connect_rate": ("its address connected too often", "limits.connects_per_second says how often it may."),
-    "session_limit": ("there were as many sessions as may be", "limits.sessions says how many."),
-    "quota_exceeded": ("one packet of it had more filters or user properties than one may have", CLIENT_ERROR),
-    "gate_timeout": (
-        "its publish waited for a resource for as long as one may, and MQTT 3 has no word for that",
-        "overload.wait says how long. `weir top` shows what is overloaded.",
-    ),
-    "slow_consumer": (
-        "it took no byte of what it was owed for too long",
-        "delivery.slow_consumer_timeout says how long. Look whether it reads, or have it subscribe to less.",
-    ),
-    "outbound_budget": (
-        "all readers together were owed more than may be, and it was owed the most",
-        "delivery.outbound_budget says how much. Have it read faster or subscribe to less.",
-    ),
-    "input_budget": (
-        "all clients together had sent more than we had room for, and it was in the middle of a large packet",
-        "limits.packet_bytes bounds packets; more memory gives more room.",
-    ),
-    "retain_not_supported": (
-        "it wanted a message retained, and that is switched off",
-        "limits.retain = true allows it.",
-    ),
-    "qos_not_supported": ("it used a QoS that is not allowed", "limits.qos is the highest that is."),
-}
-
-HELD: Final[dict[str, str]] = {
-    "credits": (
-        "To be held back less, it has to publish less, smaller messages, or to fewer subscribers: that is the cost. "
-        "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` lets it go on, and others pay for it."
-    ),
-    "connect": "overload.connects_per_second and overload.connect_burst say how fast a node lets clients in.",
-    "gate": "`weir top` shows what keeps that worker so busy; node.workers says how many there are.",
-    "quota_asked": "An answer takes milliseconds: if it stays so, look at Redis with `weir logs`.",
-}
-
-DROPPED: Final[dict[str, Words]] = {
-    "not_writable": (
-        "QoS 0 messages for it were skipped, as it reads too slowly",
-        "Have it read faster or subscribe to less; delivery.high_watermark says how much may wait for it.",
-    ),
-    "pending_full": (
-        "QoS 1 and 2 messages for it were dropped, as it reads too slowly and as many waited as may",
-        "limits.pending says how many; a session that outlives its connection may have limits.queue.",
-    ),
-    "queue_full": (
-        "the oldest messages that waited for it were dropped",
-        "limits.queue, limits.queue_bytes and limits.queue_budget say how much may wait.",
-    ),
-    "offline_qos0": ("QoS 0 messages came while it was away", "Subscribe with QoS 1 to have them kept."),
-    "expired": ("messages expired while they waited for it", "Their publishers say how long they are good for."),
-    "too_large": ("messages were larger than it takes", "Its CONNECT says how large a packet it takes."),
-    "session_ended": ("messages waited for it when its session ended", "A longer session expiry keeps them."),
-    "no_shared_member": (
-        "no member of a shared subscription could take what it published",
-        "More members, or quicker ones, help; so do a higher limits.pending and sessions that last.",
-    ),
-    "not_authorized": ("it may not publish to that topic", ACCESS),
-    "may_not_read": ("what waited for it, it may not read any more", ACCESS),
-    "retained_full": (
-        "what it published was not retained, as no more is",
-        "retained.messages and retained.bytes say how much is.",
-    ),
-    "retained_per_client": (
-        "what it published was not retained, as it retains as many topics as it may",
-        "limits.retained_per_client says how many.",
-    ),
-    "gate_timeout": (
-        "a publish waited for a resource for as long as one may",
-        "overload.wait says how long. `weir top` shows what is overloaded.",
-    ),
-}
-
-FILTERS: Final[dict[str, Words]] = {
-    "topic_filter_invalid": ("it subscribed to what is no filter", CLIENT_ERROR),
-    "not_authorized": ("it subscribed to what it may not read", ACCESS),
-    "topic_levels": ("a filter of it had too many levels", "limits.topic_levels says how many it may have."),
-    "topic_bytes": ("a filter of it was too long", "limits.topic_bytes says how long it may be."),
-    "subscriptions_per_session": (
-        "it has as many subscriptions as it may",
-        "limits.subscriptions says how many.",
-    ),
-}
-
+CLIENT_ERROR: Final = "This is an error of the client program: see its log and its MQTT library."
+OWN_LOG: Final = "See the log of the client, or of the network."
+ACCESS: Final = "Use a user with that right, or change the rules in access.acl_file and run `weir reload`."
+SLOW: Final = "Make the client read faster or subscribe to less."
 QUOTA: Final = "quota_"
-_SETTINGS: Final = {
+
+Reason = CloseReason | DropReason | FilterRefusal | PublishRefusal | PauseReason
+
+ADVICE: Final[dict[Reason, str]] = {
+    CloseReason.PEER_CLOSED: OWN_LOG,
+    CloseReason.PEER_RESET: OWN_LOG,
+    CloseReason.CONNECT_TIMEOUT: "limits.connect_timeout sets the time. Raise it for clients that are slow to connect.",
+    CloseReason.TLS_HANDSHAKE_FAILED: (
+        "Check that the client trusts the server's certificate, and that the client has a certificate of its own if "
+        "tls.client_certificate asks for one."
+    ),
+    CloseReason.TLS_RECORD_INVALID: CLIENT_ERROR,
+    CloseReason.WEBSOCKET_REFUSED: "The client has to request websocket.path with the subprotocol mqtt.",
+    CloseReason.WEBSOCKET_ERROR: "websocket.message_bytes is the maximum size of one message.",
+    CloseReason.WEBSOCKET_TEXT: CLIENT_ERROR,
+    CloseReason.NOT_MQTT: "Check that the client uses the right port and transport.",
+    CloseReason.MALFORMED_PACKET: CLIENT_ERROR,
+    CloseReason.PROTOCOL_ERROR: CLIENT_ERROR,
+    CloseReason.INTERNAL_ERROR: "`weir logs` shows the failure as internal_error: please report it.",
+    CloseReason.UNSUPPORTED_VERSION: "Use MQTT 3.1, 3.1.1 or 5.0.",
+    CloseReason.CLIENT_ID_INVALID: "limits.client_id_bytes is the maximum length.",
+    CloseReason.BAD_CREDENTIALS: (
+        "Use the right password, or set another with `weir passwd FILE USER` and run `weir reload`."
+    ),
+    CloseReason.NOT_AUTHORIZED: ACCESS,
+    CloseReason.SERVER_UNAVAILABLE: "`weir logs` shows the state of Redis. The client can connect when Redis answers.",
+    CloseReason.SERVER_BUSY: "The client can connect again later. Let fewer clients connect at one time.",
+    CloseReason.CONNECTS_WAITING: (
+        "overload.connects_waiting and overload.connects_per_second are the limits. The client was told when to return."
+    ),
+    CloseReason.CONNECT_DISPLACED: (
+        "overload.connects_waiting is the size of the queue. The client was told when to return."
+    ),
+    CloseReason.BAD_AUTHENTICATION_METHOD: CLIENT_ERROR,
+    CloseReason.KEEP_ALIVE_TIMEOUT: "Check the client and its network. A longer keep alive allows longer silence.",
+    CloseReason.SESSION_TAKEN_OVER: (
+        "If this was not the client itself that connected again, two programs use one client id: give each its own."
+    ),
+    CloseReason.TOPIC_FILTER_INVALID: CLIENT_ERROR,
+    CloseReason.TOPIC_NAME_INVALID: CLIENT_ERROR,
+    CloseReason.TOPIC_LEVELS: "limits.topic_levels is the maximum.",
+    CloseReason.TOPIC_BYTES: "limits.topic_bytes is the maximum length.",
+    CloseReason.RECEIVE_MAXIMUM_EXCEEDED: (
+        "limits.receive_maximum is the limit, which the server tells each client. The client has to keep to it."
+    ),
+    CloseReason.TOPIC_ALIAS_INVALID: CLIENT_ERROR,
+    CloseReason.PACKET_TOO_LARGE: (
+        "limits.packet_bytes is the maximum size for the server. A client sets its own maximum in its CONNECT."
+    ),
+    CloseReason.CONNECTION_LIMIT: "limits.connections is the limit.",
+    CloseReason.CONNECTIONS_PER_ADDRESS: "limits.connections_per_address is the limit.",
+    CloseReason.CONNECT_RATE: "limits.connects_per_second is the limit.",
+    CloseReason.SESSION_LIMIT: "limits.sessions is the limit.",
+    CloseReason.QUOTA_EXCEEDED: CLIENT_ERROR,
+    CloseReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
+    CloseReason.SLOW_CONSUMER: f"delivery.slow_consumer_timeout is the time. {SLOW}",
+    CloseReason.OUTBOUND_BUDGET: f"delivery.outbound_budget is the limit. {SLOW}",
+    CloseReason.INPUT_BUDGET: "limits.packet_bytes is the maximum size of a packet. The budget grows with the memory.",
+    CloseReason.RETAIN_NOT_SUPPORTED: "limits.retain = true allows retained messages.",
+    CloseReason.QOS_NOT_SUPPORTED: "limits.qos is the maximum QoS.",
+    DropReason.NOT_WRITABLE: f"{SLOW} delivery.high_watermark is the number of bytes that may wait for a client.",
+    DropReason.PENDING_FULL: (
+        f"{SLOW} limits.pending is the size of the queue; it is limits.queue if the session outlives its connection."
+    ),
+    DropReason.QUEUE_FULL: "limits.queue, limits.queue_bytes and limits.queue_budget set the size of queues.",
+    DropReason.OFFLINE_QOS0: "Subscribe with QoS 1 to have messages kept.",
+    DropReason.EXPIRED: "The publisher sets the expiry of a message.",
+    DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
+    DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
+    DropReason.NO_SHARED_MEMBER: (
+        "Add members or faster ones, raise limits.pending, or give members sessions that outlive their connections."
+    ),
+    DropReason.NOT_AUTHORIZED: ACCESS,
+    DropReason.MAY_NOT_READ: ACCESS,
+    DropReason.RETAINED_FULL: "retained.messages and retained.bytes are the limits.",
+    DropReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
+    DropReason.RETAINED_PER_CLIENT: "limits.retained_per_client is the limit.",
+    PublishRefusal.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
+    FilterRefusal.INVALID: CLIENT_ERROR,
+    FilterRefusal.NOT_AUTHORIZED: ACCESS,
+    FilterRefusal.LEVELS: "limits.topic_levels is the maximum.",
+    FilterRefusal.BYTES: "limits.topic_bytes is the maximum length.",
+    FilterRefusal.SUBSCRIPTIONS: "limits.subscriptions is the limit.",
+    PauseReason.CREDITS: (
+        "A client that publishes less, smaller messages or to fewer subscribers pays fewer credits. "
+        "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` exempts the client at the cost of others."
+    ),
+    PauseReason.CONNECT: "overload.connects_per_second and overload.connect_burst set how fast a node accepts clients.",
+    PauseReason.GATE: "`weir top` shows what keeps that worker busy. node.workers is the number of workers.",
+    PauseReason.QUOTA_ASKED: "An answer takes milliseconds. If this lasts, `weir logs` shows the state of Redis.",
+}
+QUOTA_SETTINGS: Final = {
     "messages": "incoming_messages",
     "bytes": "incoming_bytes",
     "outgoing": "outgoing_messages or outgoing_bytes",
     "subscriptions": "subscriptions",
     "total": "total_messages",
 }
+REASONS: Final[dict[int, Iterable[Reason]]] = {
+    DROP: DropReason,
+    PAUSE: PauseReason,
+    REFUSE: PublishRefusal,
+    CLOSE: CloseReason,
+    FILTER: FilterRefusal,
+}
 
 
-def quota_helps(label: str, client: str) -> str:
-    """What helps *client*, as a shell has it, against the quota with *label*, such as "quota_session_messages"."""
+class Signal(NamedTuple):
+    """What the overload signal of a worker measures."""
+
+    words: str
+    setting: str  # of its target
+    share: bool  # its value is a share of a limit, else a time
+
+
+SIGNALS: Final = {
+    "lag": Signal("clients wait too long to be served", "overload.lag", False),
+    "outbound": Signal("too many bytes wait to be sent to clients", "overload.outbound_percent", True),
+    "memory": Signal("the memory is nearly used up", "overload.memory_percent", True),
+    "connect": Signal("CONNECTs wait too long for their turn", "overload.connect_delay", False),
+}
+GATE_SETTING: Final = "overload.gate_delay"  # of the signals that are named after a gate
+
+# MQTT 3.1.1, section 3.2.2.3.
+RETURN_CODES: Final = {
+    1: "unsupported protocol version",
+    2: "client id not accepted",
+    3: "server unavailable",
+    4: "bad user name or password",
+    5: "not authorized",
+}
+# MQTT 5.0, section 2.4.
+REASON_CODES: Final = {
+    0x80: "unspecified error",
+    0x81: "malformed packet",
+    0x82: "protocol error",
+    0x83: "implementation specific error",
+    0x84: "unsupported protocol version",
+    0x85: "client id not valid",
+    0x86: "bad user name or password",
+    0x87: "not authorized",
+    0x88: "server unavailable",
+    0x89: "server busy",
+    0x8A: "banned",
+    0x8B: "server shutting down",
+    0x8C: "bad authentication method",
+    0x8D: "keep alive timeout",
+    0x8E: "session taken over",
+    0x8F: "topic filter invalid",
+    0x90: "topic name invalid",
+    0x93: "receive maximum exceeded",
+    0x94: "topic alias invalid",
+    0x95: "packet too large",
+    0x96: "message rate too high",
+    0x97: "quota exceeded",
+    0x98: "administrative action",
+    0x99: "payload format invalid",
+    0x9A: "retain not supported",
+    0x9B: "QoS not supported",
+    0x9C: "use another server",
+    0x9D: "server moved",
+    0x9E: "shared subscriptions not supported",
+    0x9F: "connection rate exceeded",
+    0xA0: "maximum connect time",
+    0xA1: "subscription identifiers not supported",
+    0xA2: "wildcard subscriptions not supported",
+}
+
+
+def words_of(kind: int, label: str, client: str) -> tuple[str, str]:
+    """What happened, and what an operator can do, for a decision of *kind* about *client* with the reason *label*."""
+    reason = _member(REASONS[kind], label)
+    return reason.words, advice(reason, client)
+
+
+def advice(reason: Reason, client: str) -> str:
+    """What an operator can do about *reason* for *client*, in sentences; "" if nothing."""
+    if reason in ADVICE:
+        return ADVICE[reason].replace("CLIENT", quote(client))  # the command is copied, and clients choose their ids
+    return _quota_advice(reason.label, quote(client)) if reason.label.startswith(QUOTA) else ""
+
+
+def meaning(label: str) -> str:
+    """What the reason *label* means, whatever it is a reason for; "" if there is none."""
+    ordered: tuple[Iterable[Reason], ...] = (DropReason, FilterRefusal, CloseReason, PauseReason)
+    for reasons in ordered:
+        for reason in reasons:
+            if reason.label == label:
+                return reason.words
+    return ""
+
+
+def _member(reasons: Iterable[Reason], label: str) -> Reason:
+    return next(reason for reason in reasons if reason.label == label)
+
+
+def _quota_advice(label: str, client: str) -> str:
+    """About the quota *label*, such as "quota_session_messages"."""
     _, scope, what = label.split("_")
-    helps = f"The setting is quotas.{scope}.{_SETTINGS[what]}."
+    text = f"The setting is quotas.{scope}.{QUOTA_SETTINGS[what]}."
     if scope == "session" and what == "messages":
-        helps += f" `weir limit set {client} --rate 100/s --ttl 1h --reason TEXT` gives it another rate for an hour."
-    return helps
+        text += f" `weir limit set {client} --rate 100/s --ttl 1h --reason TEXT` sets another rate for an hour."
+    return text

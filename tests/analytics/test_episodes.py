@@ -42,8 +42,7 @@ def test_an_overload_is_one_episode_from_its_first_second_to_the_end_of_its_last
         "connects_refused": 0,
         "lost_seconds": 0,
         "story": [
-            "At 22:13:23 UTC worker a/1 became overloaded: it was late to serve clients that had sent something "
-            "(signal lag).",
+            "At 22:13:23 UTC worker a/1 became overloaded: clients wait too long to be served (lag).",
             "It was over at 22:13:28 UTC, after 5.0 s; the level reached 7 of 10 at 22:13:25 UTC.",
         ],
     }
@@ -311,11 +310,11 @@ def test_one_client_that_asks_for_too_much_is_named() -> None:
     ] == episode["throttled"]
     assert ("a/2", 1, 3000) == (episode["cause"], episode["throttled_most"], episode["paused_ms"])
     assert [
-        "At 22:13:20 UTC worker a/1 became overloaded: worker a/2 had more work before it than it could do in time.",
+        "At 22:13:20 UTC worker a/1 became overloaded: worker a/2 was slower than without load (a/2).",
         "It was over at 22:13:24 UTC, after 4.0 s; the level reached 2 of 10 at 22:13:20 UTC.",
         "Most of the work came from aggressor (90%) and b (6%).",
         "To protect the rest, 1 client was held back at once at most, for 3.0 s in all; longest aggressor (2.8 s).",
-        "120 messages were dropped: 120 as their reader was too slow.",
+        "120 messages were dropped: 120 not_writable (QoS 0 messages were skipped, as the client reads too slowly).",
     ] == episode["story"]
 
 

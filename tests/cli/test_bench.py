@@ -97,4 +97,4 @@ def test_codes_are_told_in_words_and_unknown_ones_as_such() -> None:
     """The user would have to look codes up; a broker that invents some would end in a traceback."""
     assert "4, bad user name or password: give them with --user and --password." == in_words("CONNACK", 4)
     assert "0x97, quota exceeded." == in_words("PUBACK", 0x97)
-    assert "0xff, a code that MQTT does not know." == in_words("CONNACK", 0xFF)
+    assert "0xff, a code that MQTT does not define." == in_words("CONNACK", 0xFF)

@@ -3,8 +3,9 @@ from typing import Any, cast
 
 import pytest
 
-from broker.insight.explain import explain, size, span, words_of
+from broker.insight.explain import explain, size, span
 from broker.insight.facts import DecisionFacts, EndFacts, Facts, together
+from broker.insight.reason_words import words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 
@@ -124,11 +125,11 @@ def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:
     """Who looks at a healthy client would search for the trouble among what is none."""
     told = explain(facts())
 
-    assert "phone is connected as alice at worker 0 of node weir for 3 min" in told[0]
+    assert "phone has been connected as alice to worker 0 of node weir for 3 min" in told[0]
     assert "with MQTT 5.0" in told[0]
-    assert told[1].startswith("Nothing holds it back. It has 50000 of 50000 credits")
+    assert told[1].startswith("Nothing throttles it. It has 50000 of 50000 credits")
     assert "The overload level is 0: nothing is overloaded." in told
-    assert "It takes all that it is sent." in told
+    assert "It reads all that it is sent." in told
     assert 5 == len(told)
 
 
@@ -138,17 +139,17 @@ def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
     credits = {"balance": 22, "cap": 1000, "refill": 193.4}
     told = said(facts(held=HELD, publish=PUBLISH, credits=credits, contended=[contended], level=OVERLOADED))
 
-    assert "It has been held back for 400 ms (credits)" in told
-    assert "worker 0 of node weir, which is overloaded: worker 1 of node weir waits for worker 0 of node weir" in told
-    assert "for 150 ms longer than without load, 3 times its target" in told
-    assert "It goes on in 300 ms, or as soon as what it needs has nothing else to do." in told
-    assert "If that takes 30 s more, its publish is given up (overload.wait)." in told
-    costs = "costs 222 credits: 10 for any, 2 for its 300 bytes, 200 for its 200 receivers, 10 for its QoS."
-    assert f"{costs} It has 22 of 1000 credits, and gets 193 each 200 ms." in told
-    assert "The overload level is 7 of 10, as worker 1 of node weir leaves a socket" in told
-    assert "120 ms, 2.4 times its target (the signal lag, whose target overload.lag sets)" in told
+    assert "It has been throttled for 400 ms (credits)" in told
+    assert "It needs worker 0 of node weir, which is overloaded. The report of worker 1 of node weir:" in told
+    assert "takes longer than without load, 150 ms, which is 3 times the target" in told
+    assert "It continues in 300 ms, or as soon as the resource has no other work." in told
+    assert "If that takes more than 30 s, the publish is not accepted (overload.wait)." in told
+    costs = "costs 222 credits: 10 for any publish, 2 for its 300 bytes, 200 for its 200 receivers, 10 for its QoS."
+    assert f"{costs} It has 22 of 1000 credits, and gets 193 every 200 ms." in told
+    assert "The overload level is 7 of 10. The cause is the signal lag of worker 1 of node weir: clients wait" in told
+    assert "120 ms, which is 2.4 times the target (overload.lag)" in told
     assert "`weir limit set phone --no-protection --ttl 1h --reason TEXT`" in told
-    assert "Its keep alive does not run meanwhile" in told
+    assert "Its keep alive is suspended meanwhile" in told
 
 
 def test_who_is_held_between_its_publishes_is_told_how_often() -> None:
@@ -156,16 +157,16 @@ def test_who_is_held_between_its_publishes_is_told_how_often() -> None:
     decisions = [decision(PAUSE, "credits", 0.0, 31)]
 
     told = said(facts(held=HELD, publish=PUBLISH, level=OVERLOADED, decisions=decisions))
-    assert "It is held back, 31 times within the last 30 s (credits)" in told
-    assert "Lately" not in told
+    assert "It is throttled, 31 times within the last 30 s (credits)" in told
+    assert "Recent decisions" not in told
 
 
 def test_a_dear_publish_is_told_from_what_balance_it_passes() -> None:
     """Nobody could see how a publish passes that costs more than can ever be saved."""
     credits = {"balance": 300, "cap": 1000, "refill": 20.0}
 
-    assert "it passes from 500 on" in said(facts(held=HELD, publish={**PUBLISH, "cost": 600}, credits=credits))
-    assert "passes from" not in said(facts(held=HELD, publish=PUBLISH, credits=credits))
+    assert "500 credits are enough" in said(facts(held=HELD, publish={**PUBLISH, "cost": 600}, credits=credits))
+    assert "are enough" not in said(facts(held=HELD, publish=PUBLISH, credits=credits))
 
 
 def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
@@ -174,28 +175,28 @@ def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
     held = {**HELD, "reason": "gate", "due": None, "gate": gate, "unread": 60_000, "honoured": False}
     told = said(facts(held=held))
 
-    assert "It waits for worker 1 of node weir, which has 1 publish (5120 KiB) before it" in told
-    assert "210 ms slower than without load" in told
-    assert "It goes on as soon as there is room." in told
+    assert "It waits for worker 1 of node weir, which has 1 publish (5120 KiB) to process first" in told
+    assert "210 ms longer than without load" in told
+    assert "It continues as soon as the resource has room." in told
     assert "Its keep alive runs on meanwhile (overload.keepalive_while_throttled is strict)." in told
-    assert "We have 59 KiB of it that wait" in told
-    assert "a client that sends more than we hold may give up by itself" in told
+    assert "59 KiB that it sent wait in the worker" in told
+    assert "a client that sends more than the worker buffers may give up by itself" in told
 
 
 def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> None:
     """Who may not publish more could not see how much it may, nor where that is set."""
     held = {**HELD, "reason": "quota_session_messages", "due": 8.0, "patience": None, "limit": "3:30"}
     told = said(facts(held=held))
-    assert "(quota_session_messages of 3:30): it has published as many messages as it may." in told
-    assert "It goes on in 8.0 s. The setting is quotas.session.incoming_messages." in told
+    assert "(quota_session_messages of 3:30): the client published as many messages as its quota allows." in told
+    assert "It continues in 8.0 s. The setting is quotas.session.incoming_messages." in told
     assert "`weir limit set phone --rate 100/s --ttl 1h --reason TEXT`" in told
-    assert "given up" not in told
+    assert "not accepted" not in told
 
     limit = {"name": "QUOTA_TENANT_BYTES", "rate": "1MiB/s", "room": -20.0}
     decisions = [decision(REFUSE, "quota_tenant_bytes", 2.0, 4)]
     free = said(facts(limits=[limit], decisions=decisions))
-    assert "The quota quotas.tenant (bytes) of 1MiB/s leaves it 0 bytes now." in free
-    assert "Lately: between 5.0 s and 2.0 s ago we refused 4 publishes of it (quota_tenant_bytes)" in free
+    assert "The quota quotas.tenant (bytes) of 1MiB/s allows 0 bytes now." in free
+    assert "Recent decisions: between 5.0 s and 2.0 s ago Weir refused 4 publishes of it (quota_tenant_bytes)" in free
     assert "The setting is quotas.tenant.incoming_bytes." in free
 
 
@@ -204,9 +205,9 @@ def test_a_slow_reader_is_told_what_it_is_owed_and_what_it_missed() -> None:
     slow = {**facts()["reader"], "writable": False, "unsent": 2 << 20, "stalled": 12.0, "waiting": 7}  # type: ignore[dict-item]
     told = said(facts(reader=slow, dropped={"not_writable": 1}))
 
-    assert "It reads too slowly. It is owed 2048 KiB that were not sent yet; behind that, 7 of at most 1000" in told
+    assert "It reads too slowly. 2048 KiB wait to be sent to it, and 7 of at most 1000 messages are queued" in told
     assert "(1024 KiB) and not yet below the low one (512 KiB): QoS 0 is skipped meanwhile." in told
-    assert "It took no byte for 12 s; after 60 s of that it is closed (delivery.slow_consumer_timeout)." in told
+    assert "It has read nothing for 12 s; after 60 s its connection is closed (delivery.slow_consumer_timeout)." in told
     assert "1 message did not reach it in this session (not_writable)" in told
     full = {**facts()["reader"], "unacknowledged": 1024, "waiting": 3}  # type: ignore[dict-item]
     assert "It has 1024 messages to acknowledge first" in said(facts(reader=full))
@@ -219,11 +220,11 @@ def test_who_is_gone_is_told_how_it_ended_the_latest_first() -> None:
     assert "phone is not connected, and has no session here." in told
     assert told.index("A CONNECT in its name was refused 7.0 s ago") < told.index("Its last connection ended 90 s ago")
     assert "(slow_consumer, 0x97)" in told
-    assert "In detail: user 'alice', client 'phone'." in told
+    assert "Detail: user 'alice', client 'phone'." in told
     assert "The overload level" not in told
     assert "2 messages did not reach it (session_ended)" in said(away(ended={**GONE, "undelivered": 2}))
-    assert "it was not let in" in said(away(refused=REFUSED))
-    assert "phone is away. Its session is kept by worker 0 of node weir, with 1 filter." in said(
+    assert "its CONNECT was refused" in said(away(refused=REFUSED))
+    assert "phone is not connected. Its session, with 1 filter, is at worker 0 of node weir." in said(
         away(session={"subscriptions": 1, "expiry": 60})
     )
 
@@ -232,7 +233,7 @@ def test_who_waits_to_be_let_in_is_told_so() -> None:
     """A client in a connect storm would be taken for one that is not there."""
     told = said(away(connecting={"waited": 2.5, "waiting": 300, "due": 0.01}))
 
-    assert "phone wants to connect at worker 0 of node weir, and has waited 2.5 s for its turn" in told
+    assert "The CONNECT of phone has waited at worker 0 of node weir for 2.5 s: more clients connect" in told
     assert "300 CONNECTs wait there, and the next one passes at once." in told
 
 
@@ -259,7 +260,7 @@ def test_each_cause_has_its_words(signal: str) -> None:
     target = 0.5
     told = said(facts(level={**OVERLOADED, "cause": signal, "value": 1.5, "target": target}))
 
-    amount = {"outbound": "75 %", "memory": "75 %", "": "it still falls"}.get(signal, "750 ms")
+    amount = {"outbound": "75 %", "memory": "75 %", "": "It falls"}.get(signal, "750 ms")
     assert amount in told
     setting = {"outbound": "outbound_percent", "memory": "memory_percent", "connect": "connect_delay", "lag": "lag"}
     assert f"overload.{setting.get(signal, 'gate_delay')}" in told or not signal
@@ -269,9 +270,8 @@ def test_a_level_that_falls_is_not_told_as_if_its_cause_went_on() -> None:
     """Whoever asks a second later would look for what is over: memory at 1 % of its target was once the cause."""
     told = said(facts(level={**OVERLOADED, "cause": "lag", "value": 0.01, "target": 0.05}))
 
-    assert "it still falls since worker" in told
-    assert "its signal lag (overload.lag), which it is not any more" in told
-    assert "times its target" not in told
+    assert "It falls, as the signal lag of worker 1 of node weir is below its target (overload.lag) again." in told
+    assert "times the target" not in told
 
 
 REASONS = [

@@ -174,7 +174,7 @@ def test_a_broker_that_goes_away_is_told(start_weir: StartWeir, name: str) -> No
         out, err = printing.communicate(timeout=WAIT)
 
     assert (5, b"") == (printing.returncode, out)
-    said = f"weir: {HOST}:{weir_process.port} ended the connection: 0x8b, the server is shutting down.\n"
+    said = f"weir: {HOST}:{weir_process.port} ended the connection: 0x8b, server shutting down.\n"
     assert said == err.decode()
 
 

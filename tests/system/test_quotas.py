@@ -215,7 +215,7 @@ def test_qos_1_and_2_of_5_are_refused_with_when_to_come_again(
     assert SENT == len(over) + len(accepted)
     assert [b"%d" % number for number in range(BURST)] == accepted[:BURST] and over
     for answer in over:
-        assert f"too many messages from this client ({QUOTA})" == answer.properties[REASON_STRING]
+        assert f"the client published more messages than its quota allows ({QUOTA})" == answer.properties[REASON_STRING]
         assert 1 <= retry_after(answer) <= 1001
     wait_for(lambda: counted("publishes_refused") - refused >= len(over))
 

@@ -62,12 +62,12 @@ def test_a_client_that_is_held_back_is_told_why_and_until_when(running: BrokerPr
         calm = ask(running, "phone")
         for number in range(1, 4):
             client.send(Publish(b"t", b"x", 1, packet_id=number))
-        held = wait_for(running, "phone", "held back")
+        held = wait_for(running, "phone", "throttled for")
 
-    assert "phone is connected at worker" in calm and "Nothing holds it back." in calm
-    assert "(quota_session_messages of 2:600): it has published as many messages as it may." in held
+    assert "phone has been connected to worker" in calm and "Nothing throttles it." in calm
+    assert "(quota_session_messages of 2:600): the client published as many messages as its quota allows." in held
     assert "The setting is quotas.session.incoming_messages." in held
-    assert "It goes on in 5 min." in held
+    assert "It continues in 5 min." in held
 
 
 def test_the_facts_are_there_for_programs(running: BrokerProcess) -> None:
@@ -90,9 +90,9 @@ def test_who_was_taken_over_at_any_worker_is_told_so(running: BrokerProcess) -> 
         for client in clients:
             client.close()
 
-    assert "twin is connected at worker" in told
-    assert "another connection came with the same client id (session_taken_over, 0x8e)" in told
-    assert "two programs use one id" in told
+    assert "twin has been connected to worker" in told
+    assert "another connection uses the same client id (session_taken_over, 0x8e)" in told
+    assert "two programs use one client id" in told
 
 
 def test_who_was_refused_and_who_is_not_known_are_told_apart(running: BrokerProcess) -> None:
@@ -105,7 +105,7 @@ def test_who_was_refused_and_who_is_not_known_are_told_apart(running: BrokerProc
     nobody = weir("why", "nobody", "--folder", str(running.control.parent))
 
     told = wait_for(running, "phone", "was refused")
-    assert "its user name or its password is wrong (bad_user_name_or_password, 0x86)" in told
+    assert "the user name or the password is wrong (bad_user_name_or_password, 0x86)" in told
     assert "`weir passwd FILE USER`" in told and "secret" not in told and "wrong'" not in told
     assert (1, "", 1) == (nobody.returncode, nobody.stdout, len(nobody.stderr.splitlines()))
     assert "'nobody'" in nobody.stderr and "`weir clients list`" in nobody.stderr
@@ -118,5 +118,5 @@ def test_the_cause_of_an_overload_is_told_of_the_worker_that_has_it(running: Bro
         node.ask(running.control, "inject", worker=1, signal="lag", value=0.15, seconds=60.0)
         told = wait_for(running, "phone", "The overload level is 10 of 10")
 
-    assert "as worker 1 of node" in told
-    assert "leaves a socket that has something for it waiting for 150 ms, 3 times its target" in told
+    assert "The cause is the signal lag of worker 1 of node" in told
+    assert "clients wait too long to be served, 150 ms, which is 3 times the target" in told

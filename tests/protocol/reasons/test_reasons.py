@@ -10,8 +10,9 @@ from typing import Any, Final
 import pytest
 import structlog.testing
 
-from broker.insight.explain import explain, words_of
+from broker.insight.explain import explain
 from broker.insight.facts import Facts, together
+from broker.insight.reason_words import words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
 from tests.innode import Node
