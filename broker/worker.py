@@ -41,7 +41,9 @@ from broker.net.collector import Collector
 from broker.net.dialling import Dialler
 from broker.net.loop import Loop
 from broker.net.offload import Offload
+from broker.net.pauses import Pause
 from broker.net.reactor import LINGER, Reactor
+from broker.net.source_pause import StreamPause
 from broker.net.transports.certificates import CertificateError, make_context
 from broker.net.transports.tls import TlsTransport
 from broker.net.transports.transport import TCP, Transport
@@ -56,7 +58,6 @@ from broker.overload.quotas import Quotas
 from broker.overload.trace.recorder import TraceRecorder
 from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.connection_protection import ConnectionProtection
-from broker.protocol.fanout import Deliveries
 from broker.protocol.hub import Hub
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
@@ -65,6 +66,7 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
 from broker.reasons import FlushCause
+from broker.routing.fanout import Deliveries
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
@@ -183,7 +185,7 @@ class Worker:
             now=clock(),
         )
         origin = Origin(worker)
-        self.deliveries = Deliveries(self.reactor, self.counters, clock, origin)
+        self.deliveries = Deliveries(StreamPause(self.reactor, Pause.FANOUT, False), self.counters, clock, origin)
         quotas, quota_leases = self._quotas(alone)
         pauses = self.interval_metrics.pauses
         recorder = self._recorder(trace) if trace else None
@@ -273,6 +275,8 @@ class Worker:
             stamps=self.mesh.stamps,
             topics=self.interval_metrics.topics,
             protection=self.protection,
+            latencies=self.reactor.latencies,
+            answer_pause=StreamPause(self.reactor, Pause.ANSWERS, True),
         )
         timers = Timers()
         self.lifecycle = ConnectionLifecycle(

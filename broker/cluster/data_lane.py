@@ -12,8 +12,8 @@ from broker.mqtt.packets import V5, V311
 from broker.mqtt.scanner import read_header
 from broker.net.stream import Handler, Stream
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
-from broker.protocol.fanout import Deliveries
 from broker.reasons import CloseReason, DropReason
+from broker.routing.fanout import Deliveries
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
@@ -186,7 +186,7 @@ class DataLane(Handler):
 
     def _deliver(self, stream: Stream, message: Message, now: float) -> int:
         route = self._routes.find(message.topic)
-        self._deliveries.deliver_crossed(route, message, stream, now)
+        self._deliveries.deliver_crossed(route, message, stream.outbox, now)
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
 
     def _take_frame(self, stream: Stream, data: bytes, kind: int, start: int, stop: int, now: float) -> int:
@@ -194,7 +194,7 @@ class DataLane(Handler):
         if kind == wire.RUN:
             run = wire.read_run(data, start, stop)
             route = self._routes.find(run.topic)
-            self._deliveries.deliver_crossed_run(route, run, stream, now)
+            self._deliveries.deliver_crossed_run(route, run, stream.outbox, now)
             return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT)
         if kind == wire.MESSAGE:
             message, flags, owner, stamp = wire.read_message(data, start, stop)

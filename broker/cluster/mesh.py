@@ -26,7 +26,7 @@ from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.overload.gate import Gate
 from broker.overload.throttle import Throttle
-from broker.protocol.fanout import Deliveries
+from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import WRITER_MASK, HybridClock
 from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained

@@ -16,6 +16,7 @@ class Pause:
     FANOUT: Final = 16  # the last publish has not reached all of its receivers yet
     SUBSCRIBE: Final = 32  # the other workers have not confirmed a subscription yet
     REPLIES: Final = 64  # the client does not read the replies that it has caused
+    ANSWERS: Final = 128  # too many publishes of the client wait for receivers that are not done with them
 
 
 LABELS: Final = {
@@ -26,6 +27,7 @@ LABELS: Final = {
     Pause.FANOUT: "fanout",
     Pause.SUBSCRIBE: "subscribe",
     Pause.REPLIES: "replies",
+    Pause.ANSWERS: "answers",
 }
 
 

@@ -2,6 +2,7 @@ import socket
 from typing import Final
 
 from broker.auth.passwords import Check
+from broker.delivery.completion import AnswerQueue
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
@@ -43,6 +44,7 @@ class Connection(Stream):
         self.timer = 0  # the key of its deadline for CONNECT or of its refusal, then of its keep alive
         self.heard = now  # when its last packet was complete
         self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
+        self.answers: AnswerQueue | None = None  # to publishes; made when the first of them has to wait
         self.aliases: dict[int, bytes] | None = None  # topic aliases the client set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection

@@ -36,18 +36,19 @@ from broker.protocol.background import Background
 from broker.protocol.connect_attempt import Arrivals
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
-from broker.protocol.fanout import Deliveries
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing
 from broker.protocol.read_ahead import look_behind
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason, ProtocolError
+from broker.routing.fanout import Deliveries
 from broker.session.session import Session
 
 CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
 PINGRESP: Final = b"\xd0\x00"
 SUCCESS: Final = 0x00
+TAKES_BEHIND: Final = Pause.OVERLOAD | Pause.ANSWERS  # pauses behind which acknowledgements and pings are taken
 
 
 class Hub(Service):
@@ -150,11 +151,12 @@ class Hub(Service):
         try:
             left = self._deliveries.work(until)
         except Exception as error:  # our mistake: it costs this publish and not the worker
-            publisher = self._deliveries.give_up()
+            source = self._deliveries.abandon()
+            publisher = None if source is None else self._reactor.stream_of(source)
             if publisher is None:
                 self._internal_errors.report(error)
             else:
-                self._lifecycle.failed(publisher, error, self._clock())
+                self._lifecycle.failed(cast(Connection, publisher), error, self._clock())
             left = True
         try:
             left = self._background.work(until) or left
@@ -241,7 +243,7 @@ class Hub(Service):
                 connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]
-            if connection.paused & Pause.OVERLOAD and connection.left and connection.scanned is not connection.input:
+            if connection.paused & TAKES_BEHIND and connection.left and connection.scanned is not connection.input:
                 self._look_behind(connection, connection.position, now)
             if connection.outbox.reply_backlog():
                 self._reactor.pause(connection, Pause.REPLIES)

@@ -27,7 +27,6 @@ from broker.overload.addresses import Address, Addresses
 from broker.overload.connects import Connects
 from broker.protocol.connection import GRACE, Connection, Replay
 from broker.protocol.connection_protection import ConnectionProtection
-from broker.protocol.fanout import Deliveries
 from broker.protocol.handshake import Terms, accept, refuse
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
@@ -35,6 +34,7 @@ from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason, DropReason, PauseReason, ProtocolError
 from broker.routing.authority import Authoriser
+from broker.routing.fanout import Deliveries
 from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, Principal
@@ -414,6 +414,9 @@ class ConnectionLifecycle:
         connection.session = None
         connection.replays = None
         session.detach()
+        if connection.answers is not None:
+            connection.answers.discard()
+            connection.answers = None
         self._protection.leave(connection, now)
         self._rest(session, now)
 
@@ -445,7 +448,7 @@ class ConnectionLifecycle:
 
     def share_again(self, session: Session) -> None:
         """What waits in *session* for shared subscriptions goes to other members, soon."""
-        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+        self._deliveries.redeliver(session.take_shared(), self._queue_budget)
 
     def _publish_will(self, session: Session, now: float) -> None:
         will = session.will

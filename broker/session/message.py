@@ -6,6 +6,7 @@
 # Message in an inflight window or in a queue is one reference, whatever the number of its receivers.
 from typing import Final
 
+from broker.delivery.completion import Completion
 from broker.mqtt.fields import encode_length, read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
@@ -32,6 +33,8 @@ class Message:
         self.properties = properties
         self.expires = expires
         self.size = len(topic) + len(payload) + len(properties)  # bytes of the message, whatever its encoding
+        self.completion: Completion | None = None  # of what was published: made by its first receiver that needs time
+        self.original: Message | None = None  # of a variant: the message as it was published
         self.head3 = b""  # fixed header, topic: up to the packet id; made when needed, or cut out of what came in
         self.head5 = b""
         self._section = NO_PROPERTIES if not properties and expires == NEVER else b""
@@ -45,7 +48,25 @@ class Message:
 
     def variant(self, qos: int, retain: bool, identifiers: bytes) -> "Message":
         """The same message for receivers with another QoS, retain flag or subscription identifiers."""
-        return Message(self.topic, self.payload, qos, retain, self.properties + identifiers, self.expires)
+        variant = Message(self.topic, self.payload, qos, retain, self.properties + identifiers, self.expires)
+        variant.original = self if self.original is None else self.original
+        return variant
+
+    def as_published(self) -> "Message":
+        """The message that this one is a variant of; itself if it is none."""
+        return self if self.original is None else self.original
+
+    def hold(self) -> Completion:
+        """Count one more receiver that is not done with the published message; it has to settle the Completion once.
+
+        To be called while the receiver is offered the message: later the publish may have been acknowledged.
+        """
+        published = self if self.original is None else self.original
+        completion = published.completion
+        if completion is None:
+            completion = published.completion = Completion()
+        completion.pending += 1
+        return completion
 
     def whole(self, version: int, now: float) -> bytes:
         """The packet for any receiver at QoS 0, without an id [MQTT-2.2.1-2] and never a duplicate [MQTT-4.3.1-1]."""
@@ -132,7 +153,7 @@ class Message:
 
 
 class SharedMessage(Message):
-    """*variant* of *original* for a member of *group*, a shared subscription, that has to wait there for its turn."""
+    """*variant* of *original* that waits in the session of one member of *group*, a shared subscription."""
 
     def __init__(self, variant: Message, original: Message, group: Subscriber) -> None:
         super().__init__(

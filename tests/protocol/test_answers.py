@@ -23,7 +23,7 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
-from broker.protocol.fanout import PAGE
+from broker.routing.fanout import PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import payloads, subscribe
 

@@ -31,7 +31,7 @@ from broker.mqtt.properties import (
     TOPIC_ALIAS_MAXIMUM,
     WILL_DELAY_INTERVAL,
 )
-from broker.protocol.fanout import PAGE
+from broker.routing.fanout import PAGE
 from broker.routing.routes import Group
 from tests.garbage import ours
 from tests.inprocess import Broker, Client

@@ -19,8 +19,8 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.net.loop import SLICE
-from broker.protocol.fanout import PAGE
 from broker.reasons import CloseReason, DropReason
+from broker.routing.fanout import PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, dropped, messages, narrow, payloads, subscribe
 

@@ -10,8 +10,8 @@ from broker.mqtt.packets import PUBACK, V5, V311, Connect, Disconnect, Publish, 
 from broker.net.loop import SLICE
 from broker.net.pauses import Pause
 from broker.overload.quantum import PUBLISH_COST
-from broker.protocol.fanout import PAGE
 from broker.reasons import PauseReason
+from broker.routing.fanout import PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import acks, narrow, payloads, subscribe
 

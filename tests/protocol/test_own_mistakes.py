@@ -19,8 +19,8 @@ from broker.mqtt.packets import (
     Wanted,
     Will,
 )
-from broker.protocol.fanout import PAGE
 from broker.reasons import CloseReason
+from broker.routing.fanout import PAGE
 from broker.session.message import Message
 from broker.session.session import Session
 from broker.store.sessions import Claimant, MemorySessions

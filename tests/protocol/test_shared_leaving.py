@@ -6,8 +6,8 @@ import pytest
 from broker.config.schema import Config, Limits
 from broker.mqtt.packets import PUBREC, V5, V311, Ack, Publish
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
-from broker.protocol.fanout import SHARED_PAGE
 from broker.reasons import DropReason
+from broker.routing.fanout import SHARED_PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import dropped, messages, payloads, subscribe
 

@@ -3,9 +3,10 @@ import pytest
 
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import V5
-from broker.protocol.fanout import PAGE, FanOut
 from broker.reasons import DropReason
+from broker.routing.fanout import PAGE, PagedPublish
 from broker.session.message import NEVER, Message
+from broker.session.origin import NOWHERE
 from broker.session.run import Run
 from tests.routing.party import Party
 from tests.session.receiver import NOW, message
@@ -13,14 +14,14 @@ from tests.session.receiver import NOW, message
 CROWD = 2 * PAGE + 100
 
 
-def fan_out(party: Party, copies: int = 0, counters: Counters | None = None) -> FanOut:
+def fan_out(party: Party, copies: int = 0, counters: Counters | None = None) -> PagedPublish:
     """A publish to "t": a message, or a run of so many *copies*."""
     if copies:
         data = message(b"x", topic=b"t").whole(V5, NOW)
         run = Run(data * copies, V5, copies, b"t", copies, len(data))
-        return FanOut(party.routes.find(b"t"), None, run, None, b"", counters or Counters())
+        return PagedPublish(party.routes.find(b"t"), None, run, None, None, False, NOWHERE, counters or Counters())
     sent = Message(b"t", b"x", 0, False, b"", NEVER)
-    return FanOut(party.routes.find(b"t"), sent, None, None, b"", counters or Counters())
+    return PagedPublish(party.routes.find(b"t"), sent, None, None, None, False, NOWHERE, counters or Counters())
 
 
 def served(party: Party) -> dict[str, int]:

@@ -98,7 +98,7 @@ def test_what_goes_to_another_member_makes_room() -> None:
     assert [] == receiver.session.take_shared()
     receiver.offer(SharedMessage(shared, shared, Subscriber()), own)
 
-    assert [shared] == [taken.original for taken in receiver.session.take_shared()]
+    assert [shared] == [taken.as_published() for taken in receiver.session.take_shared()]
 
     receiver.offer(own, own)
     assert (3, 0) == (receiver.session.waiting(), receiver.dropped(DropReason.QUEUE_FULL))

@@ -62,7 +62,7 @@ def message_fields(message: Message) -> Fields:
     plain = plain_fields(message)
     if not isinstance(message, SharedMessage):
         return plain
-    original = message.original
+    original = message.as_published()
     flags = _flags(original.qos, original.retain)
     return *plain, message.group.share, message.group.filter, flags, original.properties
 

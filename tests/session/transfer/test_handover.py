@@ -363,7 +363,7 @@ def test_what_waits_for_a_group_waits_for_it_there() -> None:
         (each.payload, each.qos, each.retain, each.properties) for each in (a, b)
     ]
     assert [(b"t", b"a", 2, True, b"\x03\0\x01a", LATER)] == [
-        (o.topic, o.payload, o.qos, o.retain, o.properties, o.expires) for o in (a.original,)
+        (o.topic, o.payload, o.qos, o.retain, o.properties, o.expires) for o in (a.as_published(),)
     ]
     assert 1 == session.waiting()
 

@@ -1,0 +1,49 @@
+# Retaining: a PUBLISH with the retain flag changes what is retained, here and at the other workers.
+from broker.log import Log
+from broker.metrics.counters import Counters
+from broker.overload.admit import DROP
+from broker.reasons import DropReason
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.neighbour import Neighbours
+from broker.routing.retained import Retained
+from broker.session.message import Message
+from broker.session.session import Session
+
+
+class Retaining:
+    def __init__(
+        self, retained: Retained, stamps: HybridClock, neighbours: Neighbours, counters: Counters, log: Log
+    ) -> None:
+        self._retained = retained
+        self._stamps = stamps
+        self._neighbours = neighbours
+        self._counters = counters
+        self._log = log
+
+    def retain(self, message: Message, publisher: Session | None, now: float) -> DropReason | None:
+        """Retain *message*, whose retain flag is set [MQTT-3.3.1-8], at any QoS, 3.1.1 [MQTT-3.3.1-7].
+
+        A message without a payload deletes what is retained [MQTT-3.3.1-5] to [MQTT-3.3.1-7]. Returns None, or the
+        limit that forbids it, which is counted.
+        """
+        owner = "" if publisher is None else publisher.client_id
+        stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
+        if not message.payload:
+            if self._retained.delete(message.topic, stamp, now):
+                self._counters.retained_deleted += 1
+            self._neighbours.retained(message, owner, stamp)
+            return None
+        refusal = self._retained.put(message, now, owner, stamp)
+        if refusal is None:
+            self._counters.retained_set += 1
+            self._neighbours.retained(message, owner, stamp)
+        else:
+            self._counters.dropped(refusal, 1)
+            if publisher is not None and publisher.note(DROP, refusal.label, now):
+                self._log.info("message_not_retained", client=owner, reason=refusal.label)
+        return refusal
+
+    def retain_here(self, message: Message, now: float) -> None:
+        """Retain *message* of the broker's own, which every worker makes for itself."""
+        if self._retained.put(message, now) is None:
+            self._counters.retained_set += 1
