@@ -105,7 +105,9 @@ class PagedPublish(PagedWork):
 class SharedRedelivery(PagedWork):
     """Messages that waited in a session that has ended, for other members of their shared subscriptions."""
 
-    def __init__(self, messages: list[SharedMessage], budget: QueueBudget, origin: WorkerId, counters: Counters) -> None:
+    def __init__(
+        self, messages: list[SharedMessage], budget: QueueBudget, origin: WorkerId, counters: Counters
+    ) -> None:
         super().__init__(origin)
         self._messages = messages
         self._messages.reverse()  # the next one last
