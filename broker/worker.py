@@ -37,6 +37,7 @@ from broker.metrics.interval import IntervalMetrics, RecordLog
 from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import SysTopics
+from broker.mqtt.packets import Will
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
 from broker.net.loop import Loop
@@ -56,12 +57,14 @@ from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.quotas import Quotas
 from broker.overload.trace.recorder import TraceRecorder
-from broker.protocol.connect_attempt import Arrivals
+from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.hub import Hub
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
 from broker.protocol.publishing import Publishing
+from broker.protocol.recent_disconnects import RecentDisconnects
+from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
@@ -71,7 +74,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
-from broker.session.session import QueueBudget
+from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog
@@ -169,6 +172,8 @@ class Worker:
                 self.log,
                 self.internal_errors.report,
                 config.overload,
+                self._evict,
+                self._publish_orphaned_will,
                 wall,
             )
             self.store = self.registration.store
@@ -279,28 +284,37 @@ class Worker:
             answer_pause=StreamPause(self.reactor, Pause.ANSWERS, True),
         )
         timers = Timers()
-        self.lifecycle = ConnectionLifecycle(
+        disconnects = RecentDisconnects()
+        self.sessions = SessionLifecycle(
             self.store,
             subscribing,
             self.deliveries,
             self.publishing.publish,
+            timers,
+            self.counters,
+            disconnects,
             self.internal_errors,
+            self.client_log,
+            config.limits,
+            self.queue_budget,
+            origin,
+            self.acl,
+        )
+        self.lifecycle = ConnectionLifecycle(
+            self.sessions,
             self.addresses,
             self.reactor,
             timers,
             self.counters,
+            disconnects,
+            self.internal_errors,
             self.client_log,
             config.limits,
             config.delivery,
             self.budget,
-            self.queue_budget,
-            self.connects,
-            self.interval_metrics.pauses,
             self.connection_protection,
             connections,
             clock,
-            self.acl,
-            origin,
         )
         self.authenticator = Authenticator(
             self.offload.run,
@@ -308,13 +322,15 @@ class Worker:
             anonymous=config.access.allow_anonymous,
             certificate_user=config.access.certificate_user,
         )
-        self.arrivals = Arrivals(
+        self.attempts = ConnectAttempts(
             self.lifecycle,
+            self.sessions,
             self.authenticator,
             self.store,
+            subscribing,
             self.reactor,
-            timers,
             self.counters,
+            self.client_log,
             config.limits,
             self.connects,
             self.interval_metrics.pauses,
@@ -324,7 +340,7 @@ class Worker:
             self.acl,
         )
         self.hub = Hub(
-            self.arrivals,
+            self.attempts,
             self.lifecycle,
             subscribing,
             self.publishing,
@@ -348,10 +364,10 @@ class Worker:
         self.client_overrides = ClientOverrides(self.protection, self.connection_protection.find, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
+            self.sessions,
             subscribing,
             self.routes,
             self.store,
-            self.reactor,
             timers,
             self.counters,
             self.queue_budget,
@@ -360,7 +376,7 @@ class Worker:
         self.diagnostics = ClientDiagnostics(
             self.store,
             self.reactor,
-            self.lifecycle.disconnects,
+            disconnects,
             self.connects,
             self.protection,
             self.overload_monitor,
@@ -371,12 +387,19 @@ class Worker:
         self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.transfer
         if self.registration is not None and redis is not None:
-            self.registration.lifecycle = self.lifecycle
             self.takeovers.sessions = self.registration.store
         self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
         self.hands_over = False  # at its end the other workers get its sessions
         self._tls: TlsTransport | None = None
         self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
+
+    # Called by parts that have to be made before those that they call.
+
+    def _evict(self, session: Session) -> None:
+        self.lifecycle.evict(session)
+
+    def _publish_orphaned_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
+        self.sessions.publish_orphaned_will(client_id, user, will, now)
 
     def _memory_used(self) -> float:
         """The share of its memory limit that this process uses."""

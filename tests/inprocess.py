@@ -39,6 +39,7 @@ from broker.overload.protection import Protection
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing
+from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
@@ -172,11 +173,11 @@ class Probe:
 
     def claim_from(self, store: SessionStore) -> None:
         """Ask *store* for the session of each CONNECT from now on."""
-        self.worker.arrivals._store = store
+        self.worker.attempts.store = store
 
     def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
         """Publish wills by *publish* from now on."""
-        self.worker.lifecycle._publish_message = publish
+        self.worker.sessions._publish = publish
 
     def receive_reports_with(self, receive: Callable[[bytes, float], None]) -> None:
         """Hand the overload reports of other workers to *receive* from now on."""
@@ -199,6 +200,10 @@ class Probe:
     @property
     def lifecycle(self) -> ConnectionLifecycle:
         return self.worker.lifecycle
+
+    @property
+    def session_lifecycle(self) -> SessionLifecycle:
+        return self.worker.sessions
 
     @property
     def hub(self) -> Hub:

@@ -17,7 +17,6 @@ from broker.log import Log
 from broker.mqtt.packets import Will
 from broker.net.dialling import Dialler
 from broker.net.reactor import Reactor
-from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
@@ -39,20 +38,24 @@ class RegistryClient:
         log: Log,
         failed: Callable[[Exception], None],
         overload: Overload,
+        evict: Callable[[Session], None],
+        publish_will: Callable[[str, str | None, Will, float], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         """*prefix*: of all keys in Redis. *alone*: no other worker registers sessions under this prefix.
 
+        *evict* ends a session of this worker that another worker has claimed, and its connection. *publish_will*
+        publishes the will of a client whose worker has died: client id, user name, will, time.
         *failed* is called with exceptions of our own code that handles a reply. *wall*: Unix time in seconds.
         """
-        self.lifecycle: ConnectionLifecycle | None = None  # set when the worker is composed
+        self._publish_will = publish_will
         self.commands = CommandPipeline(Dialler(reactor, failed), address, f"weir-{worker.node}-{worker.shard}", log)
         self._keys = Keys(prefix)
         self._worker = worker
         self._alone = alone
         self._wall = wall
         self._overload = overload
-        self.store = SessionClaims(self._make_registry, neighbours, clock, self._evict)
+        self.store = SessionClaims(self._make_registry, neighbours, clock, evict)
         self.registry = self.store.registry
         self.orphaned_wills = OrphanedWills(self.commands, self._keys, self.registry.script, self)
         self.commands.start(clock())
@@ -79,12 +82,7 @@ class RegistryClient:
         self.commands.move(address, now)
 
     def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
-        assert self.lifecycle is not None
-        self.lifecycle.publish_will(client_id, user, will, now)
-
-    def _evict(self, session: Session) -> None:
-        assert self.lifecycle is not None
-        self.lifecycle.evict(session)
+        self._publish_will(client_id, user, will, now)
 
     def _make_registry(self, listener: OwnershipListener) -> Registry:
         return Registry(

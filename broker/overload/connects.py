@@ -82,8 +82,8 @@ class Connects:
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
-        """*waiter*, which waits, does not any more."""
-        del self._waiting[waiter]
+        """*waiter* does not wait any more, if it did."""
+        self._waiting.pop(waiter, None)
         self._silent.pop(waiter, None)
 
     def due(self, now: float) -> float:

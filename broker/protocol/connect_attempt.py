@@ -1,49 +1,62 @@
-# Arrivals: from the bytes of a CONNECT to the question for its session.
+# A CONNECT, from its bytes to its CONNACK.
 #
-# A CONNECT is examined, and then it has its turn: at once, or when those before it have had theirs, at the rate that
-# overload/connects.py allows. The authenticator says who sent it, and only then the store is asked: who is not
-# known takes no session over, and does not learn whether there is one. Meanwhile the connection is held. Its deadline
-# covers the check of its password, and not the time that we make it wait: because that was wrong, or for its turn, with
-# which it begins again.
+# A `ConnectAttempt` takes the steps of `State` (states.py) one after the other: it validates the packet, waits for its
+# turn if more clients connect than overload/connects.py lets in, has the client authenticated, asks the session store
+# for the session, and welcomes the client. The store is asked only for a client that is authenticated: any other takes
+# over no session, and does not learn whether there is one.
+#
+# Each step that does not answer at once pauses the connection and has a deadline. The time to authenticate and to claim
+# begins with the turn; neither the wait for the turn nor the delay of a refusal counts in it.
+# Authentication may take several rounds: the authenticator answers when it is ready, and AUTH is legal in that state.
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Final, cast
 
 from broker.auth.authenticator import Authenticator, AuthResult
+from broker.auth.passwords import Check
 from broker.config.schema import Limits
+from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.metrics.pauses import Pauses
 from broker.mqtt.connect import decode_connect, peek_version
+from broker.mqtt.encode import encode
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import Connect
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
-from broker.net.stream import OPEN
 from broker.overload.connects import Connects
-from broker.protocol.connection import Connection
-from broker.protocol.handshake import Terms, agree, busy, examine
+from broker.protocol.connection import Connection, PendingConnect
+from broker.protocol.handshake import accept, agree, busy, examine
 from broker.protocol.lifecycle import ConnectionLifecycle
-from broker.protocol.timers import CONNECT_DEADLINE, REFUSAL, Timers
-from broker.reasons import CloseReason, PauseReason, ProtocolError
+from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.states import DEADLINES, Input, State
+from broker.protocol.subscribing import Subscribing
+from broker.reasons import CloseReason, PauseReason
 from broker.routing.authority import Authoriser
 from broker.session.principal import NOBODY, Principal
 from broker.session.session import Session
 from broker.store.sessions import SessionStore
 
-AT_ONCE: Final = 16  # whose turn it is in one slice, at about 40 us each
-LOOK: Final = 0.1  # seconds until we look again whether the store takes more; its answers have us look, too
+TURNS: Final = 16  # CONNECTs whose turn comes in one slice, at about 40 us each
+RETRY: Final = 0.1  # seconds until a store that is full is asked again for room; its answers lead to a tick, too
+TURN_TIMEOUT: Final = 300.0  # seconds that a CONNECT may wait for its turn; a client gives up long before
 BUSY: Final = (CloseReason.SERVER_BUSY, CloseReason.CONNECTS_WAITING, CloseReason.CONNECT_DISPLACED)
 
 
-class Arrivals:
+class ConnectAttempts:
+    """Makes an attempt of each CONNECT, and has those that wait take their turns."""
+
     def __init__(
         self,
         lifecycle: ConnectionLifecycle,
+        sessions: SessionLifecycle,
         authenticator: Authenticator,
         store: SessionStore,
+        subscribing: Subscribing,
         reactor: Reactor,
-        timers: Timers,
         counters: Counters,
+        log: Log,
         limits: Limits,
         connects: Connects,
         pauses: Pauses,
@@ -52,217 +65,283 @@ class Arrivals:
         clock: Callable[[], float],
         authoriser: Authoriser | None,
     ) -> None:
-        """*chance*: from 0 to 1, another one each time, to spread those whom we tell to come again."""
-        self._lifecycle = lifecycle
-        self._authenticator = authenticator
-        self._store = store
-        self._reactor = reactor
-        self._timers = timers
-        self._counters = counters
-        self._limits = limits
-        self._connects = connects
-        self._pauses = pauses
-        self._chance = chance
-        self._new_client_id = new_client_id
-        self._clock = clock
-        self._authoriser = authoriser
+        """*chance* returns random numbers from 0 to 1, which spread the clients that are told to come again."""
+        self.lifecycle = lifecycle
+        self.sessions = sessions
+        self.authenticator = authenticator
+        self.store = store
+        self.subscribing = subscribing
+        self.reactor = reactor
+        self.counters = counters
+        self.log = log
+        self.limits = limits
+        self.connects = connects
+        self.pauses = pauses
+        self.new_client_id = new_client_id
+        self.chance = chance
+        self.clock = clock
+        self.authoriser = authoriser
 
-    def connect(self, connection: Connection, data: bytes, header: int, start: int, stop: int, now: float) -> None:
-        """The CONNECT that begins at *header*, its body data[start:stop]: refused, or answered with its session.
+    def connect(self, connection: Connection, data: bytes, header: int, body: int, stop: int, now: float) -> None:
+        """Answer the CONNECT in data[header:stop], now or later. ProtocolError: it is none.
 
-        What is no CONNECT at all ends here, too: 5.0 and an unknown level are told so, 3.x is not [MQTT-3.1.4-1],
+        Bytes that are no CONNECT of a known version are refused in 5.0 with a CONNACK, in 3.x without [MQTT-3.1.4-1],
         3.1.1 [MQTT-3.1.4-1].
         """
-        self._counters.connects_received += 1
-        if connection.claiming:
-            raise ProtocolError(CloseReason.PROTOCOL_ERROR, "a second CONNECT")  # [MQTT-3.1.0-2]
-        connection.version = peek_version(data, start, stop)
-        packet = decode_connect(data, start, stop)
-        # Only now is it known whether the length may be padded. 3.1.1 asks for no shortest form (2.2.3), and a client
-        # that leaves room for four bytes before it knows the length is within its rights there.
-        read_length(data, header + 1, start, packet.version)  # [MQTT-1.5.5-1]
-        connection.named = packet.client_id
-        reason = examine(packet, self._limits)
-        if reason is None and connection.surplus is CloseReason.CONNECT_RATE:
-            reason = CloseReason.CONNECT_RATE
-        if reason is None and self._lifecycle.stopping:
-            reason = CloseReason.SHUTTING_DOWN
-        if reason is not None:
-            self._lifecycle.refuse(connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
-            return
-        connection.claiming = True
-        if self._store.has_room(now) and self._connects.at_once(now):
-            self._ask(connection, packet)
-        else:
-            self._wait(connection, packet, now)
-
-    def _wait(self, connection: Connection, packet: Connect, now: float) -> None:
-        """It is not its turn yet."""
-        self._lifecycle.delay(packet.client_id)
-        waiter = _Waiting(connection, packet, now)
-        displaced = self._connects.offer(waiter)
-        if displaced is not waiter:
-            self._timers.cancel(connection.timer, connection)
-            connection.timer = 0
-            connection.waiter = waiter
-            self._pauses.hold(PauseReason.CONNECT, now)
-            self._reactor.pause_unauthenticated(connection, Pause.CONNECT)
-            self._reactor.soon(self._connects.due(now))
-        if displaced is not None:
-            gone = cast(_Waiting, displaced)
-            reason = CloseReason.CONNECTS_WAITING if gone is waiter else CloseReason.CONNECT_DISPLACED
-            if gone is not waiter:
-                self._waits_no_more(gone.connection, now)
-            self._refuse(gone.connection, gone.packet, reason, now)
+        connection.enter(Input.CONNECT)
+        self.counters.connects_received += 1
+        connection.version = peek_version(data, body, stop)
+        packet = decode_connect(data, body, stop)
+        # Whether the length may be padded depends on the version. 3.1.1 asks for no shortest form (2.2.3), so a client
+        # of it may write four bytes before it knows the length.
+        read_length(data, header + 1, body, packet.version)  # [MQTT-1.5.5-1]
+        attempt = ConnectAttempt(self, connection, packet, now)
+        connection.attempt = attempt
+        attempt.validate(now)
 
     def tick(self, now: float) -> float:
-        """Let go on whose turn it is; when the next one's will be."""
-        connects = self._connects
-        for _ in range(AT_ONCE):
+        """Have CONNECTs take their turns; the time of the next turn."""
+        connects = self.connects
+        for _ in range(TURNS):
             if not connects.waiting():
                 return inf
-            if not self._store.has_room(now):
-                return now + LOOK
+            if not self.store.has_room(now):
+                return now + RETRY
             waiter = connects.next(now)
             if waiter is None:
                 break
-            self._take_turn(cast(_Waiting, waiter), now)
+            cast(ConnectAttempt, waiter).take_turn(now)
         return connects.due(now)
 
-    def _take_turn(self, waiter: "_Waiting", now: float) -> None:
-        connection = waiter.connection
-        self._waits_no_more(connection, now)
-        connection.timer = self._timers.set(now + self._limits.connect_timeout, CONNECT_DEADLINE, connection)
-        try:
-            self._ask(connection, waiter.packet)
-        except Exception as error:  # our mistake; nobody above us knows of this connection
-            self.failed(connection, error)
 
-    def _waits_no_more(self, connection: Connection, now: float) -> None:
-        connection.waiter = None
-        self._pauses.let_go(PauseReason.CONNECT, now)
+class ConnectAttempt(PendingConnect):
+    """One CONNECT: the `Waiter` of overload/connects.py, and the `Claimant` of the session store."""
 
-    def _ask(self, connection: Connection, packet: Connect) -> None:
-        identity = "" if connection.layer is None else connection.layer.identity
-        check = self._authenticator.authenticate(identity, packet, _Admitted(self, connection, packet))
-        if connection.claiming and connection.state == OPEN:
-            connection.check = check
-            # Until the authenticator and the store have answered.
-            self._reactor.pause_unauthenticated(connection, Pause.CONNECT)
+    def __init__(self, attempts: ConnectAttempts, connection: Connection, packet: Connect, now: float) -> None:
+        super().__init__(packet.client_id)
+        self.since = now
+        self.client_id = packet.client_id  # the broker assigns one to a client that has none
+        self.clean_start = packet.clean_start
+        self.will = packet.will
+        self.terms = agree(packet, attempts.limits)
+        self.expiry = self.terms.expiry
+        self.user: str | None = None  # the user name, once it is verified
+        self._attempts = attempts
+        self._connection = connection
+        self._packet = packet
+        self._principal = NOBODY
+        self._check: Check | None = None  # of the password, while it is under way
 
-    def admitted(self, connection: Connection, packet: Connect, result: AuthResult) -> None:
-        """Authenticator has answered: go on with the store, or refuse."""
-        connection.check = None
-        if connection.state != OPEN:
-            return
-        now = self._clock()
-        if result.reason is CloseReason.BAD_CREDENTIALS:
-            self._refuse_slowly(connection, packet, now)
-            return
-        reason = result.reason
-        connection.user = result.user
-        principal = NOBODY
-        # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: nobody has it [MQTT-3.2.2-16].
-        assigned = "" if packet.client_id else self._new_client_id()
-        packet.client_id = packet.client_id or assigned
-        authoriser = self._authoriser
-        if reason is None and authoriser is not None:
-            principal = Principal(packet.client_id, result.user, authoriser.generation)
-            if packet.will is not None and not authoriser.may_publish(principal, packet.will.topic):
-                reason = CloseReason.NOT_AUTHORIZED  # its will would not be published
+    # Validating.
+
+    def validate(self, now: float) -> None:
+        """Refuse what no state of the broker could accept; wait for the turn, or take it at once."""
+        attempts = self._attempts
+        reason = examine(self._packet, attempts.limits)
+        if reason is None and self._connection.surplus is CloseReason.CONNECT_RATE:
+            reason = CloseReason.CONNECT_RATE
+        if reason is None and attempts.lifecycle.stopping:
+            reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
-            self._refuse(connection, packet, reason, now)
+            attempts.lifecycle.refuse(self._connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
+        elif attempts.store.has_room(now) and attempts.connects.at_once(now):
+            self._connection.enter(Input.TURN)
+            self._authenticate()
+        else:
+            self._wait(now)
+
+    # Waiting for the turn.
+
+    def _wait(self, now: float) -> None:
+        attempts, connection = self._attempts, self._connection
+        attempts.counters.connects_delayed += 1
+        attempts.log.info("client_throttled", client=self.client_id, reason=PauseReason.CONNECT.label)
+        displaced = attempts.connects.offer(self)
+        if displaced is self:
+            self._refuse(CloseReason.CONNECTS_WAITING, now)
             return
-        terms = agree(packet, self._limits)
-        self._store.claim(_Claim(self, self._lifecycle, connection, packet, terms, assigned, principal))
-
-    def _refuse(self, connection: Connection, packet: Connect, reason: CloseReason, now: float) -> None:
-        connection.claiming = False
-        connack = None
-        if reason in BUSY:
-            connack = busy(packet, reason, self._connects.retry_after(self._chance()))
-        self._lifecycle.refuse(connection, reason, _who(packet), now, connack)
-
-    def failed(self, connection: Connection, error: Exception) -> None:
-        self._lifecycle.failed(connection, error, self._clock())
-
-    def _refuse_slowly(self, connection: Connection, packet: Connect, now: float) -> None:
-        """A wrong password: the answer waits, longer with each failure of that address."""
-        self._timers.cancel(connection.timer, connection)
-        wait = self._authenticator.failures.add(connection.address, now)
-        connection.refusal = _who(packet)
-        connection.timer = self._timers.set(now + wait, REFUSAL, connection)
-
-
-class _Waiting:
-    """A CONNECT that waits for its turn."""
-
-    def __init__(self, connection: Connection, packet: Connect, since: float) -> None:
-        self.since = since
-        self.client_id = packet.client_id
-        self.connection = connection
-        self.packet = packet
+        connection.enter(Input.NO_TURN)
+        attempts.lifecycle.set_deadline(connection, now + TURN_TIMEOUT)
+        attempts.pauses.hold(PauseReason.CONNECT, now)
+        attempts.reactor.pause_unauthenticated(connection, Pause.CONNECT)
+        attempts.reactor.soon(attempts.connects.due(now))
+        if displaced is not None:
+            cast(ConnectAttempt, displaced)._refuse(CloseReason.CONNECT_DISPLACED, now)
 
     def silent(self) -> bool:
-        return not (self.connection.has_input() or self.connection.left)
+        """Whether the client has sent nothing since its CONNECT."""
+        return not (self._connection.has_input() or self._connection.left)
 
-
-class _Admitted:
-    """What to do when authenticator knows who sent a CONNECT."""
-
-    def __init__(self, arrivals: Arrivals, connection: Connection, packet: Connect) -> None:
-        self._arrivals = arrivals
-        self._connection = connection
-        self._packet = packet
-
-    def __call__(self, result: AuthResult) -> None:
+    def take_turn(self, now: float) -> None:
+        """Go on: the attempt does not stand in the queue any more."""
+        attempts, connection = self._attempts, self._connection
+        connection.enter(Input.TURN)
+        attempts.pauses.let_go(PauseReason.CONNECT, now)
+        attempts.lifecycle.set_deadline(connection, now + attempts.limits.connect_timeout)
         try:
-            self._arrivals.admitted(self._connection, self._packet, result)
-        except Exception as error:  # our mistake; whoever calls us later knows nothing of this connection
-            self._arrivals.failed(self._connection, error)
+            self._authenticate()
+        except Exception as error:
+            self._failed(error)
 
+    # Authenticating.
 
-class _Claim:
-    """A CONNECT whose session the store looks for: a `Claimant`."""
+    def _authenticate(self) -> None:
+        attempts, connection = self._attempts, self._connection
+        identity = "" if connection.layer is None else connection.layer.identity
+        check = attempts.authenticator.authenticate(identity, self._packet, self._authentication_done)
+        if State.AUTHENTICATING <= connection.protocol_state <= State.CLAIMING:  # it is answered later
+            self._check = check
+            attempts.reactor.pause_unauthenticated(connection, Pause.CONNECT)
 
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        lifecycle: ConnectionLifecycle,
-        connection: Connection,
-        packet: Connect,
-        terms: Terms,
-        assigned: str,
-        principal: Principal,
-    ) -> None:
-        self.client_id = packet.client_id
-        self.clean_start = packet.clean_start
-        self.expiry = terms.expiry
-        self.will = packet.will
-        self.user = connection.user
-        self._arrivals = arrivals
-        self._lifecycle = lifecycle
-        self._connection = connection
-        self._packet = packet
-        self._terms = terms
-        self._assigned = assigned
-        self._principal = principal
+    def _authentication_done(self, result: AuthResult) -> None:
+        try:
+            self._authenticated(result)
+        except Exception as error:  # the caller knows nothing of this connection
+            self._failed(error)
+
+    def _authenticated(self, result: AuthResult) -> None:
+        attempts, connection, packet = self._attempts, self._connection, self._packet
+        self._check = None
+        if connection.protocol_state is not State.AUTHENTICATING:
+            return  # it ended meanwhile
+        now = attempts.clock()
+        reason = result.reason
+        if reason is CloseReason.BAD_CREDENTIALS:  # the answer is delayed, longer with each failure of the address
+            connection.enter(Input.BAD_CREDENTIALS)
+            delay = attempts.authenticator.failures.add(connection.address, now)
+            attempts.lifecycle.set_deadline(connection, now + delay)
+            return
+        self.user = connection.user = result.user
+        # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: no other client has this id [MQTT-3.2.2-16].
+        self.client_id = packet.client_id or attempts.new_client_id()
+        authoriser = attempts.authoriser
+        if reason is None and authoriser is not None:
+            self._principal = Principal(self.client_id, result.user, authoriser.generation)
+            if packet.will is not None and not authoriser.may_publish(self._principal, packet.will.topic):
+                reason = CloseReason.NOT_AUTHORIZED
+        if reason is not None:
+            self._refuse(reason, now)
+            return
+        connection.enter(Input.AUTHENTICATED)
+        attempts.store.claim(self)
+
+    # Claiming.
 
     def found(self, session: Session | None) -> None:
+        """The store has found *session*, or none, for this client."""
         connection = self._connection
         try:
-            self._lifecycle.claimed(connection, self._packet, self._terms, self._assigned, self._principal, session)
-        except Exception as error:  # our mistake; a store that answers later knows nothing of this connection
-            self._arrivals.failed(connection, error)
+            now = self._attempts.clock()
+            if connection.protocol_state is State.CLAIMING:
+                self._attempts.reactor.resume(connection, Pause.CONNECT)
+                self._welcome(session, now)
+            if session is not None and session.outbox is None and session.expiry_timer == 0 and not session.ended:
+                self._attempts.sessions.rest(session, now)  # it came from another worker for a client that is gone
+        except Exception as error:  # a store that answers later knows nothing of this connection
+            self._failed(error)
 
     def refused(self, reason: CloseReason) -> None:
+        """The store cannot say whether there is a session."""
+        connection = self._connection
         try:
-            self._lifecycle.not_claimed(self._connection, reason)
+            if connection.protocol_state is State.CLAIMING:
+                self._attempts.lifecycle.refuse(connection, reason, "", self._attempts.clock())
         except Exception as error:
-            self._arrivals.failed(self._connection, error)
+            self._failed(error)
+
+    # Welcoming.
+
+    def _welcome(self, found: Session | None, now: float) -> None:
+        """Give the client its session, the one that was *found* or a new one, and answer with CONNACK."""
+        attempts, connection, packet, terms = self._attempts, self._connection, self._packet, self.terms
+        lifecycle, sessions = attempts.lifecycle, attempts.sessions
+        assigned = "" if packet.client_id else self.client_id
+        connack = accept(packet, terms, False, assigned, attempts.limits)
+        if terms.maximum_packet and len(encode(connack, packet.version)) > terms.maximum_packet:
+            # A refusal could be too large as well [MQTT-3.1.2-24].
+            lifecycle.refuse_with(None, connection, CloseReason.PACKET_TOO_LARGE, "CONNACK", now)
+            return
+        former = None if found is None else lifecycle.connection_of(found)
+        reason = lifecycle.missing_room(connection, former)
+        if reason is None and found is None and attempts.store.count() >= attempts.limits.sessions:
+            reason = CloseReason.SESSION_LIMIT
+        if reason is not None:
+            lifecycle.refuse(connection, reason, "", now)
+            return
+        if former is not None:
+            lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+        if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
+            sessions.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
+        if found is None or found.ended:
+            session = sessions.begin(self.client_id)  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
+        else:
+            session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
+            connack.session_present = True  # [MQTT-3.2.2-3]
+        self._act_for_principal(session)
+        lifecycle.begin(connection, session, terms, packet.will, now)
+        connection.outbox.answer(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
+        attempts.counters.answers_sent += 1
+        attempts.counters.connects_accepted += 1
+        attempts.log.info(
+            "client_connected",
+            client=session.client_id,
+            address=connection.address,
+            transport=connection.transport,
+            version=packet.version,
+            clean=packet.clean_start,
+            keep_alive=terms.keep_alive,
+        )
+        session.resume(now)
+        attempts.subscribing.go_on(connection)
+
+    def _act_for_principal(self, session: Session) -> None:
+        """Have *session*, which has no connection, act for the client that was authenticated.
+
+        The session may have been left by another user, or the rules have changed since. Then its routes are decided
+        anew, and queued messages that the client may not receive are dropped.
+        """
+        principal, former = self._principal, session.principal
+        session.principal = principal
+        authoriser = self._attempts.authoriser
+        if authoriser is None or former is NOBODY:
+            return
+        if not principal.acts_for(former):
+            self._attempts.subscribing.judge_again(session)
+        elif principal.judged == former.judged:
+            return
+        self._attempts.sessions.share_again(session)
+        session.withhold(partial(authoriser.may_receive, principal))
+
+    # Ends.
+
+    def deadline_passed(self, now: float) -> None:
+        reason = DEADLINES[self._connection.protocol_state]
+        if reason is CloseReason.CONNECT_TIMEOUT:
+            self._attempts.lifecycle.close(self._connection, reason, now)
+        else:
+            self._refuse(reason, now)
+
+    def cancel(self, now: float) -> None:
+        if self._connection.protocol_state is State.WAITING_TURN:
+            self._attempts.connects.remove(self)
+            self._attempts.pauses.let_go(PauseReason.CONNECT, now)
+        if self._check is not None:
+            self._check.abandoned = True
+            self._check = None
+
+    def _refuse(self, reason: CloseReason, now: float) -> None:
+        attempts, packet = self._attempts, self._packet
+        if reason in BUSY:
+            connack = busy(packet, reason, attempts.connects.retry_after(attempts.chance()))
+            attempts.lifecycle.refuse_with(connack, self._connection, reason, _who(packet), now)
+        else:
+            attempts.lifecycle.refuse(self._connection, reason, _who(packet), now)
+
+    def _failed(self, error: Exception) -> None:
+        self._attempts.lifecycle.failed(self._connection, error, self._attempts.clock())
 
 
 def _who(packet: Connect) -> str:
-    """For the log: who somebody said to be. Never what they said to prove it."""
+    """For the log: the names that a CONNECT gives. Never the password."""
     user = "no user name" if packet.user_name is None else f"user {packet.user_name!r}"
     return f"{user}, client {packet.client_id!r}"

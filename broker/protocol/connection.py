@@ -1,13 +1,12 @@
 import socket
 from typing import Final
 
-from broker.auth.passwords import Check
 from broker.delivery.completion import AnswerQueue
 from broker.delivery.outbox import Outbox
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
 from broker.overload.client import ProtectedClient
-from broker.overload.connects import Waiter
+from broker.protocol.states import Input, State, step
 from broker.reasons import CloseReason
 from broker.routing.retained import RetainedScan
 from broker.session.session import Session, Subscription
@@ -24,30 +23,50 @@ class Replay:
         self.page: list[bytes] = []  # topics found, the next one last
 
 
+class PendingConnect:
+    """A CONNECT that is not answered yet, as far as its connection knows it: a `ConnectAttempt`."""
+
+    def __init__(self, named: str) -> None:
+        self.named = named  # the client id in the CONNECT, before anybody has verified it
+
+    def cancel(self, now: float) -> None:
+        """Stop what is under way for this CONNECT: its connection ends."""
+        raise NotImplementedError
+
+    def deadline_passed(self, now: float) -> None:
+        """The deadline of the current step has passed."""
+        raise NotImplementedError
+
+
 class Connection(Stream):
-    """A stream that speaks MQTT: what holds for one connection and not for the session."""
+    """A stream that speaks MQTT: what belongs to one connection and not to the session."""
 
     def __init__(self, sock: socket.socket, address: str, outbox: Outbox, now: float) -> None:
         super().__init__(sock, address, outbox)
         self.since = now
         self.version = 0  # until CONNECT
-        self.named = ""  # the client id in its CONNECT, before anybody has verified it
-        self.session: Session | None = None
-        self.origin: Address | None = None  # who it counts for, if connections are counted by address
-        self.surplus: CloseReason | None = None  # the limit of its address that it is over: taken in to be told
-        self.claiming = False  # its CONNECT waits: for its turn, the check of its password, or the session store
-        self.waiter: Waiter | None = None  # its CONNECT, while it waits for its turn
-        self.check: Check | None = None  # of its password, while that is under way
-        self.user: str | None = None  # the name that was verified
-        self.refusal = ""  # for the log, while its refusal waits
+        self.protocol_state = State.NEW
+        self.attempt: PendingConnect | None = None  # its CONNECT, until that is answered
+        self.session: Session | None = None  # in the state LIVE, and in no other
+        self.origin: Address | None = None  # its address, if connections are counted by address
+        self.surplus: CloseReason | None = None  # the limit of its address that it exceeds: it will be refused
+        self.user: str | None = None  # the user name, once it is verified
         self.keep_alive = 0.0  # seconds of silence that end it; 0 = any
-        self.timer = 0  # the key of its deadline for CONNECT or of its refusal, then of its keep alive
+        self.timer = 0  # the key of its deadline: of its state, or of its keep alive
         self.heard = now  # when its last packet was complete
         self.wants_reasons = True  # reason strings and user properties may be sent [MQTT-3.1.2-29]
         self.answers: AnswerQueue | None = None  # to publishes; made when the first of them has to wait
-        self.aliases: dict[int, bytes] | None = None  # topic aliases the client set
+        self.aliases: dict[int, bytes] | None = None  # topic aliases that the client has set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
         self.scanned: bytes | None = None  # the input in which acknowledgements were looked for behind that
         self.unseen = 0  # bytes at the end of it that were no whole packet
         self.replaying = False  # in the hub's list of those to go on with
+
+    def enter(self, event: Input) -> None:
+        """Go to the state that follows *event*. ProtocolError, IllegalStep: none does."""
+        self.protocol_state = step(self.protocol_state, event)
+
+    def ended(self) -> bool:
+        """Whether the protocol has no more to do with this connection."""
+        return self.protocol_state >= State.CLOSING

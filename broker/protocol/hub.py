@@ -14,6 +14,7 @@ from broker.metrics.heavy_hitters import HeavyHitters
 from broker.mqtt.decode import check_first_byte, decode
 from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import (
+    AUTH,
     CONNECT,
     PUBACK,
     PUBCOMP,
@@ -33,13 +34,14 @@ from broker.net.service import Service
 from broker.net.stream import LARGE_READ, OPEN, Stream
 from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
 from broker.protocol.background import Background
-from broker.protocol.connect_attempt import Arrivals
+from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing
 from broker.protocol.read_ahead import look_behind
+from broker.protocol.states import Input, State
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.fanout import Deliveries
@@ -54,7 +56,7 @@ TAKES_BEHIND: Final = Pause.OVERLOAD | Pause.ANSWERS  # pauses behind which ackn
 class Hub(Service):
     def __init__(
         self,
-        arrivals: Arrivals,
+        attempts: ConnectAttempts,
         lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
         publishing: Publishing,
@@ -69,7 +71,7 @@ class Hub(Service):
         packet_bytes: int,
         clients: HeavyHitters,
     ) -> None:
-        self._arrivals = arrivals
+        self._attempts = attempts
         self._lifecycle = lifecycle
         self._subscribing = subscribing
         self._publishing = publishing
@@ -142,7 +144,7 @@ class Hub(Service):
             self._reactor.destroy(stream)
 
     def tick(self, now: float) -> float:
-        due = min(self._lifecycle.tick(now), self._arrivals.tick(now), self._protection.tick(now))
+        due = min(self._lifecycle.tick(now), self._attempts.tick(now), self._protection.tick(now))
         return min(due, self._background.tick(now))
 
     def work(self, until: float) -> bool:
@@ -288,17 +290,22 @@ class Hub(Service):
     def _before_session(
         self, connection: Connection, data: bytes, position: int, body: int, stop: int, now: float
     ) -> int:
-        """The first packet, which must be a CONNECT [MQTT-3.1.0-1]; the units used."""
-        check_first_byte(data[position], 0)
-        self._arrivals.connect(connection, data, position, body, stop, now)
+        """Take a packet from a client that has no session yet: a CONNECT [MQTT-3.1.0-1]; the units used."""
+        if connection.protocol_state is State.NEW:
+            check_first_byte(data[position], 0)
+        kind = data[position] >> 4
+        if kind == CONNECT:
+            self._attempts.connect(connection, data, position, body, stop, now)
+        else:  # AUTH is legal while the client is authenticated, but each CONNECT that names a method is refused
+            connection.enter(Input.AUTH if kind == AUTH else Input.PACKET)
         return CONNECT_COST
 
     def _other(
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
         """Any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
-        if first >> 4 == CONNECT:  # before it is read: what may be wrong in one has words in CONNACK only
-            raise protocol_error("a second CONNECT")  # [MQTT-3.1.0-2]
+        if first >> 4 == CONNECT:  # before it is decoded: mistakes in a CONNECT have codes for a CONNACK only
+            connection.enter(Input.CONNECT)
         packet = decode(first, data, body, stop, connection.version)
         if isinstance(packet, Ack):
             self._acknowledged(session, packet.kind, packet.packet_id, packet.code, now)
@@ -316,8 +323,7 @@ class Hub(Service):
         elif isinstance(packet, Disconnect):
             self._lifecycle.disconnect(connection, session, packet, now)
         elif isinstance(packet, Auth):
-            # [MQTT-4.12.0-7], and as we know no method there is none to authenticate again by [MQTT-4.12.1-1].
-            raise protocol_error("AUTH without an authentication method")  # [MQTT-4.12.1-2]
+            connection.enter(Input.AUTH)  # [MQTT-4.12.0-7], [MQTT-4.12.1-1]: there is no authentication method
         else:
             raise protocol_error(f"packet type {first >> 4} from a client")
         return ANSWER_COST

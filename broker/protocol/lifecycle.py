@@ -1,12 +1,10 @@
-# ConnectionLifecycle: who comes in, who leaves and how, and what is left of those who left.
+# The lifecycle of a client's connection, from the accepted socket to its end.
 #
-# Every connection ends through `_leave()`, once, with a reason that is counted and logged. After it the session is
-# without a connection: it ends at once, or when its expiry has passed, and its will is published in between as
-# MQTT says.
-# What comes before its session, from the bytes of CONNECT to who sent it, is in arrivals.py.
+# Every connection ends through `_leave()`, once, with a reason that is counted and logged. What lies between the socket
+# and a connection with a session is the work of a `ConnectAttempt`; what becomes of the session without a connection,
+# that of the `SessionLifecycle`.
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Final, cast
 
 from broker.config.schema import Delivery, Limits
@@ -15,116 +13,83 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
 from broker.log import Log
 from broker.metrics.counters import Counters
-from broker.metrics.pauses import Pauses
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Properties
+from broker.mqtt.packets import V5, ConnAck, Disconnect, Properties
 from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import REASON_STRING, SESSION_EXPIRY_INTERVAL
-from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
-from broker.net.stream import OPEN
 from broker.overload.addresses import Address, Addresses
-from broker.overload.connects import Connects
-from broker.protocol.connection import GRACE, Connection, Replay
+from broker.protocol.connection import GRACE, Connection
 from broker.protocol.connection_protection import ConnectionProtection
-from broker.protocol.handshake import Terms, accept, refuse
+from broker.protocol.handshake import Terms, refuse
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
-from broker.protocol.subscribing import Subscribing
-from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, REFUSAL, SESSION_EXPIRY, WILL, Timers
-from broker.reasons import CloseReason, DropReason, PauseReason, ProtocolError
-from broker.routing.authority import Authoriser
-from broker.routing.fanout import Deliveries
-from broker.session.message import Message
-from broker.session.origin import Origin
-from broker.session.principal import NOBODY, Principal
-from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
+from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.states import DEADLINES, Input, State
+from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
+from broker.reasons import CloseReason, ProtocolError
+from broker.session.session import Session
 from broker.session.will import Will
-from broker.store.sessions import SessionStore
 
-REFUSABLE: Final = 256  # connections beyond a limit that are still told so by a CONNACK
+REFUSABLE: Final = 256  # connections beyond a limit that still get a CONNACK with the reason
 DUE: Final = 50  # timers served in one go: each may end a session
-LATE_LOOK: Final = 1.0  # seconds that we have for looking at what a stranger has sent, again and again
-LONGEST_NAME: Final = 200  # characters of a client id that nobody has verified, for the log
-NORMAL: Final = 0x00  # the only end of a client's that takes its will back
+RETRY_DEADLINE: Final = 1.0  # seconds until the deadline of a connection is looked at again that has unread input
+LOGGED_CLIENT_ID: Final = 200  # characters of a client id that is not verified
+NORMAL: Final = 0x00  # the only reason code of a DISCONNECT that withdraws the will
 
 
 class ConnectionLifecycle:
     def __init__(
         self,
-        store: SessionStore,
-        subscribing: Subscribing,
-        deliveries: Deliveries,
-        publish: Callable[[Message, Session | None, float], None],
-        internal_errors: InternalErrors,
+        sessions: SessionLifecycle,
         addresses: Addresses,
         reactor: Reactor,
         timers: Timers,
         counters: Counters,
+        disconnects: RecentDisconnects,
+        internal_errors: InternalErrors,
         log: Log,
         limits: Limits,
         delivery: Delivery,
         budget: OutboundBudget,
-        queue_budget: QueueBudget,
-        connects: Connects,
-        pauses: Pauses,
         protection: ConnectionProtection,
         connections: int,
         clock: Callable[[], float],
-        authoriser: Authoriser | None,
-        origin: Origin,
     ) -> None:
+        """*connections*: how many may have a session at once."""
         self.connected = 0  # connections with a session
-        self.stopping = False  # nobody new is let in
-        self.disconnects = RecentDisconnects()
-        self._publish_message = publish
-        self._internal_errors = internal_errors
-        self._store = store
-        self._subscribing = subscribing
-        self._deliveries = deliveries
+        self.stopping = False  # each CONNECT is refused
+        self._sessions = sessions
         self._addresses = addresses
         self._reactor = reactor
         self._timers = timers
         self._counters = counters
+        self._disconnects = disconnects
+        self._internal_errors = internal_errors
         self._log = log
         self._limits = limits
-        self.session_limits = SessionLimits(
-            inflight=limits.inflight,
-            pending=limits.pending,
-            queue=limits.queue,
-            queue_bytes=limits.queue_bytes,
-            budget=queue_budget,
-            origin=origin,
-        )
         self._delivery = delivery
         self._budget = budget
-        self._queue_budget = queue_budget
-        self._connects = connects
-        self._pauses = pauses
         self._protection = protection
-        self._most = connections
+        self._connections = connections
         self._clock = clock
-        self._authoriser = authoriser
-        self._open = 0  # sockets
-        self._surplus = 0  # those of them that are over a limit of their address
-        self.unreplayed: dict[
-            Session, dict[Subscription, Replay]
-        ] = {}  # retained messages owed to sessions that are away
+        self._open = 0  # connections that have not ended
+        self._surplus = 0  # those of them that exceed a limit of their address
 
-    # Coming.
+    # Beginning.
 
     def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Connection | None:
-        """A socket was accepted: it has `connect_timeout` for its CONNECT. None if it has to go at once."""
+        """Make a connection of an accepted socket. None if there are too many: the caller closes the socket."""
         self._counters.sockets_opened += 1
         origin = self._addresses.arrive(address, now) if self._addresses.limited else None
-        surplus = None if origin is None else self._over_its_address(origin, now)
-        if self._open >= self._most + REFUSABLE:
-            self._turn_away(CloseReason.CONNECTION_LIMIT, address, origin)
+        surplus = None if origin is None else self._exceeded(origin, now)
+        if self._open >= self._connections + REFUSABLE:
+            self._refuse_socket(CloseReason.CONNECTION_LIMIT, address, origin)
             return None
         if surplus is not None:
-            # Those whom we told linger for a moment: they have descriptors, too.
+            # Refused connections count while they linger, as each of them has a descriptor.
             if self._surplus + self._reactor.closing() >= REFUSABLE:
-                self._turn_away(surplus, address, origin)
+                self._refuse_socket(surplus, address, origin)
                 return None
             self._surplus += 1
         self._open += 1
@@ -133,185 +98,100 @@ class ConnectionLifecycle:
         connection = Connection(sock, address, outbox, now)
         connection.origin = origin
         connection.surplus = surplus
-        connection.timer = self._timers.set(now + self._limits.connect_timeout, CONNECT_DEADLINE, connection)
+        self.set_deadline(connection, now + self._limits.connect_timeout)
         return connection
 
-    def _over_its_address(self, origin: Address, now: float) -> CloseReason | None:
-        """The limit of *origin* that its newest connection is over."""
+    def _exceeded(self, origin: Address, now: float) -> CloseReason | None:
+        """The limit of *origin* that its newest connection exceeds."""
         if self._addresses.crowded(origin):
             return CloseReason.CONNECTIONS_PER_ADDRESS
         return CloseReason.CONNECT_RATE if self._addresses.too_fast(origin, now) else None
 
-    def _turn_away(self, reason: CloseReason, address: str, origin: Address | None) -> None:
-        """Nothing is left even for being told: the socket is closed."""
+    def _refuse_socket(self, reason: CloseReason, address: str, origin: Address | None) -> None:
+        """Count and log a socket that is closed without a connection having been made of it."""
         if origin is not None:
             self._addresses.leave(origin)
         self._counters.closed(reason)
         self._log.warning("connection_refused", reason=reason.label, address=address)
 
-    def delay(self, client_id: str) -> None:
-        """The CONNECT of *client_id*, if that is who it is, waits for its turn."""
-        self._counters.connects_delayed += 1
-        self._log.info("client_throttled", client=client_id, reason=PauseReason.CONNECT.label)
+    def out_of_descriptors(self) -> None:
+        """The process has no descriptor left for another connection."""
+        self._log.warning("out_of_descriptors", connections=self._open)
 
-    def claimed(
-        self,
-        connection: Connection,
-        packet: Connect,
-        terms: Terms,
-        assigned: str,
-        principal: Principal,
-        found: Session | None,
-    ) -> None:
-        """The store has answered: go on with the session *found*, or with a new one."""
-        connection.claiming = False
-        now = self._clock()
-        if connection.state == OPEN:
-            self._reactor.resume(connection, Pause.CONNECT)
-            self._welcome(connection, packet, terms, assigned, principal, found, now)
-        if found is not None and found.outbox is None and found.expiry_timer == 0 and not found.ended:
-            self._rest(found, now)  # another worker gave it up for a client that is gone, or had to go
+    def missing_room(self, connection: Connection, former: Connection | None) -> CloseReason | None:
+        """The limit of connections that *connection* exceeds, unless it replaces *former*.
 
-    def not_claimed(self, connection: Connection, reason: CloseReason) -> None:
-        """The store cannot say whether there is a session."""
-        connection.claiming = False
-        if connection.state == OPEN:
-            self._reactor.resume(connection, Pause.CONNECT)
-            self.refuse(connection, reason, "", self._clock())
-
-    def _welcome(
-        self,
-        connection: Connection,
-        packet: Connect,
-        terms: Terms,
-        assigned: str,
-        principal: Principal,
-        found: Session | None,
-        now: float,
-    ) -> None:
-        connack = accept(packet, terms, False, assigned, self._limits)
-        if terms.maximum_packet and len(encode(connack, packet.version)) > terms.maximum_packet:
-            self._counters.connects_refused += 1
-            self._leave(connection, CloseReason.PACKET_TOO_LARGE, "CONNACK", now)  # nor any other word [MQTT-3.1.2-24]
-            self._reactor.close(connection, now)
-            return
-        former = None if found is None or found.outbox is None else self._reactor.stream_of(found.outbox)
-        reason = self._no_room(connection, found, cast(Connection | None, former))
-        if reason is not None:
-            self.refuse(connection, reason, "", now)
-            return
-        if former is not None:
-            self.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
-        if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
-            self.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
-        if found is None or found.ended:
-            session = Session(packet.client_id, self.session_limits, self._counters)  # [MQTT-3.1.2-6]
-            self._store.keep(session)  # session present stays 0 [MQTT-3.2.2-2]
-        else:
-            session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
-            connack.session_present = True  # [MQTT-3.2.2-3]
-        self._act_for(session, principal)
-        self._begin(connection, session, packet, terms, now)
-        connection.outbox.answer(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
-        self._counters.answers_sent += 1
-        self._counters.connects_accepted += 1
-        self.connected += 1
-        self._log.info(
-            "client_connected",
-            client=session.client_id,
-            address=connection.address,
-            transport=connection.transport,
-            version=packet.version,
-            clean=packet.clean_start,
-            keep_alive=terms.keep_alive,
-        )
-        session.resume(now)
-        self._subscribing.go_on(connection)
-
-    def _no_room(self, connection: Connection, found: Session | None, former: Connection | None) -> CloseReason | None:
-        """The limit that is reached, if *connection* does not take the place of *former*.
-
-        A client whose connection died unnoticed must get its session back, however full we are: it costs nothing more.
+        A client whose connection died unnoticed must get its session back however full the worker is: it costs nothing
+        more than before.
         """
-        origin = connection.origin
-        if former is None and self.connected >= self._most:
+        if former is None and self.connected >= self._connections:
             return CloseReason.CONNECTION_LIMIT
+        origin = connection.origin
         if origin is not None and connection.surplus is CloseReason.CONNECTIONS_PER_ADDRESS:
             if self._addresses.crowded(origin) and (former is None or former.origin is not origin):
                 return CloseReason.CONNECTIONS_PER_ADDRESS
-        if found is None and self._store.count() >= self._limits.sessions:
-            return CloseReason.SESSION_LIMIT
         return None
 
-    def _act_for(self, session: Session, principal: Principal) -> None:
-        """*session*, which has no connection, acts for *principal* from now on.
+    def connection_of(self, session: Session) -> Connection | None:
+        """The connection that *session* has."""
+        return None if session.outbox is None else cast(Connection | None, self._reactor.stream_of(session.outbox))
 
-        It may have come from another user, or the rules have changed since: then it is not routed as before, and what
-        waits for it is not sent if that may not be read now.
-        """
-        former = session.principal
-        session.principal = principal
-        authoriser = self._authoriser
-        if authoriser is None or former is NOBODY:
-            return
-        if not principal.acts_for(former):
-            self._subscribing.judge_again(session)
-        elif principal.judged == former.judged:
-            return
-        self.share_again(session)
-        session.withhold(partial(authoriser.may_receive, principal))
-
-    def _begin(self, connection: Connection, session: Session, packet: Connect, terms: Terms, now: float) -> None:
-        self._settled(connection)
+    def begin(
+        self, connection: Connection, session: Session, terms: Terms, will: WillFields | None, now: float
+    ) -> None:
+        """Give *connection* its *session*, under *terms*."""
+        connection.enter(Input.SESSION_FOUND)
+        self._within_limits(connection)
+        connection.attempt = None
         connection.session = session
+        self.connected += 1
         self._reactor.mark_authenticated(connection)
-        connection.replays = self.unreplayed.pop(session, None)
+        connection.replays = self._sessions.replays.pop(session, None)
         connection.wants_reasons = terms.wants_reasons
         connection.keep_alive = terms.keep_alive * GRACE
         self._timers.cancel(connection.timer, connection)
         if terms.keep_alive:
             connection.timer = self._timers.set(now + connection.keep_alive, KEEP_ALIVE, connection)
-        self._timers.cancel(session.expiry_timer, session)  # [MQTT-4.1.0-1]
-        self._timers.cancel(session.will_timer, session)  # taken back [MQTT-3.1.3-9]
+        self._sessions.stop_timers(session)
         session.expiry = terms.expiry
-        session.will = None if packet.will is None else Will(packet.will)  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
+        session.will = None if will is None else Will(will)  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
         kind = self._delivery.device if session.expiry else self._delivery.non_persistent
         connection.outbox.strategy = STRATEGIES[kind.flush]
         connection.outbox.enough = kind.buffered_msg_count
         self._protection.arrive(connection, session, now)
         session.attach(
-            connection.outbox, packet.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
+            connection.outbox, connection.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
 
-    def _settled(self, connection: Connection) -> None:
-        """*connection* has a right to be here, or is not here any more: the next one over its limits can be told."""
+    def _within_limits(self, connection: Connection) -> None:
+        """*connection* is within the limits of its address now, or ends: it does not count as surplus any more."""
         if connection.surplus is not None:
             connection.surplus = None
             self._surplus -= 1
 
-    # Going.
+    # Ends.
 
     def disconnect(self, connection: Connection, session: Session, packet: Disconnect, now: float) -> None:
-        """DISCONNECT: the client goes by itself [MQTT-3.14.4-3]."""
+        """Close *connection*, as its client asks in a DISCONNECT [MQTT-3.14.4-3]."""
         expiry = packet.properties.get(SESSION_EXPIRY_INTERVAL)
         if isinstance(expiry, int):
             if session.expiry == 0 and expiry != 0:
                 raise ProtocolError(CloseReason.PROTOCOL_ERROR, "session expiry set in DISCONNECT only")  # 3.14.2.2.2
             session.expiry = min(expiry, int(self._limits.session_expiry))
-        if packet.code == NORMAL and session.will is not None:
-            session.will = None  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
-            self._store.without_will(session)
-        self._leave(connection, CloseReason.CLIENT_DISCONNECTED, "", now)
+        if packet.code == NORMAL:
+            self._sessions.withdraw_will(session)
+        self._leave(connection, Input.DISCONNECT, CloseReason.CLIENT_DISCONNECTED, "", now)
         self._reactor.close(connection, now)
 
     def close(self, connection: Connection, reason: CloseReason, now: float, detail: str = "") -> None:
-        """End *connection* from our side, and say why where the version has a word for it.
+        """Close *connection*, with a DISCONNECT if its version has one for a client.
 
-        Only who got our CONNACK hears a DISCONNECT [MQTT-3.14.0-1], with the code of *reason* [MQTT-3.14.2-1] and at
-        most a reason string: no expiry [MQTT-3.14.2-2], no user properties [MQTT-3.14.2-4]. It is the last packet
-        [MQTT-3.14.4-1], and the end comes with it or without [MQTT-3.14.4-2], [MQTT-4.13.2-1].
+        Only a client that has had its CONNACK gets a DISCONNECT [MQTT-3.14.0-1], with the code of *reason*
+        [MQTT-3.14.2-1] and at most a reason string: no expiry [MQTT-3.14.2-2], no user properties [MQTT-3.14.2-4]. It
+        is the last packet [MQTT-3.14.4-1], and the connection is closed with it or without it [MQTT-3.14.4-2],
+        [MQTT-4.13.2-1].
         """
-        if connection.state != OPEN:
+        if connection.ended():
             return
         session = connection.session
         if session is not None and connection.version == V5 and reason.code:
@@ -323,7 +203,7 @@ class ConnectionLifecycle:
                 goodbye = encode(Disconnect(reason.code), V5)  # [MQTT-3.14.2-3]
             connection.outbox.answer(goodbye)
             self._counters.answers_sent += 1
-        self._leave(connection, reason, detail, now)
+        self._leave(connection, Input.CLOSE, reason, detail, now)
         self._reactor.close(connection, now)
 
     def failed(self, connection: Connection, error: Exception, now: float) -> None:
@@ -332,77 +212,82 @@ class ConnectionLifecycle:
         self.close(connection, CloseReason.INTERNAL_ERROR, now)
 
     def reject(self, connection: Connection, error: ProtocolError, now: float) -> None:
-        """The client broke MQTT [MQTT-4.13.1-1]."""
+        """Close *connection*, whose client broke the protocol [MQTT-4.13.1-1]."""
         if connection.session is None:
             self.refuse(connection, error.reason, error.detail, now)
         else:
             self.close(connection, error.reason, now, error.detail)
 
-    def refuse(
-        self, connection: Connection, reason: CloseReason, detail: str, now: float, connack: ConnAck | None = None
-    ) -> None:
-        """No session for this connection: CONNACK, if there is a word for it, and the end [MQTT-3.2.2-7].
+    def refuse(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
+        """Close *connection* without a session; its CONNACK names *reason*, if the version has a code for it."""
+        connack = refuse(connection.version, reason) if connection.version else None
+        self.refuse_with(connack, connection, reason, detail, now)
 
-        *connack*: the one to send, if not the shortest that says *reason*.
-        """
-        if connack is None and connection.version:
-            connack = refuse(connection.version, reason)
+    def refuse_with(
+        self, connack: ConnAck | None, connection: Connection, reason: CloseReason, detail: str, now: float
+    ) -> None:
+        """Close *connection* without a session, after *connack* if there is one [MQTT-3.2.2-7]."""
         if connack is not None:
             connection.outbox.answer(encode(connack, connection.version))
             self._counters.answers_sent += 1
         self._counters.connects_refused += 1
-        self._leave(connection, reason, detail, now)
+        self._leave(connection, Input.REFUSE, reason, detail, now)
         self._reactor.close(connection, now)
 
     def evict(self, session: Session) -> None:
-        """Somebody else has *session*, without what is here of it."""
+        """End *session*, and its connection: another worker has a session of this client."""
         now = self._clock()
-        connection = None if session.outbox is None else self._reactor.stream_of(session.outbox)
+        connection = self.connection_of(session)
         if connection is not None:
-            self.close(cast(Connection, connection), CloseReason.SESSION_TAKEN_OVER, now)
+            self.close(connection, CloseReason.SESSION_TAKEN_OVER, now)
         if not session.ended:
-            self.end(session, now)
+            self._sessions.end(session, now)
 
     def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
-        """End the connections of those users of whom *gone* is true."""
+        """Close the connections of all users for whom *gone* returns true."""
         for stream in self._reactor.streams():
             connection = cast(Connection, stream)
             if connection.user is not None and gone(connection.user):
                 self.close(connection, CloseReason.NOT_AUTHORIZED, now, "its password is no longer in force")
 
     def lost(self, connection: Connection, reason: CloseReason, now: float) -> None:
-        """The peer is gone, or takes nothing any more: nothing can be said to it."""
-        if connection.state == OPEN:
-            self._leave(connection, reason, "", now)
+        """End *connection*: its client is gone or takes no more bytes, so nothing can be sent to it."""
+        if not connection.ended():
+            self._leave(connection, Input.PEER_GONE, reason, "", now)
         self._reactor.destroy(connection)
 
-    def _leave(self, connection: Connection, reason: CloseReason, detail: str, now: float) -> None:
+    def stop(self, now: float) -> None:
+        """Close all connections because the worker shuts down (3.14.2.1: 0x8B), and refuse each further CONNECT."""
+        self.stopping = True
+        for stream in self._reactor.streams():
+            connection = cast(Connection, stream)
+            if connection.attempt is not None:
+                self.refuse(connection, CloseReason.SHUTTING_DOWN, "", now)
+            else:
+                self.close(connection, CloseReason.SHUTTING_DOWN, now)
+
+    def _leave(self, connection: Connection, event: Input, reason: CloseReason, detail: str, now: float) -> None:
         """What every end of a connection has in common."""
+        attempt = connection.attempt
+        if attempt is not None:
+            attempt.cancel(now)
+            connection.attempt = None
+        connection.enter(event)
         self._open -= 1
-        self._settled(connection)
+        self._within_limits(connection)
         if connection.origin is not None:
             self._addresses.leave(connection.origin)
         self._counters.closed(reason)
         self._timers.cancel(connection.timer, connection)
-        if connection.waiter is not None:
-            self._connects.remove(connection.waiter)
-            connection.waiter = None
-            self._pauses.let_go(PauseReason.CONNECT, now)
-        if connection.check is not None:
-            connection.check.abandoned = True
-            connection.check = None
         session = connection.session
-        named = connection.named if session is None else session.client_id
-        disconnect = RecentDisconnect(reason, detail, connection.address, now)
-        if session is None:
-            self.disconnects.note_refusal(named, disconnect)
-        else:
-            self.disconnects.note_disconnect(named, disconnect)
         facts: dict[str, object] = {"reason": reason.label, "address": connection.address}
+        disconnect = RecentDisconnect(reason, detail, connection.address, now)
         if session is not None:
             facts["client"] = session.client_id
-        elif named:
-            facts["named"] = named[:LONGEST_NAME]
+            self._disconnects.note_disconnect(session.client_id, disconnect)
+        elif attempt is not None and attempt.named:
+            facts["named"] = attempt.named[:LOGGED_CLIENT_ID]
+            self._disconnects.note_refusal(attempt.named, disconnect)
         if detail:
             facts["detail"] = detail
         self._log.info("client_closed", **facts)
@@ -410,7 +295,7 @@ class ConnectionLifecycle:
             return
         self.connected -= 1
         if connection.replays is not None and session.expiry:
-            self.unreplayed[session] = connection.replays
+            self._sessions.replays[session] = connection.replays
         connection.session = None
         connection.replays = None
         session.detach()
@@ -418,65 +303,7 @@ class ConnectionLifecycle:
             connection.answers.discard()
             connection.answers = None
         self._protection.leave(connection, now)
-        self._rest(session, now)
-
-    def _rest(self, session: Session, now: float) -> None:
-        """*session* is without a connection, for as long as it may be."""
-        if session.expiry == 0:
-            self.end(session, now)
-            return
-        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
-        will = session.will
-        if will is not None and will.delay < session.expiry:  # later than the session, it goes with the session's end
-            if will.delay:
-                session.will_timer = self._timers.set(now + will.delay, WILL, session)
-            else:
-                self._publish_will(session, now)
-
-    def end(self, session: Session, now: float) -> None:
-        """The session is over: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7]."""
-        self._timers.cancel(session.expiry_timer, session)
-        self._timers.cancel(session.will_timer, session)
-        self.unreplayed.pop(session, None)
-        self._subscribing.withdraw(session)
-        self.share_again(session)
-        lost = session.end()
-        if lost:
-            self.disconnects.note_undelivered(session.client_id, lost)
-        self._store.forget(session)
-        self._publish_will(session, now)  # [MQTT-3.1.2-8]; last, or its own share of a group might take it along
-
-    def share_again(self, session: Session) -> None:
-        """What waits in *session* for shared subscriptions goes to other members, soon."""
-        self._deliveries.redeliver(session.take_shared(), self._queue_budget)
-
-    def _publish_will(self, session: Session, now: float) -> None:
-        will = session.will
-        if will is None:
-            return
-        session.will = None  # [MQTT-3.1.2-10]
-        if not session.ended:
-            self._store.without_will(session)
-        self._publish(will, session.client_id, session.principal, session, now)
-
-    def publish_will(self, client_id: str, user: str | None, fields: WillFields, now: float) -> None:
-        """The will of a client whose worker has died [MQTT-3.1.2-8]."""
-        authoriser = self._authoriser
-        principal = NOBODY if authoriser is None else Principal(client_id, user, authoriser.generation)
-        self._publish(Will(fields), client_id, principal, None, now)
-
-    def _publish(self, will: Will, client_id: str, principal: Principal, publisher: Session | None, now: float) -> None:
-        authoriser = self._authoriser  # the rules may be others than when it connected
-        if authoriser is not None and not authoriser.may_publish(principal, will.topic):
-            self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
-            self._log.info(
-                "will_refused", client=client_id, reason=DropReason.NOT_AUTHORIZED.label, topic=will.topic.decode()
-            )
-            return
-        try:
-            self._publish_message(will.message(now), publisher, now)
-        except Exception as error:  # our mistake: it costs the will, and not the end of a connection half done
-            self._internal_errors.report(error)
+        self._sessions.rest(session, now)
 
     # Time.
 
@@ -493,42 +320,28 @@ class ConnectionLifecycle:
         if kind == KEEP_ALIVE:
             self._check_keep_alive(cast(Connection, whom), now)
         elif kind == CONNECT_DEADLINE:
-            self._check_deadline(cast(Connection, whom), now)
-        elif kind == REFUSAL:
-            refused = cast(Connection, whom)
-            self.refuse(refused, CloseReason.BAD_CREDENTIALS, refused.refusal, now)
+            self._deadline_passed(cast(Connection, whom), now)
         elif kind == SESSION_EXPIRY:
-            self._counters.sessions_expired += 1
-            self.end(cast(Session, whom), now)
+            self._sessions.expire(cast(Session, whom), now)
         elif kind == WILL:
-            self._publish_will(cast(Session, whom), now)
+            self._sessions.publish_will(cast(Session, whom), now)
 
-    def _check_deadline(self, connection: Connection, now: float) -> None:
-        if connection.queued and connection.state == OPEN:  # what it has sent waits for us to look at it
-            connection.timer = self._timers.set(now + LATE_LOOK, CONNECT_DEADLINE, connection)
+    def set_deadline(self, connection: Connection, when: float) -> None:
+        """The current step of *connection*, which has no session yet, has to be done at the time *when*."""
+        self._timers.cancel(connection.timer, connection)
+        connection.timer = self._timers.set(when, CONNECT_DEADLINE, connection)
+
+    def _deadline_passed(self, connection: Connection, now: float) -> None:
+        if connection.attempt is not None:
+            connection.attempt.deadline_passed(now)
+        elif connection.queued:  # what the client has sent waits for the worker, and may be its CONNECT
+            self.set_deadline(connection, now + RETRY_DEADLINE)
         else:
-            self.close(connection, CloseReason.CONNECT_TIMEOUT, now)
+            self.close(connection, DEADLINES[connection.protocol_state], now)
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
-        # We caused the silence of those we hold; those whom we hold back for overload are HiveMQ's case, if so set.
         silent_since = now if self._protection.causes_silence(connection) else connection.heard
         if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
-            self.close(connection, CloseReason.KEEP_ALIVE_TIMEOUT, now)  # [MQTT-3.1.2-22]
+            self.close(connection, DEADLINES[State.LIVE], now)  # [MQTT-3.1.2-22]
         else:
             connection.timer = self._timers.set(silent_since + connection.keep_alive, KEEP_ALIVE, connection)
-
-    # Trouble and the end.
-
-    def out_of_descriptors(self) -> None:
-        """The process has no descriptor left for another connection."""
-        self._log.warning("out_of_descriptors", connections=self._open)
-
-    def stop(self, now: float) -> None:
-        """Tell everybody that we shut down (3.14.2.1: 0x8B)."""
-        self.stopping = True
-        for stream in self._reactor.streams():
-            connection = cast(Connection, stream)
-            if connection.claiming and connection.state == OPEN:  # it has asked, so it is answered
-                self.refuse(connection, CloseReason.SHUTTING_DOWN, "", now)
-            else:
-                self.close(connection, CloseReason.SHUTTING_DOWN, now)

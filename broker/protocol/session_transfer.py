@@ -15,13 +15,11 @@
 # the other. For a client that begins anew nothing is moved: end_elsewhere().
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 from broker.metrics.counters import Counters
-from broker.net.reactor import Reactor
 from broker.overload.credits import Accounts
-from broker.protocol.connection import Connection
 from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
@@ -35,20 +33,20 @@ class SessionTransfer:
     def __init__(
         self,
         lifecycle: ConnectionLifecycle,
+        sessions: SessionLifecycle,
         subscribing: Subscribing,
         routes: Routes,
         store: SessionStore,
-        reactor: Reactor,
         timers: Timers,
         counters: Counters,
         queue_budget: QueueBudget,
         accounts: Accounts,
     ) -> None:
         self._lifecycle = lifecycle
+        self._sessions = sessions
         self._subscribing = subscribing
         self._routes = routes
         self._store = store
-        self._reactor = reactor
         self._timers = timers
         self._counters = counters
         self._queue_budget = queue_budget
@@ -70,14 +68,13 @@ class SessionTransfer:
         if session.ended:
             return None
         self._store.forget(session)
-        owed = self._lifecycle.unreplayed.pop(session, {})
+        owed = self._sessions.replays.pop(session, {})
         will = session.will
         will_due = 0.0
         if will is not None and will.delay < session.expiry:
             will_due = self._timers.when(session.will_timer)
         expires = self._timers.when(session.expiry_timer)
-        self._timers.cancel(session.expiry_timer, session)
-        self._timers.cancel(session.will_timer, session)
+        self._sessions.stop_timers(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
     def withdraw(self, frozen: SessionExport, then: Callable[[], None]) -> None:
@@ -105,7 +102,7 @@ class SessionTransfer:
     def _taken_back(self, frozen: SessionExport, now: float, then: Callable[[], None]) -> None:
         session = frozen.session
         if self._store.find(session.client_id) is not None:
-            self._lifecycle.end(session, now)
+            self._sessions.end(session, now)
         else:
             self._keep(session, frozen.expires, frozen.will_due, frozen.owed)
         then()
@@ -114,12 +111,12 @@ class SessionTransfer:
         """Its client has begun anew at another worker: *session* ends, and its will is published [MQTT-3.1.2-8]."""
         self._close(session, now)
         if not session.ended:
-            self._lifecycle.end(session, now)
+            self._sessions.end(session, now)
 
     def _close(self, session: Session, now: float) -> None:
-        former = None if session.outbox is None else self._reactor.stream_of(session.outbox)
+        former = self._lifecycle.connection_of(session)
         if former is not None:
-            self._lifecycle.close(cast(Connection, former), CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
+            self._lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
 
     # Where it comes.
 
@@ -129,7 +126,7 @@ class SessionTransfer:
 
     def expect(self) -> SessionImport:
         """A session will come, chunk by chunk."""
-        return SessionImport(self._lifecycle.session_limits, self._counters)
+        return SessionImport(self._sessions.limits, self._counters)
 
     def enrol(self, thaw: SessionImport, then: Callable[[], None]) -> None:
         """All it held has come: subscribe it here, in pages if it has many filters; *then* the peers may be told.
@@ -156,7 +153,7 @@ class SessionTransfer:
         """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
         if thaw.session is not None:
             self._subscribing.withdraw(thaw.session)
-            self._lifecycle.share_again(thaw.session)
+            self._sessions.share_again(thaw.session)
         thaw.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
@@ -166,4 +163,4 @@ class SessionTransfer:
         if will_due:
             session.will_timer = self._timers.set(will_due, WILL, session)
         if owed:
-            self._lifecycle.unreplayed[session] = self._subscribing.owe(owed)
+            self._sessions.replays[session] = self._subscribing.owe(owed)

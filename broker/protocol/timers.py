@@ -16,7 +16,6 @@ CONNECT_DEADLINE: Final = 1  # whom: a Connection
 KEEP_ALIVE: Final = 2  # a Connection
 SESSION_EXPIRY: Final = 3  # a Session
 WILL: Final = 4  # a Session
-REFUSAL: Final = 5  # a Connection whose password was wrong
 KINDS: Final = 8
 
 

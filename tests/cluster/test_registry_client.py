@@ -262,7 +262,7 @@ class Giving:
 
     def give(self, client_id: str) -> None:
         assert self.broker is not None and self.then is not None
-        given = Session(client_id, self.broker.lifecycle.session_limits, self.broker.counters)
+        given = Session(client_id, self.broker.session_lifecycle.limits, self.broker.counters)
         given.expiry = 60
         self.then(TakeoverResult(given))
 

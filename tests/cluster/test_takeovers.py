@@ -614,7 +614,7 @@ def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
     node = start_node(3)
     arrive(node[0])
     elsewhere = node[1].worker
-    elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
+    elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
     leave_a_claim(node[2], "me")
 
     assert arrive(node[2]).connack.session_present
@@ -648,7 +648,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
         broker.settle()
     leave_a_claim(node[1], "me")
     elsewhere = node[1].worker
-    elsewhere.store.keep(Session("me", elsewhere.lifecycle.session_limits, elsewhere.counters))
+    elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
     registration = node[0].registration
     assert registration is not None
     registration.registry.owned.all_again()

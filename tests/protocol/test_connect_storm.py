@@ -15,7 +15,9 @@ from broker.mqtt.properties import (
 )
 from broker.net.rounds import UNAUTHENTICATED_AT_ONCE
 from broker.overload.connects import SOONEST, SPREAD
+from broker.protocol.connect_attempt import TURN_TIMEOUT
 from broker.reasons import CloseReason, PauseReason
+from broker.store.sessions import MemorySessions
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, greeting, payloads, subscribe
@@ -73,6 +75,29 @@ def test_who_comes_too_soon_waits_for_its_turn(brokers: Brokers) -> None:
     ] == found
     assert is_in(clients[2])
     assert (3, {}) == (broker.counters.connects_delayed, closed(broker))
+
+
+class FullStore(MemorySessions):
+    """A store whose server does not answer."""
+
+    def has_room(self, now: float) -> bool:
+        return False
+
+
+def test_the_wait_for_the_turn_has_an_end(brokers: Brokers) -> None:
+    """A client whose turn never comes would keep its descriptor for ever, and never try another worker."""
+    broker = brokers()
+    broker.claim_from(FullStore())
+    client = knock(broker, "me")
+    broker.clock.now += TURN_TIMEOUT - 1.0
+    broker.settle()
+    assert [] == client.receive()
+    broker.clock.now += 1.2
+
+    (connack,) = client.receive()
+    assert isinstance(connack, ConnAck) and BUSY == connack.code
+    assert ({CloseReason.CONNECTS_WAITING: 1}, 0) == (closed(broker), waiting(broker))
+    assert 0 == len(broker.interval_metrics.pauses)
 
 
 def test_waiting_does_not_slow_the_queue_down(brokers: Brokers) -> None:

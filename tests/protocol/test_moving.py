@@ -88,7 +88,7 @@ def nothing_left(broker: Broker) -> bool:
         broker.queue_budget.used,
         broker.queue_budget.messages,
         broker.connected,
-        len(broker.lifecycle.unreplayed),
+        len(broker.session_lifecycle.replays),
     )
 
 
@@ -315,12 +315,12 @@ def test_retained_messages_that_are_owed_come_from_the_other_worker(brokers: Bro
     client = come(here, window=1)
     assert 1 == len(subscribe(client, "r/+", "other", qos=1))
     move(here, there)
-    assert 0 == len(here.lifecycle.unreplayed)
+    assert 0 == len(here.session_lifecycle.replays)
 
     received = messages(come(there).receive())
     assert set(topics) == {message.topic for message in received}
     assert len(topics) + 1 == len(received)  # the replay began anew
-    assert 0 == len(there.lifecycle.unreplayed)
+    assert 0 == len(there.session_lifecycle.replays)
 
 
 def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None:
@@ -337,7 +337,7 @@ def test_what_waits_for_a_group_goes_to_a_member_there(brokers: Brokers) -> None
     moved = steps.end()
     member = there.connect("member")
     subscribe(member, "$share/g/t", qos=1)
-    there.lifecycle.end(moved, there.clock.now)
+    there.session_lifecycle.end(moved, there.clock.now)
 
     assert [b"x"] == payloads(member.receive())
 
@@ -350,7 +350,7 @@ def test_a_group_that_nobody_is_in_loses_what_waits_with_a_count(brokers: Broker
     client.drop()
     publish(here, b"t", b"x")
     session = move(here, there)
-    there.lifecycle.end(session, there.clock.now)
+    there.session_lifecycle.end(session, there.clock.now)
     there.settle()
 
     assert {DropReason.SESSION_ENDED: 1} == dropped(there)

@@ -127,15 +127,15 @@ def test_sessions_that_do_not_come_back_leave_no_replay(brokers: Brokers) -> Non
     broker = brokers()
     client, _ = waiting(broker)
     client.drop()
-    assert 1 == len(broker.lifecycle.unreplayed)
+    assert 1 == len(broker.session_lifecycle.replays)
     broker.advance(61)
-    assert 0 == len(broker.lifecycle.unreplayed)
+    assert 0 == len(broker.session_lifecycle.replays)
     later = connect(broker)
     assert 1 == len(subscribe(later, Wanted(b"r/#", 1)))
     later.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
     later.receive()
 
-    assert 0 == len(broker.lifecycle.unreplayed)
+    assert 0 == len(broker.session_lifecycle.replays)
 
 
 def test_to_subscribe_again_and_again_costs_one_replay(brokers: Brokers) -> None:

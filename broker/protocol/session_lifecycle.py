@@ -1,0 +1,154 @@
+# The lifecycle of a session: its beginning, its time without a connection, its end, and its will.
+#
+# A session whose connection has ended lasts until its expiry has passed. Its will is published after the will delay, or
+# when the session ends, if that comes first [MQTT-3.1.2-8].
+from collections.abc import Callable
+
+from broker.config.schema import Limits
+from broker.log import Log
+from broker.metrics.counters import Counters
+from broker.mqtt.packets import Will as WillFields
+from broker.protocol.connection import Replay
+from broker.protocol.internal_errors import InternalErrors
+from broker.protocol.recent_disconnects import RecentDisconnects
+from broker.protocol.subscribing import Subscribing
+from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
+from broker.reasons import DropReason
+from broker.routing.authority import Authoriser
+from broker.routing.fanout import Deliveries
+from broker.session.message import Message
+from broker.session.origin import Origin
+from broker.session.principal import NOBODY, Principal
+from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
+from broker.session.will import Will
+from broker.store.sessions import SessionStore
+
+Publish = Callable[[Message, Session | None, float], None]
+
+
+class SessionLifecycle:
+    def __init__(
+        self,
+        store: SessionStore,
+        subscribing: Subscribing,
+        deliveries: Deliveries,
+        publish: Publish,
+        timers: Timers,
+        counters: Counters,
+        disconnects: RecentDisconnects,
+        internal_errors: InternalErrors,
+        log: Log,
+        limits: Limits,
+        queue_budget: QueueBudget,
+        origin: Origin,
+        authoriser: Authoriser | None,
+    ) -> None:
+        """*publish* publishes a will."""
+        self.limits = SessionLimits(
+            inflight=limits.inflight,
+            pending=limits.pending,
+            queue=limits.queue,
+            queue_bytes=limits.queue_bytes,
+            budget=queue_budget,
+            origin=origin,
+        )
+        # Retained messages that sessions without a connection still have to get.
+        self.replays: dict[Session, dict[Subscription, Replay]] = {}
+        self._store = store
+        self._subscribing = subscribing
+        self._deliveries = deliveries
+        self._publish = publish
+        self._timers = timers
+        self._counters = counters
+        self._disconnects = disconnects
+        self._internal_errors = internal_errors
+        self._log = log
+        self._queue_budget = queue_budget
+        self._authoriser = authoriser
+
+    def begin(self, client_id: str) -> Session:
+        """A new session for *client_id*, which is in the store."""
+        session = Session(client_id, self.limits, self._counters)
+        self._store.keep(session)
+        return session
+
+    def stop_timers(self, session: Session) -> None:
+        """*session* has a connection, lives elsewhere or ends: neither its expiry nor its will delay runs."""
+        self._timers.cancel(session.expiry_timer, session)  # [MQTT-4.1.0-1]
+        self._timers.cancel(session.will_timer, session)  # [MQTT-3.1.3-9]
+
+    def rest(self, session: Session, now: float) -> None:
+        """*session* has no connection: it ends at once, or its expiry and its will delay begin to run."""
+        if session.expiry == 0:
+            self.end(session, now)
+            return
+        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
+        will = session.will
+        if will is not None and will.delay < session.expiry:  # otherwise the end of the session publishes it
+            if will.delay:
+                session.will_timer = self._timers.set(now + will.delay, WILL, session)
+            else:
+                self.publish_will(session, now)
+
+    def expire(self, session: Session, now: float) -> None:
+        """The expiry of *session* has passed."""
+        self._counters.sessions_expired += 1
+        self.end(session, now)
+
+    def end(self, session: Session, now: float) -> None:
+        """End *session*: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7]."""
+        self.stop_timers(session)
+        self.replays.pop(session, None)
+        self._subscribing.withdraw(session)
+        self.share_again(session)
+        undelivered = session.end()
+        if undelivered:
+            self._disconnects.note_undelivered(session.client_id, undelivered)
+        self._store.forget(session)
+        # [MQTT-3.1.2-8]; last, or the session could be chosen to receive its own will through a shared subscription
+        self.publish_will(session, now)
+
+    def share_again(self, session: Session) -> None:
+        """Give the queued messages of the shared subscriptions of *session* to other members, soon."""
+        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+
+    # Wills.
+
+    def withdraw_will(self, session: Session) -> None:
+        """Forget the will of *session* without publishing it."""
+        if session.will is not None:
+            session.will = None  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
+            self._store.without_will(session)
+
+    def publish_will(self, session: Session, now: float) -> None:
+        """Publish the will of *session*, if it has one."""
+        will = session.will
+        if will is None:
+            return
+        session.will = None  # [MQTT-3.1.2-10]
+        if not session.ended:
+            self._store.without_will(session)
+        self._publish_for(will, session.client_id, session.principal, session, now)
+
+    def publish_orphaned_will(self, client_id: str, user: str | None, fields: WillFields, now: float) -> None:
+        """Publish the will of a client whose worker has died [MQTT-3.1.2-8]."""
+        authoriser = self._authoriser
+        principal = NOBODY if authoriser is None else Principal(client_id, user, authoriser.generation)
+        self._publish_for(Will(fields), client_id, principal, None, now)
+
+    def _publish_for(
+        self, will: Will, client_id: str, principal: Principal, publisher: Session | None, now: float
+    ) -> None:
+        authoriser = self._authoriser  # its rules may have changed since the client connected
+        if authoriser is not None and not authoriser.may_publish(principal, will.topic):
+            self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
+            self._log.info(
+                "will_refused", client=client_id, reason=DropReason.NOT_AUTHORIZED.label, topic=will.topic.decode()
+            )
+            return
+        try:
+            self._publish(will.message(now), publisher, now)
+        except (
+            Exception
+        ) as error:  # a mistake of ours costs the will, and does not leave the end of a session half done
+            self._internal_errors.report(error)
