@@ -95,7 +95,7 @@ class OverloadMonitor:
         if abs(shown - self._logged) > LOGGED_CHANGE or (shown == 0 and self._logged > 0):
             # `reached`, not `level`: log lines have a level of their own. `cause_worker`: not the worker that logs.
             self._log.info(
-                "overload_level",
+                "overload_level_changed",
                 reached=shown,
                 before=self._logged,
                 cause=reports.cause,
