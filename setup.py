@@ -40,6 +40,7 @@ COMPILED = [
     "broker/net/*.py",
     "broker/net/transports/[!cu]*.py",
     "broker/overload/*.py",
+    "broker/overload/quotas/*.py",
     "broker/overload/trace/*.py",
     "broker/protocol/*.py",
     "broker/routing/*.py",

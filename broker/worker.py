@@ -50,12 +50,12 @@ from broker.net.transports.tls import TlsTransport
 from broker.net.transports.transport import TCP, Transport
 from broker.net.transports.websocket import Task, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
-from broker.overload.client_overrides import ClientOverrides
 from broker.overload.connects import Connects
-from broker.overload.lease import Leases
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
-from broker.overload.quotas import Quotas
+from broker.overload.quotas.client_overrides import ClientOverrides
+from broker.overload.quotas.lease import Leases
+from broker.overload.quotas.quotas import Quotas
 from broker.overload.trace.recorder import TraceRecorder
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection_protection import ConnectionProtection

@@ -92,7 +92,7 @@ def drop(
 
 def _seconds(ttl: str) -> float:
     from broker.config.values import Duration
-    from broker.overload.overrides import LONGEST
+    from broker.overload.quotas.overrides import LONGEST
 
     try:
         return Duration(LEAST, LONGEST).take(ttl)

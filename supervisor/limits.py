@@ -1,4 +1,4 @@
-# The limits of single clients that people set while the node runs (broker/overload/overrides.py).
+# The limits of single clients that people set while the node runs (broker/overload/quotas/overrides.py).
 #
 # The supervisor has the one table of the node. A worker gets all of it with its assignment, and each change as it
 # comes, so it does not matter which worker a client is at, or comes to, or that a worker was replaced.
@@ -20,7 +20,7 @@ import trio
 from broker.config.rate import RateError
 from broker.control.frames import ChangeLimits
 from broker.log import Log
-from broker.overload.overrides import Limit, OverrideError, Overrides, limit_from
+from broker.overload.quotas.overrides import Limit, OverrideError, Overrides, limit_from
 
 Facts = dict[str, Any]
 TYPES: Final[dict[str, type]] = {

@@ -33,9 +33,9 @@ from broker.net.offload import Offload
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
 from broker.net.transports.transport import TCP, Transport
-from broker.overload.client_overrides import ClientOverrides
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
+from broker.overload.quotas.client_overrides import ClientOverrides
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing

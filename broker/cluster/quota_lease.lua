@@ -25,7 +25,7 @@ if op == 'beat' then
 end
 
 if op == 'lease' then
-  local SLICE = 0.1 -- seconds; as in broker/overload/lease.py
+  local SLICE = 0.1 -- seconds; as in broker/overload/quotas/lease.py
   local workers, used, settles = tonumber(ARGV[2]), tonumber(ARGV[3]) / 1000, ARGV[4] == '1'
   local firm, loose = tonumber(ARGV[5]), tonumber(ARGV[6])
   local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)

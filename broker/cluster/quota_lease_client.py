@@ -2,11 +2,11 @@
 #
 # Each worker tells Redis each second that it is there, and hears how many there are: when Redis is away, each goes on
 # with that part of every rate. That, or any ask, failing means that Redis is away; the next answer that it is back.
-# What to ask for, and what follows from an answer, is overload/lease.py.
+# What to ask for, and what follows from an answer, is overload/quotas/lease.py.
 from importlib.resources import files
 from typing import Final
 
-from broker.overload.lease import Ask, Leases
+from broker.overload.quotas.lease import Ask, Leases
 from broker.reasons import StoreFailure
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import Command, CommandPipeline

@@ -10,7 +10,7 @@ from broker.store.redis.address import RedisAddress
 from broker.worker_id import WorkerId
 
 Report = dict[str, Any]  # as broker/metrics/report.py makes it
-Limit = dict[str, Any]  # an override of one client, as broker/overload/overrides.py describes it
+Limit = dict[str, Any]  # an override of one client, as broker/overload/quotas/overrides.py describes it
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from broker.log import Log
 from broker.metrics.pauses import Pauses
 from broker.overload.admit import PAUSE
 from broker.overload.client import ProtectedClient
-from broker.overload.quota import Quota, QuotaExceeded
+from broker.overload.quotas.quota import Quota, QuotaExceeded
 from broker.overload.wait_list import SLOT, TimeSlots
 from broker.reasons import DropReason, PauseReason
 

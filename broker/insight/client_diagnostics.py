@@ -29,9 +29,9 @@ from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
 from broker.overload.monitor import OverloadMonitor
-from broker.overload.overrides import Limit
 from broker.overload.protection import Protection
-from broker.overload.quota import QuotaExceeded
+from broker.overload.quotas.overrides import Limit
+from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.reasons import PauseReason

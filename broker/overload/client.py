@@ -4,7 +4,7 @@
 # decides about clients, and calls `pause()` and `resume()`.
 from broker.overload.admit import NOT_WAITING, UNBOUNDED, Publish, Verdict
 from broker.overload.credits import Account
-from broker.overload.quota import Quota
+from broker.overload.quotas.quota import Quota
 
 
 class ProtectedClient:

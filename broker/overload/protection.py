@@ -26,8 +26,8 @@ from broker.overload.cost import Prices
 from broker.overload.credits import Accounts, Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import Resources, Signals
-from broker.overload.overrides import Limit
-from broker.overload.quotas import Quotas
+from broker.overload.quotas.overrides import Limit
+from broker.overload.quotas.quotas import Quotas
 from broker.overload.reports import Reports
 from broker.overload.throttle import Throttle
 from broker.overload.trace.recorder import TraceRecorder

@@ -9,7 +9,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, Properties
 from broker.mqtt.properties import REASON_STRING, USER_PROPERTY
 from broker.overload.admit import Verdict
-from broker.overload.quota import QuotaExceeded
+from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import PublishRefusal

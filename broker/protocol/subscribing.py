@@ -18,7 +18,7 @@ from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, USER_
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
 from broker.overload.admit import FILTER
-from broker.overload.quota import Quota, QuotaExceeded
+from broker.overload.quotas.quota import Quota, QuotaExceeded
 from broker.protocol.connection import Connection, Replay
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError

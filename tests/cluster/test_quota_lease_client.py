@@ -6,7 +6,7 @@ import pytest
 
 from broker.cluster.quota_lease_client import PATIENCE, REMEMBERED, QuotaLeaseClient
 from broker.config.rate import Window, parse
-from broker.overload.lease import SLICE, Ask, Lease, Leases
+from broker.overload.quotas.lease import SLICE, Ask, Lease, Leases
 from broker.reasons import StoreFailure
 from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from broker.config.schema import Config, Delivery, Quotas, QuotaScope
 from broker.insight.facts import Facts
 from broker.mqtt.packets import V5, Publish
-from broker.overload.overrides import Limit
+from broker.overload.quotas.overrides import Limit
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker

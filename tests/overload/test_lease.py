@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.config.rate import Rate, Window, parse
-from broker.overload.lease import ANSWER, RETURN, SETTLING, SLICE, Lease
+from broker.overload.quotas.lease import ANSWER, RETURN, SETTLING, SLICE, Lease
 from tests.overload.workers import PATIENCE, RECONNECT, Redis, Worker, most_passed
 
 NOW = 1000.0

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.rate import RateError
-from broker.overload.overrides import LONGEST, LONGEST_ID, Limit, OverrideError, Overrides, limit_from
+from broker.overload.quotas.overrides import LONGEST, LONGEST_ID, Limit, OverrideError, Overrides, limit_from
 
 NOW = 1000.0
 

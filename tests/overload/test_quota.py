@@ -9,10 +9,11 @@ from broker.config.rate import parse, slowest
 from broker.config.schema import ClusterQuota, QuotaScope
 from broker.config.schema import Quotas as Settings
 from broker.overload.admit import DROP, PAUSE, REFUSE, Publish
-from broker.overload.lease import Leases
-from broker.overload.overrides import Limit
-from broker.overload.quota import Quota, QuotaExceeded
-from broker.overload.quotas import BoundedRegistry, Quotas
+from broker.overload.quotas.bounded_registry import BoundedRegistry
+from broker.overload.quotas.lease import Leases
+from broker.overload.quotas.overrides import Limit
+from broker.overload.quotas.quota import Quota, QuotaExceeded
+from broker.overload.quotas.quotas import Quotas
 from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 NOW = 1000.0

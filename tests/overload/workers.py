@@ -3,7 +3,7 @@ from collections import deque
 from typing import Final
 
 from broker.config.rate import Rate
-from broker.overload.lease import SLICE, Ask, Lease, Leases
+from broker.overload.quotas.lease import SLICE, Ask, Lease, Leases
 
 PATIENCE: Final = 0.3  # seconds, as in broker/cluster/leasing.py
 BEAT: Final = 1.0

@@ -6,7 +6,7 @@ import pytest
 from broker.config.schema import Config, Quotas, QuotaScope
 from broker.mqtt.packets import V5, Ack, Publish
 from broker.mqtt.properties import USER_PROPERTY
-from broker.overload.overrides import Limit
+from broker.overload.quotas.overrides import Limit
 from broker.protocol.connection import Connection
 from broker.reasons import PauseReason
 from tests.inprocess import Broker, Client

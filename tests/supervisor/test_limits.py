@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from broker.control.frames import ChangeLimits
-from broker.overload.overrides import limit_from
+from broker.overload.quotas.overrides import limit_from
 from supervisor.limits import ClientLimits, LimitRefused
 
 NOON = 1.7e9  # a time of the day

@@ -6,15 +6,16 @@
 #
 # Where no other worker uses the same Redis nobody shares, and tenants and the cluster have their buckets here.
 # Not here yet: TBMQ's limit on persisted messages, whose queues come with durable sessions.
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from broker.config.rate import Meter, Rate, Windows, parse
 from broker.config.schema import ClusterQuota, QuotaScope
 from broker.config.schema import Quotas as QuotaSettings
 from broker.config.tenants import TenantRule
-from broker.overload.lease import Lease, Leases
-from broker.overload.overrides import Limit
-from broker.overload.quota import Allowance, Quota, Scope, SessionScope
+from broker.overload.quotas.bounded_registry import BoundedRegistry
+from broker.overload.quotas.lease import Lease, Leases
+from broker.overload.quotas.overrides import Limit
+from broker.overload.quotas.quota import Allowance, Quota, Scope, SessionScope
 
 ABSENT_CLIENTS: Final = 65_536  # remembered, of about a KiB each
 ABSENT_TENANTS: Final = 4096
@@ -27,45 +28,6 @@ LIMITS: Final = (
     ("outgoing_bytes", "OUTGOING", True),
     ("subscriptions", "SUBSCRIPTIONS", False),
 )
-
-_T = TypeVar("_T")
-
-
-class BoundedRegistry(Generic[_T]):
-    """What belongs to names: as long as somebody is here under the name, and of those who left to the last *most*."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: dict[str, _T] = {}
-        self._users: dict[str, int] = {}  # of those that have some
-        self._absent: dict[str, None] = {}  # in the order in which they left
-
-    def find(self, name: str) -> _T | None:
-        return self._values.get(name)
-
-    def keep(self, name: str, value: _T) -> None:
-        self._values[name] = value
-
-    def arrive(self, name: str) -> None:
-        """Somebody is here under *name*, which has a value."""
-        self._users[name] = self._users.get(name, 0) + 1
-        self._absent.pop(name, None)
-
-    def leave(self, name: str) -> None:
-        """One of them left."""
-        self._users[name] -= 1
-        if self._users[name]:
-            return
-        del self._users[name]
-        self._absent[name] = None
-        if len(self._absent) > self._most:
-            first = next(iter(self._absent))
-            del self._absent[first]
-            del self._values[first]
-
-    def statistics(self) -> tuple[int, int]:
-        """(names that are here, names that left and are remembered)."""
-        return len(self._users), len(self._absent)
 
 
 class Quotas:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from broker.overload.client import ProtectedClient
-from broker.overload.overrides import limit_from
 from broker.overload.protection import Protection
+from broker.overload.quotas.overrides import limit_from
 
 
 class ClientOverrides:

@@ -14,7 +14,7 @@ from typing import Final
 from broker.config.rate import Meter, Windows, parse
 from broker.mqtt.packets import V5
 from broker.overload.admit import DROP, PAUSE, REFUSE, Publish, Reason, Verdict
-from broker.overload.overrides import Limit
+from broker.overload.quotas.overrides import Limit
 from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
 
 # By QoS and whether the client speaks 5.0.
