@@ -110,7 +110,7 @@ class SessionLifecycle:
 
     def share_again(self, session: Session) -> None:
         """Give the queued messages of the shared subscriptions of *session* to other members, soon."""
-        self._deliveries.hand_over(session.take_shared(), self._queue_budget)
+        self._deliveries.redeliver(session.take_shared(), self._queue_budget)
 
     # Wills.
 
