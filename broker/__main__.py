@@ -110,7 +110,6 @@ class Process:
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
         worker.client_overrides.change(assignment.limits, [])
-        worker.mesh.on_joined = self._open
         worker.collector.start(worker.clock())
 
     def _join(self, peer: WorkerId, *descriptors: int) -> None:
@@ -122,8 +121,6 @@ class Process:
 
     def _open(self) -> None:
         """Accept connections, once all peers have sent what they know."""
-        if not self._listeners or not self.worker.mesh.complete():
-            return
         listeners, self._listeners = self._listeners, []
         for listener, transport in listeners:
             self.worker.loop.listen(listener, transport)
@@ -133,7 +130,7 @@ class Process:
     async def serve(self) -> None:
         worker = self.worker
         self._link.send(LoopStarted())
-        self._open()
+        worker.mesh.when_complete(self._open)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
             await worker.serve(self._stopping)

@@ -15,9 +15,12 @@ import trio
 
 from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
+from broker.cluster.announcements import Announcements
 from broker.cluster.background import ClusterBackground
+from broker.cluster.barriers import Barriers
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports, RedisReports, ReportReceiver
+from broker.cluster.peers import Peers
 from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.takeover import TakeoverRequests
@@ -70,6 +73,7 @@ from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
 from broker.reasons import FlushCause
 from broker.routing.fanout import Deliveries
+from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
@@ -117,11 +121,10 @@ class Worker:
         protection are recorded; "" for none.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
-        shard = worker.shard
         self.config = config
         self.heartbeat = heartbeat
         self.identity = worker
-        self.shard = shard
+        self.shard = worker.shard
         self.others: Report = {}  # the sum of what the other workers count, and those who are no more
         self.clock = clock
         self.log = structlog.get_logger()
@@ -134,12 +137,25 @@ class Worker:
         memory = self._memory = memory_limit() // workers
         self.budget = OutboundBudget(config.delivery.outbound_budget or memory // 4)
         self.queue_budget = QueueBudget(config.limits.queue_budget or memory // 4)
+        self.reactor = Reactor(
+            clock,
+            input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
+            adaptive_hold=config.delivery.adaptive_hold,
+            buffered_hold=config.delivery.buffered_hold,
+            most_held=config.delivery.held,
+        )
+        self.peers = Peers()
+        announcements = Announcements(self.peers, self.reactor, self.internal_errors.report)
+        barriers = Barriers(self.peers, clock, self.internal_errors.report)
+        stamps = HybridClock(worker, wall)
         self.routes = Routes(
             config.routes.topics,
             config.routes.bytes,
             config.limits.topic_levels,
             config.limits.topic_bytes,
             self.acl,
+            announcements,
+            worker.shard,
         )
         self.retained = Retained(config.retained.messages, config.retained.bytes, config.limits.retained_per_client)
         self.addresses = Addresses(
@@ -148,15 +164,8 @@ class Worker:
         overload = config.overload
         connects = overload.connects_per_second if overload.enabled else 0
         self.connects = Connects(connects / workers, overload.connect_burst / workers, overload.connects_waiting)
-        self.reactor = Reactor(
-            clock,
-            input_budget=max(memory // INPUT_BUDGET_SHARE, config.limits.packet_bytes),  # who is alone may send any
-            adaptive_hold=config.delivery.adaptive_hold,
-            buffered_hold=config.delivery.buffered_hold,
-            most_held=config.delivery.held,
-        )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.takeovers = Takeovers(worker, clock, self.internal_errors.report)
+        self.takeovers = Takeovers(worker, self.peers, barriers, clock, self.internal_errors.report)
         self.registration: RegistryClient | None = None
         self.store: SessionStore = MemorySessions()
         records: RecordLog | None = None
@@ -207,18 +216,20 @@ class Worker:
         )
         self.report_receiver = ReportReceiver(self.protection.reports.hear, self.counters)
         self.mesh = Mesh(
-            worker,
+            self.peers,
+            announcements,
+            barriers,
+            self.takeovers,
+            self.protection.throttle,
             self.routes,
             self.retained,
             self.deliveries,
             self.reactor,
             self.counters,
-            self.takeovers,
-            self.protection.throttle,
-            self.report_receiver.over_mesh,
             origin,
+            stamps,
+            self.report_receiver.over_mesh,
             clock,
-            wall,
             self.internal_errors.report,
         )
         redis_reports: RedisReports | None = None
@@ -234,7 +245,7 @@ class Worker:
                 self.log,
                 clock(),
             )
-        self.reports = OverloadReports(self.mesh, redis_reports, self.counters)
+        self.reports = OverloadReports(self.peers, redis_reports, self.counters)
         self.overload_monitor = OverloadMonitor(
             overload,
             self.protection,
@@ -253,8 +264,6 @@ class Worker:
         self.overload_snapshot = OverloadSnapshot(
             self.protection, self.overload_monitor, self.interval_metrics, self.connects, self.counters, overload
         )
-        self.routes.neighbours = self.mesh
-        self.routes.shard = shard
         subscribing = Subscribing(
             self.routes,
             self.retained,
@@ -262,7 +271,7 @@ class Worker:
             self.client_log,
             config.limits,
             clock,
-            self.mesh.when_settled,
+            announcements.when_confirmed,
             self.acl,
         )
         self.publishing = Publishing(
@@ -276,8 +285,8 @@ class Worker:
             alias_maximum=config.limits.topic_alias_maximum,
             qos=config.limits.qos,
             retain=config.limits.retain,
-            neighbours=self.mesh,
-            stamps=self.mesh.stamps,
+            neighbours=announcements,
+            stamps=stamps,
             topics=self.interval_metrics.topics,
             protection=self.protection,
             latencies=self.reactor.latencies,
@@ -384,7 +393,6 @@ class Worker:
             clock,
             worker=worker,
         )
-        self.takeovers.mesh = self.mesh
         self.takeovers.moving = self.transfer
         if self.registration is not None and redis is not None:
             self.takeovers.sessions = self.registration.store

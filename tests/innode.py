@@ -81,7 +81,7 @@ class Node(Sequence[Broker]):
     def look_around(self) -> None:
         """Each worker tells who is quick in its shared subscriptions, as it does ten times a second of passing time."""
         for broker in self.workers:
-            broker.mesh._look_at = 0.0
+            broker.mesh._housekeeping_at = 0.0
         self.settle()
 
     def __getitem__(self, number):  # type: ignore[no-untyped-def]  # as Sequence's

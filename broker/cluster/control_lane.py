@@ -1,6 +1,6 @@
 # The control lane from a peer: what its clients want, and how far it has come with what we sent.
 from broker.cluster import wire
-from broker.cluster.data_lane import Ends, MeshError
+from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
 from broker.net.stream import Handler, Stream
 from broker.overload.quantum import FILTER_COST
@@ -8,34 +8,10 @@ from broker.reasons import CloseReason
 from broker.routing.routes import Routes
 
 
-class ControlEnds(Ends):
-    """Who is told what concerns more than one peer."""
-
-    def opened(self, peer: Peer, now: float) -> None:
-        """The gate of *peer* is open again."""
-        raise NotImplementedError
-
-    def passed(self, peer: Peer, barrier: int, now: float) -> None:
-        """*peer* has processed all that was written before *barrier*."""
-        raise NotImplementedError
-
-    def retell(self, peer: Peer) -> None:
-        """*peer* has to be told once more what is retained."""
-        raise NotImplementedError
-
-    def all_told(self, peer: Peer) -> None:
-        """We know all that the clients of *peer* have subscribed to."""
-        raise NotImplementedError
-
-    def reported(self, report: bytes, now: float) -> None:
-        """A peer says how overloaded it is."""
-        raise NotImplementedError
-
-
 class ControlLane(Handler):
-    def __init__(self, peer: Peer, ends: ControlEnds, routes: Routes) -> None:
+    def __init__(self, peer: Peer, listener: LaneListener, routes: Routes) -> None:
         self._peer = peer
-        self._ends = ends
+        self._listener = listener
         self._routes = routes
         self._sequence = 0  # of the last change that was taken
         self._confirmed = 0
@@ -69,7 +45,7 @@ class ControlLane(Handler):
         pass
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._ends.lane_lost(self._peer, stream, now)
+        self._listener.lane_lost(self._peer, stream)
 
     def _take(self, kind: int, body: bytes, now: float) -> None:
         peer = self._peer
@@ -89,23 +65,23 @@ class ControlLane(Handler):
             self._taken(sequence)
         elif kind == wire.CONFIRMED:
             peer.promise(*wire.read_confirmed(body))
-            self._ends.confirmed(peer)
+            self._listener.confirmed(peer)
         elif kind == wire.SYNC:
             self._taken(wire.read_number(body))
         elif kind == wire.DONE:
             if peer.processed(wire.read_number(body), now):
-                self._ends.opened(peer, now)
+                self._listener.opened(peer, now)
         elif kind == wire.PASSED:
-            self._ends.passed(peer, wire.read_number(body), now)
+            self._listener.passed(peer, wire.read_number(body))
         elif kind == wire.RETELL:
-            self._ends.retell(peer)
+            self._listener.retell(peer)
         elif kind == wire.ALL_TOLD:
-            self._ends.all_told(peer)
+            self._listener.all_told(peer)
         elif kind == wire.REPORT:
             if len(body) > wire.LARGEST_REPORT:
                 raise MeshError(f"a report of {len(body)} bytes")
-            self._ends.reported(body, now)
-        elif not self._ends.about_session(peer, kind, body):
+            self._listener.reported(body, now)
+        elif not self._listener.about_session(peer, kind, body):
             raise MeshError(f"a frame of kind {kind} on the control lane")
 
     def _taken(self, sequence: int) -> None:

@@ -5,6 +5,7 @@
 # for nothing but our own processor. While a publish with thousands of receivers is under way the lane is held, so that
 # messages keep their order.
 from broker.cluster import wire
+from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import read_length
@@ -25,47 +26,11 @@ TELL_AFTER = 0.01  # seconds: gates measure by it how long things take
 NOTHING_DUE = float("inf")
 
 
-class MeshError(Exception):
-    """Another worker said what it cannot have said: one of us has a mistake, and nothing is certain any more."""
-
-
-class Ends:
-    """Who is told what a lane has to tell beside messages."""
-
-    def lane_lost(self, peer: Peer, stream: Stream, now: float) -> None:
-        """A lane has ended: the other worker is gone."""
-        raise NotImplementedError
-
-    def confirmed(self, peer: Peer) -> None:
-        """*peer* has taken changes that we told, or we what it sent before that."""
-        raise NotImplementedError
-
-    def all_retained(self, peer: Peer) -> None:
-        """*peer* has told us all that it had retained."""
-        raise NotImplementedError
-
-    def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
-        """A frame about a session that goes from one worker to another; false if it is about something else."""
-        raise NotImplementedError
-
-    def tick_by(self, when: float) -> None:
-        """A lane wants its tick at *when*, at the latest."""
-        raise NotImplementedError
-
-    def stamp_seen(self, stamp: int) -> None:
-        """A peer wrote something retained under *stamp*."""
-        raise NotImplementedError
-
-    def failed(self, error: Exception, now: float) -> None:
-        """A mistake of ours, in delivering a message: it costs that message."""
-        raise NotImplementedError
-
-
 class DataLane(Handler):
     def __init__(
         self,
         peer: Peer,
-        ends: Ends,
+        listener: LaneListener,
         routes: Routes,
         retained: Retained,
         deliveries: Deliveries,
@@ -74,7 +39,7 @@ class DataLane(Handler):
     ) -> None:
         self._origin = origin
         self._peer = peer
-        self._ends = ends
+        self._listener = listener
         self._routes = routes
         self._retained = retained
         self._deliveries = deliveries
@@ -103,7 +68,7 @@ class DataLane(Handler):
                 try:
                     spent += self._take_publish(stream, data, first, position, body, stop, now)
                 except Exception as error:
-                    self._ends.failed(error, now)
+                    self._listener.failed(error)
                     spent += PUBLISH_COST
             elif first == wire.FRAME:
                 body = position + 1 + wire.HEAD
@@ -119,7 +84,7 @@ class DataLane(Handler):
                 except MeshError:
                     raise
                 except Exception as error:
-                    self._ends.failed(error, now)
+                    self._listener.failed(error)
                     spent += PUBLISH_COST
             elif first == wire.FORMAT_3 or first == wire.FORMAT_5:
                 self._format = first
@@ -137,12 +102,12 @@ class DataLane(Handler):
             stream.input = b""
             stream.position = 0
         if self._peer.promised():
-            self._ends.confirmed(self._peer)
+            self._listener.confirmed(self._peer)
         self._untold += taken
         if self._untold >= TELL_EACH or self._processed - self._told >= TELL_EVERY:
             self._tell(now)
         elif taken:
-            self._ends.tick_by(self._told_at + TELL_AFTER)
+            self._listener.tick_by(self._told_at + TELL_AFTER)
         return spent
 
     def tick(self, now: float) -> float:
@@ -164,7 +129,7 @@ class DataLane(Handler):
         pass  # nobody waits for the outbox: gates bound what is in it
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._ends.lane_lost(self._peer, stream, now)
+        self._listener.lane_lost(self._peer, stream)
 
     def _take_publish(
         self, stream: Stream, data: bytes, first: int, position: int, body: int, stop: int, now: float
@@ -199,7 +164,7 @@ class DataLane(Handler):
         if kind == wire.MESSAGE:
             message, flags, owner, stamp = wire.read_message(data, start, stop)
             if flags & wire.KEEP:
-                self._ends.stamp_seen(stamp)
+                self._listener.stamp_seen(stamp)
                 self._retained.merge(message, now, owner, stamp)
             return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
         if kind == wire.SHARED:
@@ -211,11 +176,11 @@ class DataLane(Handler):
             self._peer.tell(wire.frame(wire.PASSED, data[start:stop]))
             return 1
         if kind == wire.ALL_RETAINED:
-            self._ends.all_retained(self._peer)
+            self._listener.all_retained(self._peer)
             return 1
         self._origin.worker = self._origin.here  # what follows from it, a will perhaps, is published here
         try:
-            if self._ends.about_session(self._peer, kind, data[start:stop]):
+            if self._listener.about_session(self._peer, kind, data[start:stop]):
                 return PUBLISH_COST
         finally:
             self._origin.worker = self._peer.worker

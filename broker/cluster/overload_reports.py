@@ -7,8 +7,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from broker.cluster.mesh import Mesh
-from broker.cluster.wire import LARGEST_REPORT
+from broker.cluster import wire
+from broker.cluster.peers import Peers
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
@@ -68,17 +68,17 @@ class RedisReports:
 
 
 class OverloadReports:
-    def __init__(self, mesh: Mesh, redis: RedisReports | None, counters: Counters) -> None:
+    def __init__(self, peers: Peers, redis: RedisReports | None, counters: Counters) -> None:
         """*redis*: None if no other worker uses the same Redis."""
         self.redis = redis
-        self._mesh = mesh
+        self._peers = peers
         self._counters = counters
 
     def tell(self, report: bytes, now: float) -> None:
         """Send *report* to all other workers, within a turn of the reactor. ValueError: over LARGEST_REPORT bytes."""
-        if len(report) > LARGEST_REPORT:
-            raise ValueError(f"a report of {len(report)} bytes: {LARGEST_REPORT} are the most")
-        self._counters.reports_sent_mesh += self._mesh.report(report)
+        if len(report) > wire.LARGEST_REPORT:
+            raise ValueError(f"a report of {len(report)} bytes: {wire.LARGEST_REPORT} are the most")
+        self._counters.reports_sent_mesh += self._peers.tell(wire.frame(wire.REPORT, report))
         if self.redis is not None:
             self.redis.tell(report, now)
 

@@ -23,8 +23,10 @@ from functools import partial
 from typing import Final, Protocol
 
 from broker.cluster import wire
+from broker.cluster.barriers import Barriers
 from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
+from broker.cluster.peers import Peers
 from broker.cluster.takeover import HANDOVER_PATIENCE, OnTakeover, TakeoverResult
 from broker.mqtt.packets import Will
 from broker.overload.credits import UNKNOWN
@@ -46,7 +48,6 @@ SWITCH: Final = struct.Struct(">QH")  # number, shard of the owner
 MARK: Final = struct.Struct(">QH")  # number, shard of the worker that asked
 HAS: Final = struct.Struct(">QB")  # number, whether it has the session
 NUMBER: Final = struct.Struct(">Q")
-DATA_HEAD: Final = b"\x00"
 
 
 class Registered(Protocol):
@@ -63,14 +64,6 @@ class Registered(Protocol):
     def keep_after_all(self, session: Session, epoch: int) -> None:
         """Who was to have *session* is gone: it is ours again, with *epoch*."""
         ...
-
-
-class Others(Protocol):
-    """The mesh, as far as it is needed here."""
-
-    peers: list[Peer]
-
-    def when_passed(self, then: Callable[[float], None], now: float) -> None: ...
 
 
 class Adoption:
@@ -130,8 +123,16 @@ class Departure:
 class Takeovers:
     """The `TakeoverRequests` of the registered sessions."""
 
-    def __init__(self, worker: WorkerId, clock: Callable[[], float], failed: Callable[[Exception], None]) -> None:
-        self.mesh: Others | None = None  # these three are set when the worker is composed
+    def __init__(
+        self,
+        worker: WorkerId,
+        peers: Peers,
+        barriers: Barriers,
+        clock: Callable[[], float],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._all = peers
+        self._barriers = barriers
         self.moving: SessionTransfer | None = None
         self.sessions: Registered | None = None
         self._worker = worker
@@ -168,7 +169,7 @@ class Takeovers:
             peer.tell(wire.frame(wire.HAS, HAS.pack(number, has)))
 
     def _peers(self) -> list[Peer]:
-        return [] if self.mesh is None else list(self.mesh.peers)
+        return list(self._all.all)
 
     def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: OnTakeover) -> None:
         if not peers:
@@ -273,7 +274,7 @@ class Takeovers:
         self.sessions.give_up(client_id, epoch, partial(self._given_up, peer, number, epoch, wanted))
 
     def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, handover: TakeoverResult) -> None:
-        assert self.moving is not None and self.mesh is not None and self.sessions is not None
+        assert self.moving is not None and self.sessions is not None
         session = handover.session
         now = self._clock()
         if peer.gone:
@@ -290,16 +291,16 @@ class Takeovers:
             self.moving.end_elsewhere(session, now)
         credits = self.moving.credits(session.client_id, now)
         if frozen is None:
-            self.mesh.when_passed(partial(self._nothing_left, peer, number, handover.epoch, credits), now)
+            self._barriers.when_passed(partial(self._nothing_left, peer, number, handover.epoch, credits), now)
             return
         filter = TransferFilter(False)
         session.transfer_filter = filter
         departure = Departure(peer, number, epoch, frozen, filter, set(self._peers()))
         self._departures[peer.shard, number] = self._leaving[session.client_id] = departure
         # On the lane of the chunks, or they could come first.
-        peer.write(DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, handover.epoch, credits)))
+        peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, handover.epoch, credits)))
         self._moving.append(departure)
-        self.mesh.when_passed(partial(self._passed, departure), now)
+        self._barriers.when_passed(partial(self._passed, departure), now)
 
     def _nothing_left(self, peer: Peer, number: int, epoch: int, credits: float, now: float) -> None:
         self._answer(peer, number, NOTHING, epoch, credits)
@@ -387,7 +388,7 @@ class Takeovers:
                 other.write(mark)
 
     def _mark(self, asker: int, number: int) -> bytes:
-        return DATA_HEAD + wire.frame(wire.MARK, MARK.pack(number, asker))
+        return wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(number, asker))
 
     def _marked(self, peer: Peer, asker: int, number: int) -> None:
         """What *peer* sends from here on is for the session at its new place."""
@@ -496,7 +497,7 @@ class Takeovers:
             chunk = departure.frozen.next_chunk()
             if not chunk:
                 return False
-            peer.write(DATA_HEAD + wire.frame(wire.CHUNK, NUMBER.pack(departure.number) + chunk))
+            peer.write(wire.DATA_HEAD + wire.frame(wire.CHUNK, NUMBER.pack(departure.number) + chunk))
             if self._clock() >= until:
                 break
         return True

@@ -58,6 +58,7 @@ KEEP: Final = 2  # retain it
 
 LARGEST_REPORT: Final = 4096  # bytes; they go ahead of messages, and must not be what those wait for
 
+DATA_HEAD: Final = b"\x00"  # FRAME, before each frame on the data lane
 HEAD: Final = 5  # bytes of a frame before what belongs to its kind
 _HEAD: Final = struct.Struct(">IB")
 _RUN: Final = struct.Struct(">BIIIH")

@@ -196,7 +196,7 @@ class Retained:
             dropped += 1
         return dropped
 
-    def bury(self, now: float, limit: int) -> None:
+    def forget_tombstones(self, now: float, limit: int) -> None:
         """Forget up to *limit* deletions that are older than any write that may still come."""
         for _ in range(limit):
             topic = next(iter(self._tombstones), None)

@@ -275,11 +275,19 @@ class Routes:
     """
 
     def __init__(
-        self, topics: int, size: int, levels: int, topic_bytes: int, authoriser: Authoriser | None = None
+        self,
+        topics: int,
+        size: int,
+        levels: int,
+        topic_bytes: int,
+        authoriser: Authoriser | None = None,
+        neighbours: Neighbours | None = None,
+        shard: int = 0,
     ) -> None:
+        """*neighbours* are told what is subscribed to here; *shard*: of this worker."""
         self.index = FilterIndex()  # of subscriptions here
-        self.neighbours: Neighbours | None = None  # to be told what is subscribed to here
-        self.shard = 0  # the number of this worker
+        self._neighbours = neighbours
+        self._shard = shard
         self._groups = FilterIndex()
         self._elsewhere = FilterIndex()  # of neighbours
         self._authoriser = authoriser
@@ -308,8 +316,8 @@ class Routes:
         if subscription.share:
             self._join(subscription)
             return
-        if self.index.add(filter, subscription) and self.neighbours is not None:
-            self.neighbours.gained(filter)
+        if self.index.add(filter, subscription) and self._neighbours is not None:
+            self._neighbours.gained(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -334,8 +342,8 @@ class Routes:
         if subscription.share:
             self._leave(subscription)
             return
-        if self.index.remove(filter, subscription) and self.neighbours is not None:
-            self.neighbours.lost(filter)
+        if self.index.remove(filter, subscription) and self._neighbours is not None:
+            self._neighbours.lost(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -435,9 +443,9 @@ class Routes:
 
     def _tell(self, group: SharedGroup) -> None:
         """The neighbours are to know how many members are here."""
-        if self.neighbours is not None:
+        if self._neighbours is not None:
             group.told = (len(group), group.quick())
-            self.neighbours.shared(group.share, group.filter, len(group), group.quick())
+            self._neighbours.shared(group.share, group.filter, len(group), group.quick())
 
     def _group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of that name, perhaps a new one without a member."""
@@ -445,7 +453,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = SharedGroup(share, filter, self._authoriser, self.shard)
+        group = self._shared[key] = SharedGroup(share, filter, self._authoriser, self._shard)
         self._groups.add(filter, group)
         route = self._current(filter)
         if route is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.cluster import wire
-from broker.cluster.data_lane import MeshError
+from broker.cluster.lane_listener import MeshError
 from broker.config.schema import Config, Overload
 from broker.mqtt.packets import Publish
 from broker.net.loop import SLICE
@@ -74,7 +74,7 @@ def test_a_report_that_is_too_large_is_a_mistake(nodes: Nodes) -> None:
     one.settle()
     assert [] == heard
 
-    one.mesh.report(b"x" * (wire.LARGEST_REPORT + 1))
+    one.worker.peers.tell(wire.frame(wire.REPORT, b"x" * (wire.LARGEST_REPORT + 1)))
     with pytest.raises(MeshError, match="4097 bytes"):
         one.settle()
 

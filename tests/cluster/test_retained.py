@@ -244,9 +244,9 @@ def test_a_deletion_is_forgotten_when_no_older_write_can_come() -> None:
     retained = RetainedMessages(100, 10_000)
     for n in range(5):
         retained.delete(b"%d" % n, clock.stamp(), 10.0 + n)
-    retained.bury(10.0 + TOMBSTONE + 1.5, 10)
+    retained.forget_tombstones(10.0 + TOMBSTONE + 1.5, 10)
     assert [b"2", b"3", b"4"] == retained.deleted()
-    retained.bury(1000.0, 2)
+    retained.forget_tombstones(1000.0, 2)
     assert [b"4"] == retained.deleted()
 
 

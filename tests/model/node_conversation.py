@@ -171,8 +171,9 @@ class NodeConversation(Conversation):
     def _compare_knowledge(self, broker: Broker) -> None:
         """Each worker knows what the clients of the others want, and nothing waits to be told."""
         mesh = broker.mesh
-        assert not mesh._barriers and not mesh._unsettled and not mesh._telling and not mesh._forgetting
-        assert not mesh.takeovers._arrivals and not mesh.takeovers._departures
+        assert 0 == mesh.pending()
+        takeovers = broker.takeovers
+        assert not takeovers._arrivals and not takeovers._departures
         assert len(self.node) - 1 == len(mesh.peers)
         groups = list(broker.routes.shared_groups())
         for peer in mesh.peers:

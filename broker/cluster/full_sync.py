@@ -1,0 +1,121 @@
+# Full synchronisation: a worker that joins is told all that is subscribed to here, and all that is retained.
+#
+# It goes in pages between other work, as there may be millions of filters. Filters and members go on the control lane,
+# then ALL_TOLD; retained messages and recent deletions on the data lane, which may be full for a while, then
+# ALL_RETAINED. The newcomer serves no client before it has both from every peer.
+#
+# Every peer tells the newcomer the retained messages that it set itself. Those that a dead worker set are told by all.
+# If a peer dies before it has told its part, the newcomer asks the others to tell theirs again (RETELL).
+from collections import deque
+from typing import Final
+
+from broker.cluster import wire
+from broker.cluster.peer import Peer
+from broker.cluster.peers import Peers
+from broker.routing.hybrid_clock import WRITER_MASK
+from broker.routing.retained import Retained
+from broker.routing.routes import RESERVED, Routes
+from broker.routing.shared import SharedGroup
+from broker.session.message import NEVER, Message
+
+PAGE: Final = 256  # filters, or retained messages, between two looks at the clock
+
+
+class Progress:
+    """What *peer* still has to be told."""
+
+    def __init__(self, peer: Peer, filters: list[bytes], groups: list[SharedGroup], topics: list[bytes]) -> None:
+        self.peer = peer
+        self.filters = filters
+        self.groups = groups
+        self.topics = topics
+        self.interest_told = False
+
+
+class FullSync:
+    def __init__(self, peers: Peers, routes: Routes, retained: Retained) -> None:
+        self._peers = peers
+        self._routes = routes
+        self._retained = retained
+        self._pending: deque[Progress] = deque()
+
+    def begin(self, peer: Peer) -> None:
+        """*peer* has joined: tell it everything."""
+        filters, groups = self._routes.index.names(), list(self._routes.shared_groups())
+        self._pending.append(Progress(peer, filters, groups, self._topics()))
+
+    def repeat_retained(self, peer: Peer) -> None:
+        """*peer* asks for the retained messages again: a worker that was to tell its part has died."""
+        self._pending.append(Progress(peer, [], [], self._topics()))
+
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def step(self) -> bool:
+        """Tell the next page; false if nothing can be told now, as each peer's data lane is full or all is told."""
+        pending = self._pending
+        for _ in range(len(pending)):
+            progress = pending[0]
+            if progress.peer.gone:
+                pending.popleft()
+                return True
+            if not progress.interest_told:
+                self._tell_interest(progress)
+                return True
+            if progress.peer.gate.open:
+                if self._tell_retained(progress):
+                    pending.popleft()
+                return True
+            pending.rotate(-1)
+        return False
+
+    def _topics(self) -> list[bytes]:
+        return self._retained.topics() + self._retained.deleted()
+
+    def _tell_interest(self, progress: Progress) -> None:
+        """Tell a page of filters and members.
+
+        A filter that has lost its last subscriber since `begin()` was announced as lost, perhaps before its turn came
+        here: it is left out.
+        """
+        peer = progress.peer
+        for _ in range(min(PAGE, len(progress.filters))):
+            filter = progress.filters.pop()
+            if self._routes.index.has(filter):
+                peer.tell(wire.change(wire.GAINED, 0, filter))
+        for _ in range(min(PAGE, len(progress.groups))):
+            group = progress.groups.pop()
+            if len(group):
+                peer.tell(wire.members(0, group.share, group.filter, len(group), group.quick()))
+        if not progress.filters and not progress.groups:
+            progress.interest_told = True
+            peer.tell(wire.frame(wire.ALL_TOLD))
+
+    def _tell_retained(self, progress: Progress) -> bool:
+        """Tell a page of retained messages; true if that was the last."""
+        peer = progress.peer
+        for _ in range(PAGE):
+            if not peer.gate.open or not progress.topics:
+                break
+            self._tell_topic(peer, progress.topics.pop())
+        if progress.topics:
+            return False
+        peer.write(wire.DATA_HEAD + wire.frame(wire.ALL_RETAINED))
+        return True
+
+    def _tell_topic(self, peer: Peer, topic: bytes) -> None:
+        """Tell the message or the deletion of *topic*, unless another peer tells it."""
+        if topic.startswith(RESERVED):
+            return  # every worker has its own
+        kept = self._retained.kept(topic)
+        if kept is None:
+            stamp = self._retained.tombstone(topic)
+            if stamp and self._is_ours_to_tell(stamp):
+                peer.write(wire.message(Message(topic, b"", 0, True, b"", NEVER), wire.KEEP, "", stamp))
+        elif self._is_ours_to_tell(kept.stamp):
+            peer.write(wire.message(kept, wire.KEEP, kept.client_id, kept.stamp))
+
+    def _is_ours_to_tell(self, stamp: int) -> bool:
+        """Whether this worker made the write with *stamp*, or a worker that is gone."""
+        writer = stamp & WRITER_MASK
+        return all(peer.writer != writer for peer in self._peers.all)

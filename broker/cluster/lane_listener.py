@@ -1,0 +1,57 @@
+# What the two lanes of a peer report beside messages and interest. The mesh implements it.
+from broker.cluster.peer import Peer
+from broker.net.stream import Stream
+
+
+class MeshError(Exception):
+    """A peer sent what no worker sends: a mistake in our own code, after which nothing on the lane can be trusted."""
+
+
+class LaneListener:
+    def lane_lost(self, peer: Peer, stream: Stream) -> None:
+        """The lane *stream* has ended: *peer* is gone."""
+        raise NotImplementedError
+
+    def confirmed(self, peer: Peer) -> None:
+        """*peer* has confirmed changes, or this worker has processed what the peer sent before it confirmed them."""
+        raise NotImplementedError
+
+    def all_told(self, peer: Peer) -> None:
+        """*peer* has told all filters of its subscribers."""
+        raise NotImplementedError
+
+    def all_retained(self, peer: Peer) -> None:
+        """*peer* has told all retained messages that it had to tell."""
+        raise NotImplementedError
+
+    def retell(self, peer: Peer) -> None:
+        """*peer* asks for the retained messages again."""
+        raise NotImplementedError
+
+    def opened(self, peer: Peer, now: float) -> None:
+        """The gate of *peer* has opened."""
+        raise NotImplementedError
+
+    def passed(self, peer: Peer, barrier: int) -> None:
+        """*peer* has processed all that was sent before the barrier with this number."""
+        raise NotImplementedError
+
+    def reported(self, report: bytes, now: float) -> None:
+        """*report* says how overloaded a peer is."""
+        raise NotImplementedError
+
+    def stamp_seen(self, stamp: int) -> None:
+        """A peer wrote a retained message with *stamp*."""
+        raise NotImplementedError
+
+    def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
+        """Take a frame about a session that goes from one worker to another; false if *kind* is no such frame."""
+        raise NotImplementedError
+
+    def tick_by(self, when: float) -> None:
+        """A lane needs its tick at *when*, at the latest."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        """Our own code failed on one message; the message is lost, and the lane goes on."""
+        raise NotImplementedError
