@@ -14,7 +14,7 @@ from typing import Final
 
 from broker.delivery.outbox import Outbox
 from broker.log import Log
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.overload.admit import PAUSE
 from broker.overload.client import ProtectedClient
 from broker.overload.quotas.quota import Quota, QuotaExceeded
@@ -53,7 +53,9 @@ class ClientEgress:
 
 
 class EgressQuota:
-    def __init__(self, pauses: Pauses, log: Log, clock: Callable[[], float], soon: Callable[[float], None]) -> None:
+    def __init__(
+        self, pauses: PauseStatistics, log: Log, clock: Callable[[], float], soon: Callable[[float], None]
+    ) -> None:
         """*soon*: has `tick()` called at the given time, at the latest."""
         self.clock = clock
         self._log = log
@@ -91,7 +93,7 @@ class EgressQuota:
         limit.slot = int(over.until / SLOT) + 1
         self._closed.add(limit.slot, limit)
         self._soon(now + SLOT)
-        self._pauses.hold(reason, now)
+        self._pauses.begin_unnamed(reason, now)
         client = limit.client
         if client.note(PAUSE, reason.label, now):
             self._log.info("client_throttled", client=client.client_id, reason=reason.label)
@@ -118,7 +120,7 @@ class EgressQuota:
     def _open(self, limit: ClientEgress, now: float) -> None:
         reason = limit.reason
         if reason is not None:
-            self._pauses.let_go(reason, now)
+            self._pauses.end_unnamed(reason, now)
         limit.reason = limit.drop_reason = None
 
 

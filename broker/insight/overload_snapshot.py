@@ -71,7 +71,7 @@ class OverloadSnapshot:
 
     def _held(self) -> dict[str, dict[str, int]]:
         """By reason: clients that are held now, and for how long all of them were, in the last interval and minute."""
-        pauses, last = self._metrics.pauses.held(), self._metrics.last
+        pauses, last = self._metrics.pauses.paused(), self._metrics.last
         minute = self._metrics.paused_for()
         interval = {} if last is None else last["paused"]
         return {

@@ -1,19 +1,19 @@
-# Heavy hitters: who, of any number, costs most, in the memory of a few.
+# Heavy hitters: the clients or topics that cost most, of any number of them, in bounded memory.
 #
-# A table of counts by key that is pruned when it is full: Space-Saving with the evictions put together, so that most
-# calls are one look-up and some additions. Each measure has a floor, the most that anybody who was evicted had. Who
-# comes is taken to have had the floor already: so a figure is never too low, and never above the truth by more than
-# the floor.
+# A table of counts by key that is pruned when it is full: the algorithm Space-Saving with the evictions put together,
+# so that most calls are one look-up and some additions. Each measure has a floor, the greatest figure of any evicted
+# key. A key that is not in the table starts at the floor: so a figure is never too low, and never above the truth by
+# more than the floor.
 # Why is the floor of a measure at most its total / KEPT? Take the KEPT greatest figures, each at least the floor (as
-# placeholders, where there are fewer). Adding w raises their sum by at most w: also for a newcomer, as that begins at
-# the floor, where a placeholder or somebody greater was. A prune raises the floor to the KEPT-th greatest figure, which
-# changes none of these. So the sum is at most the total, and the floor at most its KEPT-th part.
-# A key is kept that is great by any measure; Space-Saving as published has one measure only.
+# placeholders, if there are fewer). Adding w raises their sum by at most w: also for a new key, as that begins at the
+# floor, in the place of a placeholder or a greater figure. A prune raises the floor to the KEPT-th greatest figure,
+# which changes none of these. So the sum is at most the total, and the floor at most its KEPT-th part.
+# A key is kept if it is great by any measure; Space-Saving as published has one measure only.
 from heapq import nlargest
 from typing import Final
 
-KEPT: Final = 100  # by each measure: a figure is off by at most 1 % of the total
-CAPACITY: Final = 2048  # keys; so many are counted exactly, and a prune leaves fewer than 4 * KEPT
+KEPT: Final = 100  # keys for each measure: a figure is off by at most 1 % of the total
+CAPACITY: Final = 2048  # keys that are counted exactly; a prune leaves fewer than 4 * KEPT
 
 
 class Hitter:
@@ -28,21 +28,21 @@ class Hitter:
 
 
 class HeavyHitters:
-    """Figures by key, since they were last cleared, of at most *capacity* keys.
+    """Figures by key, since the last `clear()`, of at most *capacity* keys.
 
-    Of each measure: a key's figure is its true total or above it, by at most `error()` of that measure, which is at
-    most the true sum over all keys / *kept*; a key that is not here has a total of at most `error()`, too.
+    For each measure: a key's figure is its true total or above it, by at most `error()`, which is at most the true sum
+    over all keys / *kept*; the total of a key that is not in the table is at most `error()`, too.
     """
 
     def __init__(self, kept: int = KEPT, capacity: int = CAPACITY) -> None:
-        """*capacity*: at least 4 * *kept*, and better many times that, or it would prune all the time."""
+        """*capacity*: at least 4 * *kept*, better many times that, as each prune costs time."""
         self._kept = kept
         self._capacity = capacity
         self._hitters: dict[object, Hitter] = {}
         self._floor = Hitter(None, 0, 0, 0, 0)
 
     def add(self, key: object, cost: int, messages: int, size: int) -> None:
-        """*key*, which can be hashed, did some more: units, messages, bytes."""
+        """Add cost (units), messages and bytes to those of *key*, which is hashable."""
         hitter = self._hitters.get(key)
         if hitter is None:
             hitter = self._enter(key)
@@ -51,14 +51,14 @@ class HeavyHitters:
         hitter.bytes += size
 
     def add_pause(self, key: object, microseconds: int) -> None:
-        """*key* was held back for so long."""
+        """Add *microseconds* to the time that *key* was paused."""
         hitter = self._hitters.get(key)
         if hitter is None:
             hitter = self._enter(key)
         hitter.paused += microseconds
 
     def top(self, count: int) -> list[Hitter]:
-        """The first *count* by each measure, without those that have nothing of it; each once, by cost, falling."""
+        """The first *count* keys by each measure, if it is above 0. Each key once, the highest cost first."""
         found: dict[Hitter, None] = {}
         hitters = list(self._hitters.values())
         for hitter in nlargest(count, hitters, key=_cost):
@@ -76,11 +76,11 @@ class HeavyHitters:
         return sorted(found, key=_cost, reverse=True)
 
     def error(self) -> Hitter:
-        """By how much a figure may be above the truth; 0 while no key had to go. Not to be changed."""
+        """By how much a figure may be above the truth; 0 while no key was evicted. Read only."""
         return self._floor
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all keys."""
         self._hitters = {}
         self._floor = Hitter(None, 0, 0, 0, 0)
 
@@ -96,7 +96,7 @@ class HeavyHitters:
         return hitter
 
     def _prune(self) -> None:
-        """Keep those that are above the KEPT-th by any measure: fewer than 4 * KEPT."""
+        """Keep the keys that are above the KEPT-th figure of any measure: fewer than 4 * KEPT."""
         kept = self._kept
         hitters = self._hitters.values()
         floor = self._floor
@@ -109,7 +109,7 @@ class HeavyHitters:
             if hitter.cost > cost or hitter.messages > messages or hitter.bytes > size or hitter.paused > paused:
                 left[hitter.key] = hitter
         self._hitters = left
-        # Those who were kept for another measure may all be below the floor.
+        # Keys that were kept for another measure may all be below the floor.
         floor.cost = max(floor.cost, cost)
         floor.messages = max(floor.messages, messages)
         floor.bytes = max(floor.bytes, size)
@@ -117,7 +117,7 @@ class HeavyHitters:
 
 
 def _greatest(figures: list[int], rank: int) -> int:
-    """The *rank*-th greatest."""
+    """The *rank*-th greatest of *figures*."""
     figures.sort()
     return figures[-rank]
 

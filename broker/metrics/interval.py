@@ -10,7 +10,7 @@ from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.worker_id import WorkerId
 
@@ -39,7 +39,7 @@ class IntervalMetrics:
         """*records*: None if none are written. The first interval starts *now*."""
         self.clients = HeavyHitters()
         self.topics = HeavyHitters()
-        self.pauses = Pauses(counters, self.clients)
+        self.pauses = PauseStatistics(counters, self.clients)
         self.recorder = Recorder(counters, self.clients, self.topics, latencies, self.pauses, worker=worker, now=now)
         self.last: dict[str, Any] | None = None  # the record of the last interval
         self._records = records

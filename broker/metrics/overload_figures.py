@@ -1,31 +1,30 @@
-# What overload protection is at, in figures: of one worker, or of all of a node.
-#
-# Who protects fills them in (worker.py), who shows them reads them: the metrics record, Prometheus and $SYS. The first
-# four that are named here are HiveMQ's, with clients in back-pressure as `throttled`.
+# The figures of overload protection, of one worker or of a whole node, for the metrics record, Prometheus and $SYS.
+# table.py says where each is shown. `level` to `throttled` are what HiveMQ shows; its clients in back-pressure are
+# `throttled` here.
 from dataclasses import dataclass, field
 
-CALM_CREDITS = 50_000  # what a client is granted and has while nothing is overloaded (overload.refill)
+CALM_CREDITS = 50_000  # that a client gets and has at level 0 (overload.refill)
 
 
 @dataclass(kw_only=True)
 class OverloadFigures:
-    """One reading. It is not changed afterwards."""
+    """One reading, which does not change."""
 
     level: int = 0  # 0 to 10, rounded up
     credits_per_tick: int = CALM_CREDITS  # that each client gets every 200 ms
     using_credits: int = 0  # clients with less than the most they may have
     average_credits: float = float(CALM_CREDITS)  # of all clients
-    throttled: int = 0  # clients that are held back, by overload protection alone
-    cluster_level: int = 0  # the highest of all nodes, which is in force
-    cause: str = ""  # the signal that is worst, "" at level 0
+    throttled: int = 0  # clients that overload protection throttles, without those that quotas do
+    cluster_level: int = 0  # the highest level of all nodes, which is in force
+    cause: str = ""  # the signal with the highest value, "" at level 0
     signals: dict[str, float] = field(default_factory=dict)  # by name, in units of their targets
 
 
 def together(figures: "list[tuple[OverloadFigures, int]]") -> OverloadFigures:
-    """Of several workers one reading; each with the number of its clients.
+    """The figures of a node, from those of its workers, each with the number of its clients.
 
-    Levels and signals are those of the worst, credits a tick those of who gets least; clients are added up, and the
-    average is that over all of them.
+    Levels and signals are the highest, credits per tick the lowest; numbers of clients are added, and averages are
+    weighted with them.
     """
     if not figures:
         return OverloadFigures()

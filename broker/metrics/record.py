@@ -1,11 +1,12 @@
-# The metrics record: what each worker says of each second, and this is all there is to know of its form.
+# The form of the metrics record, which each worker writes about each second.
 #
 # The broker writes it as one JSON object (recorder.py) to the log `weir.metrics`, and the analysis makes its table from
-# the same RECORD: a field is added here or nowhere. So this file is data, and imports nothing of ours.
+# RECORD: a field is declared here and nowhere else. This file is data and imports nothing of Weir, so that the analysis
+# can import it alone.
 #
-# Everything that is counted is counted from the end of the record before: nothing is cumulative, and records can be
-# added up over workers and over time. (`boot`, `sequence`) names a record for ever; a gap in it is a record that was
-# dropped. Who reads a record ignores fields it does not know; a change that would mislead it is another VERSION.
+# Counts are those since the record before: nothing is cumulative, and records can be added up over workers and over
+# time. (`boot`, `sequence`) identifies a record; a gap in it is a record that was dropped. A reader ignores fields that
+# it does not know; a change that would mislead a reader needs another VERSION.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -34,7 +35,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Group:
-    """An object with these fields, all of them."""
+    """An object that has all of these fields."""
 
     fields: "dict[str, Kind]"
     meaning: str = ""
@@ -42,7 +43,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """An object with a field for each *key* that there is something to say of."""
+    """An object with a field for each *key* that occurs."""
 
     key: str
     of: "Kind"
@@ -81,18 +82,18 @@ MEASURES: Final[dict[str, Kind]] = {
     "cost": _whole("units", "work of the reactor: a small publish is 10, a delivery 1, 128 bytes 1"),
     "messages": _whole("messages", "that were published"),
     "bytes": _whole("bytes", "of their payloads"),
-    "paused_ms": _whole("ms", "that the client was held back; 0 for a topic"),
+    "paused_ms": _whole("ms", "that the client was throttled; 0 for a topic"),
 }
 
 
 def _top(what: str, meaning: str) -> Group:
-    row = Group({what: _text(f"which; cut after {LONGEST_NAME} characters"), **MEASURES})
+    row = Group({what: _text(f"its name, cut after {LONGEST_NAME} characters"), **MEASURES})
     most = len(MEASURES) * TOP
     return Group(
         {
             "rows": Rows(row, most, f"the first {TOP} by cost, by messages, by bytes and by paused_ms, each once"),
-            "error": Group(MEASURES, "a figure of a row is at most so much above the truth, and never below it"),
-            "others": _whole("1", "how many more there were; once there is an error, how many more are known of"),
+            "error": Group(MEASURES, "the most that a figure of a row is above the truth; it is never below"),
+            "others": _whole("1", "further ones; if there is an error, those that are still known"),
         },
         meaning,
     )
@@ -105,39 +106,41 @@ RECORD: Final = Group(
         "interval_s": _real("s", "length of the interval"),
         "node": _text("its name in the configuration"),
         "worker": _whole("1", "number of the worker in its node"),
-        "boot": _text("one life of the worker: another one after each start"),
-        "sequence": _whole("1", "of this record in that life, from 0; those that were dropped are counted"),
+        "boot": _text("names this run of the worker: another one after each start"),
+        "sequence": _whole("1", "number of this record in that run, from 0; dropped records count"),
         "level": _whole("1", "overload of the worker, 0 to 10, rounded up"),
-        "cluster_level": _whole("1", "the highest of all nodes, which is in force"),
-        "cause": _text("the signal that is worst for the worker; empty at level 0"),
-        "signals": Table("name of the signal", _real("of its target", "1 is at its target"), "what makes the level"),
-        "credits_per_tick": _whole("credits", "that each client is granted every 200 ms"),
+        "cluster_level": _whole("1", "the highest level of all nodes, which is in force"),
+        "cause": _text("the worker's signal with the highest value; empty at level 0"),
+        "signals": Table(
+            "name of the signal", _real("of its target", "1 is at its target"), "what the level is computed from"
+        ),
+        "credits_per_tick": _whole("credits", "that each client gets every 200 ms"),
         "clients": Group(
             {
                 "connected": _whole("clients", "at the end of the interval"),
-                "throttled": _whole("clients", "that overload protection holds back at the end"),
-                "using_credits": _whole("clients", "with less than the most credits they may have"),
-                "average_credits": _real("credits", "that a client has"),
+                "throttled": _whole("clients", "that overload protection throttles at the end"),
+                "using_credits": _whole("clients", "with fewer credits than the maximum"),
+                "average_credits": _real("credits", "that a client has, on average"),
                 "non_writable": _whole("clients", "over their high watermark at the end: slow readers"),
-                "became_non_writable": _whole("1", "times that one did"),
+                "became_non_writable": _whole("1", "times that a client exceeded its high watermark"),
             }
         ),
         "paused": Table(
             "label of the reason",
             Group(
                 {
-                    "clients": _whole("clients", "the most that were held at one time"),
-                    "pauses": _whole("1", "that began"),
+                    "clients": _whole("clients", "the most that were throttled at one time"),
+                    "pauses": _whole("1", "times that a client was throttled"),
                     "ms": _whole("ms", "of all clients together"),
                 }
             ),
-            "clients that were held back, by us: not read, not let in, or not sent more",
+            "clients that were throttled: not read, CONNECT not accepted yet, or not sent more",
         ),
         "connects": Group(
             {
                 "received": _whole("1", "CONNECT packets"),
                 "accepted": _whole("1", "of them"),
-                "refused": _whole("1", "of them, also of intervals before"),
+                "refused": _whole("1", "of them, including those of former intervals"),
             }
         ),
         "in": Group(
@@ -152,25 +155,23 @@ RECORD: Final = Group(
                 "bytes": _whole("bytes", "of their payloads"),
             }
         ),
-        "dropped": _by_reason("messages", "that a receiver went without"),
-        "refused": _by_reason(
-            "1", "filters that were not subscribed to, and publishes that were not taken and told so"
-        ),
+        "dropped": _by_reason("messages", "that a receiver did not get"),
+        "refused": _by_reason("1", "filters and publishes that were answered with an error code"),
         "closed": _by_reason("connections", "that ended"),
         "queues": Group(
             {
-                "messages": _whole("messages", "that wait in sessions at the end"),
+                "messages": _whole("messages", "that are queued in sessions at the end"),
                 "bytes": _whole("bytes", "of them"),
-                "limit_bytes": _whole("bytes", "that may wait"),
-                "outbound_bytes": _whole("bytes", "that clients have not taken yet at the end"),
+                "limit_bytes": _whole("bytes", "that may be queued"),
+                "outbound_bytes": _whole("bytes", "that wait to be sent to clients at the end"),
                 "outbound_limit_bytes": _whole("bytes", "that may be unsent"),
             }
         ),
         "latency": Group(
             {
                 "messages": _whole("messages", "QoS 1 and 2 publishes that were acknowledged"),
-                "p50_ms": _real("ms", "from when a publish was read to its acknowledgement; 0 if there was none"),
-                "p99_ms": _real("ms", "the same, of all but 1 %"),
+                "p50_ms": _real("ms", "from reading a publish to its acknowledgement, the median; 0 if there was none"),
+                "p99_ms": _real("ms", "the time that 99 % of them took at most"),
             }
         ),
         "stores": Table(
@@ -179,16 +180,16 @@ RECORD: Final = Group(
                 {
                     "used_bytes": _whole("bytes", "that it holds for the worker; 0: not known"),
                     "limit_bytes": _whole("bytes", "that it may hold; 0: not known"),
-                    "ops": _whole("1", "things that it was asked to do"),
+                    "ops": _whole("1", "operations"),
                 }
             ),
-            "where things are kept: retained messages here, and redis",
+            "stores of the worker: retained messages in its memory, and redis",
         ),
-        "flushes": Table("cause", _whole("1", "in the interval"), "times that a client was sent what it was owed"),
+        "flushes": Table("cause", _whole("1", "in the interval"), "times that the waiting bytes of a client were sent"),
         "top": Group(
             {
-                "clients": _top("client", "who published most, or was held back longest"),
-                "topics": _top("topic", "what was published to most"),
+                "clients": _top("client", "that published most, or were throttled longest"),
+                "topics": _top("topic", "that were published to most"),
             }
         ),
     }
@@ -196,7 +197,7 @@ RECORD: Final = Group(
 
 
 def misfit(found: object, kind: Kind = RECORD, where: str = "") -> str:
-    """What of *found*, as JSON gives it, is not as *kind* has it, in a few words; "": it fits."""
+    """The first difference between *found*, a decoded JSON value, and *kind*, in a few words; "" if there is none."""
     if isinstance(kind, Value):
         return "" if _fits(found, kind.type) else f"{where}: {found!r:.60} is not {kind.type}"
     if isinstance(kind, Rows):

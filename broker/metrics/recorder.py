@@ -10,7 +10,7 @@ from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters, Hitter
 from broker.metrics.latency import Latencies
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.metrics.record import LONGEST_NAME, RECORD, TOP, VERSION, Group
 from broker.metrics.table import COUNTERS, GAUGES, OVERLOAD, REASONS
 from broker.worker_id import WorkerId
@@ -36,7 +36,7 @@ class Recorder:
         clients: HeavyHitters,
         topics: HeavyHitters,
         latencies: Latencies,
-        pauses: Pauses,
+        pauses: PauseStatistics,
         *,
         worker: WorkerId,
         now: float,

@@ -8,7 +8,7 @@ from typing import Final
 
 from broker.config.schema import Overload
 from broker.log import Log
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.mqtt.packets import V5
 from broker.overload.admit import (
     ACCEPT,
@@ -47,7 +47,7 @@ class Protection:
         self,
         settings: Overload,
         quotas: Quotas,
-        pauses: Pauses,
+        pauses: PauseStatistics,
         client_log: Log,
         recorder: TraceRecorder | None,
         soon: Callable[[float], None],

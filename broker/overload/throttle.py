@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, cast
 
 from broker.config.schema import Overload
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.overload.admit import NOT_WAITING, UNBOUNDED, Verdict
 from broker.overload.client import ProtectedClient
 from broker.overload.credits import Ledger
@@ -38,7 +38,7 @@ class Throttle:
         resources: Resources,
         signals: Signals,
         reports: Reports,
-        pauses: Pauses,
+        pauses: PauseStatistics,
         recorder: TraceRecorder | None,
         soon: Callable[[float], None],
         *,

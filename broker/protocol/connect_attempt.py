@@ -18,7 +18,7 @@ from broker.auth.passwords import Check
 from broker.config.schema import Limits
 from broker.log import Log
 from broker.metrics.counters import Counters
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
 from broker.mqtt.fields import read_length
@@ -59,7 +59,7 @@ class ConnectAttempts:
         log: Log,
         limits: Limits,
         connects: Connects,
-        pauses: Pauses,
+        pauses: PauseStatistics,
         new_client_id: Callable[[], str],
         chance: Callable[[], float],
         clock: Callable[[], float],
@@ -162,7 +162,7 @@ class ConnectAttempt(PendingConnect):
             return
         connection.enter(Input.NO_TURN)
         attempts.lifecycle.set_deadline(connection, now + TURN_TIMEOUT)
-        attempts.pauses.hold(PauseReason.CONNECT, now)
+        attempts.pauses.begin_unnamed(PauseReason.CONNECT, now)
         attempts.reactor.pause_unauthenticated(connection, Pause.CONNECT)
         attempts.reactor.soon(attempts.connects.due(now))
         if displaced is not None:
@@ -176,7 +176,7 @@ class ConnectAttempt(PendingConnect):
         """Go on: the attempt does not stand in the queue any more."""
         attempts, connection = self._attempts, self._connection
         connection.enter(Input.TURN)
-        attempts.pauses.let_go(PauseReason.CONNECT, now)
+        attempts.pauses.end_unnamed(PauseReason.CONNECT, now)
         attempts.lifecycle.set_deadline(connection, now + attempts.limits.connect_timeout)
         try:
             self._authenticate()
@@ -324,7 +324,7 @@ class ConnectAttempt(PendingConnect):
     def cancel(self, now: float) -> None:
         if self._connection.protocol_state is State.WAITING_TURN:
             self._attempts.connects.remove(self)
-            self._attempts.pauses.let_go(PauseReason.CONNECT, now)
+            self._attempts.pauses.end_unnamed(PauseReason.CONNECT, now)
         if self._check is not None:
             self._check.abandoned = True
             self._check = None

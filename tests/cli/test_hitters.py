@@ -8,7 +8,7 @@ from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.metrics.record import MEASURES, TOP
 from broker.metrics.recorder import Recorder
 from broker.worker_id import WorkerId
@@ -28,7 +28,7 @@ def table_of(told: Publishes, kept: int, capacity: int) -> dict[str, Any]:
     counters, clients = Counters(), HeavyHitters(kept, capacity)
     for who, cost, messages, size in told:
         clients.add(f"client-{who}", cost, messages, size)
-    pauses = Pauses(counters, clients)
+    pauses = PauseStatistics(counters, clients)
     recorder = Recorder(counters, clients, HeavyHitters(), Latencies(), pauses, worker=WorkerId("n", 0, 0), now=0.0)
     table: dict[str, Any] = recorder.record(2.0, 0.0, Gauges(), {})["top"]["clients"]
     return table

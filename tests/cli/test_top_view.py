@@ -10,7 +10,7 @@ from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.overload_figures import OverloadFigures
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.metrics.record import misfit
 from broker.metrics.recorder import Recorder
 from broker.reasons import DropReason, PauseReason
@@ -29,7 +29,7 @@ LATE = OverloadFigures(
 def worker(number: int, overload: OverloadFigures = CALM, heavy: int = 1) -> Told:
     """What a worker tells of a second in which *heavy* clients and topics cost much."""
     counters, clients, topics = Counters(), HeavyHitters(), HeavyHitters()
-    pauses = Pauses(counters, clients)
+    pauses = PauseStatistics(counters, clients)
     recorder = Recorder(counters, clients, topics, Latencies(), pauses, worker=WorkerId("n", number, 0), now=0.0)
     counters.publishes_received = 12_345
     counters.publishes_sent = 2_400_000

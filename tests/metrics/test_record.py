@@ -13,7 +13,7 @@ from broker.metrics.gauges import Gauges
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.latency import Latencies
 from broker.metrics.overload_figures import OverloadFigures
-from broker.metrics.pauses import Pauses
+from broker.metrics.pause_statistics import PauseStatistics
 from broker.metrics.record import LONGEST_NAME, RECORD, TOP, Group, Kind, Rows, Table, misfit
 from broker.metrics.recorder import Recorder, Store, encoded
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason, PublishRefusal
@@ -31,7 +31,7 @@ class Worker:
         self.clients = HeavyHitters()
         self.topics = HeavyHitters()
         self.latencies = Latencies()
-        self.pauses = Pauses(self.counters, self.clients)
+        self.pauses = PauseStatistics(self.counters, self.clients)
         self.recorder = Recorder(
             self.counters,
             self.clients,

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from broker.metrics.counters import Counters
 from broker.metrics.heavy_hitters import HeavyHitters
-from broker.metrics.pauses import TOLD, Pauses
+from broker.metrics.pause_statistics import REPORTED, PauseStatistics
 from broker.reasons import PauseReason
 
 CREDITS, GATE = PauseReason.CREDITS, PauseReason.GATE
@@ -14,7 +14,7 @@ class Watched:
     def __init__(self) -> None:
         self.counters = Counters()
         self.clients = HeavyHitters()
-        self.pauses = Pauses(self.counters, self.clients)
+        self.pauses = PauseStatistics(self.counters, self.clients)
 
     def counted(self, reason: PauseReason) -> tuple[int, int]:
         """(pauses, their ms)."""
@@ -47,9 +47,9 @@ def test_who_has_no_name_is_counted_and_nobody_is_blamed() -> None:
     watched = Watched()
     pauses = watched.pauses
     pauses.begin("a", GATE, 10.0)
-    pauses.hold(CREDITS, 10.0)
-    pauses.hold(CREDITS, 10.5)
-    pauses.let_go(CREDITS, 11.0)
+    pauses.begin_unnamed(CREDITS, 10.0)
+    pauses.begin_unnamed(CREDITS, 10.5)
+    pauses.end_unnamed(CREDITS, 11.0)
 
     assert {"credits": 2, "gate": 1} == pauses.close_interval(12.0)
     assert (2, 2500) == watched.counted(CREDITS)
@@ -97,7 +97,7 @@ def test_of_very_many_held_the_longest_are_told_of_first() -> None:
     """Closing an interval would hold the loop for as long as a million clients take."""
     watched = Watched()
     pauses = watched.pauses
-    for number in range(TOLD):
+    for number in range(REPORTED):
         pauses.begin(f"early {number}", CREDITS, 10.0)
     pauses.begin("late", CREDITS, 10.5)
     pauses.close_interval(11.0)
@@ -105,7 +105,7 @@ def test_of_very_many_held_the_longest_are_told_of_first() -> None:
     pauses.end("late", 12.0)
 
     assert {"late": 1500} == watched.by_client()
-    assert 1000 * TOLD + TOLD * 1000 + 1500 == watched.counted(CREDITS)[1]
+    assert 1000 * REPORTED + REPORTED * 1000 + 1500 == watched.counted(CREDITS)[1]
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([CREDITS, GATE, None]), st.integers(0, 5000)))
