@@ -51,7 +51,7 @@ from broker.net.source_pause import StreamPause
 from broker.net.transports.certificates import CertificateError, make_context
 from broker.net.transports.tls import TlsTransport
 from broker.net.transports.transport import TCP, Transport
-from broker.net.transports.websocket import Task, WebSocketLayer, WebSocketTransport
+from broker.net.transports.websocket import UpgradeTask, WebSocketLayer, WebSocketTransport
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
 from broker.overload.monitor import OverloadMonitor
@@ -525,7 +525,7 @@ class Worker:
                 self.lifecycle.dismiss(partial(former.lost, files.passwords), self.clock())
                 self.reactor.wake()
 
-    def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> Task:
+    def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> UpgradeTask:
         from broker.net.transports.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
 
         assert self._nursery is not None

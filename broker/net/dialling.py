@@ -1,8 +1,8 @@
-# The wire of a line to Redis, on the reactor: dialled without waiting, and served ahead of clients.
+# Connections to Redis on the reactor: made without waiting, and served ahead of clients.
 #
-# A connection that is still being made is a stream like any other: the greeting waits in its outbox until the kernel
-# takes it, and a refusal is an error of its socket. What came in is given to the line once. As the line heeds its
-# quantum it may not get to all replies: it is called again in the next round; until then the stream holds the bytes.
+# A connection that is still being made is a stream like any other: its first commands wait in the outbox until the
+# kernel takes them, and a refusal is an error of the socket. The received bytes are given to the `RedisConnection`
+# once. It keeps to its quantum and may leave replies for the next round; until then the stream keeps the bytes.
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -14,26 +14,26 @@ from broker.reasons import CloseReason
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
-ANY_BYTES: Final = 1 << 40  # the line itself bounds what waits
+ANY_BYTES: Final = 1 << 40  # the connection itself bounds what waits
 
 
 class Dialler:
     """A `ByteStream`."""
 
     def __init__(self, reactor: Reactor, failed: Callable[[Exception], None]) -> None:
-        """*failed* is told of mistakes of ours in what follows from a reply."""
+        """*failed* is called with exceptions of the code that handles replies."""
         self._reactor = reactor
         self._failed = failed
         self._budget = OutboundBudget(ANY_BYTES)
         self._stream: Stream | None = None
 
-    def open(self, address: RedisAddress, line: RedisConnection) -> str:
+    def open(self, address: RedisAddress, connection: RedisConnection) -> str:
         sock = socket.socket(address.family(), socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.connect(address.where())
-        except BlockingIOError:  # it is being made; or a unix socket's queue is full, which the first send will show
+        except BlockingIOError:  # being made; or the queue of a unix socket is full, and the first send will fail
             pass
         except OSError as error:
             sock.close()
@@ -41,7 +41,7 @@ class Dialler:
         outbox = Outbox(sock.fileno(), ANY_BYTES, ANY_BYTES >> 1, self._budget, self._reactor.dirty)
         stream = Stream(sock, str(address), outbox)
         self._stream = stream
-        self._reactor.attach(stream, LineHandler(line, self._failed))
+        self._reactor.attach(stream, RedisHandler(connection, self._failed))
         return ""
 
     def write(self, data: bytes) -> None:
@@ -55,21 +55,21 @@ class Dialler:
             self._reactor.destroy(stream)
 
 
-class LineHandler(Handler):
-    def __init__(self, line: RedisConnection, failed: Callable[[Exception], None]) -> None:
-        self._line = line
+class RedisHandler(Handler):
+    def __init__(self, connection: RedisConnection, failed: Callable[[Exception], None]) -> None:
+        self._connection = connection
         self._failed = failed
-        self._given = False  # the line has the bytes that the stream holds
+        self._given = False  # the connection has the bytes that the stream holds
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         data = b"" if self._given else stream.input[stream.position :]
         self._given = True
         units = quantum
         try:
-            units = self._line.take(data, quantum, now)
+            units = self._connection.take(data, quantum, now)
         except Exception as error:
             self._failed(error)
-        if stream.state == OPEN and not self._line.more:
+        if stream.state == OPEN and not self._connection.more:
             self._given = False
             stream.forget_input()
         return units
@@ -78,4 +78,4 @@ class LineHandler(Handler):
         pass
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        self._line.lost(reason.label, now)
+        self._connection.lost(reason.label, now)

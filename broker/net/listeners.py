@@ -1,48 +1,48 @@
-# Listening sockets: bound before anything else starts, so that a port in use is one sentence and nothing half begun.
+# Listening sockets. They are bound before anything else starts, so that a port in use ends the start with one sentence.
 #
-# What a listener is set to, the sockets it accepts inherit (Linux): no call is made for each connection.
+# Accepted sockets inherit the options of their listener (Linux), so no call sets them for each connection.
 import socket
 from typing import Any, Final
 
 from broker.config.schema import Delivery, Listener
 
-# A peer that vanished without a word is found by the kernel's probes: after two minutes at most.
-SILENT: Final = 60  # seconds
+# The kernel's probes find a peer that vanished without closing: after two minutes at most.
+PROBE_AFTER: Final = 60  # seconds of silence
 PROBE_EVERY: Final = 15  # seconds
 PROBES: Final = 4
 SECOND: Final = 1000  # milliseconds
 
 
 class ListenError(Exception):
-    """An address cannot be listened on. Its text says which, and why."""
+    """An address cannot be listened on. The text says which address, and why."""
 
 
 def listen(settings: Listener, delivery: Delivery) -> list[socket.socket]:
-    """A socket for each address in *settings*. ListenError: none is open."""
+    """Open a socket for each address in *settings*. ListenError: no socket is left open."""
     (sockets,) = listen_for_shards(settings, delivery, 1)
     return sockets
 
 
 def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> list[list[socket.socket]]:
-    """For each of *shards*, a socket for each address in *settings*; the kernel deals clients out to them.
+    """Open, for each of *shards*, a socket for each address in *settings*; the kernel spreads clients over the shards.
 
-    ListenError: none is open.
+    ListenError: no socket is left open.
     """
-    dealt: list[list[socket.socket]] = [[] for _ in range(shards)]
+    opened: list[list[socket.socket]] = [[] for _ in range(shards)]
     port = settings.port
     try:
         for host in settings.host:
-            port = _probe(host, port)  # 0: any free one, but the same on each address, for all shards
-            for sockets in dealt:
+            port = _probe(host, port)  # port 0 becomes a free one, which is then the same for all addresses and shards
+            for sockets in opened:
                 listener = _bind(host, port, delivery)
                 sockets.append(listener)
                 listener.listen(settings.backlog)
     except ListenError:
-        for sockets in dealt:
+        for sockets in opened:
             for listener in sockets:
                 listener.close()
         raise
-    return dealt
+    return opened
 
 
 def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
@@ -55,8 +55,8 @@ def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, delivery.notsent_lowat)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(delivery.user_timeout * SECOND))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for those whose keep alive is 0
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # for clients whose MQTT keep alive is 0
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     listener.setblocking(False)
@@ -69,7 +69,7 @@ def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
 
 
 def shut(listener: socket.socket) -> None:
-    """Refuse who comes, and who waits; the port stays ours, and `listen()` opens it again (Linux)."""
+    """Refuse new and waiting connections. The port stays bound, and `listener.listen()` opens it again (Linux)."""
     listener.shutdown(socket.SHUT_RDWR)
 
 
@@ -82,9 +82,9 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def _probe(host: str, port: int) -> int:
-    """See whether the port is free, or find one that is for 0; its number.
+    """Check that *port* is free, or find a free one for 0; return its number.
 
-    With SO_REUSEPORT alone we would share it silently with another process of ours.
+    Without this check SO_REUSEPORT would silently share the port with another process of the same user.
     """
     family, address = _resolve(host, port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:

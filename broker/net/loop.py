@@ -172,7 +172,7 @@ class Loop:
         if spent > statistics.longest_slice:
             statistics.longest_slice = spent
         busy = bool(more or self._ready.count or self._unauthenticated.count or self._dirty.count or self._bulk.count)
-        self._collector.look(not busy and seen == 0, now)
+        self._collector.collect_if_due(not busy and seen == 0, now)
         return 0.0 if busy or now >= deadline else max(0.0, due - now)
 
     def _patience(self, now: float) -> float:

@@ -1,10 +1,10 @@
 # The reasons for which the reactor does not read a stream: one bit each, so that a set of them is one int.
 #
-# Part of the broker that needs a stream to wait calls `reactor.pause(stream, reason)`, and `reactor.resume(stream,
-# reason)` when its own reason is over. The stream is read and served again when the set is empty, so no part undoes the
-# pause of another. A set and not a counter: pausing twice for one reason is the same as once.
-# `PauseReason` (broker/reasons.py) is finer and is what metrics count: it says which limit throttles a client, and also
-# counts clients that are read and not sent more.
+# A part of the broker that needs a stream to wait calls `reactor.pause(stream, reason)`, and `reactor.resume(stream,
+# reason)` when that reason is over. The stream is read and served again when the set is empty, so no part lifts the
+# pause of another. It is a set and not a counter: pausing twice for one reason is the same as pausing once.
+# `PauseReason` (broker/reasons.py) is finer and is what metrics count: it names the limit that throttles a client, and
+# also covers clients that are read but not sent more.
 from typing import Final
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.net.collector import AGAIN_EVERY, FULL_EVERY, LONGEST, LONGEST_EVER, YOUNG, Collector
+from broker.net.collector import FULL_EVERY, LONGEST, LONGEST_EVER, SURVIVORS_EVERY, YOUNG, Collector
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +42,10 @@ def test_young_objects_are_looked_at_when_there_are_some_thousands() -> None:
     collector.start(0.0)
     before = Ring.gone
     Ring()
-    collector.look(idle=False, now=1.0)
+    collector.collect_if_due(idle=False, now=1.0)
     assert (0, before) == (collector.collections, Ring.gone)
     keep = [[] for _ in range(2 * YOUNG)]  # type: ignore[var-annotated]
-    collector.look(idle=False, now=1.0)
+    collector.collect_if_due(idle=False, now=1.0)
 
     assert (1, before + 1) == (collector.collections, Ring.gone)
     assert 2 * YOUNG == len(keep)
@@ -65,15 +65,15 @@ def test_who_lived_through_one_look_is_looked_at_again() -> None:
     before = Ring.gone
     ring = Ring()
     kept = grow()
-    collector.look(idle=False, now=1.0)
+    collector.collect_if_due(idle=False, now=1.0)
     del ring
     assert before == Ring.gone
-    for _ in range(AGAIN_EVERY):
+    for _ in range(SURVIVORS_EVERY):
         kept += grow()
-        collector.look(idle=False, now=1.0)
+        collector.collect_if_due(idle=False, now=1.0)
 
     assert before + 1 == Ring.gone
-    assert 2 * YOUNG * (AGAIN_EVERY + 1) == len(kept)
+    assert 2 * YOUNG * (SURVIVORS_EVERY + 1) == len(kept)
 
 
 def grow_old() -> None:
@@ -90,14 +90,14 @@ def test_all_objects_are_looked_at_only_when_nothing_goes_on() -> None:
     collector._per_block = 0.0  # whatever this process holds
     before = Ring.gone
     grow_old()
-    collector.look(idle=False, now=FULL_EVERY + 1)
-    collector.look(idle=True, now=FULL_EVERY - 1)
+    collector.collect_if_due(idle=False, now=FULL_EVERY + 1)
+    collector.collect_if_due(idle=True, now=FULL_EVERY - 1)
     assert before == Ring.gone
-    collector.look(idle=True, now=FULL_EVERY + 1)
+    collector.collect_if_due(idle=True, now=FULL_EVERY + 1)
     assert before + 1 == Ring.gone
     grow_old()
     collector._per_block = 0.0
-    collector.look(idle=True, now=FULL_EVERY + 2)  # not again so soon
+    collector.collect_if_due(idle=True, now=FULL_EVERY + 2)  # not again so soon
 
     assert before + 1 == Ring.gone
 
@@ -108,12 +108,12 @@ def test_a_long_pass_comes_rarely_and_a_very_long_one_never() -> None:
     collector.start(0.0)
     kept = [[n] for n in range(YOUNG // 2)]
     collector._per_block = 1.0  # seconds: so was the last pass
-    collector.look(idle=True, now=FULL_EVERY)
+    collector.collect_if_due(idle=True, now=FULL_EVERY)
     assert 0 == collector.collections
-    blocks = sys.getallocatedblocks() - collector._at_start
+    blocks = sys.getallocatedblocks() - collector._blocks_at_start
     collector._per_block = LONGEST * 2.4 / blocks
     for late, passes in ((2, 0), (3, 1)):
-        collector.look(idle=True, now=late * FULL_EVERY)
+        collector.collect_if_due(idle=True, now=late * FULL_EVERY)
         assert passes == collector.collections
 
     assert LONGEST * 2.4 < LONGEST_EVER
@@ -127,7 +127,7 @@ def test_what_was_there_at_the_start_is_never_looked_at_again() -> None:
     frozen = gc.get_freeze_count()
     kept = [[n] for n in range(YOUNG // 2)]
     collector._per_block = 0.0
-    collector.look(idle=True, now=FULL_EVERY + 1)
+    collector.collect_if_due(idle=True, now=FULL_EVERY + 1)
 
     assert 1 == collector.collections
     assert frozen == gc.get_freeze_count()

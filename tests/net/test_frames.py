@@ -21,7 +21,7 @@ from broker.net.transports.frames import (
     TEXT,
     TOO_LARGE,
     Frames,
-    farewell,
+    close_frame,
     frame,
 )
 from broker.reasons import CloseReason
@@ -62,7 +62,7 @@ def hear(frames: Frames, *pieces: bytes) -> Heard:
             answers += frames.answers
         if frames.over:
             break
-    return Heard(payload, answers, frames.goodbye, frames.code)
+    return Heard(payload, answers, frames.close_reply, frames.code)
 
 
 def judged(data: bytes) -> Heard:
@@ -144,7 +144,7 @@ def test_what_came_with_the_request_counts_like_the_rest(data: bytes) -> None:
 def test_what_we_frame_is_what_a_client_finds(size: int) -> None:
     """No client would understand us."""
     client = FrameProtocol(client=True, extensions=[])
-    client.receive_bytes(frame(BINARY, bytes(size)) + farewell(NORMAL))
+    client.receive_bytes(frame(BINARY, bytes(size)) + close_frame(NORMAL))
     message, goodbye = client.received_frames()
 
     assert (Opcode.BINARY, bytes(size), True) == (message.opcode, message.payload, message.message_finished)

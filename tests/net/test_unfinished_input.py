@@ -7,7 +7,7 @@ from broker.config.schema import Config, Delivery
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, V31, V311, Connect, PingReq, PingResp, Publish
 from broker.net.stream_limits import SHED_AT_ONCE
-from broker.net.unfinished_input import AGAIN, UnfinishedInput
+from broker.net.unfinished_input import SCAN_EVERY, UnfinishedInput
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, goodbye, push
@@ -114,8 +114,8 @@ def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Br
     found = [search.largest(reactor.table, broker.clock.now) for _ in range(4)]
     assert [True] * 3 + [False] == [stream is not None for stream in found]
 
-    assert search.largest(reactor.table, broker.clock.now + AGAIN / 2) is None
-    assert search.largest(reactor.table, broker.clock.now + AGAIN) is not None
+    assert search.largest(reactor.table, broker.clock.now + SCAN_EVERY / 2) is None
+    assert search.largest(reactor.table, broker.clock.now + SCAN_EVERY) is not None
     clients[0].drop()
-    assert search.largest(reactor.table, broker.clock.now + AGAIN) is not None
-    assert search.largest(reactor.table, broker.clock.now + AGAIN) is None  # one of them is gone
+    assert search.largest(reactor.table, broker.clock.now + SCAN_EVERY) is not None
+    assert search.largest(reactor.table, broker.clock.now + SCAN_EVERY) is None  # one of them is gone

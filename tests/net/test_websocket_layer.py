@@ -19,10 +19,10 @@ from broker.net.transports.frames import (
     PING,
     PONG,
     TEXT,
-    farewell,
+    close_frame,
     frame,
 )
-from broker.net.transports.websocket import Start, WebSocketLayer, WebSocketTransport
+from broker.net.transports.websocket import StartUpgrade, WebSocketLayer, WebSocketTransport
 from broker.overload.quantum import FRAME_COST, LARGEST
 from tests.inprocess import Broker, Client
 
@@ -79,7 +79,7 @@ def said(opcode: int, payload: bytes = b"") -> bytes:
     return head[:1] + bytes((head[1] | 0x80,)) + head[2:shown] + bytes(4) + payload
 
 
-def dial(broker: Broker, start: Start = at_once) -> Client:
+def dial(broker: Broker, start: StartUpgrade = at_once) -> Client:
     """A client that has not asked yet."""
     client = broker.open(transport=WebSocketTransport("ws", broker.reactor, None, MESSAGE_BYTES, start))
     client.reading = False
@@ -223,7 +223,7 @@ def test_a_client_that_answers_no_goodbye_is_not_waited_for_long(brokers: Broker
     """It would hold its descriptor for ever."""
     broker = brokers()
     client, _ = connect(broker, "me", said(BINARY, encode(Disconnect(), V311)))
-    assert [(CLOSE, farewell(NORMAL)[2:])] == heard(client)
+    assert [(CLOSE, close_frame(NORMAL)[2:])] == heard(client)
     assert 1 == len(broker.streams())
     broker.advance(LINGER + 0.1)
 

@@ -1,4 +1,4 @@
-# The context of TLS: what the certificate files give, with modern defaults and nothing else to choose.
+# Makes the TLS context from the certificate files, with modern defaults and no further choices.
 #
 # TLS 1.2 with forward secrecy and AEAD ciphers only, or 1.3: what Mozilla's "intermediate" names, without the ciphers
 # that only clients from before 2014 need.
@@ -15,33 +15,31 @@ CLIENT_CERTIFICATE: Final = {
     "optional": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-# What OpenSSL says of a key of the same kind that belongs to another certificate, and of a key of another kind.
-NO_PAIR: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+# OpenSSL's reasons for a key of the right kind that belongs to another certificate, and for a key of another kind.
+KEY_MISMATCH: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
 
 class CertificateError(Exception):
-    """The certificates cannot be used. Its text is one sentence: which setting, which file, why."""
+    """The certificates cannot be used. The text is one sentence: which setting, which file, why."""
 
 
 def make_context(tls: Tls) -> ssl.SSLContext:
-    """The context for connections to come. CertificateError."""
+    """Make the context for new connections. CertificateError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = MINIMUM[tls.minimum]
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.verify_mode = CLIENT_CERTIFICATE[tls.client_certificate]
-    _readable("tls.certificate", tls.certificate)
-    _readable("tls.key", tls.key)
+    _check_readable("tls.certificate", tls.certificate)
+    _check_readable("tls.key", tls.key)
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
     except _Encrypted:
-        raise CertificateError(
-            f"tls.key: the key in {tls.key} is encrypted, and nobody is there to ask for its password."
-        ) from None
+        raise CertificateError(f"tls.key: the key in {tls.key} is encrypted. Use a key without a password.") from None
     except ssl.SSLError as error:
         raise CertificateError(_pair_error(tls, error)) from None
     if tls.client_ca:
-        _readable("tls.client_ca", tls.client_ca)
+        _check_readable("tls.client_ca", tls.client_ca)
         try:
             context.load_verify_locations(tls.client_ca)
         except ssl.SSLError:
@@ -57,7 +55,7 @@ def _no_password() -> bytes:
     raise _Encrypted
 
 
-def _readable(key: str, file: str) -> None:
+def _check_readable(key: str, file: str) -> None:
     try:
         Path(file).read_bytes()
     except OSError as error:
@@ -65,8 +63,8 @@ def _readable(key: str, file: str) -> None:
 
 
 def _pair_error(tls: Tls, error: ssl.SSLError) -> str:
-    """What is wrong with the certificate or its key, which OpenSSL does not say plainly."""
-    if error.reason in NO_PAIR:
+    """Say what is wrong with the certificate or its key, as OpenSSL's own message does not name the file."""
+    if error.reason in KEY_MISMATCH:
         return f"tls.key: the key in {tls.key} does not belong to the certificate in {tls.certificate}."
     if "BEGIN CERTIFICATE" not in Path(tls.certificate).read_text(errors="replace"):
         return f"tls.certificate: {tls.certificate} holds no PEM certificate."

@@ -1,8 +1,9 @@
-# TLS inside the reactor: `ssl.SSLObject` between two buffers in memory, one recv and one send for many records.
+# TLS inside the reactor: `ssl.SSLObject` between two buffers in memory, with one recv and one send for many records.
 #
-# Steps of the handshake, the costly part, are done by the offload while the stream is paused; so BIOs and SSLObject are
-# never touched by two threads. What the outbox gave counts as sent when all of its ciphertext is with the kernel: the
-# outbox stays the only place where a slow reader's bytes wait, and the watermarks mean the same as without TLS.
+# The steps of the handshake, which cost most, run in the threads of the offload while the stream is paused. So no two
+# threads touch the BIOs and the SSLObject. Bytes of the outbox count as sent when all of their ciphertext is with the
+# kernel: the outbox stays the only place where a slow reader's bytes wait, and the watermarks mean what they mean
+# without TLS.
 # Why no SSLSocket? OpenSSL on a socket reads each record with two system calls and writes it with one.
 import socket
 import ssl
@@ -17,13 +18,13 @@ from broker.net.transports.layer import Layer
 from broker.net.transports.transport import Transport
 from broker.reasons import CloseReason, ProtocolError
 
-RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)
-ENCRYPTED_AT_ONCE: Final = 4 * RECORD  # the most that exists as ciphertext beside what is in the outbox
+RECORD: Final = 16 * 1024  # bytes: the most plaintext in one record (RFC 8446, 5.1)
+ENCRYPTED_AT_ONCE: Final = 4 * RECORD  # bytes: the most that exist as ciphertext beside the outbox
 COMMON_NAME: Final = "commonName"
 
 
 class TlsTransport(Transport):
-    """TLS with the context in force; a reload replaces it, for connections that come after."""
+    """TLS with the current context. A reload replaces the context for new connections."""
 
     def __init__(self, name: str, context: ssl.SSLContext, reactor: Reactor, offload: Offload) -> None:
         super().__init__(name)
@@ -48,14 +49,14 @@ class TlsLayer(Layer):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._established = False
-        self._shaking = False  # the offload is at work on the handshake
-        self._failure = ""  # of the handshake; an exception that is kept and raised keeps who keeps it
-        self._failed = False  # it has been told; what still comes means nothing
-        self._ciphertext = b""  # that the kernel did not take yet
-        self._encrypted = 0  # bytes of the outbox that it holds
+        self._in_handshake_step = False  # a thread of the offload works on the handshake
+        self._failure = ""  # of the handshake; not an exception, which would refer to its frames and make a cycle
+        self._failed = False  # a failure was raised: what is still received is discarded
+        self._ciphertext = b""  # not taken by the kernel yet
+        self._encrypted = 0  # bytes of the outbox in `_ciphertext`
 
     def recv(self, size: int) -> bytes:
-        if self._shaking or self._failed:  # and yet asked: the stream is being closed, and this will be thrown away
+        if self._in_handshake_step or self._failed:  # the stream is closing: what is read is discarded
             return self._stream.read(size)
         if self._failure:
             self._failed = True
@@ -69,7 +70,7 @@ class TlsLayer(Layer):
         self.more = False
         if self._established:
             return self._decrypt()
-        self._shaking = True
+        self._in_handshake_step = True
         self._reactor.pause(self._stream, Pause.HANDSHAKE)
         self._offload.run(self._ssl.do_handshake, partial(_stepped, self))
         raise BlockingIOError
@@ -89,11 +90,11 @@ class TlsLayer(Layer):
         return count
 
     def end(self) -> None:
-        if self._established and not self._ciphertext:  # what the kernel has no room for would come after the end
+        if self._established and not self._ciphertext:  # else the unsent ciphertext would follow the end
             try:
                 self._ssl.unwrap()
             except ssl.SSLError:
-                pass  # our goodbye is written, theirs may come or not
+                pass  # our close_notify is written; the peer's may come or not
             self._ciphertext = self._outgoing.read()
             self._push()
         self._sock.shutdown(socket.SHUT_WR)
@@ -101,33 +102,33 @@ class TlsLayer(Layer):
     def close(self) -> None:
         pass
 
-    def stepped(self, outcome: object) -> None:
-        """The offload has done a step of the handshake."""
-        self._shaking = False
+    def handshake_stepped(self, outcome: object) -> None:
+        """A step of the handshake is done: *outcome* is None at its end, or an exception."""
+        self._in_handshake_step = False
         if self._stream.state == CLOSED:
             return
         try:
             self._ciphertext += self._outgoing.read()
             self._push()
         except OSError:
-            pass  # the reactor hears of it, too
+            pass  # the kernel reports it to the loop, too
         if outcome is None:
             self._established = True
             self.identity = _common_name(self._ssl)
         elif not isinstance(outcome, ssl.SSLWantReadError):
             self._failure = _explain(outcome)
         if self._failure or self._established:
-            self.more = True  # the rest of what came with the handshake, or the failure
+            self.more = True  # bytes that came with the handshake, or the failure
             self._reactor.readable(self._stream)
         self._reactor.resume(self._stream, Pause.HANDSHAKE)
 
     def _decrypt(self) -> bytes:
-        """All that the records in the buffer hold."""
+        """Decrypt all records in the buffer."""
         parts: list[bytes] = []
         try:
             while True:
                 part = self._ssl.read(RECORD)
-                if not part:  # they said goodbye
+                if not part:  # the peer sent close_notify
                     self.more = bool(parts)
                     break
                 parts.append(part)
@@ -145,13 +146,13 @@ class TlsLayer(Layer):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _answer(self) -> None:
-        """Send what reading gave rise to: no to a renegotiation, a key update (RFC 8446, 4.6.3), an alert."""
+        """Send what reading requires: an alert, a key update (RFC 8446, 4.6.3), the refusal of a renegotiation."""
         if self._outgoing.pending:
             self._ciphertext += self._outgoing.read()
             self._push()
 
     def _push(self) -> bool:
-        """Give the kernel what is encrypted; whether it took it all."""
+        """Give the ciphertext to the kernel; return whether it took all of it."""
         ciphertext = self._ciphertext
         if ciphertext:
             try:
@@ -163,17 +164,17 @@ class TlsLayer(Layer):
 
 
 def _stepped(layer: TlsLayer, outcome: object) -> None:
-    layer.stepped(outcome)
+    layer.handshake_stepped(outcome)
 
 
 def _explain(error: object) -> str:
-    """What went wrong, in OpenSSL's words."""
+    """Say in OpenSSL's words what went wrong."""
     reason = getattr(error, "reason", None)  # "WRONG_VERSION_NUMBER"
     return str(reason or error).lower().replace("_", " ") or "no reason"
 
 
 def _common_name(connection: ssl.SSLObject) -> str:
-    """Of the certificate that the peer showed and we verified; "" without one."""
+    """The common name in the verified certificate of the peer; "" without one."""
     certificate = connection.getpeercert() or {}
     subject = cast(tuple[tuple[tuple[str, str], ...], ...], certificate.get("subject", ()))
     for part in subject:

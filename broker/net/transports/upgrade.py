@@ -1,6 +1,6 @@
-# The task that answers one WebSocket request: trio-websocket on a stream in memory, which holds that request and no
-# more. When it is answered the task ends; what comes over the WebSocket is the layer's own (websocket.py, which says
-# why), and so is all that has to do with the reactor.
+# The task that answers the HTTP request for a WebSocket: trio-websocket on a stream in memory, which holds that request
+# and nothing else. The task ends with the answer. What is received later is parsed by the layer (websocket.py, which
+# says why).
 from collections.abc import Callable
 from typing import Final
 
@@ -10,11 +10,11 @@ from trio_websocket import WebSocketRequest, wrap_server_stream
 from broker.net.transports.websocket import NO_REQUEST, WebSocketLayer
 from broker.reasons import CloseReason
 
-SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; the second is what clients of 3.1 say
+SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; clients of 3.1 name the second
 
 
 class Upgrade:
-    """Answers *request*, which should be for *path*; *failed* hears of our mistakes."""
+    """Answers *request*, which should be for *path*. *failed* is called with unexpected exceptions."""
 
     def __init__(self, layer: WebSocketLayer, request: bytes, path: str, failed: Callable[[Exception], None]) -> None:
         self._layer = layer
@@ -24,7 +24,7 @@ class Upgrade:
         self._pipe = _Pipe(layer, request, self._scope)
 
     async def run(self) -> None:
-        """Accept or refuse."""
+        """Accept or refuse the request."""
         refusal = ""
         reason = CloseReason.WEBSOCKET_ERROR
         try:
@@ -36,12 +36,12 @@ class Upgrade:
                     nursery.cancel_scope.cancel()
         except ExceptionGroup as errors:
             if errors.split(UnicodeError)[1] is None:
-                refusal = "a header that is no text"  # which wsproto does not expect
+                refusal = "a header that is no text"  # wsproto does not handle it
             else:
                 reason = CloseReason.INTERNAL_ERROR
                 refusal = type(errors).__name__
                 self._failed(errors)
-        if self._scope.cancelled_caught:  # by the pipe, or the layer, which does not mind any more
+        if self._scope.cancelled_caught:  # by the pipe; or by the layer, which ignores the answer then
             refusal = NO_REQUEST
         if refusal:
             self._layer.refuse(reason, refusal)
@@ -52,13 +52,13 @@ class Upgrade:
         self._scope.cancel()
 
     async def _answer(self, asked: WebSocketRequest) -> str:
-        """Accept what asks for MQTT here; why not, if it does not."""
+        """Accept a request for MQTT; return "", or why it is refused."""
         path = asked.path.partition("?")[0]
         subprotocol = next((name for name in asked.proposed_subprotocols if name in SUBPROTOCOLS), None)
         if path != self._path:
             await asked.reject(404, body=f"MQTT is at {self._path}\n".encode())
             return f"path {path!r}"
-        if subprotocol is None:  # [MQTT-6.0.0-3]; who does not name it may not expect MQTT
+        if subprotocol is None:  # [MQTT-6.0.0-3]; a client that does not name it may not expect MQTT
             await asked.reject(400, body=b"The subprotocol here is mqtt\n")
             return f"subprotocols {asked.proposed_subprotocols!r}"
         await asked.accept(subprotocol=subprotocol)  # [MQTT-6.0.0-4]
@@ -66,7 +66,7 @@ class Upgrade:
 
 
 class _Pipe(trio.abc.Stream):
-    """What trio-websocket takes for a network: it brings *request*, and takes the answer to the layer."""
+    """The stream for trio-websocket: it receives *request*, and what is sent goes to the layer."""
 
     def __init__(self, layer: WebSocketLayer, request: bytes, scope: trio.CancelScope) -> None:
         self._layer = layer
@@ -89,6 +89,6 @@ class _Pipe(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """What came was no request, and was answered: nothing else closes here."""
+        """trio-websocket closes only after it has answered an invalid request."""
         self._scope.cancel()
         await trio.lowlevel.checkpoint()

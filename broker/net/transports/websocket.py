@@ -1,11 +1,12 @@
-# WebSocket under MQTT. A connection begins as an HTTP request: when that is whole a task answers it with
-# trio-websocket (upgrade.py) while the stream is paused, and ends. From then on its frames are taken apart and made
-# here (frames.py), in the reactor's calls: so reading, fairness and what a slow reader costs are as on TCP.
+# WebSocket under MQTT. A connection begins as an HTTP request. When the request is complete, a task answers it with
+# trio-websocket (upgrade.py) while the stream is paused, and ends. From then on frames are parsed and built here
+# (frames.py), in the calls of the reactor: so reading, fairness and the cost of a slow reader are as on TCP.
 #
-# What the outbox gave counts as sent when all of its frame is with the kernel, as with TLS. Pongs for which the kernel
-# has no room give way to later ones (RFC 6455, 5.5.3): a client that asks and does not read costs those of one read.
-# A goodbye comes from the reactor as ever: `end()`, when all else is sent, or `close()`, when theirs has been read
-# behind all that MQTT had to say. So of both sides who closes last has heard the other (RFC 6455, 7.1.1).
+# Bytes of the outbox count as sent when all of their frame is with the kernel, as with TLS. Pongs for which the kernel
+# has no room are replaced by later ones (RFC 6455, 5.5.3): a client that sends pings and does not read costs the pongs
+# of one read. The close frame is sent by `end()`, after all else, or by `close()`, after the client's close frame was
+# read behind all of its MQTT packets. So the side that closes last has read the close frame of the other (RFC 6455,
+# 7.1.1).
 # Why no task for each connection, as long as it lives? Measured: with one message a wake-up 160 us each instead of 25,
 # and 23 KiB a connection instead of 2.
 import socket
@@ -14,37 +15,37 @@ from typing import Final, Protocol
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
-from broker.net.transports.frames import BINARY, Failure, Frames, farewell, frame
+from broker.net.transports.frames import BINARY, Failure, Frames, close_frame, frame
 from broker.net.transports.layer import Layer
 from broker.net.transports.tls import TlsLayer, TlsTransport
 from broker.net.transports.transport import Transport
 from broker.overload.quantum import FRAME_COST
 from broker.reasons import CloseReason, ProtocolError
 
-READ_AT_ONCE: Final = 16 * 1024  # bytes; those that FRAMES_AT_ONCE left over wait beside the budget for input
+READ_AT_ONCE: Final = 16 * 1024  # bytes; those not parsed yet, because of FRAMES_AT_ONCE, are outside the input budget
 FRAMED_AT_ONCE: Final = 64 * 1024  # bytes of MQTT in one frame at most
-REQUEST_BYTES: Final = 16 * 1024  # with all its cookies
+REQUEST_BYTES: Final = 16 * 1024  # with all cookies
 REQUEST_END: Final = b"\r\n\r\n"
 NO_REQUEST: Final = "no WebSocket request"
-SPACE: Final = 0x20  # what begins with this or less is no request: TLS and MQTT do
+SPACE: Final = 0x20  # bytes that begin with this or less are no request: those of TLS and MQTT do
 
 
-class Task(Protocol):
-    """Answers one request with `WebSocketLayer.push()`, then says `accept()` or `refuse()`."""
+class UpgradeTask(Protocol):
+    """Answers one request by `WebSocketLayer.push()`, then calls `accept()` or `refuse()`."""
 
     def cancel(self) -> None:
-        """The connection is gone."""
+        """The connection is closed; the answer is not needed any more."""
 
 
-class Start(Protocol):
-    def __call__(self, layer: "WebSocketLayer", request: bytes) -> Task: ...
+class StartUpgrade(Protocol):
+    def __call__(self, layer: "WebSocketLayer", request: bytes) -> UpgradeTask: ...
 
 
 class WebSocketTransport(Transport):
-    """WebSocket over TCP, or over TLS if *below* is one; *start* starts the task that answers a request."""
+    """WebSocket over TCP, or over TLS if *below* is given. *start* starts the task that answers a request."""
 
     def __init__(
-        self, name: str, reactor: Reactor, below: TlsTransport | None, message_bytes: int, start: Start
+        self, name: str, reactor: Reactor, below: TlsTransport | None, message_bytes: int, start: StartUpgrade
     ) -> None:
         super().__init__(name)
         self._reactor = reactor
@@ -58,7 +59,7 @@ class WebSocketTransport(Transport):
 
 
 class WebSocketLayer(Layer):
-    """A request until a task has accepted it, then frames until both sides have said goodbye."""
+    """A request until a task has accepted it, then frames until both sides have sent a close frame."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class WebSocketLayer(Layer):
         below: TlsLayer | None,
         reactor: Reactor,
         message_bytes: int,
-        start: Start,
+        start: StartUpgrade,
     ) -> None:
         super().__init__()
         self._sock = sock
@@ -76,14 +77,14 @@ class WebSocketLayer(Layer):
         self._reactor = reactor
         self._message_bytes = message_bytes
         self._start = start
-        self._request = b""  # so far; then what came behind it
-        self._task: Task | None = None  # which answers it
-        self._frames: Frames | None = None  # once it is accepted
-        self._failure: Failure | None = None  # not told yet
-        self._framed = b""  # not with the kernel yet
-        self._carried = 0  # bytes of the outbox in it
-        self._control = b""  # frames of our own that go behind it
-        self._ended = False  # we have said goodbye
+        self._request = b""  # the part received so far; once it is complete, the bytes behind it
+        self._task: UpgradeTask | None = None  # answers the request
+        self._frames: Frames | None = None  # once the request is accepted
+        self._failure: Failure | None = None  # not raised yet
+        self._framed = b""  # frames not taken by the kernel yet
+        self._carried = 0  # bytes of the outbox in `_framed`
+        self._control = b""  # control frames to send behind `_framed`
+        self._ended = False  # our close frame was sent
 
     def recv(self, size: int) -> bytes:
         self.more = False
@@ -96,7 +97,7 @@ class WebSocketLayer(Layer):
         if frames is None:
             return self._recv_request(size)
         if frames.over:
-            return b"" if frames.goodbye else self._read(size)  # what came is to be thrown away
+            return b"" if frames.close_reply else self._read(size)  # what is read is discarded
         received = b""
         if not frames.more:
             received = self._read(min(size, READ_AT_ONCE))
@@ -108,7 +109,7 @@ class WebSocketLayer(Layer):
         self._failure = frames.failure
         self.more = frames.more or frames.over or self._more_below()
         if frames.answers and not self._ended:
-            self._say(frames.answers)
+            self._send_control(frames.answers)
         if payload:
             return payload
         raise BlockingIOError
@@ -132,56 +133,56 @@ class WebSocketLayer(Layer):
         self._cancel()
         frames = self._frames
         if frames is not None:
-            self._say(frames.goodbye or farewell(frames.code))
+            self._send_control(frames.close_reply or close_frame(frames.code))
             if self.unsent or not frames.over:
-                return  # they answer it, and then we close (RFC 6455, 7.1.1)
+                return  # the client answers it, then the socket is shut (RFC 6455, 7.1.1)
         self._shut()
 
     def close(self) -> None:
         self._cancel()
-        if self._frames is None or not self._frames.goodbye:
+        if self._frames is None or not self._frames.close_reply:
             return
         try:
             if not self._ended:
-                self._say(self._frames.goodbye)
+                self._send_control(self._frames.close_reply)
             self._shut()
         except OSError:
-            pass  # they did not wait for it
+            pass  # the client did not wait for it
 
-    # What the task says.
+    # What the task calls.
 
     def push(self, data: bytes) -> None:
-        """Send *data*, a part of the answer."""
+        """Send *data*, a part of the answer to the request."""
         self._control += data
         try:
             self._push()
         except OSError:
-            pass  # the reactor hears of it, too
+            pass  # the kernel reports it to the loop, too
 
     def accept(self) -> None:
-        """What comes now is frames."""
+        """The request was accepted: frames follow it."""
         self._task = None
         self._frames = Frames(self._message_bytes, self._request)
         self._request = b""
         if self._below is not None:
             self.identity = self._below.identity
         self.more = self._frames.more or self._more_below()
-        self._go_on()
+        self._resume()
 
     def refuse(self, reason: CloseReason, detail: str) -> None:
-        """It is no request that we can accept."""
+        """The request was refused."""
         self._task = None
         self._failure = reason, detail
         self.more = True
-        self._go_on()
+        self._resume()
 
-    # Below.
+    # The socket, or TLS.
 
     def _recv_request(self, size: int) -> bytes:
-        """Collect the request, and have it answered."""
+        """Collect the request, and start the task that answers it."""
         received = self._read(size)
         if not received or self._ended:
-            return received  # the end, or to be thrown away
+            return received  # the end, or bytes to discard
         self._request += received
         self.buffered = len(self._request)
         end = self._request.find(REQUEST_END)
@@ -194,14 +195,14 @@ class WebSocketLayer(Layer):
             raise ProtocolError(CloseReason.WEBSOCKET_ERROR, NO_REQUEST)
         raise BlockingIOError
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._reactor.readable(self._stream)
         self._reactor.resume(self._stream, Pause.UPGRADE)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            self._task = None  # it knows its layer
+            self._task = None  # it refers to this layer
 
     def _read(self, size: int) -> bytes:
         received = self._stream.read(size) if self._below is None else self._below.recv(size)
@@ -211,24 +212,24 @@ class WebSocketLayer(Layer):
     def _more_below(self) -> bool:
         return self._below is not None and self._below.more
 
-    def _say(self, control: bytes) -> None:
-        """Send frames of our own, as soon as there is room."""
+    def _send_control(self, control: bytes) -> None:
+        """Send control frames, as soon as the kernel has room."""
         self._control = control
         self._push()
 
     def _push(self) -> bool:
-        """Give the kernel what is framed; whether it took it all."""
+        """Give all frames to the kernel; return whether it took all of them."""
         while True:
             if not self._framed:
                 self._framed = self._control
                 self._control = b""
-            if self._stuck():
+            if self._has_unsent():
                 self._framed = self._framed[self._transmit(self._framed) :]
-            self.unsent = self._stuck()
+            self.unsent = self._has_unsent()
             if self.unsent or not self._control:
                 return not self.unsent
 
-    def _stuck(self) -> bool:
+    def _has_unsent(self) -> bool:
         return len(self._framed) > 0 or (self._below is not None and self._below.unsent)
 
     def _transmit(self, data: bytes) -> int:
@@ -238,7 +239,7 @@ class WebSocketLayer(Layer):
             return 0
 
     def _shut(self) -> None:
-        """Nothing more will come from us."""
+        """Shut our side of the connection."""
         if self._below is None:
             self._sock.shutdown(socket.SHUT_WR)
         else:
