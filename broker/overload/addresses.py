@@ -1,15 +1,16 @@
-# What one address may take of us: how many connections at once, and how many a second.
+# Limits of one address: connections at once, and new connections a second.
 #
-# An address is a host of IPv4, and a /64 of IPv6: the smallest that a site is given, within which a host can have as
-# many addresses as it likes. Nobody is kept apart from whom it shares an address with, so a whole fleet behind one
-# NAT is one here: both limits are off unless they are set.
+# An address is an IPv4 host or an IPv6 /64: the smallest network that a site is given, in which one host can use as
+# many addresses as it likes. Clients that share an address share its limits, and a whole fleet behind one NAT is one
+# address. So both limits are off unless they are configured.
 #
-# The rate is a token bucket, filled lazily. What counts is the connection and not its CONNECT, as a connection costs
-# us already, with TLS most of all. One that comes too soon takes no token: who hammers gets its share all the same.
+# The rate is a token bucket, filled lazily. It counts connections and not CONNECTs, as a connection costs the broker
+# already, above all with TLS. A connection that comes too soon takes no token, so an address that hammers still gets
+# its rate.
 #
-# An address is remembered while it has connections, and until its bucket is full again: after that a new entry would
-# say the same. Of those that wait for that, at most MOST are kept. Then the one that left first goes, with its debt:
-# whoever has so many addresses is not held by a limit for one.
+# An address is remembered while it has connections, and until its bucket is full again: a new entry would be equal
+# then. Of the addresses without connections at most MOST are kept; beyond that the first to leave is forgotten with its
+# debt. An attacker with so many addresses is not stopped by a limit for one address.
 from collections import deque
 from ipaddress import AddressValueError, IPv6Address
 from typing import Final
@@ -19,18 +20,18 @@ IPV6_NETWORK_BITS: Final = 64
 
 
 class Address:
-    """One address, as long as there is something to know about it."""
+    """What is known about one address."""
 
     def __init__(self, name: str, tokens: float, now: float) -> None:
         self.name = name
         self.connections = 0
-        self.tokens = tokens  # connections it may make at once, as of `counted`
+        self.tokens = tokens  # connections that may be made at once, at the time `counted`
         self.counted = now
-        self.leaving = False  # it stands in the line of those that had no connection any more
+        self.leaving = False  # in `Addresses._leaving`
 
 
 class Addresses:
-    """At most *connections* of one address at once, and *rate* a second beyond the first *burst*; 0 is any number."""
+    """At most *connections* of an address at once, and *rate* new ones a second after *burst*; 0 is no limit."""
 
     def __init__(self, connections: int, rate: int, burst: int) -> None:
         self.limited = connections > 0 or rate > 0
@@ -38,10 +39,10 @@ class Addresses:
         self._rate = float(rate)
         self._burst = float(burst)
         self._known: dict[str, Address] = {}
-        self._leaving: deque[Address] = deque()  # in the order in which they were left
+        self._leaving: deque[Address] = deque()  # without connections, the first to leave first
 
     def arrive(self, peer: str, now: float) -> Address:
-        """A connection of *peer*, "host:port", was accepted; `leave()` has to follow."""
+        """A connection of *peer*, "host:port", was accepted. `leave()` has to follow."""
         name = network(peer)
         address = self._known.get(name)
         if address is None:
@@ -52,11 +53,11 @@ class Addresses:
         return address
 
     def crowded(self, address: Address) -> bool:
-        """It has more connections than it may have."""
+        """Whether *address* has more connections than allowed."""
         return 0 < self._connections < address.connections
 
     def too_fast(self, address: Address, now: float) -> bool:
-        """It makes connections faster than it may; if not, one more is counted."""
+        """Whether *address* makes connections too fast; if not, one connection is counted."""
         if self._rate == 0.0:
             return False
         address.tokens = min(self._burst, address.tokens + (now - address.counted) * self._rate)
@@ -67,7 +68,7 @@ class Addresses:
         return False
 
     def leave(self, address: Address) -> None:
-        """One of its connections ended."""
+        """A connection of *address* has ended."""
         address.connections -= 1
         if address.connections:
             return
@@ -78,7 +79,7 @@ class Addresses:
             self._leaving.append(address)
 
     def forget(self, now: float, limit: int) -> int:
-        """Look at up to *limit* of those without a connection, and forget whose bucket is full; how many those were."""
+        """Forget addresses whose bucket is full, of up to *limit* addresses without connections; return how many."""
         forgotten = 0
         for _ in range(min(limit, len(self._leaving))):
             address = self._leaving.popleft()
@@ -92,7 +93,7 @@ class Addresses:
         return forgotten
 
     def _forget_first(self) -> None:
-        """Forget who left first, whatever its bucket says."""
+        """Forget the address that left first, whatever is in its bucket."""
         while self._leaving:
             address = self._leaving.popleft()
             address.leaving = False
@@ -101,13 +102,13 @@ class Addresses:
                 return
 
     def statistics(self) -> tuple[int, int]:
-        """(addresses with connections, those without that are remembered). O(n)."""
+        """(addresses with connections, remembered addresses without). O(n)."""
         absent = sum(1 for address in self._known.values() if not address.connections)
         return len(self._known) - absent, absent
 
 
 def network(peer: str) -> str:
-    """The address that *peer*, "host:port", counts for; what is no IP address counts for itself."""
+    """The address whose limits apply to *peer*, "host:port". A host that is not an IP address is its own address."""
     host = peer.rpartition(":")[0]
     if ":" not in host:
         return host
@@ -115,7 +116,7 @@ def network(peer: str) -> str:
         address = IPv6Address(host.strip("[]"))
     except AddressValueError:
         return host
-    mapped = address.ipv4_mapped  # an IPv4 client of a socket for both: all of these are in one /64
+    mapped = address.ipv4_mapped  # an IPv4 client of a dual-stack socket: all of them are in one /64
     if mapped is not None:
         return str(mapped)
     return address.packed[: IPV6_NETWORK_BITS // 8].hex()

@@ -1,13 +1,14 @@
-# Whether a PUBLISH is taken now: the one place where quotas, gates and credits meet.
+# Whether a PUBLISH is accepted now: the one place where quotas, gates and credits meet.
 #
-# All are tested before any is charged, so what does not pass costs nothing and can be tried again. (What MQTT forbids
-# never gets here: who reads the packet has closed the connection.) The order is that of blame: a quota is the client's
-# own affair; a closed gate holds back everybody who needs it; credits decide who is held back first.
+# All three are tested before any is charged, so a publish that does not pass costs nothing and can be tried again.
+# (What MQTT forbids never gets here: the connection was closed when the packet was read.) The order is the order of
+# blame: a quota concerns the client alone, a closed gate holds up everybody who needs it, and credits decide who is
+# held up first.
 #
-# A client without credits is let on all the same while the gates that its publish needs have idle room, and what has
-# no gate is not contended: to hold it back would help nobody. That holds at level 0 as well, where credits come back so
-# quickly that only those run out of them who ask for more than all others: they wait for each other, and who asks for
-# little finds a short queue (simulated: the p99 of the delay beside one who floods is 30 to 70 ms instead of 100).
+# A client without credits passes all the same while the gates that its publish needs have idle room and nothing else
+# that it needs is contended: making it wait would help nobody. That holds at level 0 too. Credits return so quickly
+# there that only the clients who ask for more than all others run out of them; these wait for each other, and a modest
+# client finds a short queue (simulated: beside a client that floods, the p99 of the delay is 30 to 70 ms, not 100).
 import math
 from typing import Final, Protocol
 
@@ -19,15 +20,15 @@ Reason = DropReason | PauseReason | PublishRefusal | CloseReason
 
 # Kinds of verdicts.
 ACCEPT: Final = 0
-DROP: Final = 1  # nobody gets it, and it is not answered: it is of QoS 0
-PAUSE: Final = 2  # it is not taken, and its connection not read, until a time or until a gate opens
-REFUSE: Final = 3  # it is answered with a code
+DROP: Final = 1  # the publish, of QoS 0, is not delivered and not answered
+PAUSE: Final = 2  # the publish is put off, and its client is not read, until a time or until a gate opens
+REFUSE: Final = 3  # the publish is answered with a reason code
 CLOSE: Final = 4
-FILTER: Final = 5  # of no publish: a filter is not subscribed to
+FILTER: Final = 5  # not about a publish: a filter is not subscribed to
 
 NOT_WAITING: Final = math.inf
 UNBOUNDED: Final = 1 << 30  # publishes
-SHARE: Final = 1024 * 1024  # bytes before a gate, to which a run goes on
+SHARE: Final = 1024 * 1024  # bytes under way at a gate up to which a run goes on
 V5: Final = 5
 
 
@@ -35,22 +36,22 @@ class Verdict:
     def __init__(self, kind: int, reason: Reason | None, until: float = 0.0, gate: Gate | None = None) -> None:
         self.kind = kind
         self.reason = reason
-        self.until = until  # PAUSE: when it can pass at last, as things are; 0 = when *gate* has room
-        self.gate = gate  # PAUSE: whose wait list to stand in; None = nothing but the time helps
+        self.until = until  # PAUSE: when the publish should pass, at the present level; 0: when *gate* has room
+        self.gate = gate  # PAUSE: the gate to wait at; None: wait for the time
 
 
 class Publish:
-    """What matters of a PUBLISH."""
+    """What the decision about a PUBLISH depends on."""
 
     def __init__(self, version: int, qos: int, size: int, cost: int, resources: int) -> None:
         self.version = version  # as in CONNECT: 3, 4 or 5
         self.qos = qos
         self.size = size  # bytes
         self.cost = cost  # credits
-        self.resources = resources  # bits
-        self.since = NOT_WAITING  # or when it began to wait for a gate or for credits
-        self.exempt = False  # overload protection is off for its client: credits are counted and hold nobody back
-        # For whoever asks why it costs so much:
+        self.resources = resources  # that the publish needs, as bits
+        self.since = NOT_WAITING  # or when it was first put off
+        self.exempt = False  # overload protection does not throttle the client: credits are counted and not enforced
+        # To explain the cost:
         self.deliveries = 0
         self.retained = False
 
@@ -59,11 +60,11 @@ class Quotas(Protocol):
     """The quotas that hold for one client."""
 
     def test(self, publish: Publish, now: float) -> Verdict | None:
-        """None if *publish* is within all of them; it is not charged yet."""
+        """None if *publish* is within all quotas; it is not charged yet."""
         ...
 
     def charge(self, publish: Publish, now: float) -> None:
-        """*publish*, which was tested, is taken."""
+        """Charge *publish*, which was tested and is accepted."""
         ...
 
 
@@ -80,9 +81,10 @@ def admit(
     wait: float,
     now: float,
 ) -> Verdict:
-    """Whether *publish*, which needs *gates*, is taken; if so, it is charged.
+    """Decide about *publish*, which has to pass *gates*. An accepted publish is charged.
 
-    *contended*: bits of the resources that are, anywhere; *wait*: seconds that it may wait, for gates and credits.
+    *contended*: the resources that any worker reports as contended, as bits. *wait*: seconds after which a publish
+    stops waiting for gates and credits.
     """
     if quotas is not None:
         verdict = quotas.test(publish, now)
@@ -114,21 +116,21 @@ def decide(
     wait: float,
     now: float,
 ) -> Verdict:
-    """As `admit()`, unless one of its gates is *shut*, by something that is no publish."""
+    """`admit()`, unless the gate *shut* holds up the publish for a reason that `admit()` does not know."""
     if shut is not None:
         return waits(publish, Verdict(PAUSE, PauseReason.GATE, 0.0, shut), wait, now)
     return admit(publish, account, ledger, gates, quotas, contended, wait, now)
 
 
 def _busy(publish: Publish, gates: list[Gate], contended: int) -> tuple[bool, Gate | None]:
-    """Whether something that *publish* needs is contended or has no idle room, and the gate of it if that is all."""
+    """(whether a resource of *publish* is contended or has no idle room, its gate if a gate is the only cause)."""
     needed = publish.resources & contended
     full: Gate | None = None
     for gate in gates:
         needed &= ~gate.bit
         if not gate.calm:
             full = gate
-    if needed:  # something without a gate, of which nobody can say that it is idle
+    if needed:  # a resource without a gate: whether it is idle is not known
         return True, None
     return full is not None, full
 
@@ -136,9 +138,9 @@ def _busy(publish: Publish, gates: list[Gate], contended: int) -> tuple[bool, Ga
 def following(
     gates: list[Gate], quota: int, account: Account, ledger: Ledger, longest: int, cost: int, exempt: bool, now: float
 ) -> int:
-    """How many more like a publish that was just taken may follow it at once: of *longest* bytes and *cost* each.
+    """How many publishes of *longest* bytes and *cost* each may follow an accepted one at once.
 
-    *quota*: so many as far as quotas go; *exempt*: credits hold its client not back.
+    *quota*: how many the quotas leave. *exempt*: credits are not enforced for the client.
     """
     room = quota
     idle = 0 if ledger.enforcing else UNBOUNDED
@@ -151,7 +153,7 @@ def following(
 
 
 def waits(publish: Publish, pause: Verdict, wait: float, now: float) -> Verdict:
-    """*pause*, unless *publish* has waited for as long as it may."""
+    """*pause*, or the verdict about a publish that has waited for *wait* seconds."""
     if now - publish.since < wait:
         return pause
     if publish.qos == 0:

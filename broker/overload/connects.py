@@ -1,31 +1,32 @@
-# CONNECTs that wait for their turn: a fleet that comes back all at once is let in no faster than it can be served.
+# CONNECTs that wait for their turn: when a whole fleet reconnects at once, CONNECTs pass no faster than they can be
+# served.
 #
-# Connections are always accepted, as a backlog that is full leaves clients to the clock of their kernel, which doubles
-# its pauses. What waits is the CONNECT, parsed, on a connection that is held; who is in notices nothing.
-# They pass in the order in which they came, at a rate with a burst (a token bucket, filled lazily). Both halve with
-# each level of overload, and the rate never falls below a trickle, or who is out would never come in again.
-# The queue is bounded. When it is full the oldest goes that has said nothing since: others show by what they send
-# behind their CONNECT that they still believe in it. If all do, the newcomer goes.
+# Connections are always accepted: with a full backlog clients would depend on the retries of their kernel, which
+# doubles its pauses. What waits is the CONNECT, decoded, on a connection that is paused; connected clients are not
+# affected. CONNECTs pass in the order of their arrival, at a rate with a burst (a token bucket, filled lazily). Each
+# level of overload halves the rate and the burst. The rate never falls below TRICKLE, as no client would get in any
+# more. The queue is bounded. When it is full, the oldest CONNECT whose client has sent nothing since is displaced:
+# clients that sent more still wait for the answer. If all clients have sent more, the newest CONNECT is refused.
 from collections import OrderedDict
 from math import inf
 from typing import Final, Protocol
 
-SHRINK: Final = 0.5  # what each level leaves of the rate and the burst: a thousandth at level 10
+SHRINK: Final = 0.5  # factor on the rate and the burst for each level: a thousandth is left at level 10
 TRICKLE: Final = 1.0  # CONNECTs a second at least, or the whole rate if it is less
-SOONEST: Final = 1.0  # seconds after which who found no room may come back
-SPREAD: Final = 10.0  # seconds over which those who found none come back at least
-WIDEST: Final = 300.0  # seconds at most: overload is over by then, or they are told again
-ALMOST: Final = 1.0 - 1e-9  # of a token is one: a clock that is read when it is due may be a rounding early
+SOONEST: Final = 1.0  # seconds after which a refused client may retry, at the earliest
+SPREAD: Final = 10.0  # seconds over which refused clients are spread, at least
+WIDEST: Final = 300.0  # seconds over which they are spread, at most
+ALMOST: Final = 1.0 - 1e-9  # so much of a token counts as one: a timer may fire a rounding error early
 
 
 class Waiter(Protocol):
     """A CONNECT that waits."""
 
     since: float
-    client_id: str  # that it gives itself
+    client_id: str  # as in the CONNECT
 
     def silent(self) -> bool:
-        """Its connection has sent nothing since."""
+        """Whether the client has sent nothing since its CONNECT."""
 
 
 class Connects:
@@ -37,17 +38,19 @@ class Connects:
         self._full_burst = max(1.0, burst)
         self._rate = self._full_rate
         self._burst = self._full_burst
-        self._tokens = self._full_burst  # CONNECTs that may pass at once, as of `_counted`
+        self._tokens = self._full_burst  # CONNECTs that may pass at once, at the time `_counted`
         self._counted = 0.0
         self._most = most
-        self._waiting: OrderedDict[Waiter, None] = OrderedDict()  # in the order in which they came
-        self._silent: OrderedDict[Waiter, None] = OrderedDict()  # those of them that were not seen to speak, likewise
+        self._waiting: OrderedDict[Waiter, None] = OrderedDict()  # in the order of arrival
+        self._silent: OrderedDict[Waiter, None] = (
+            OrderedDict()
+        )  # those that were not seen to send more, in the same order
 
     def allow(self, level: float, now: float) -> None:
-        """Go by the overload *level* (0 to 10) from now on: of the worker that they enter, and nothing else.
+        """Adapt the rate to the overload *level* (0 to 10) of this worker.
 
-        By a level to which their own waiting adds, fewer would pass the longer they wait, until none does. And a worker
-        that is gone or late would keep its clients from coming to the others.
+        *level* must not contain the delay of waiting CONNECTs: fewer would pass the longer they wait, until none does.
+        Nor the level of other workers: a worker that is gone or late would keep its clients from the other workers.
         """
         if not self.limited:
             return
@@ -58,11 +61,11 @@ class Connects:
         self._tokens = min(self._tokens, self._burst)
 
     def at_once(self, now: float) -> bool:
-        """Whether one that has just come may pass, as nobody waits; if so, it has."""
+        """Let a CONNECT that has just arrived pass, if none waits and the rate allows it; true if it has passed."""
         return not self._waiting and self._take(now)
 
     def offer(self, waiter: Waiter) -> Waiter | None:
-        """*waiter* waits from now on. Who does not any more, for lack of room: another one, itself, or nobody."""
+        """Queue *waiter*. Returns the CONNECT that finds no room: an older one, *waiter* itself, or None."""
         displaced = None
         if len(self._waiting) >= self._most:
             displaced = self._oldest_silent()
@@ -74,7 +77,7 @@ class Connects:
         return displaced
 
     def next(self, now: float) -> Waiter | None:
-        """The one whose turn it is, which waits no more; None: nobody waits, or none may pass yet."""
+        """Remove and return the CONNECT whose turn it is; None if none waits, or none may pass yet."""
         if not self._waiting or not self._take(now):
             return None
         waiter = self._first(self._waiting)
@@ -87,7 +90,7 @@ class Connects:
         self._silent.pop(waiter, None)
 
     def due(self, now: float) -> float:
-        """When the next one may pass; infinity if nobody waits."""
+        """When the next CONNECT may pass; infinity if none waits."""
         if not self._waiting:
             return inf
         if not self.limited:
@@ -96,30 +99,30 @@ class Connects:
         return now + max(0.0, 1.0 - self._tokens) / self._rate
 
     def oldest(self, now: float) -> float:
-        """Seconds that the oldest one has waited; 0.0 if nobody waits."""
+        """Seconds that the oldest CONNECT has waited; 0.0 if none waits."""
         return now - self._first(self._waiting).since if self._waiting else 0.0
 
     def find(self, client_id: str) -> Waiter | None:
-        """The CONNECT of *client_id* that waits, the oldest of several."""
+        """The oldest waiting CONNECT of *client_id*."""
         for waiter in self._waiting:
             if waiter.client_id == client_id:
                 return waiter
         return None
 
     def waiting(self) -> int:
-        """How many wait."""
+        """CONNECTs that wait."""
         return len(self._waiting)
 
     def retry_after(self, chance: float) -> float:
-        """Seconds after which who found no room may come back; *chance*, from 0 to 1, spreads a fleet.
+        """Seconds after which a refused client may retry; *chance*, from 0 to 1, spreads a fleet.
 
-        Over twice the time that those who wait now will take, as they come in before it.
+        It is spread over twice the time that the CONNECTs waiting now will take.
         """
         ahead = len(self._waiting) / self._rate if self.limited else 0.0
         return SOONEST + chance * min(WIDEST, max(SPREAD, 2.0 * ahead))
 
     def _take(self, now: float) -> bool:
-        """Take a token, if there is one."""
+        """Take a token; false if there is none."""
         if not self.limited:
             return True
         self._fill(now)
@@ -134,7 +137,7 @@ class Connects:
             self._counted = now
 
     def _oldest_silent(self) -> Waiter | None:
-        """The oldest that has said nothing since. Who was seen to speak once is not looked at again."""
+        """The oldest CONNECT whose client has sent nothing since. A client that has sent more is looked at once."""
         while self._silent:
             waiter = self._first(self._silent)
             if waiter.silent():

@@ -1,7 +1,7 @@
-# What a PUBLISH costs its client, in credits: roughly what it costs us, so that credits run out where work is made.
+# What a PUBLISH costs its client, in credits: roughly what it costs the broker.
 #
-# The units of quantum.py measure the reactor's work alone, and are no setting. These say also what a message means for
-# others (a store, other workers), and are an operator's to weigh.
+# The units of quantum.py measure the work of the reactor alone and cannot be configured. Credits also weigh what a
+# message means for others (a store, other workers), and an operator sets these weights.
 from broker.config.schema import Cost
 
 
@@ -15,11 +15,11 @@ class Prices:
         self._qos = cost.qos
 
     def of_run(self, count: int, size: int, deliveries: int) -> int:
-        """Credits for *count* PUBLISHes of QoS 0, of *size* bytes together, each with so many *deliveries*."""
+        """Credits for *count* PUBLISHes of QoS 0, of *size* bytes together, each with *deliveries* receivers."""
         return count * (self._publish + deliveries * self._delivery) + size // self._bytes_per_credit
 
     def of(self, size: int, deliveries: int, persistent: int, retained: bool, qos: int) -> int:
-        """Credits for a PUBLISH of *size* bytes with so many *deliveries*, *persistent* ones among them."""
+        """Credits for a PUBLISH of *size* bytes with *deliveries* receivers, of which *persistent* store it."""
         return (
             self._publish
             + size // self._bytes_per_credit
@@ -30,7 +30,7 @@ class Prices:
         )
 
     def parts(self, size: int, deliveries: int, retained: bool, qos: int) -> tuple[int, int, int, int, int]:
-        """What such a PUBLISH costs (for any, for its bytes, for its deliveries, for being retained, for its QoS)."""
+        """The parts of the cost: (base, for its bytes, for its deliveries, for being retained, for its QoS)."""
         for_retaining = self._retained if retained else 0
         return (
             self._publish,

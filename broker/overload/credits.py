@@ -1,42 +1,43 @@
 # Credits: how much more a client may publish.
 #
-# All clients are granted the same, all the time, at a rate that falls as the level rises. So the ledger keeps one
-# running total of what has been granted, and an account one number: the total at which its balance would have been 0.
-# What has been granted since is its balance, up to the cap. Nobody loops over clients, whatever happens.
+# All clients are granted the same credits, all the time, at a rate that falls as the level rises. So the ledger keeps
+# one running total of what has been granted, and an account keeps one number: the total at which its balance would be
+# 0. The balance is what has been granted since, up to the cap. No loop over clients is needed.
 #
-# The level counts to a tenth, by a table made at the start, so whoever replays a trace gets the same to the last bit.
+# The level counts in tenths, by a table made at the start, so a replay of a trace computes equal values to the last
+# bit.
 #
-# At level 0 nobody is held back: `spent += cost` is all that a publish does, and whoever looks at the account next
-# takes it in. A client that was quiet for long and then spends much can look richer than it is by that, up to the cap.
+# At level 0 credits are not enforced: a publish only adds to `spent`, and whatever reads the account next subtracts it.
+# So a client that was quiet for long and then spends much can look richer than it is by that amount, up to the cap.
 import math
 from collections import OrderedDict
 from typing import Final
 
 from broker.config.schema import Overload
 
-TICK: Final = 0.2  # seconds; the table grants so much in each
+TICK: Final = 0.2  # seconds; the table says what is granted in each
 ROWS_A_LEVEL: Final = 10
 ROWS: Final = 101  # levels 0.0, 0.1, ... 10.0
-BUCKETS: Final = 1024  # of the largest cap, for counting who is below it: the least cap is 20 of them
-REST: Final = 0.05  # seconds: who waits comes back for several publishes at once, which cost less each than one by one
-ROUNDING: Final = 0.001  # seconds: what is promised for a time holds then, however it was rounded
-NOWHERE: Final = -1 << 60  # no bucket
-UNKNOWN: Final = math.inf  # what a client has left that was never here: nothing keeps it from having all it may
+BUCKETS: Final = 1024  # of the largest cap, to count the accounts below the cap; the least cap is 20 of them
+REST: Final = 0.05  # seconds that a wait lasts at least: several publishes at once cost less each than one by one
+ROUNDING: Final = 0.001  # seconds that are added to a time, so that rounding does not make it too early
+NOWHERE: Final = -1 << 60  # the bucket of an account that is not counted
+UNKNOWN: Final = math.inf  # the balance of a client that was never here: the cap applies
 
 
 def refills(table: tuple[int, ...]) -> list[float]:
-    """Credits each 200 ms at the levels 0.0, 0.1, ... 10.0: between those of *table* in equal ratios."""
+    """Credits per 200 ms at the levels 0.0, 0.1, ... 10.0, interpolated geometrically from *table*."""
     rows: list[float] = []
     for row in range(ROWS):
         level = min(row // ROWS_A_LEVEL, len(table) - 2)
         part = (row - level * ROWS_A_LEVEL) / ROWS_A_LEVEL
-        # Powers are the mathematics library's, and those differ in their last bits: rounded, they agree.
+        # The last bits of a power differ between mathematics libraries; rounding removes the difference.
         rows.append(round(float(table[level]) * (float(table[level + 1]) / float(table[level])) ** part, 3))
     return rows
 
 
 class Ledger:
-    """What every client has been granted until now, and what may be saved of it."""
+    """What every client has been granted until now, and the cap of what it may save."""
 
     def __init__(self, settings: Overload, now: float) -> None:
         self._refills = refills(settings.refill)
@@ -46,14 +47,16 @@ class Ledger:
         self._granted = 0.0  # until `_since`
         self._since = now
         self._width = self._most / BUCKETS
-        self._counts: dict[int, int] = {}  # accounts by the bucket of their zero, as far as they may be below a cap
+        self._counts: dict[
+            int, int
+        ] = {}  # accounts by the bucket of their zero, without those that are full at any cap
         self.enforcing = False  # the level is above 0
         self.level = 0.0
         self.refill = self._refills[0]  # credits each 200 ms
         self.cap = self._most
 
     def change(self, level: float, now: float) -> None:
-        """*level*, 0 to 10, is in force from now on."""
+        """Apply *level*, 0 to 10, from now on."""
         self._granted = self.granted(now)
         self._since = now
         self.level = level
@@ -66,13 +69,13 @@ class Ledger:
             self._forget_full()
 
     def granted(self, now: float) -> float:
-        """Credits that a client which was always here has been granted."""
+        """Credits that a client which was always here has been granted until *now*."""
         return self._granted + (now - self._since) * (self.refill / TICK)
 
     def using(self, now: float) -> tuple[int, float]:
-        """(clients whose balance is below the cap, what they have together), to a thousandth of the largest cap.
+        """(clients whose balance is below the cap, the sum of their balances), to a thousandth of the largest cap.
 
-        What was spent at level 0 shows when it was taken in.
+        What was spent at level 0 counts once it was subtracted from the account.
         """
         granted = self.granted(now)
         clients = 0
@@ -85,7 +88,7 @@ class Ledger:
         return clients, balances
 
     def count(self, before: int, zero: float) -> int:
-        """An account that stood in the bucket *before* has this *zero* now: its new bucket."""
+        """Count an account of the bucket *before* by its new *zero*; return its new bucket."""
         bucket = int(zero // self._width)
         if bucket != before:
             self.discount(before)
@@ -93,7 +96,7 @@ class Ledger:
         return bucket
 
     def discount(self, bucket: int) -> None:
-        """An account of *bucket* is gone."""
+        """Stop counting an account of *bucket*."""
         count = self._counts.get(bucket, 0)
         if count > 1:
             self._counts[bucket] = count - 1
@@ -101,16 +104,16 @@ class Ledger:
             del self._counts[bucket]
 
     def _forget_full(self) -> None:
-        """Those who are full whatever cap comes are not counted."""
+        """Stop counting the accounts that are full at any cap."""
         full = int((self._granted - self._most) // self._width)
         self._counts = {bucket: count for bucket, count in self._counts.items() if bucket >= full}
 
     def state(self) -> tuple[float, float, float]:
-        """(granted, since when, level): what the next change or balance goes by."""
+        """(granted, since when, level), for `restore()`."""
         return self._granted, self._since, self.level
 
     def restore(self, granted: float, since: float, level: float) -> None:
-        """Go on from a `state()`."""
+        """Take over a `state()` of another ledger."""
         self.change(level, since)
         self._granted = granted
 
@@ -120,36 +123,36 @@ class Account:
 
     def __init__(self, client: str, zero: float) -> None:
         self.client = client
-        self.zero = zero  # what had been granted when the balance was 0, or will have been
-        self.spent = 0  # at level 0, and not taken in yet
+        self.zero = zero  # the total of grants at which the balance is 0
+        self.spent = 0  # at level 0, and not subtracted yet
         self.bucket = NOWHERE  # where the ledger counts it
         self.connections = 0
 
     def balance(self, ledger: Ledger, now: float) -> float:
-        """Credits, at most the cap in force; below 0 for who owes a part of its last publish."""
+        """Credits, at most the cap; below 0 if the client owes a part of its last publish."""
         granted = ledger.granted(now)
         return granted - self._zero(granted, ledger.cap)
 
     def passes(self, ledger: Ledger, cost: int, now: float) -> bool:
-        """Whether a publish of *cost* credits may pass: with the balance for it, or half of what may be saved."""
+        """Whether the balance suffices for a publish of *cost* credits; half of the cap suffices for any."""
         return self.balance(ledger, now) >= min(float(cost), ledger.cap / 2)
 
     def when(self, ledger: Ledger, cost: int, now: float) -> float:
-        """When a publish of *cost* that waits is tried again: it passes, should the level stay; *now* if it does now.
+        """When a publish of *cost* that waits is to be tried again: it passes then, if the level does not change.
 
-        It could pass a little earlier: nobody rests for less than REST.
+        *now* if it passes now. A wait lasts REST at least.
         """
         missing = min(float(cost), ledger.cap / 2) - self.balance(ledger, now)
         return now if missing <= 0.0 else now + max(REST, missing * TICK / ledger.refill + ROUNDING)
 
     def charge(self, ledger: Ledger, cost: int, now: float) -> None:
-        """Pay for a publish that passed, in full: it may owe a part of one afterwards."""
+        """Pay *cost* in full; the balance may fall below 0."""
         self.zero = self._zero(ledger.granted(now), ledger.cap) + cost
         self.spent = 0
         self.bucket = ledger.count(self.bucket, self.zero)
 
     def charge_idle(self, ledger: Ledger, cost: int, now: float) -> None:
-        """Pay for a publish that was let on because there is room for all: with what there is, if that is less."""
+        """Pay for a publish that passed without credits, as its resources were idle: at most the balance."""
         granted = ledger.granted(now)
         zero = self._zero(granted, ledger.cap)
         self.zero = max(zero, min(zero + cost, granted))
@@ -157,14 +160,14 @@ class Account:
         self.bucket = ledger.count(self.bucket, self.zero)
 
     def follow(self, ledger: Ledger, cost: int, now: float) -> None:
-        """Pay for publishes that followed one which passed, and may have as `admit.following()` has it."""
+        """Pay for the publishes that followed an accepted one, as `admit.following()` allows."""
         if ledger.enforcing:
             self.charge(ledger, cost, now)
         else:
             self.spent += cost
 
     def _zero(self, granted: float, cap: float) -> float:
-        """`zero`, with what was spent at level 0, which leaves no debt, and without what exceeds the cap."""
+        """`zero` after subtracting what was spent at level 0, which leaves no debt, and with the cap applied."""
         zero = self.zero
         if self.spent:
             zero = max(zero, min(zero + self.spent, granted))
@@ -172,17 +175,17 @@ class Account:
 
 
 class Accounts:
-    """The accounts of all clients here, and of those that left last: who comes back finds its debt again."""
+    """The accounts of connected clients, and of those that left last, so that reconnecting pays no debt."""
 
     def __init__(self, settings: Overload, ledger: Ledger) -> None:
         self._most = settings.accounts
         self._ledger = ledger
         self._here: dict[str, Account] = {}
-        self._left: OrderedDict[str, Account] = OrderedDict()  # who left first stands first
-        self.forgotten = 0  # accounts that made way for those of others
+        self._left: OrderedDict[str, Account] = OrderedDict()  # the first to leave first
+        self.forgotten = 0  # accounts of clients that left, dropped as there were too many
 
     def arrive(self, client: str, now: float) -> Account:
-        """The account of a client that connected; a new one starts with one refill, or full at level 0."""
+        """The account of a client that has connected. A new account has one refill, or at level 0 the full cap."""
         account = self._here.get(client)
         if account is None:
             account = self._left.pop(client, None)
@@ -196,7 +199,7 @@ class Accounts:
         return account
 
     def leave(self, account: Account) -> None:
-        """A connection of its client ended."""
+        """A connection of the client of *account* has ended."""
         account.connections -= 1
         if account.connections:
             return
@@ -205,14 +208,14 @@ class Accounts:
         self._remember(account)
 
     def balance_of(self, client: str, now: float) -> float:
-        """The credits of a client that is here no longer, for the worker that it went to; or UNKNOWN."""
+        """The credits of a client that has left, for the worker that it went to; or UNKNOWN."""
         account = self._left.get(client)
         return UNKNOWN if account is None else account.balance(self._ledger, now)
 
     def bring(self, client: str, balance: float, now: float) -> None:
-        """A client that is about to arrive had *balance* credits where it was, which may be UNKNOWN.
+        """A client that is about to connect had *balance* credits, perhaps UNKNOWN, at another worker.
 
-        They take the place of what is known here of a former visit, or to go to and fro would be a way to have more.
+        That balance replaces the one of a former visit here: moving back and forth must not gain credits.
         """
         if balance == UNKNOWN or client in self._here:
             return

@@ -1,46 +1,46 @@
 # A gate: how much may be under way to one resource that can fall behind, such as a store or another worker.
 #
-# What is under way is at most what the resource does in its own time L0 and 100 ms more: then it always has something
-# to do, and nobody waits in it for longer than that. Both numbers are measured and not known: R, its completions a
-# second, and L0, the least that an answer took since we are connected.
+# The limit is what the resource completes in its own latency L0 and 100 ms more: then the resource always has something
+# to do, and nothing waits in it for longer than 100 ms. The limit follows from two measurements: R, its completions a
+# second, and L0, the least latency of an answer since the resource was connected.
 #
-# R is counted over a second in which something was under way, from an answer to an answer: so neither answers that
-# come in batches nor pauses without work change it. It grows by itself from next to nothing, as each answer lets more
-# in, and falls as answers fail to come.
+# R is counted over a second in which something was under way, from an answer to an answer, so neither answers that come
+# in batches nor pauses without work change R. R grows by itself from next to nothing, as each answer lets more in, and
+# falls when answers fail to come.
 #
-# The signal is how much longer answers took than L0 on average, in the last 100 to 200 ms. (The quickest of them, by
-# which one would tell a queue from a batch that fills, says too little when they come in batches: the level stays low
-# and the modest lose.) While no answer comes it is the age of what has waited longest.
+# The signal is the mean latency of the last 100 to 200 ms, less L0. (The least latency of that time, which would tell a
+# queue from a batch that fills, was tried: with batched answers the level stays too low and modest clients lose.) While
+# no answer comes, the signal is the age of the oldest publish under way.
 from collections import deque
 from typing import Any, Final
 
 from broker.config.schema import Overload
 
 WINDOW: Final = 0.5  # seconds over which completions are counted
-LONGEST: Final = 2.0  # if no answer came for longer than that, so much counts of it
-GRAIN: Final = 0.01  # seconds: answers that come closer together are one point of the window
-SAME: Final = 0.001  # seconds: what is taken within them is one batch
-TELLING: Final = 0.1  # seconds over which latencies are averaged, and as many before them
+LONGEST: Final = 2.0  # seconds: a longer gap between answers counts as this long
+GRAIN: Final = 0.01  # seconds: answers closer together are one point of the window
+SAME: Final = 0.001  # seconds: publishes that are taken within this time are one batch
+TELLING: Final = 0.1  # seconds over which latencies are averaged, together with as many before them
 GAP_SMOOTHING: Final = 0.125
 NONE: Final = -1.0
 
 
 class Rate:
-    """Completions a second, while something is under way."""
+    """Completions a second, over the time in which something is under way."""
 
     def __init__(self, now: float) -> None:
         self.value = 0.0
         self._completed = 0
-        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])  # (when, what had been completed by then)
-        self._idle_until = now  # less the seconds in which something was under way
+        self._points: deque[tuple[float, int]] = deque([(0.0, 0)])  # (time, completions until then)
+        self._idle_until = now  # minus the seconds in which something was under way
         self._idle_since = now
 
     def begin(self, now: float) -> None:
-        """Something is under way, and nothing was."""
+        """Something is under way from now on."""
         self._idle_until += now - self._idle_since
 
     def end(self, now: float) -> None:
-        """Nothing is under way any more."""
+        """Nothing is under way from now on."""
         self._idle_since = now
 
     def completed(self, n: int, now: float) -> None:
@@ -64,15 +64,15 @@ class Rate:
 
 
 class Latency:
-    """How long answers take."""
+    """How long answers of the resource take."""
 
     def __init__(self, now: float) -> None:
         self.least = NONE  # L0
         self.gap = 0.0  # seconds between answers, or batches of them
         self._last = now
-        self._sum = 0.0  # of the answers since `_since`
+        self._sum = 0.0  # of latencies since `_since`
         self._count = 0
-        self._sum_before = 0.0  # of those in the time before that
+        self._sum_before = 0.0  # of latencies in the period before `_since`
         self._count_before = 0
         self._since = now
 
@@ -87,7 +87,7 @@ class Latency:
         self._count += n
 
     def recent(self, now: float) -> float:
-        """The mean of the last 100 to 200 ms; NONE if no answer came."""
+        """The mean latency of the last 100 to 200 ms; NONE if no answer came."""
         self._turn(now)
         count = self._count + self._count_before
         return (self._sum + self._sum_before) / count if count else NONE
@@ -112,7 +112,7 @@ class Latency:
 
 
 class Batch:
-    """Publishes that went at the same time and are under way."""
+    """Publishes under way that were taken at the same time."""
 
     def __init__(self, count: int, size: int, at: float) -> None:
         self.count = count
@@ -134,19 +134,19 @@ class Gate:
         self.free = True  # a publish may be taken without being judged: calm, not blocked and not in turns
         self.blocked = False  # something that is not a publish fills the resource: no publish passes
         self.in_turns = False  # clients wait for the gate, so each client may take its turn only
-        self.taken = 0  # publishes, in all
+        self.taken = 0  # publishes since the gate was made
         self.taken_bytes = 0
         self.count = 0  # publishes under way
         self.bytes = 0
         self._under_way: deque[Batch] = deque()
-        self._processed = 0  # bytes, as told by processed()
+        self._processed = 0  # bytes, by the last call of processed()
         self._rate = Rate(now)
         self._latency = Latency(now)
         self._limit = self._floor
         self._idle_limit = self._floor
 
     def reset(self, now: float) -> None:
-        """It is connected anew: nothing is under way, and it may be quicker or slower than before."""
+        """The resource was connected again: nothing is under way, and it may be quicker or slower than before."""
         self.count = 0
         self.bytes = 0
         self._under_way = deque()
@@ -172,25 +172,25 @@ class Gate:
         self._look()
 
     def fits(self, n: int, size: int) -> bool:
-        """Whether *n* more publishes of *size* bytes together may go; one always may when nothing is under way."""
+        """Whether *n* more publishes of *size* bytes together may pass; one publish always passes an empty gate."""
         if self.count == 0 and n == 1:
             return True
         return self.count + n <= self._limit and self.bytes + size <= self._most_bytes
 
     def room(self) -> int:
-        """Publishes that fit in, as far as their number goes."""
+        """How many more publishes may pass, by their number alone."""
         return max(0, self._limit - self.count)
 
     def idle_room(self) -> int:
-        """Publishes until there is work for `overload.gate_idle`: so many may go to it whatever the credits say."""
+        """How many more publishes may pass without credits, until the work under way takes `overload.gate_idle`."""
         return max(0, self._idle_limit - self.count)
 
     def latest(self) -> float:
-        """When the last of those under way was taken, of which there is one."""
+        """When the latest publish under way was taken. IndexError: nothing is under way."""
         return self._under_way[-1].at
 
     def take(self, n: int, size: int, now: float) -> None:
-        """*n* publishes of *size* bytes together are under way."""
+        """*n* publishes of *size* bytes together have passed and are under way."""
         if self.count == 0:
             self._rate.begin(now)
         self.taken += n
@@ -207,7 +207,7 @@ class Gate:
         self._look()
 
     def done(self, n: int, size: int, latency: float, now: float) -> None:
-        """*n* of them, of *size* bytes, were answered; the last of those had taken *latency* seconds."""
+        """*n* publishes of *size* bytes together were completed; the last of them took *latency* seconds."""
         left = n
         under_way = self._under_way
         while left > 0 and under_way:
@@ -220,7 +220,7 @@ class Gate:
         self._complete(n, size, latency, now)
 
     def processed(self, total: int, now: float) -> None:
-        """The same, told as the bytes that were processed since the beginning, in the order in which they went."""
+        """The resource has processed *total* bytes since it was connected, in the order in which they were taken."""
         size = left = total - self._processed
         self._processed = total
         n = 0
@@ -241,28 +241,28 @@ class Gate:
         self._complete(n, size, latency, now)
 
     def delay(self, now: float) -> float:
-        """Seconds that it takes to answer beyond L0: the signal."""
+        """The signal: seconds that answers take beyond L0."""
         recent = self._latency.recent(now)
         if recent == NONE:
             recent = now - self._under_way[0].at if self._under_way else 0.0
         return max(0.0, recent - max(0.0, self._latency.least) - self._batching())
 
     def _batching(self) -> float:
-        """Seconds that answers are late for no other reason than that they come in batches, and rare ones."""
+        """Seconds of latency that come from answers being batched, on average."""
         return self._latency.gap / 2
 
     def capacity(self) -> tuple[float, float]:
-        """What its resource does, as far as it is known: (completions a second, seconds that one takes at least)."""
+        """The measurements of the resource: (completions a second, L0 in seconds)."""
         return self._rate.value, max(0.0, self._latency.least)
 
     def state(self) -> list[object]:
-        """All that was measured, for `restore()`: numbers in lists."""
+        """The measurements and what is under way, as nested lists of numbers, for `restore()`."""
         under_way = [[batch.count, batch.size, batch.at] for batch in self._under_way]
         measured = [self._rate.state(), self._latency.state()]
         return [self.bit, self.count, self.bytes, self._processed, under_way, *measured]
 
     def restore(self, state: list[Any]) -> None:
-        """Go on from a `state()`."""
+        """Take over a `state()` of another gate."""
         self.bit, self.count, self.bytes, self._processed, under_way, rate, latency = state
         self._under_way = deque([Batch(count, size, at) for count, size, at in under_way])
         self._rate.restore(rate)
@@ -280,7 +280,7 @@ class Gate:
         self._limits()
 
     def _limits(self) -> None:
-        """What fits, from what was measured."""
+        """Derive the limits from the measurements."""
         own = max(0.0, self._latency.least)
         self._limit = max(self._floor, int(self._rate.value * (own + self._room)))
         self._idle_limit = max(self._floor, int(self._rate.value * (own + self._idle + self._batching())))

@@ -1,12 +1,12 @@
 # How overloaded this worker is, from 0 to 10, and by what.
 #
-# A signal is a delay or a fill in units of its own target, so that unlike things compare: at 1 it is where we want it
-# at most. The worst one moves the level, every 100 ms, by how far it is off and by how it has changed. Both terms are
-# clamped, so that a signal which lies or jumps moves the level by 1.3 a step at most. Whole steps were tried, and
-# either waste capacity or do not protect; the decimals inside are what lets the level settle.
+# A signal is a delay or a fill level in units of its own target, so that unlike things compare: up to 1 it is as
+# wanted. Every 100 ms the worst signal moves the level, by how far the signal is from 1 and by how it has changed. Both
+# terms are clamped, so a signal that is wrong or jumps moves the level by at most 1.3 a step. Whole steps were tried:
+# they waste capacity or do not protect. The decimals inside let the level settle.
 #
-# What cannot be true is not believed: NaN is no measurement, less than 0 is 0, and a signal that nobody has measured
-# for a second is not held against anybody.
+# Impossible values are not believed: NaN is not a measurement, less than 0 counts as 0, and a signal that was not
+# measured for a second counts as 0.
 import math
 from typing import Final
 
@@ -14,32 +14,32 @@ from broker.config.schema import Overload
 
 STEP: Final = 0.1  # seconds from one step of a level to the next
 HIGHEST: Final = 10.0
-WORST: Final = 100.0  # targets; what says more is believed so much, so that differences stay numbers
-STALE: Final = 1.0  # seconds after which a measurement says nothing any more
+WORST: Final = 100.0  # targets; a larger value counts as this, so that differences stay finite
+STALE: Final = 1.0  # seconds after which a measurement or a report does not count any more
 EVER_BEFORE: Final = -1e18
 
 
 class Resources:
-    """What publishes need, as bits: a name that all of the cluster knows it by, and a bit of our own."""
+    """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 
     def __init__(self) -> None:
         self._bits: dict[str, int] = {}
 
     def bit(self, name: str) -> int:
-        """The bit of *name*, the same each time; 0 for "", which no publish needs."""
+        """The bit of *name*, which is allocated at the first call; 0 for ""."""
         if not name:
             return 0
         return self._bits.setdefault(name, 1 << len(self._bits))
 
     def bits(self, names: tuple[str, ...]) -> int:
-        """The bits of those of *names* that somebody here has asked for: what others need is nothing to us."""
+        """The bits of *names*, as far as they have one: other resources are needed by no publish of this worker."""
         found = 0
         for name in names:
             found |= self._bits.get(name, 0)
         return found
 
     def names(self, bits: int) -> list[str]:
-        """The names of *bits*, in the order in which they were asked for."""
+        """The names of *bits*, in the order of their allocation."""
         return [name for name, bit in self._bits.items() if bit & bits]
 
 
@@ -47,21 +47,21 @@ class Signal:
     """One measurement in units of its target."""
 
     def __init__(self, name: str, target: float, resource: str) -> None:
-        """*resource*: what is contended while this is high; "" if no publish needs it."""
+        """*resource*: contended while the signal is high; "" if no publish needs it."""
         if not 0.0 < target < math.inf:
             raise ValueError(f"the target of {name} must be above 0, not {target}")
         self.name = name
         self.resource = resource
         self.contended = False
-        self.since = 0.0  # when it became contended last
+        self.since = 0.0  # when `contended` became true
         self.value = 0.0  # targets
-        self.measured = 0.0  # in its unit
-        self.nonsense = 0  # measurements that were none
+        self.measured = 0.0  # in the unit of the target
+        self.nonsense = 0  # impossible measurements
         self.target = target
         self._measured = EVER_BEFORE
 
     def measure(self, value: float, now: float) -> None:
-        """It is *value* now, in the unit of the target."""
+        """Take the measurement *value*, in the unit of the target."""
         if math.isnan(value):
             self.nonsense += 1
             return
@@ -73,7 +73,7 @@ class Signal:
         self.value = min(WORST, value / self.target)
 
     def look(self, now: float, above: float, below: float) -> None:
-        """Contended from *above* targets until it is *below*; what is too old counts as 0."""
+        """Update `contended`: true from *above* targets, false again under *below*. An old measurement counts as 0."""
         if now - self._measured > STALE:
             self.value = 0.0
         if self.value > above:
@@ -85,26 +85,26 @@ class Signal:
 
 
 class Signals:
-    """All signals of a worker: a handful, and those of its gates."""
+    """The signals of a worker: four of its own, and one for each gate."""
 
     def __init__(self, settings: Overload, here: str) -> None:
-        """*here*: the resource that is this worker itself, which all publishes to its clients need."""
+        """*here*: the resource that is this worker itself; every publish to its clients needs it."""
         self._here = here
         self._above = settings.contended_from
         self._below = settings.contended_until
         self._gate_delay = settings.gate_delay
         self._all: dict[str, Signal] = {}
-        self.lag = self._add("lag", settings.lag, here)  # seconds: the oldest ready socket that was not served
+        self.lag = self._add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
         self.outbound = self._add("outbound", settings.outbound_percent / 100, here)  # share of the budget
         self.memory = self._add("memory", settings.memory_percent / 100, here)  # share of the limit
-        self.connect = self._add("connect", settings.connect_delay, "")  # seconds: the oldest CONNECT that waits
+        self.connect = self._add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
         self.worst = 0.0  # targets, at the last look
-        self.worst_name = ""  # of that signal; "" while all are 0
-        self.worst_here = 0.0  # targets: the worst of those that say how this worker itself is
-        self.contended: tuple[str, ...] = ()  # names of resources, in order
+        self.worst_name = ""  # the name of the worst signal; "" while all are 0
+        self.worst_here = 0.0  # targets: the worst signal of the resource *here*
+        self.contended: tuple[str, ...] = ()  # names of resources, sorted
 
     def add_gate(self, resource: str) -> Signal:
-        """The signal of a gate, named as its resource: seconds that it takes longer than without load."""
+        """The signal of a gate, which has the name of its resource: seconds of delay beyond L0."""
         return self._add(resource, self._gate_delay, resource)
 
     def named(self, name: str) -> Signal:
@@ -112,12 +112,12 @@ class Signals:
         return self._all[name]
 
     def remove(self, signal: Signal) -> None:
-        """Its resource is no more; one of the same name that has come since is another one, and stays."""
+        """Remove *signal*, unless another signal of the same name has replaced it."""
         if self._all.get(signal.name) is signal:
             del self._all[signal.name]
 
     def look(self, now: float) -> None:
-        """Find the worst signal, and what is contended; before each step of the level."""
+        """Find the worst signal and the contended resources. To be called before each step of the level."""
         self.worst = 0.0
         self.worst_name = ""
         self.worst_here = 0.0
@@ -134,24 +134,26 @@ class Signals:
         self.contended = tuple(sorted(contended))
 
     def contending(self, resource: str) -> list[Signal]:
-        """The signals by which *resource* is contended."""
+        """The signals for which *resource* is contended."""
         return [signal for signal in self._all.values() if signal.contended and signal.resource == resource]
 
     def target(self, name: str) -> float:
-        """The target of the signal *name*, of any worker that is configured as this one is: seconds, or a share."""
+        """The target of the signal *name* (seconds, or a share), of any worker with the same configuration."""
         signal = self._all.get(name)
-        return self._gate_delay if signal is None else signal.target  # what is not here is a gate elsewhere
+        return (
+            self._gate_delay if signal is None else signal.target
+        )  # an unknown signal is that of a gate of another worker
 
     def all(self) -> list[Signal]:
         return list(self._all.values())
 
     def value(self, name: str) -> float:
-        """The signal *name* in units of its target; 0.0 if it is no more."""
+        """The signal *name* in units of its target; 0.0 if there is no such signal."""
         signal = self._all.get(name)
         return 0.0 if signal is None else signal.value
 
     def values(self) -> dict[str, float]:
-        """Each signal in units of its target, at the last look."""
+        """Each signal in units of its target."""
         return {signal.name: signal.value for signal in self._all.values()}
 
     def _add(self, name: str, target: float, resource: str) -> Signal:
@@ -160,17 +162,17 @@ class Signals:
 
 
 class Level:
-    """The level of a worker. Whoever has it calls `step()` every 100 ms."""
+    """The level of a worker. `step()` is to be called every 100 ms."""
 
     def __init__(self, settings: Overload) -> None:
         self._position_gain = settings.position_gain
         self._trend_gain = settings.trend_gain
         self._before = 0.0  # the worst signal at the last step
         self.value = 0.0
-        self.cause = ""  # the signal that raised it: who is at peace is not blamed while it falls; "" at 0
+        self.cause = ""  # the signal that raised the level last, also while the level falls; "" at level 0
 
     def step(self, worst: float, name: str = "") -> float:
-        """The level after 100 ms more, the worst signal being *worst* targets, and *name*."""
+        """Move the level by one step of 100 ms, and return it. The worst signal is *name*, with *worst* targets."""
         if worst > 1.0 or not self.value:
             self.cause = name
         position = max(-1.0, min(4.0, worst - 1.0))
@@ -183,5 +185,5 @@ class Level:
 
     @property
     def shown(self) -> int:
-        """The level as people see it and as it is compared: rounded up."""
+        """The level rounded up, as it is shown and compared."""
         return math.ceil(self.value)

@@ -1,23 +1,24 @@
-# How much one connection may use of a round, so that a full CPU harms nobody who is modest.
+# How much of a round one connection may use, so that a busy processor does not delay modest clients.
 #
-# Work is counted in cost units (a tenth of a small publish is one). A round serves each ready connection once,
-# surplus round robin: a connection may finish the packet it began and pays for that in its next round. The
-# quantum shrinks as more connections are ready, so that a round keeps under ROUND whatever their number; the
-# price of a unit in seconds is measured, not assumed.
+# Work is counted in cost units (a small publish takes ten). A round serves each ready connection once, by surplus round
+# robin: a connection may finish the packet that it began, and pays for that in its next round. The quantum shrinks as
+# more connections are ready, so that a round stays under ROUND seconds. The seconds for a unit are measured.
 from typing import Final
 
 ROUND: Final = 0.020  # seconds
-LONGEST: Final = 0.002  # seconds for one connection, also if it is alone: who comes meanwhile waits for its end
+LONGEST: Final = (
+    0.002  # seconds for one connection, even if it is alone: connections that become ready meanwhile wait for it
+)
 LARGEST: Final = 20_000  # units: about two thousand small publishes, half a millisecond compiled
-SMALLEST: Final = 16  # one small publish: a connection always gets on
-TELLING: Final = 256  # units of a round that tells what one costs; less is mostly the price of waking up
+SMALLEST: Final = 16  # one small publish: every connection makes progress
+TELLING: Final = 256  # units of a round from which a unit is measured; a shorter round is mostly the cost of waking up
 SMOOTHING: Final = 0.05
-CHEAPEST: Final = 1e-9  # seconds for a unit, at least: a clock too coarse to see a round would make it 0
+CHEAPEST: Final = 1e-9  # seconds for a unit at least: a coarse clock could measure 0
 
 PUBLISH_COST: Final = 10
 DELIVERY_COST: Final = 1
 ANSWER_COST: Final = 1  # an acknowledgement or a ping
-FRAME_COST: Final = 10  # a WebSocket frame, beside what it holds: an empty one takes less, a ping more
+FRAME_COST: Final = 10  # a WebSocket frame, beside its content: an empty frame takes less, a ping more
 FILTER_COST: Final = 5
 CONNECT_COST: Final = 100
 BYTES_PER_UNIT_SHIFT: Final = 7  # 128 bytes cost one unit

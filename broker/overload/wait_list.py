@@ -1,10 +1,10 @@
-# Who waits for one gate.
+# A wait list: the clients that wait at one gate, or for credits.
 #
-# When there is room again those with more credits go first, in a few classes, and within a class who came first; only
-# as many as there is room for, or all would come to wait again. Each has a turn, which is an equal part of the room:
-# else who floods would fill it at the head of all who were woken with it, and they would go back to the end. Who waits
-# for credits stands apart: it goes when it can afford its publish, or when the resource has so little to do that
-# holding it back helps nobody.
+# When the gate has room, clients with more credits go first, in a few classes, and within a class in the order of their
+# arrival. Only as many are woken as there is room for, as the rest would have to wait again. Each woken client has a
+# turn, an equal part of the room: a client that floods would otherwise fill the room alone, and the others would go
+# back to the end. A client that waits for credits is in a class of its own: it is woken when it can afford its publish,
+# or when the resource is so idle that making it wait helps nobody.
 from collections import OrderedDict
 from typing import Final
 
@@ -12,37 +12,37 @@ from broker.config.schema import Overload
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
 
-RICHER: Final = 4  # classes of those with credits, by their share of the cap
-POOR: Final = 0  # the class of those without
+RICHER: Final = 4  # classes of clients with credits, by their share of the cap
+POOR: Final = 0  # the class of clients that wait for credits
 ANY: Final = 1 << 30
-SLOT: Final = 0.01  # seconds: times are kept so exactly; at 100 ms, all who wait for credits would come in waves
+SLOT: Final = 0.01  # seconds, the resolution of times; with 100 ms, clients that wait for credits would come in waves
 
 
 class WaitEntry:
-    def __init__(self, connection: object, account: Account, deadline: int) -> None:
-        self.connection = connection
+    def __init__(self, client: object, account: Account, deadline: int) -> None:
+        self.client = client
         self.account = account
         self.place = POOR
-        self.deadline = deadline  # slot
-        self.affords = 0  # slot, while it is poor
+        self.deadline = deadline  # the slot in which the wait ends
+        self.affords = 0  # the slot in which the client can afford its publish, while it is POOR
 
 
 class TimeSlots:
-    """Who has something to come at which time. Adding and removing take no longer for many than for few."""
+    """Clients by the time slot in which something is due. Adding and removing take O(1)."""
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[object, None]] = {}
-        self._first = 0  # nobody is in a slot before it
+        self._first = 0  # every slot before it is empty
 
-    def add(self, slot: int, connection: object) -> None:
+    def add(self, slot: int, client: object) -> None:
         if not self._slots or slot < self._first:
             self._first = slot
-        self._slots.setdefault(slot, {})[connection] = None
+        self._slots.setdefault(slot, {})[client] = None
 
-    def remove(self, slot: int, connection: object) -> None:
+    def remove(self, slot: int, client: object) -> None:
         same = self._slots.get(slot)
         if same is not None:
-            same.pop(connection, None)
+            same.pop(client, None)
             if not same:
                 del self._slots[slot]
 
@@ -50,7 +50,7 @@ class TimeSlots:
         return not self._slots
 
     def take(self, slot: int) -> list[object]:
-        """All until *slot*, the earliest first, who are in there no more."""
+        """Remove all up to *slot*, and return them, the earliest first."""
         found: list[object] = []
         while self._slots and self._first <= slot:
             found += self._slots.pop(self._first, {})
@@ -71,37 +71,37 @@ class WaitList:
         return len(self._all)
 
     def queued(self) -> bool:
-        """Whether somebody here waits for nothing but its turn."""
+        """Whether a client waits that has credits."""
         return any(self._classes[POOR + 1 :])
 
-    def add(self, connection: object, account: Account, since: float, until: float, now: float) -> None:
-        """*connection* waits, since *since*: for the gate if *until* is 0, else for credits, which it has then."""
-        self.remove(connection)
-        waiter = self._all[connection] = WaitEntry(connection, account, _slot_after(since + self._wait))
-        self._deadlines.add(waiter.deadline, connection)
+    def add(self, client: object, account: Account, since: float, until: float, now: float) -> None:
+        """*client* waits since *since*: for the gate if *until* is 0, else for the credits that it has at *until*."""
+        self.remove(client)
+        waiter = self._all[client] = WaitEntry(client, account, _slot_after(since + self._wait))
+        self._deadlines.add(waiter.deadline, client)
         if until:
             waiter.affords = _slot_after(until)
-            self._affording.add(waiter.affords, connection)
-            self._classes[POOR][connection] = None
+            self._affording.add(waiter.affords, client)
+            self._classes[POOR][client] = None
         else:
             self._place(waiter, now)
 
-    def remove(self, connection: object) -> bool:
-        """It does not wait any more; whether it did."""
-        waiter = self._all.pop(connection, None)
+    def remove(self, client: object) -> bool:
+        """Remove *client*; false if it was not in the list."""
+        waiter = self._all.pop(client, None)
         if waiter is None:
             return False
-        del self._classes[waiter.place][connection]
-        self._deadlines.remove(waiter.deadline, connection)
+        del self._classes[waiter.place][client]
+        self._deadlines.remove(waiter.deadline, client)
         if waiter.place == POOR:
-            self._affording.remove(waiter.affords, connection)
+            self._affording.remove(waiter.affords, client)
         return True
 
     def wake(self, room: int, idle: int, now: float) -> list[object]:
-        """Those whose turn it is, and who wait no more: *room* is for those with credits, *idle* of it for all."""
-        for connection in self._affording.take(int(now / SLOT)):
-            waiter = self._all[connection]
-            del self._classes[POOR][connection]
+        """Remove and return the clients whose turn it is: at most *room*, and clients without credits up to *idle*."""
+        for client in self._affording.take(int(now / SLOT)):
+            waiter = self._all[client]
+            del self._classes[POOR][client]
             self._place(waiter, now)
         woken: list[object] = []
         for place in range(RICHER, POOR, -1):
@@ -110,48 +110,51 @@ class WaitList:
         return woken
 
     def remove_all(self) -> list[object]:
-        """All of them, who wait no more."""
+        """Remove and return all clients."""
         found = list(self._all)
-        for connection in found:
-            self.remove(connection)
+        for client in found:
+            self.remove(client)
         return found
 
     def expired(self, now: float) -> list[object]:
-        """Those who have waited for as long as anybody may, and wait no more."""
+        """Remove and return the clients whose wait has lasted `overload.wait` seconds."""
         found = self._deadlines.take(int(now / SLOT))
-        for connection in found:
-            self.remove(connection)
+        for client in found:
+            self.remove(client)
         return found
 
     def _place(self, waiter: WaitEntry, now: float) -> None:
-        """Among those with credits, by how many."""
+        """Put a client into the class of its credits."""
         share = waiter.account.balance(self._ledger, now) / self._ledger.cap
         waiter.place = max(1, min(RICHER, 1 + int(share * RICHER)))
-        self._classes[waiter.place][waiter.connection] = None
+        self._classes[waiter.place][waiter.client] = None
 
     def _wake(self, woken: list[object], place: int, most: int) -> None:
-        """Add those of the class *place* to *woken*, until that are *most*."""
+        """Move clients of the class *place* to *woken*, until *woken* has *most*."""
         same = self._classes[place]
         while same and len(woken) < most:
-            connection = next(iter(same))
-            woken.append(connection)
-            self.remove(connection)
+            client = next(iter(same))
+            woken.append(client)
+            self.remove(client)
 
 
 def of_gate(waiting: WaitList, gate: Gate, now: float) -> list[object]:
-    """Of those who wait for *gate* the ones whose turn has come, or whose time is over; they wait no more."""
+    """Remove and return the clients at *gate* whose turn has come, or whose wait has lasted too long."""
     room = gate.room() if gate.open else 0
     return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
 
 
 def give_turns(waiting: WaitList, gate: Gate, woken: int) -> int:
-    """So many publishes each of the *woken* has before it waits again; who waits alone may fill the gate."""
+    """How many publishes each of *woken* clients may make before it waits again; a single client may fill *gate*."""
     gate.let_in_turns(woken > 1 or waiting.queued())
     return max(1, gate.room() // max(1, woken))
 
 
 def of_credits(waiting: WaitList, contended: bool, now: float) -> list[object]:
-    """The same of those who wait for nothing but credits, while what they need is *contended*."""
+    """Remove and return the clients whose turn has come, of those that wait for credits alone.
+
+    *contended*: so is the resource that they need.
+    """
     return waiting.expired(now) + waiting.wake(ANY, 0 if contended else ANY, now)
 
 
