@@ -1,6 +1,5 @@
-# ClientDiagnostics: all that a worker knows of one client, for whoever asks why it is slow, gone, or gets nothing.
-#
-# It looks at others and changes nothing. What its facts mean is said by overload/explain.py.
+# Everything that a worker knows about one client, for `weir why`. It reads the state of other objects and changes
+# nothing. explain.py makes sentences of the facts.
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -40,7 +39,7 @@ from broker.session.session import Session
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
-DIGITS: Final = 3  # of seconds: a millisecond is the least that anybody can act on
+DIGITS: Final = 3  # of times: nobody needs less than a millisecond
 
 
 class ClientDiagnostics:
@@ -68,7 +67,7 @@ class ClientDiagnostics:
         self._worker = worker
 
     def facts(self, client_id: str) -> Facts:
-        """What is known here of *client_id*; `overload.facts.knows()` says whether that is anything."""
+        """The facts about *client_id* that this worker has; `facts.knows()` is false if there are none."""
         now = self._clock()
         session = self._store.find(client_id)
         connection = None if session is None else self._connection(session)
@@ -169,7 +168,7 @@ class ClientDiagnostics:
         return {"balance": int(client.account.balance(ledger, now)), "cap": int(ledger.cap), "refill": ledger.refill}
 
     def _contended(self, publish: Publish, now: float) -> list[ContentionFacts]:
-        """Of what *publish* needs, what is contended, and by whose word."""
+        """The contended resources that *publish* needs, with the signals and reports that say so."""
         protection = self._protection
         signals, reports = protection.signals, protection.reports
         found: list[ContentionFacts] = []

@@ -1,21 +1,20 @@
-# What is known of one client, for whoever asks why it is slow, gone, or gets nothing: the shapes in which a worker
-# tells it, the supervisor puts it together, and `weir why --json` prints it.
+# The facts about one client, for `weir why`: a worker makes them, the supervisor combines those of all workers, and
+# `weir why --json` prints them.
 #
-# Clocks are of one process, so a time is told as how long ago it was or how far off it is, in seconds. Credits are
-# rounded to whole ones.
+# A clock is valid in one process only, so times are relative: seconds ago, or seconds from now. Credits are whole.
 from typing import TypedDict
 
 
 class ConnectionFacts(TypedDict):
-    """The connection that it has."""
+    """The client's connection."""
 
     address: str
     transport: str
     version: int  # as in CONNECT: 3, 4 or 5
-    user: str  # "": nobody verified one
+    user: str  # "": no user was verified
     age: float  # since it was accepted
     silent: float  # since its last packet
-    keep_alive: float  # of silence that end it; 0.0: any
+    keep_alive: float  # seconds of silence after which it is closed; 0.0: never
 
 
 class EndFacts(TypedDict):
@@ -26,49 +25,49 @@ class EndFacts(TypedDict):
     ago: float
     detail: str
     address: str
-    undelivered: int  # messages that waited for it when its session ended
+    undelivered: int  # messages that were queued when the session ended
 
 
 class SessionFacts(TypedDict):
     subscriptions: int
-    expiry: int  # seconds that it outlives its connection
+    expiry: int  # seconds that the session outlives its connection
 
 
 class ConnectingFacts(TypedDict):
-    """Its CONNECT waits for its turn."""
+    """The client's CONNECT waits for its turn."""
 
     waited: float
     waiting: int  # CONNECTs at that worker
-    due: float  # when the next one may pass
+    due: float  # seconds until the next one may pass
 
 
 class GateFacts(TypedDict):
-    """The gate at which it waits."""
+    """The gate at which the client's publish waits."""
 
     resource: str  # "node/worker"
-    publishes: int  # under way there
+    publishes: int  # that the resource has not processed yet
     bytes: int
     delay: float  # seconds beyond what it takes without load
-    refuses: bool  # what is no publish fills it, and nobody passes
+    refuses: bool  # other work fills the resource, and no publish passes
 
 
 class HeldFacts(TypedDict):
-    """It is held back now."""
+    """The client is throttled now."""
 
     reason: str  # label of a PauseReason
     since: float
-    due: float | None  # until it may go on, as things are; None: when its gate has room
-    patience: float | None  # until its publish is given up; None: never, as a quota has room in the end
+    due: float | None  # seconds until it continues, by the present state; None: when its gate has room
+    patience: float | None  # seconds until its publish is not accepted; None: never, as a quota refills
     gate: GateFacts | None
-    limit: str  # the rate of the quota that holds it; "": none does
-    unread: int  # bytes received and not taken
-    honoured: bool  # its keep alive does not run meanwhile
+    limit: str  # the rate of the quota that throttles it; "": it is not a quota
+    unread: int  # bytes that were received and not processed
+    honoured: bool  # its keep alive is suspended meanwhile
 
 
 class PublishFacts(TypedDict):
-    """The publish of it that was judged last, with what it costs in credits and why."""
+    """The client's last publish that overload protection judged, and its cost in credits."""
 
-    waits: bool  # it is not taken yet
+    waits: bool  # it is not accepted yet
     size: int
     receivers: int
     cost: int
@@ -97,12 +96,12 @@ class CreditFacts(TypedDict):
 
 
 class ContentionFacts(TypedDict):
-    """A resource that its publishes need is contended, and who says so."""
+    """A contended resource that the client's publish needs, and the worker that reports it."""
 
     resource: str
     node: str
     worker: int
-    signal: str  # the worst of that worker, or the one that is of this resource
+    signal: str  # that worker's highest signal, or the one of this resource
     value: float  # in targets
     target: float  # seconds, or a share
 
@@ -122,7 +121,7 @@ class LevelFacts(TypedDict):
 
 
 class LimitFacts(TypedDict):
-    """A quota on what it publishes."""
+    """A quota on the client's publishes."""
 
     name: str  # as QUOTA_SESSION_MESSAGES
     rate: str
@@ -130,14 +129,14 @@ class LimitFacts(TypedDict):
 
 
 class ReaderFacts(TypedDict):
-    """What it is owed, and how it takes that."""
+    """What waits to be sent to the client, and how the client reads."""
 
     writable: bool
     unsent: int  # bytes
     high: int
     low: int
-    stalled: float | None  # since it took a byte; None: it takes all that it is sent
-    patience: float  # of that until it is closed
+    stalled: float | None  # seconds since it read a byte; None: it reads all that it is sent
+    patience: float  # seconds of that after which it is closed
     unacknowledged: int
     window: int
     waiting: int
@@ -145,7 +144,7 @@ class ReaderFacts(TypedDict):
 
 
 class DecisionFacts(TypedDict):
-    """What was decided about it lately: *times* the same."""
+    """A recent decision about the client, made *times* times in succession."""
 
     kind: int  # as in admit.py
     reason: str
@@ -155,9 +154,9 @@ class DecisionFacts(TypedDict):
 
 
 class OverrideFacts(TypedDict):
-    """What an administrator decided for it."""
+    """The limits that an administrator set for the client."""
 
-    rate: str  # "": that of the configuration
+    rate: str  # "": the configured one
     exempt: bool
     left: float
     by: str
@@ -171,8 +170,8 @@ class Facts(TypedDict):
     connection: ConnectionFacts | None
     connecting: ConnectingFacts | None
     session: SessionFacts | None
-    ended: EndFacts | None  # its last connection that had a session
-    refused: EndFacts | None  # the last CONNECT in its name that was refused
+    ended: EndFacts | None  # the last connection that had a session
+    refused: EndFacts | None  # the last refused CONNECT with this client id
     held: HeldFacts | None
     publish: PublishFacts | None
     prices: PriceFacts
@@ -181,23 +180,23 @@ class Facts(TypedDict):
     level: LevelFacts
     limits: list[LimitFacts]
     reader: ReaderFacts | None
-    dropped: dict[str, int]  # what it did not get while it had this session, by DropReason
-    decisions: list[DecisionFacts]  # the latest last
+    dropped: dict[str, int]  # messages that did not reach it in this session, by label of DropReason
+    decisions: list[DecisionFacts]  # the latest is the last
     override: OverrideFacts | None
-    unanswered: list[int]  # workers that could not be asked
+    unanswered: list[int]  # workers that did not answer
 
 
 def knows(facts: Facts) -> bool:
-    """Whether they say anything of the client itself."""
+    """Whether *facts* say anything about the client itself."""
     here = facts["connection"] or facts["connecting"] or facts["session"]
     return bool(here or facts["ended"] or facts["refused"])
 
 
 def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
-    """What the workers of a node know of one client, in one; None: nothing.
+    """The facts of a node about one client, from those of its workers; None: there are none.
 
-    The worker that has its connection says most of it, else the one that has its session; how it ended and was refused
-    last is remembered where that happened.
+    They are those of the worker that has the connection, else of the one that has the session. The last disconnect and
+    the last refusal are the latest of all workers.
     """
     known = [facts for facts in found if knows(facts)]
     if not known:

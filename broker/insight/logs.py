@@ -1,9 +1,10 @@
-# The log: one line per event with its facts, to stderr; text for a person at a terminal, else JSON.
+# The log of a process: one line per event with its fields, to stderr, as text on a terminal and else as JSON. EVENTS.md
+# lists the events.
 #
-# What happens per message is a counter, what happens per connection is a line. But clients decide how many
-# connections there are, so lines that they can cause go through a ClientLog: so many of each event a second,
-# and the rest is counted and told in one line a second. A log must never be the way to take a broker down,
-# hence also: a stream that is gone (a closed pipe, a full disk) costs lines, not connections.
+# What happens per message is counted; what happens per connection is a line. As clients decide how many connections
+# there are, lines that clients cause go through a ClientLog, which writes a limited number per event and second and
+# counts the rest. A log must not take the broker down: if the stream is gone (a closed pipe, a full disk), lines are
+# lost, and nothing else.
 import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
@@ -11,9 +12,9 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-SUMMARY_INTERVAL: Final = 1.0  # seconds between two lines that tell how many lines were left out
+SUMMARY_INTERVAL: Final = 1.0  # seconds between two log_lines_suppressed of one event
 
-# What a client chose may be in a fact. JSON escapes it; a terminal would obey it.
+# A field may have text that a client chose. JSON escapes control characters; a terminal would execute them.
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
@@ -23,16 +24,16 @@ def configure(
     stream: TextIO | None = None,
     about: Mapping[str, object] | None = None,
 ) -> None:
-    """Set up every log of the process, for good: *level* and *format* as in the configuration; default stderr.
+    """Set up all logs of the process. *level* and *format* as in the configuration; *stream*: stderr by default.
 
-    *about*: what every line says of the process, as its node and its worker.
+    *about*: fields of every line, such as the node and the worker.
     """
     stream = stream or sys.stderr
     text = stream.isatty() if format == "auto" else format == "text"
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _Named(about or {}),
+        _CommonFields(about or {}),
     ]
     structlog.configure(
         processors=shared + (_text(stream.isatty()) if text else _json()),
@@ -42,8 +43,8 @@ def configure(
     )
 
 
-class _Named:
-    """Adds the same facts to every line."""
+class _CommonFields:
+    """Adds fields to every line."""
 
     def __init__(self, facts: Mapping[str, object]) -> None:
         self._facts = facts
@@ -54,7 +55,7 @@ class _Named:
 
 def _text(colors: bool) -> list[structlog.types.Processor]:
     plain = structlog.dev.plain_traceback
-    return [_harmless, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [_escaped, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
 
 
 def _json() -> list[structlog.types.Processor]:
@@ -62,17 +63,17 @@ def _json() -> list[structlog.types.Processor]:
 
 
 def _ordered(logger: object, method: str, facts: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """The same three keys first in every line, for the eyes that read JSON after all."""
+    """Put timestamp, level and event first, for people who read the JSON."""
     return {"timestamp": facts.pop("timestamp"), "level": facts.pop("level"), "event": facts.pop("event"), **facts}
 
 
-def _harmless(logger: object, method: str, facts: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Control characters made visible, so that a client id cannot paint on the operator's terminal."""
+def _escaped(logger: object, method: str, facts: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Make control characters visible, so that a client id cannot control the operator's terminal."""
     return {key: value.translate(_CONTROLS) if isinstance(value, str) else value for key, value in facts.items()}
 
 
 class LineWriter:
-    """Writes finished lines to a stream; what cannot be written is lost and counted. structlog's logger factory too."""
+    """Writes lines to a stream; lines that cannot be written are counted in `lost`. Also a structlog logger factory."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -92,29 +93,29 @@ class LineWriter:
 
 
 class _Bucket:
-    """How many lines of one event may still be written: a token bucket that holds one second."""
+    """The lines of one event that may still be written: a token bucket with the tokens of one second."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
         self._tokens = rate
         self._filled = now
-        self.left_out = 0
-        self.told = now - SUMMARY_INTERVAL
+        self.suppressed = 0
+        self.summarized = now - SUMMARY_INTERVAL
 
     def take(self, now: float) -> bool:
         self._tokens = min(self._rate, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
         if self._tokens < 1:
-            self.left_out += 1
+            self.suppressed += 1
             return False
         self._tokens -= 1
         return True
 
 
 class ClientLog:
-    """A log of events that clients cause: at most *rate* lines a second of each event, the rest counted.
+    """A log of events that clients cause: at most *rate* lines a second of each event; the rest is counted.
 
-    *clock* gives seconds that only rise. Event names come from our code, never from a client, so there are few.
+    *clock* is monotonic, in seconds. Event names come from Weir's code and not from clients, so there are few buckets.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
@@ -133,7 +134,7 @@ class ClientLog:
         self._write("error", event, facts)
 
     def flush(self) -> None:
-        """Tell what was left out of every event. Call it about once a second, and at the end."""
+        """Log how many lines of each event were suppressed. To be called about once a second, and at the end."""
         now = self._clock()
         for (level, event), bucket in self._buckets.items():
             self._summarize(level, event, bucket, now)
@@ -145,11 +146,11 @@ class ClientLog:
             bucket = self._buckets[level, event] = _Bucket(self._rate, now)
         if bucket.take(now):
             getattr(self._log, level)(event, **facts)
-        if now - bucket.told >= SUMMARY_INTERVAL:
+        if now - bucket.summarized >= SUMMARY_INTERVAL:
             self._summarize(level, event, bucket, now)
 
     def _summarize(self, level: str, event: str, bucket: _Bucket, now: float) -> None:
-        if bucket.left_out:
-            getattr(self._log, level)("log_lines_suppressed", suppressed_event=event, lines=bucket.left_out)
-            bucket.left_out = 0
-            bucket.told = now
+        if bucket.suppressed:
+            getattr(self._log, level)("log_lines_suppressed", suppressed_event=event, lines=bucket.suppressed)
+            bucket.suppressed = 0
+            bucket.summarized = now

@@ -1,7 +1,5 @@
-# The overview: what a worker tells people of its overload, now (`weir overload`) and of the last interval (`weir top`).
-#
-# It only reads what is kept anyway, when somebody asks. Values are told as they are, and what they mean is left to who
-# shows them: so programs get all of it.
+# The overload of a worker at this moment, for `weir overload`. It is read from state that other objects keep, and only
+# when it is requested. Values are not interpreted: the command that shows them does that, and programs get all of them.
 from typing import Any, Final
 
 from broker.config.schema import Overload
@@ -14,7 +12,7 @@ from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.reports import ReceivedReport
 
-LISTED: Final = 256  # workers whose reports are told, those that were heard last: some 50 KB
+LISTED: Final = 256  # reports that are listed, the latest: some 50 KB
 
 
 class OverloadSnapshot:
@@ -59,7 +57,7 @@ class OverloadSnapshot:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        """What is in force here: the highest level that anybody tells."""
+        """The level in force: the highest of all workers that report."""
         reports = self._protection.reports
         return {
             "level": round(reports.level, 3),
@@ -70,7 +68,7 @@ class OverloadSnapshot:
         }
 
     def _held(self) -> dict[str, dict[str, int]]:
-        """By reason: clients that are held now, and for how long all of them were, in the last interval and minute."""
+        """By reason: the clients that are throttled now, and their time in the last interval and minute."""
         pauses, last = self._metrics.pauses.paused(), self._metrics.last
         minute = self._metrics.paused_for()
         interval = {} if last is None else last["paused"]
@@ -84,7 +82,7 @@ class OverloadSnapshot:
         }
 
     def _reports(self, now: float) -> dict[str, Any]:
-        """What others say of themselves, and what of it was of no use."""
+        """The reports of other workers, and how many were ignored."""
         reports = self._protection.reports
         heard = reports.heard()
         return {
@@ -96,7 +94,7 @@ class OverloadSnapshot:
 
 
 def _signal(signal: Signal, injected: float | None, now: float) -> dict[str, Any]:
-    """*injected*: for how long a test still says what it is."""
+    """*injected*: seconds for which a test sets the value; None: it is measured."""
     return {
         "name": signal.name,
         "value": round(signal.value, 3),
