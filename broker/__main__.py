@@ -100,9 +100,10 @@ class Process:
             worker.clock,
         )
         self._stopping = trio.Event()
+        self._hand_over = False  # the other workers get the sessions of this one when it stops
         sock.setblocking(False)
         self._link = Link(worker.reactor, sock, self._take, self._link_lost)
-        transports = worker.transports()
+        transports = worker.transports.by_name
         self._listeners = [
             (socket.socket(fileno=listener.descriptor), transports[listener.transport])
             for listener in assignment.listeners
@@ -127,17 +128,20 @@ class Process:
         self._heartbeat.enter(SERVING, self.worker.clock())  # the limit for silence is one second from now on
         self._link.send(Ready(self._connections))
 
+    def _hands_over(self) -> bool:
+        return self._hand_over
+
     async def serve(self) -> None:
         worker = self.worker
         self._link.send(LoopStarted())
         worker.mesh.when_complete(self._open)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
-            await worker.serve(self._stopping)
+            await worker.tasks.run(self._stopping, self._hands_over)
             nursery.cancel_scope.cancel()
         worker.client_log.flush()
-        worker.log_statistics()
-        lost = worker.sessions_here()
+        worker.metrics.log_loop(worker.collector.collections, worker.collector.longest)
+        lost = worker.hand_over.sessions_here()
         if lost:
             worker.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
         self._link.send_last(Ended(lost), LAST_FRAME_TIMEOUT)
@@ -148,14 +152,14 @@ class Process:
         worker = self.worker
         match frame:
             case Drain():
-                worker.hands_over = frame.hand_over
+                self._hand_over = frame.hand_over
                 self._stopping.set()
             case Reload():
                 self._reload()
             case NewPeer():
                 self._join(frame.worker, *self._link.take_descriptors(2))
             case OtherWorkers():
-                worker.others = frame.report
+                worker.metrics.set_others(frame.report)
             case PublishWills():
                 self._registration.publish_wills_of(frame.incarnation, worker.clock(), frame.done)
             case RedisMoved():
@@ -190,7 +194,7 @@ class Process:
         heartbeat, clock = self._heartbeat, self.worker.clock
         phase = heartbeat.phase
         heartbeat.enter(STARTING, clock())  # a long password file takes more than a second
-        why = self.worker.reload()
+        why = self.worker.reload.run()
         heartbeat.enter(phase, clock())
         self._link.send(Reloaded(why))
 
@@ -207,7 +211,7 @@ class Process:
         while True:
             await trio.sleep(STATISTICS_INTERVAL)
             if not self._link.owes():  # otherwise reports would pile up while the supervisor is stopped
-                self._link.send(StatisticsReport(self.worker.statistics()))
+                self._link.send(StatisticsReport(self.worker.metrics.report()))
 
     def _link_lost(self, why: str) -> None:
         """The supervisor has ended, or sent a wrong frame: in that case it starts another worker."""

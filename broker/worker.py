@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
-import trio
 
 from broker.auth.authenticator import Authenticator
-from broker.auth.files import AccessFileError, AccessFiles
+from broker.auth.files import AccessFiles
 from broker.cluster.announcements import Announcements
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
@@ -27,31 +26,30 @@ from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import ClusterQuota, Config, QuotaScope
 from broker.config.sources import described
-from broker.control.heartbeat import DRAINING, Heartbeat
+from broker.control.heartbeat import Heartbeat
 from broker.control.machine import memory_limit, resident_bytes
+from broker.control.periodic import at_once_and_every, at_whole, every
+from broker.control.reload import Reload
+from broker.control.session_hand_over import SessionHandOver
+from broker.control.worker_tasks import WorkerTasks
 from broker.delivery.egress_quota import EgressQuota
 from broker.delivery.outbox import OutboundBudget
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.logs import ClientLog
 from broker.insight.overload_snapshot import OverloadSnapshot
+from broker.insight.worker_metrics import WorkerMetrics
 from broker.metrics.counters import Counters
-from broker.metrics.gauges import Gauges
 from broker.metrics.interval import IntervalMetrics, RecordLog
-from broker.metrics.recorder import Store
-from broker.metrics.report import Report, report, with_others
-from broker.metrics.sys_topics import SysTopics
 from broker.mqtt.packets import Will
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
 from broker.net.loop import Loop
 from broker.net.offload import Offload
 from broker.net.pauses import Pause
-from broker.net.reactor import LINGER, Reactor
+from broker.net.reactor import Reactor
 from broker.net.source_pause import StreamPause
-from broker.net.transports.certificates import CertificateError, make_context
-from broker.net.transports.tls import TlsTransport
-from broker.net.transports.transport import TCP, Transport
-from broker.net.transports.websocket import UpgradeTask, WebSocketLayer, WebSocketTransport
+from broker.net.transports.enabled import EnabledTransports
+from broker.net.transports.upgrade_tasks import UpgradeTasks
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
 from broker.overload.monitor import OverloadMonitor
@@ -62,6 +60,7 @@ from broker.overload.quotas.quotas import Quotas
 from broker.overload.trace.recorder import TraceRecorder
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection_protection import ConnectionProtection
+from broker.protocol.housekeeping import Housekeeping
 from broker.protocol.hub import Hub
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import REFUSABLE, ConnectionLifecycle
@@ -71,12 +70,10 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
-from broker.reasons import FlushCause
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
-from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
 from broker.session.session import QueueBudget, Session
 from broker.store.redis.address import RedisAddress
@@ -84,16 +81,11 @@ from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import MemorySessions, SessionStore
 from broker.store.trace_file import TraceFile
-from broker.version import VERSION
 from broker.worker_id import WorkerId
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused with a word
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
-OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
-OFFER_PAUSE: Final = 0.005  # seconds between two looks at how many have gone
-HOUSEKEEPING: Final = 1.0  # seconds
-EXPIRED_AT_ONCE: Final = 1_000  # retained messages dropped in one go
-FORGOTTEN_AT_ONCE: Final = 1_000  # addresses looked at, whether there is still something to know about them
+HOUSEKEEPING: Final = 1.0  # seconds between two runs
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
 
 
@@ -122,10 +114,8 @@ class Worker:
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         self.config = config
-        self.heartbeat = heartbeat
         self.identity = worker
         self.shard = worker.shard
-        self.others: Report = {}  # the sum of what the other workers count, and those who are no more
         self.clock = clock
         self.log = structlog.get_logger()
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
@@ -343,7 +333,7 @@ class Worker:
             config.limits,
             self.connects,
             self.interval_metrics.pauses,
-            partial(_new_client_id, "weir-"),
+            _new_client_id,
             random.random,
             clock,
             self.acl,
@@ -396,10 +386,67 @@ class Worker:
         self.takeovers.moving = self.transfer
         if self.registration is not None and redis is not None:
             self.takeovers.sessions = self.registration.store
-        self.sys_topics = SysTopics(f"weir version {VERSION}", clock())
-        self.hands_over = False  # at its end the other workers get its sessions
-        self._tls: TlsTransport | None = None
-        self._nursery: trio.Nursery | None = None  # of the tasks of connections that need one
+        redis_commands = None if self.registration is None else self.registration.commands
+        self.metrics = WorkerMetrics(
+            self.counters,
+            self.interval_metrics,
+            self.overload_monitor,
+            self.lifecycle,
+            self.connects,
+            self.store,
+            self.routes,
+            self.retained,
+            config.retained.bytes,
+            self.queue_budget,
+            self.budget,
+            self.reactor,
+            self.loop,
+            redis_commands,
+            self.publishing.publish_here,
+            resident_bytes,
+            self.internal_errors.report,
+            clock,
+            self.log,
+        )
+        upgrades = UpgradeTasks(self.reactor, config.websocket.path, self.internal_errors.report)
+        self.transports = EnabledTransports(config, self.reactor, self.offload, upgrades.start)
+        self.reload = Reload(
+            config,
+            self.acl,
+            self.authenticator,
+            self.transports,
+            self.routes,
+            self.lifecycle,
+            self.reactor,
+            self.log,
+            clock,
+        )
+        self.hand_over = SessionHandOver(self.store, self.takeovers, self.peers, self.reactor, self.log)
+        self.housekeeping = Housekeeping(self.retained, self.addresses, self.authenticator.failures, clock)
+        self.tasks = WorkerTasks(
+            self.loop,
+            self.reactor,
+            self.lifecycle,
+            self.hand_over,
+            heartbeat,
+            clock,
+            self._settled,
+            config.drain.timeout,
+            [upgrades.run, *self._periodic_tasks()],
+        )
+
+    def _periodic_tasks(self) -> list[Callable[[], Awaitable[None]]]:
+        config = self.config
+        tasks: list[Callable[[], Awaitable[None]]] = [
+            partial(every, HOUSEKEEPING, self.housekeeping.run),
+            partial(every, HOUSEKEEPING, self.client_log.flush),
+            partial(at_whole, config.metrics.interval, self.metrics.close_interval),
+        ]
+        if self.trace_file is not None:
+            tasks.append(partial(every, HOUSEKEEPING, self.trace_file.write))
+        if config.sys.interval:
+            tasks.append(partial(at_once_and_every, config.sys.interval, self.metrics.publish_sys))
+        return tasks
 
     # Called by parts that have to be made before those that they call.
 
@@ -435,229 +482,17 @@ class Worker:
         leasing = QuotaLeaseClient(registration.commands, Keys(self.config.redis.prefix), leases, self.identity)
         return Quotas(settings, self.config.limits.packet_bytes, leases, self.clock()), leasing
 
-    async def serve(self, stopping: trio.Event) -> None:
-        """Serve until *stopping*; then the clients have the drain time to take what they are owed."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._spin)
-            nursery.start_soon(self._housekeeping)
-            nursery.start_soon(self._keep_record)
-            if self.config.sys.interval:
-                nursery.start_soon(self._publish_sys)
-            await stopping.wait()
-            if self.heartbeat is not None:
-                self.heartbeat.enter(DRAINING, self.clock())
-            self.loop.stop_listening()
-            self.reactor.linger = max(LINGER, self.config.drain.timeout)
-            self.lifecycle.stop(self.clock())
-            self.reactor.wake()
-            with trio.move_on_after(self.config.drain.timeout):
-                if self.hands_over:
-                    await self._hand_over()
-                while self.reactor.streams() or not (self.registration is None or self.registration.settled()):
-                    await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-
-    async def _hand_over(self) -> None:
-        """Let the other workers have our sessions."""
-        sessions = list(self.store.sessions())
-        for number, session in enumerate(sessions):
-            while self.mesh.peers and number - (len(sessions) - self.sessions_here()) >= OFFERED_AT_ONCE:
-                await trio.sleep(OFFER_PAUSE)
-            self.takeovers.offer(session)
-            self.reactor.wake()
-        while self.mesh.peers and self.sessions_here():
-            await trio.sleep(OFFER_PAUSE)
-        self.log.info("sessions_handed_over", sessions=len(sessions) - self.sessions_here())
-
-    def sessions_here(self) -> int:
-        """Sessions that no other worker has whole yet."""
-        return self.store.count() + self.takeovers.departing()
+    def _settled(self) -> bool:
+        """Whether Redis knows everything that it has to know of this worker."""
+        return self.registration is None or self.registration.settled()
 
     def close(self) -> None:
-        """End whatever is still open, after `serve()`."""
+        """Close everything that is still open, after the tasks have ended."""
         self.loop.shut_down()
         if self.trace_file is not None:
             self.trace_file.close()
         self.offload.close()
 
-    def transports(self) -> dict[str, Transport]:
-        """What each enabled listener needs. CertificateError."""
-        listeners = self.config.listeners
-        found: dict[str, Transport] = {}
-        if listeners.tcp.enabled:
-            found["tcp"] = TCP
-        if listeners.tls.enabled or listeners.wss.enabled:
-            self._tls = TlsTransport("tls", make_context(self.config.tls), self.reactor, self.offload)
-            if listeners.tls.enabled:
-                found["tls"] = self._tls
-        message_bytes = self.config.websocket.message_bytes
-        if listeners.ws.enabled:
-            found["ws"] = WebSocketTransport("ws", self.reactor, None, message_bytes, self._start_upgrade)
-        if listeners.wss.enabled:
-            found["wss"] = WebSocketTransport("wss", self.reactor, self._tls, message_bytes, self._start_upgrade)
-        return found
 
-    def reload(self) -> str:
-        """Read again what can change without a restart; if any of it cannot be used, all stays as it was: why."""
-        try:
-            files = AccessFiles(self.config.access)
-            context = None if self._tls is None else make_context(self.config.tls)
-        except (AccessFileError, CertificateError) as error:
-            self.log.error("reload_failed", why=str(error))
-            return str(error)
-        if self._tls is not None and context is not None:
-            self._tls.context = context
-        self._let_in_by(files)
-        settings = self.config
-        named = (settings.tls.certificate, settings.access.password_file, settings.access.acl_file)
-        self.log.info("reloaded", files=[file for file in named if file])
-        return ""
-
-    def _let_in_by(self, files: AccessFiles) -> None:
-        """*files* are in force from now on, also for those who are in."""
-        if self.acl is not None and files.acl is not None:
-            self.acl.replace(files.acl)
-            self.routes.judge_again()
-        if files.passwords is not None:
-            former = self.authenticator.replace(files.passwords)
-            if former is not None:
-                self.lifecycle.dismiss(partial(former.lost, files.passwords), self.clock())
-                self.reactor.wake()
-
-    def _start_upgrade(self, layer: WebSocketLayer, request: bytes) -> UpgradeTask:
-        from broker.net.transports.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
-
-        assert self._nursery is not None
-        task = Upgrade(layer, request, self.config.websocket.path, self.internal_errors.report)
-        self._nursery.start_soon(self._upgrade, task.run)
-        self.reactor.urgent_tasks += (
-            1  # it takes several passes of trio's, which are not to be a turn of the reactor apart
-        )
-        return task
-
-    async def _upgrade(self, run: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await run()
-        finally:
-            self.reactor.urgent_tasks -= 1
-
-    async def _spin(self) -> None:
-        """Give the loop its slices, and trio its turn between them."""
-        loop, heartbeat = self.loop, self.heartbeat
-        while True:
-            wait = loop.turn()
-            if heartbeat is not None:
-                now = self.clock()
-                if now >= heartbeat.worth_while:
-                    heartbeat.stamp(now)
-                wait = min(wait, heartbeat.due - now)
-            if wait > 0.0:
-                with trio.move_on_after(wait):
-                    await trio.lowlevel.wait_readable(loop.fileno())
-            else:
-                await trio.lowlevel.checkpoint()
-
-    async def _housekeeping(self) -> None:
-        while True:
-            await trio.sleep(HOUSEKEEPING)
-            self.retained.expire(self.clock(), EXPIRED_AT_ONCE)
-            self.addresses.forget(self.clock(), FORGOTTEN_AT_ONCE)
-            self.client_log.flush()
-            self.authenticator.failures.forget(self.clock())
-            if self.trace_file is not None:
-                self.trace_file.write()
-
-    async def _keep_record(self) -> None:
-        """At whole seconds, or what the interval is, by the clock that all nodes share: so windows get one of each."""
-        interval = self.config.metrics.interval
-        while True:
-            left = interval - time.time() % interval
-            await trio.sleep(left if left > interval / 2 else left + interval)  # the wall's clock may go otherwise
-            self.record(time.time())
-
-    def record(self, wall: float) -> None:
-        """An interval ends, at *wall*, Unix time."""
-        try:
-            self.interval_metrics.close_interval(self.gauges(), self._stores(), wall, self.clock())
-        except Exception as error:  # our mistake: it costs this record and not the worker
-            self.internal_errors.report(error)
-        self.reactor.wake()
-
-    def _stores(self) -> dict[str, Store]:
-        counters = self.counters
-        changes = counters.retained_set + counters.retained_deleted
-        found = {"retained": Store(self.retained.statistics().bytes, self.config.retained.bytes, changes)}
-        if self.registration is not None:
-            found["redis"] = Store(0, 0, self.registration.commands.statistics.sent)
-        return found
-
-    async def _publish_sys(self) -> None:
-        while True:
-            now = self.clock()
-            summed = with_others(self.counters, self.gauges(), self.others)
-            for topic, payload in self.sys_topics.sample(now, *summed):
-                self.publishing.publish_here(Message(topic, payload, 0, True, b"", NEVER), now)
-            self.reactor.wake()
-            await trio.sleep(self.config.sys.interval)
-
-    def gauges(self) -> Gauges:
-        """What is held now; the counters are up to date afterwards."""
-        _, subscriptions, shared = self.routes.statistics()
-        retained = self.retained.statistics()
-        self.counters.bytes_received = self.reactor.bytes_received
-        self.counters.bytes_sent = self.reactor.bytes_sent
-        self.counters.became_non_writable = self.budget.became_non_writable
-        self._count_flushes()
-        self.interval_metrics.pauses.settle(self.clock())
-        return Gauges(
-            clients_connected=self.lifecycle.connected,
-            clients_total=self.store.count(),
-            connects_waiting=self.connects.waiting(),
-            subscriptions=subscriptions,
-            shared_subscriptions=shared,
-            retained=retained.count,
-            retained_bytes=retained.bytes,
-            queued=self.queue_budget.messages,
-            queued_bytes=self.queue_budget.used,
-            queued_limit=self.queue_budget.limit,
-            heap_bytes=resident_bytes(),
-            non_writable=self.budget.non_writable,
-            paused=len(self.interval_metrics.pauses),
-            outbound_bytes=self.budget.used,
-            outbound_limit=self.budget.limit,
-            p50_ms=self.interval_metrics.recorder.p50_ms,
-            p99_ms=self.interval_metrics.recorder.p99_ms,
-            overload=self.overload_monitor.figures(self.clock()),
-        )
-
-    def _count_flushes(self) -> None:
-        flushing = self.reactor.flushing
-        later = flushing.filled + flushing.waited + flushing.evicted
-        counted = self.counters.flushes_by_cause
-        counted[FlushCause.FILLED.label] = flushing.filled
-        counted[FlushCause.WAITED.label] = flushing.waited
-        counted[FlushCause.EVICTED.label] = flushing.evicted
-        counted[FlushCause.TICK.label] = max(0, self.reactor.flushes - later)
-
-    def statistics(self) -> dict[str, Any]:
-        """What the supervisor is told each second: metrics/report.py."""
-        told = report(self.counters, self.gauges())
-        told["loop"] = {"busy": self.loop.statistics.busy, "longest_slice": self.loop.statistics.longest_slice}
-        return told
-
-    def log_statistics(self) -> None:
-        """What the loop did, for whoever wants to know how long it was held."""
-        statistics = self.loop.statistics
-        self.log.info(
-            "loop_statistics",
-            slices=statistics.slices,
-            busy_s=round(statistics.busy, 3),
-            longest_slice_ms=round(statistics.longest_slice * 1e3, 3),
-            collections=self.collector.collections,
-            longest_collection_ms=round(self.collector.longest * 1e3, 3),
-        )
-
-
-def _new_client_id(prefix: str) -> str:
-    return prefix + uuid.uuid4().hex
+def _new_client_id() -> str:
+    return f"weir-{uuid.uuid4().hex}"

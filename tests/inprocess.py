@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 
+import trio
+
 from broker.auth.authenticator import Authenticator
 from broker.cluster.mesh import Mesh
 from broker.cluster.overload_reports import OverloadReports
@@ -149,7 +151,7 @@ class Probe:
 
     def sessions_here(self) -> int:
         """Sessions that no other worker has whole yet."""
-        return self.worker.sessions_here()
+        return self.worker.hand_over.sessions_here()
 
     def streams(self) -> list[Stream]:
         """The connections of clients that are not closed."""
@@ -161,15 +163,15 @@ class Probe:
     # What a test has the worker do.
 
     def gauges(self) -> Gauges:
-        return self.worker.gauges()
+        return self.worker.metrics.gauges()
 
     def record(self, wall: float) -> None:
         """End the interval of the metrics record at *wall*, Unix time."""
-        self.worker.record(wall)
+        self.worker.metrics.close_interval(wall)
 
     def reload(self) -> str:
         """Read the files of the configuration again; "", or what is wrong with them."""
-        return self.worker.reload()
+        return self.worker.reload.run()
 
     def claim_from(self, store: SessionStore) -> None:
         """Ask *store* for the session of each CONNECT from now on."""
@@ -477,4 +479,9 @@ class Client:
         self.broker.settle()
 
 
-__all__ = ["V5", "V311", "Broker", "Client", "Clock"]
+async def serve(worker: Worker, stopping: trio.Event) -> None:
+    """Serve until *stopping*, as a process does that hands its sessions to nobody."""
+    await worker.tasks.run(stopping, lambda: False)
+
+
+__all__ = ["V5", "V311", "Broker", "Client", "Clock", "serve"]

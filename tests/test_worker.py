@@ -10,6 +10,7 @@ from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, Packet, PingRe
 from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
 from broker.worker import Worker
+from tests.inprocess import serve
 
 HOST = "127.0.0.1"
 LARGEST = 1 << 20
@@ -76,7 +77,7 @@ async def test_a_worker_serves_until_it_is_stopped(nursery: trio.Nursery) -> Non
 
 
 async def _serve(worker: Worker, stopping: trio.Event, stopped: trio.Event) -> None:
-    await worker.serve(stopping)
+    await serve(worker, stopping)
     worker.close()
     stopped.set()
 

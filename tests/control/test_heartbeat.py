@@ -8,6 +8,7 @@ from broker.config.schema import Config, Metrics, Sys
 from broker.control import heartbeat
 from broker.control.heartbeat import DRAINING, SERVING, Heartbeat
 from broker.worker import Worker
+from tests.inprocess import serve
 
 
 @pytest.fixture
@@ -32,11 +33,11 @@ async def test_the_loop_stamps_ten_times_a_second_though_nothing_happens(
 ) -> None:
     """An idle worker would be taken for a dead one."""
     autojump_clock.autojump_threshold = 0.01
-    worker = Worker(Config(sys=Sys(interval=0.0)), 100, trio.current_time, heartbeat=Heartbeat(page, 0, 7))
-    assert worker.heartbeat is not None
-    worker.heartbeat.enter(SERVING, trio.current_time())
+    stamps = Heartbeat(page, 0, 7)
+    worker = Worker(Config(sys=Sys(interval=0.0)), 100, trio.current_time, heartbeat=stamps)
+    stamps.enter(SERVING, trio.current_time())
     stopping = trio.Event()
-    nursery.start_soon(worker.serve, stopping)
+    nursery.start_soon(serve, worker, stopping)
 
     for _ in range(10):
         await trio.sleep(0.1)
@@ -57,7 +58,7 @@ async def test_what_an_idle_worker_does_is_done_at_the_same_times(
     autojump_clock.autojump_threshold = 0.01
     config = Config(sys=Sys(interval=0.0), metrics=Metrics(interval=60.0))  # whose seconds are the wall's, and go on
     worker = Worker(config, 100, trio.current_time, heartbeat=Heartbeat(page, 0, 7))
-    nursery.start_soon(worker.serve, trio.Event())
+    nursery.start_soon(serve, worker, trio.Event())
     await trio.sleep(0.25)
     before = worker.loop.statistics.slices
 

@@ -20,6 +20,7 @@ from broker.net.stream import CLOSED
 from broker.reasons import CloseReason
 from broker.worker import Worker
 from tests.garbage import ours
+from tests.inprocess import serve
 
 HOST: Final = "127.0.0.1"
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -127,7 +128,7 @@ class Serving:
         self.worker = Worker(config, 100)
         self.browsers: list[Browser] = []
         (listener,) = listen(WebSocketListener(host=(HOST,), port=0), config.delivery)
-        self.worker.loop.listen(listener, self.worker.transports()["ws"])
+        self.worker.loop.listen(listener, self.worker.transports.by_name["ws"])
         self.port = listener.getsockname()[1]
 
     async def dial(self) -> Browser:
@@ -162,7 +163,7 @@ async def serving(config: Config | None = None) -> AsyncIterator[Serving]:
     stopping = trio.Event()
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(served.worker.serve, stopping)
+            nursery.start_soon(serve, served.worker, stopping)
             try:
                 yield served
             finally:

@@ -1,0 +1,28 @@
+# Work that a worker does again and again, beside its loop.
+import time
+from collections.abc import Callable
+
+import trio
+
+
+async def every(seconds: float, job: Callable[[], None]) -> None:
+    """Call *job* each *seconds*, the first time after them."""
+    while True:
+        await trio.sleep(seconds)
+        job()
+
+
+async def at_once_and_every(seconds: float, job: Callable[[], None]) -> None:
+    """Call *job* now, and then each *seconds*."""
+    job()
+    await every(seconds, job)
+
+
+async def at_whole(seconds: float, job: Callable[[float], None]) -> None:
+    """Call *job* with the Unix time whenever that is a multiple of *seconds*: on all nodes at once, so that a window of
+    time has one metrics record of each worker.
+    """
+    while True:
+        left = seconds - time.time() % seconds
+        await trio.sleep(left if left > seconds / 2 else left + seconds)  # the wall clock may go slower than ours
+        job(time.time())

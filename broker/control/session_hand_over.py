@@ -1,0 +1,38 @@
+# The hand-over of all sessions of a worker that stops, to the other workers of its node.
+from typing import Final
+
+import trio
+
+from broker.cluster.peers import Peers
+from broker.cluster.takeovers import Takeovers
+from broker.log import Log
+from broker.net.reactor import Reactor
+from broker.store.sessions import SessionStore
+
+OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
+PAUSE: Final = 0.005  # seconds between two looks at how many have gone
+
+
+class SessionHandOver:
+    def __init__(self, store: SessionStore, takeovers: Takeovers, peers: Peers, reactor: Reactor, log: Log) -> None:
+        self._store = store
+        self._takeovers = takeovers
+        self._peers = peers
+        self._reactor = reactor
+        self._log = log
+
+    def sessions_here(self) -> int:
+        """Sessions that no other worker has whole yet."""
+        return self._store.count() + self._takeovers.departing()
+
+    async def run(self) -> None:
+        """Offer each session to the other workers, until they have all of them or there is no other worker."""
+        sessions = list(self._store.sessions())
+        for number, session in enumerate(sessions):
+            while self._peers.all and number - (len(sessions) - self.sessions_here()) >= OFFERED_AT_ONCE:
+                await trio.sleep(PAUSE)
+            self._takeovers.offer(session)
+            self._reactor.wake()
+        while self._peers.all and self.sessions_here():
+            await trio.sleep(PAUSE)
+        self._log.info("sessions_handed_over", sessions=len(sessions) - self.sessions_here())

@@ -1,0 +1,77 @@
+# The tasks of a worker, from its first slice to the end of its drain.
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from broker.control.heartbeat import DRAINING, Heartbeat
+from broker.control.session_hand_over import SessionHandOver
+from broker.net.loop import Loop
+from broker.net.reactor import LINGER, Reactor
+from broker.protocol.lifecycle import ConnectionLifecycle
+
+LEFT: Final = 0.01  # seconds between two looks whether all clients have left
+
+
+class WorkerTasks:
+    def __init__(
+        self,
+        loop: Loop,
+        reactor: Reactor,
+        lifecycle: ConnectionLifecycle,
+        hand_over: SessionHandOver,
+        heartbeat: Heartbeat | None,
+        clock: Callable[[], float],
+        settled: Callable[[], bool],
+        drain_timeout: float,
+        others: Sequence[Callable[[], Awaitable[None]]],
+    ) -> None:
+        """*settled*: whether Redis knows all it has to know of this worker. *others* are run beside the loop."""
+        self._loop = loop
+        self._reactor = reactor
+        self._lifecycle = lifecycle
+        self._hand_over = hand_over
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._settled = settled
+        self._drain_timeout = drain_timeout
+        self._others = others
+
+    async def run(self, stopping: trio.Event, hands_over: Callable[[], bool]) -> None:
+        """Serve until *stopping*. Then clients receive DISCONNECT 0x8B and have the drain timeout to leave.
+
+        The sessions go to the other workers meanwhile, if *hands_over* returns true.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._spin)
+            for task in self._others:
+                nursery.start_soon(task)
+            await stopping.wait()
+            if self._heartbeat is not None:
+                self._heartbeat.enter(DRAINING, self._clock())
+            self._loop.stop_listening()
+            self._reactor.linger = max(LINGER, self._drain_timeout)
+            self._lifecycle.stop(self._clock())
+            self._reactor.wake()
+            with trio.move_on_after(self._drain_timeout):
+                if hands_over():
+                    await self._hand_over.run()
+                while self._reactor.streams() or not self._settled():
+                    await trio.sleep(LEFT)
+            nursery.cancel_scope.cancel()
+
+    async def _spin(self) -> None:
+        """Give the loop its slices, and other tasks of trio their turn between them."""
+        loop, heartbeat = self._loop, self._heartbeat
+        while True:
+            wait = loop.turn()
+            if heartbeat is not None:
+                now = self._clock()
+                if now >= heartbeat.worth_while:
+                    heartbeat.stamp(now)
+                wait = min(wait, heartbeat.due - now)
+            if wait > 0.0:
+                with trio.move_on_after(wait):
+                    await trio.lowlevel.wait_readable(loop.fileno())
+            else:
+                await trio.lowlevel.checkpoint()

@@ -1,0 +1,162 @@
+# What a worker tells of itself in figures: the metrics record of each interval, $SYS, and its report to the supervisor.
+from collections.abc import Callable
+from typing import Any
+
+from broker.delivery.outbox import OutboundBudget
+from broker.log import Log
+from broker.metrics.counters import Counters
+from broker.metrics.gauges import Gauges
+from broker.metrics.interval import IntervalMetrics
+from broker.metrics.recorder import Store
+from broker.metrics.report import Report, report, with_others
+from broker.metrics.sys_topics import SysTopics
+from broker.net.loop import Loop
+from broker.net.reactor import Reactor
+from broker.overload.connects import Connects
+from broker.overload.monitor import OverloadMonitor
+from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.reasons import FlushCause
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.message import NEVER, Message
+from broker.session.session import QueueBudget
+from broker.store.redis.pipeline import CommandPipeline
+from broker.store.sessions import SessionStore
+from broker.version import VERSION
+
+
+class WorkerMetrics:
+    def __init__(
+        self,
+        counters: Counters,
+        interval_metrics: IntervalMetrics,
+        overload_monitor: OverloadMonitor,
+        lifecycle: ConnectionLifecycle,
+        connects: Connects,
+        store: SessionStore,
+        routes: Routes,
+        retained: Retained,
+        retained_limit: int,
+        queue_budget: QueueBudget,
+        outbound_budget: OutboundBudget,
+        reactor: Reactor,
+        loop: Loop,
+        redis: CommandPipeline | None,
+        publish: Callable[[Message, float], None],
+        resident_bytes: Callable[[], int],
+        failed: Callable[[Exception], None],
+        clock: Callable[[], float],
+        log: Log,
+    ) -> None:
+        """*retained_limit*: bytes of retained messages. *publish* publishes to the clients of this worker alone.
+
+        *failed* is called with exceptions of our own code.
+        """
+        self._counters = counters
+        self._interval_metrics = interval_metrics
+        self._overload_monitor = overload_monitor
+        self._lifecycle = lifecycle
+        self._connects = connects
+        self._store = store
+        self._routes = routes
+        self._retained = retained
+        self._retained_limit = retained_limit
+        self._queue_budget = queue_budget
+        self._outbound_budget = outbound_budget
+        self._reactor = reactor
+        self._loop = loop
+        self._redis = redis
+        self._publish = publish
+        self._resident_bytes = resident_bytes
+        self._failed = failed
+        self._clock = clock
+        self._log = log
+        self._sys_topics = SysTopics(f"weir version {VERSION}", clock())
+        self._others: Report = {}
+
+    def set_others(self, others: Report) -> None:
+        """Have $SYS add *others* to the figures of this worker: the sum over all other workers, also ended ones."""
+        self._others = others
+
+    def gauges(self) -> Gauges:
+        """What the worker holds now. The counters that others count are up to date afterwards."""
+        _, subscriptions, shared = self._routes.statistics()
+        retained = self._retained.statistics()
+        now = self._clock()
+        self._update_counters()
+        self._interval_metrics.pauses.settle(now)
+        return Gauges(
+            clients_connected=self._lifecycle.connected,
+            clients_total=self._store.count(),
+            connects_waiting=self._connects.waiting(),
+            subscriptions=subscriptions,
+            shared_subscriptions=shared,
+            retained=retained.count,
+            retained_bytes=retained.bytes,
+            queued=self._queue_budget.messages,
+            queued_bytes=self._queue_budget.used,
+            queued_limit=self._queue_budget.limit,
+            heap_bytes=self._resident_bytes(),
+            non_writable=self._outbound_budget.non_writable,
+            paused=len(self._interval_metrics.pauses),
+            outbound_bytes=self._outbound_budget.used,
+            outbound_limit=self._outbound_budget.limit,
+            p50_ms=self._interval_metrics.recorder.p50_ms,
+            p99_ms=self._interval_metrics.recorder.p99_ms,
+            overload=self._overload_monitor.figures(now),
+        )
+
+    def _update_counters(self) -> None:
+        counters, reactor = self._counters, self._reactor
+        counters.bytes_received = reactor.bytes_received
+        counters.bytes_sent = reactor.bytes_sent
+        counters.became_non_writable = self._outbound_budget.became_non_writable
+        flushing = reactor.flushing
+        later = flushing.filled + flushing.waited + flushing.evicted
+        counted = counters.flushes_by_cause
+        counted[FlushCause.FILLED.label] = flushing.filled
+        counted[FlushCause.WAITED.label] = flushing.waited
+        counted[FlushCause.EVICTED.label] = flushing.evicted
+        counted[FlushCause.TICK.label] = max(0, reactor.flushes - later)
+
+    def close_interval(self, wall: float) -> None:
+        """End the interval of the metrics record at *wall*, Unix time."""
+        try:
+            self._interval_metrics.close_interval(self.gauges(), self._stores(), wall, self._clock())
+        except Exception as error:  # a mistake of ours costs this record, and not the worker
+            self._failed(error)
+        self._reactor.wake()
+
+    def _stores(self) -> dict[str, Store]:
+        changes = self._counters.retained_set + self._counters.retained_deleted
+        found = {"retained": Store(self._retained.statistics().bytes, self._retained_limit, changes)}
+        if self._redis is not None:
+            found["redis"] = Store(0, 0, self._redis.statistics.sent)
+        return found
+
+    def publish_sys(self) -> None:
+        """Publish the topics of $SYS whose values have changed."""
+        now = self._clock()
+        counters, gauges = with_others(self._counters, self.gauges(), self._others)
+        for topic, payload in self._sys_topics.sample(now, counters, gauges):
+            self._publish(Message(topic, payload, 0, True, b"", NEVER), now)
+        self._reactor.wake()
+
+    def report(self) -> dict[str, Any]:
+        """The report to the supervisor."""
+        told = report(self._counters, self.gauges())
+        loop = self._loop.statistics
+        told["loop"] = {"busy": loop.busy, "longest_slice": loop.longest_slice}
+        return told
+
+    def log_loop(self, collections: int, longest_collection: float) -> None:
+        """Log how long the loop was held. *longest_collection* in seconds."""
+        loop = self._loop.statistics
+        self._log.info(
+            "loop_statistics",
+            slices=loop.slices,
+            busy_s=round(loop.busy, 3),
+            longest_slice_ms=round(loop.longest_slice * 1e3, 3),
+            collections=collections,
+            longest_collection_ms=round(longest_collection * 1e3, 3),
+        )

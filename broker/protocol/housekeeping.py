@@ -1,0 +1,27 @@
+# Housekeeping: what a worker drops in the course of time, a limited number at once.
+from collections.abc import Callable
+from typing import Final
+
+from broker.auth.failures import Failures
+from broker.overload.addresses import Addresses
+from broker.routing.retained import Retained
+
+EXPIRED_AT_ONCE: Final = 1_000  # retained messages
+FORGOTTEN_AT_ONCE: Final = 1_000  # addresses
+
+
+class Housekeeping:
+    def __init__(
+        self, retained: Retained, addresses: Addresses, failures: Failures, clock: Callable[[], float]
+    ) -> None:
+        self._retained = retained
+        self._addresses = addresses
+        self._failures = failures
+        self._clock = clock
+
+    def run(self) -> None:
+        """Drop retained messages that have expired, and what is remembered of addresses and need not be."""
+        now = self._clock()
+        self._retained.expire(now, EXPIRED_AT_ONCE)
+        self._addresses.forget(now, FORGOTTEN_AT_ONCE)
+        self._failures.forget(now)
