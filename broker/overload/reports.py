@@ -1,11 +1,13 @@
-# What workers say about their load to each other, within a node and between nodes.
+# What workers report about their load to each other, within a node and between nodes.
 #
-# Everybody goes by the highest level that anybody reports. A report counts for a second from its receipt, by our own
-# clock: nobody's clock is trusted, and who falls silent is not feared. It is heard by several ways (the mesh, Redis),
-# so that each way may be slow: the sequence number tells what is new.
+# Every worker applies the highest level that any worker reports. A report counts for one second from its receipt, by
+# the clock of the receiver: no clock of another worker is trusted, and a worker that falls silent does not count. A
+# report arrives over several ways (the mesh, Redis), so each way may be slow: the sequence number tells which report is
+# new.
 #
-# A calm worker is heard each second, so that people see it is there. One that is not says so more often: at one report
-# a second its word would lapse whenever the next is a little late, and everybody's level would flicker.
+# A calm worker reports once a second, so that people see that it is there. A worker that is not calm reports more
+# often: at one report a second its level would lapse whenever the next report is a little late, and the level of all
+# workers would flicker.
 import math
 from collections import OrderedDict
 from typing import Final, cast
@@ -20,18 +22,18 @@ VERSION: Final = 1
 LARGEST: Final = 32_768  # bytes: a node of 256 workers, all of them contended
 MOST_NAMES: Final = 1024
 LONGEST_NAME: Final = 256
-MOST_WORKERS: Final = 4096  # of whom we know what they said
+MOST_WORKERS: Final = 4096  # whose latest reports are kept
 HEARTBEAT: Final = 1.0  # seconds
-INSISTING: Final = 0.4  # seconds; two may be lost or late
+INSISTING: Final = 0.4  # seconds between reports above level 0: two may be lost or late
 LARGEST_NUMBER: Final = 1 << 63
 
 
 class ReportError(Exception):
-    """Bytes that are no report. Its text says what is wrong with them."""
+    """Bytes that are not a report. The text says what is wrong with them."""
 
 
 class Report:
-    """What one worker says of itself."""
+    """The load of one worker, as it reports it."""
 
     def __init__(
         self,
@@ -64,12 +66,12 @@ class Report:
         return cast(bytes, msgpack.packb(fields))
 
     def absurd(self) -> bool:
-        """Whether it says what cannot be. (What is not a number is not within any limits.)"""
+        """Whether a number is out of range, or not a number."""
         return not (0.0 <= self.level <= HIGHEST and 0.0 <= self.value < math.inf)
 
 
 class ReceivedReport:
-    """A report, and when it was heard."""
+    """A report, and when it was received."""
 
     def __init__(self, report: Report, heard: float) -> None:
         self.report = report
@@ -77,7 +79,7 @@ class ReceivedReport:
 
 
 class Reports:
-    """What everybody says, ourselves included."""
+    """The reports of all workers, this one included."""
 
     def __init__(self, worker: WorkerId, resources: Resources) -> None:
         self._worker = worker
@@ -90,17 +92,17 @@ class Reports:
         self._sent_cause = ""
         self._sent_contended: tuple[str, ...] = ()
         self._sent = -math.inf
-        # In force, as of the last refresh().
-        self.level = 0.0  # the highest of the cluster
+        # In force since the last refresh():
+        self.level = 0.0  # the highest level of the cluster
         self.node_level = 0.0
         self.contended = 0  # bits
-        self.cause = ""  # of the highest: the signal, and whose it is
+        self.cause = ""  # of the highest level: the signal, and `cause_worker` whose it is
         self.value = 0.0
         self.cause_worker = worker
         self.ignored: dict[str, int] = dict.fromkeys([reason.label for reason in ReportFailure], 0)
 
     def due(self, level: Level, signals: Signals, now: float) -> bool:
-        """Whether ours is to be sent: something changed that others see, or it is time to say it again."""
+        """Whether a report of this worker is to be sent: what others see has changed, or the last report is old."""
         shown = level.shown
         if shown != self._sent_level or signals.contended != self._sent_contended:
             return True
@@ -109,7 +111,7 @@ class Reports:
         return now - self._sent >= (INSISTING if shown or signals.contended else HEARTBEAT)
 
     def own(self, level: Level, signals: Signals, now: float) -> Report:
-        """Ours, to be sent now."""
+        """The report of this worker, which is sent now."""
         self._sequence += 1
         self._sent = now
         self._sent_level = level.shown
@@ -125,7 +127,7 @@ class Reports:
         )
 
     def hear(self, data: bytes, now: float) -> bool:
-        """What somebody sent; false if it is ignored, which is counted."""
+        """Take the bytes of a report that was received; false if they are ignored, which is counted."""
         try:
             report = decode(data)
         except ReportError:
@@ -146,7 +148,7 @@ class Reports:
         return True
 
     def refresh(self, level: Level, signals: Signals, now: float) -> None:
-        """Find what is in force, from what was heard within the last second and our own state."""
+        """Find what is in force: from this worker's state, and from the reports of the last second."""
         self.level = self.node_level = level.value
         self.cause, self.value = level.cause, signals.value(level.cause)
         self.cause_worker = self._worker
@@ -161,7 +163,7 @@ class Reports:
                 self.cause_worker = report.worker
 
     def known(self, now: float) -> list[Report]:
-        """What other workers said last, as far as it counts."""
+        """The latest reports of other workers that still count."""
         found: list[Report] = []
         for received in reversed(self._received.values()):
             if now - received.heard > STALE:
@@ -170,7 +172,7 @@ class Reports:
         return found
 
     def heard(self) -> list[ReceivedReport]:
-        """What other workers said last, whenever that was; who was heard last stands first."""
+        """The latest reports of other workers, however old, the newest first."""
         return list(reversed(self._received.values()))
 
     def _ignore(self, why: ReportFailure) -> bool:
@@ -179,7 +181,7 @@ class Reports:
 
 
 def decode(data: bytes) -> Report:
-    """The report that *data* is; ReportError."""
+    """Decode a report. ReportError."""
     if len(data) > LARGEST:
         raise ReportError(f"a report of {len(data)} bytes, more than {LARGEST}")
     try:

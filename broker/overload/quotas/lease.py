@@ -1,59 +1,65 @@
-# Quotas that all workers of the cluster share: each holds a slice of them, and asks Redis for more as it is used.
+# Quotas that all workers of the cluster share: each worker holds a slice, and asks Redis for more as it uses its slice.
 #
-# The bucket is in Redis (cluster/quota_lease.lua). A worker holds at most a slice of it: what the rate gives in 100 ms,
-# but at least the largest message. It takes from its slice, waiting for nobody, and asks for as much as it has taken.
-# So whatever is asked, answered, lost or late, in t seconds all workers let pass at most the bucket's count, t times
-# its rate, and one slice each.
-# What a worker holds it may hold: to give a slice back that was not used within its 100 ms would bound nothing that is
-# not bounded already, and make the first publish after each quiet moment wait for Redis.
+# The bucket is in Redis (cluster/quota_lease.lua). A worker holds at most one slice: what the rate gives in 100 ms, but
+# at least the largest message. The worker takes from its slice without waiting, and asks for as much as it has taken.
+# So whatever is asked, answered, lost or late, in t seconds all workers together let pass at most the bucket's count, t
+# times its rate, and one slice for each worker.
 #
-# "Nothing left here" and "over the quota" are two things. Until Redis has answered with less than what was asked for
-# there may be more, and who finds too little waits for the answer, whatever its QoS: nobody is refused on a guess.
+# A worker keeps an unused slice. Giving it back after 100 ms would bound nothing that is not bounded already, and the
+# first publish after each quiet moment would have to wait for Redis.
 #
-# Without Redis each worker goes on with its share: the rate, divided by the workers there were. Who came less than
-# SETTLING ago has none, as not everybody has been told of it. What is taken that way is owed, and told to Redis when
-# it is back. Shares go on for RETURN after that, until all have told it: nobody is given what others have used up.
-# What was taken while Redis was away can only have been what its bucket had gained meanwhile, so telling it empties the
-# bucket at most; what is taken by shares beside a Redis that answers is owed in full.
-# Three things come on top of the bound, each for a moment: what shares have taken within RETURN and not told yet, one
-# slice in all; what a worker leases that is started in the very seconds when Redis is back, before others have told it;
-# and the share of a worker that alone is cut off, beside what the others lease.
+# "The slice is empty" and "over the quota" are two things. Until Redis has answered with less than what was asked for
+# there may be more, so a message that finds too little waits for the answer, whatever its QoS: nothing is refused on a
+# guess.
+#
+# Without Redis each worker goes on with its share: the rate divided by the number of workers. A worker that started
+# less than SETTLING ago has no share, as the other workers may not know of it. What is taken from a share is owed, and
+# told to Redis when it is back. Shares go on for RETURN after that, until all workers have told what they owe, so that
+# nothing is granted that others have used up. What was taken while Redis was away is at most what its bucket has gained
+# meanwhile, so telling it empties the bucket at most; what is taken from shares beside a Redis that answers is owed in
+# full.
+#
+# Three things can exceed the bound for a moment: what was taken from shares within RETURN and not told yet, one slice
+# in all; what a worker leases that starts in the very seconds when Redis is back, before others have told what they
+# owe; and the share of a worker that alone is cut off, beside what the others lease.
 from collections import deque
 from math import ceil
 from typing import Final
 
 from broker.config.rate import TICK, Meter, Rate, burst, kept_of, slowest
 
-SLICE: Final = 0.1  # seconds of the rate that a worker holds at most, and between two asks that nothing presses
-ANSWER: Final = 0.005  # seconds until it is worth looking whether Redis has answered
-SETTLING: Final = 3.0  # seconds: within them all who lease have been told of a newcomer, also if they had to come back
-RETURN: Final = 3.0  # seconds: within them every line to Redis is up again (store/line.py tries each second), and known
-GRAIN: Final = 1000  # Redis counts in thousandths: a script answers with whole numbers
+SLICE: Final = (
+    0.1  # seconds of the rate that a worker holds at most; also the time between two asks that are not urgent
+)
+ANSWER: Final = 0.005  # seconds after which Redis should have answered
+SETTLING: Final = 3.0  # seconds within which all workers learn of a new one, even if they have to reconnect
+RETURN: Final = 3.0  # seconds within which every connection to Redis is up again (it is tried each second), and known
+GRAIN: Final = 1000  # Redis counts in thousandths, as a script can answer with whole numbers only
 
-# What is under way for a lease.
+# States of a lease.
 IDLE: Final = 0
-LATER: Final = 1  # it will be asked for when it is due
-PRESSING: Final = 2  # in this turn
-ASKED: Final = 3
+LATER: Final = 1  # Redis is asked when it is due
+PRESSING: Final = 2  # Redis is asked in this turn
+ASKED: Final = 3  # Redis has not answered yet
 
 
 class RedisAvailability:
-    """Where this worker stands with Redis, for all its leases."""
+    """Whether Redis answers, and the share of each rate that this worker takes otherwise."""
 
     def __init__(self) -> None:
-        self.sharing = False  # Redis is away, or was until just now
-        self.answering = True  # as far as we know
+        self.sharing = False  # shares are in use: Redis does not answer, or has not answered until RETURN ago
+        self.answering = True  # the last ask was answered
         self.share = 0.0  # of each rate, while `sharing`
-        self.since = 0.0  # when that began
+        self.since = 0.0  # when `sharing` became true
         self.workers = 1
         self.outages = 0
-        self._told = 1  # how many workers there are, as Redis said last
-        self._heard = 0.0  # when
+        self._told = 1  # the number of workers in the last answer of Redis
+        self._heard = 0.0  # when that answer came
         self._settled = float("inf")
         self._end = float("inf")
 
     def heard(self, workers: int, now: float) -> None:
-        """Redis has said how many *workers* there are, this one among them."""
+        """Redis has answered that there are *workers* workers, this one included."""
         if self._settled == float("inf"):
             self._settled = now + SETTLING
         self._heard = now
@@ -65,12 +71,12 @@ class RedisAvailability:
         self.answering = True
 
     def lost(self, now: float) -> None:
-        """Redis did not answer, or could not do what it was asked."""
+        """Redis did not answer, or answered with an error."""
         if self.answering:
             self.outages += 1
         self.answering = False
         self._end = float("inf")
-        self.workers = max(self.workers, self._told)  # of those who are not back yet Redis knows nothing
+        self.workers = max(self.workers, self._told)  # Redis does not know the workers that are not back yet
         settled = self.share > 0.0 if self.sharing else self._heard >= self._settled
         self.share = 1.0 / self.workers if settled else 0.0
         if not self.sharing:
@@ -78,35 +84,35 @@ class RedisAvailability:
             self.since = now
 
     def tick(self, now: float) -> None:
-        """Lease again, if it is time to."""
+        """End the use of shares if it is time to."""
         if self.sharing and now >= self._end:
             self.sharing = False
             self.workers = self._told
 
 
 class Lease(Meter):
-    """One shared quota, as far as this worker holds it."""
+    """The slice of one shared quota that this worker holds."""
 
     def __init__(self, name: bytes, rate: Rate, reserve: float, unit: float, leases: "Leases") -> None:
-        """*unit*: the most that one message takes. All workers have to describe the bucket *name* alike."""
+        """*unit*: the largest amount that one message takes. All workers must describe the bucket *name* alike."""
         super().__init__(min(float(burst(rate)), max(slowest(rate) * SLICE, unit)))
         self.name = name
         self.rate = rate
-        self.kept = [kept_of(window.most, reserve, unit) for window in rate]  # of each window, in Redis
+        self.kept = [kept_of(window.most, reserve, unit) for window in rate]  # for QoS 1 and 2, of each window in Redis
         self.state = IDLE
-        self.due = 0.0  # LATER: when
+        self.due = 0.0  # in the state LATER: when to ask
         self._leases = leases
         self._redis = leases.redis
         self._speed = slowest(rate)
-        self._kept = kept_of(self.capacity, reserve, unit)  # of what is here
+        self._kept = kept_of(self.capacity, reserve, unit)  # for QoS 1 and 2, of the slice
         self._left = 0.0
-        self._firm = 0.0  # taken by QoS 1 and 2 since the last ask
-        self._firm_waits = False  # one of them found too little since
-        self._short_firm = False  # the last answer had less than what was asked for QoS 1 and 2,
-        self._short_loose = False  # or for QoS 0
-        self._owed = 0.0  # taken without Redis, which has not been told
-        self._settled = 0  # the outage of which it has been
-        self._shared = 0.0  # until when its share is in what is left
+        self._firm = 0.0  # taken for QoS 1 and 2 since the last ask
+        self._firm_waits = False  # a message of QoS 1 or 2 found too little since
+        self._short_firm = False  # the last answer granted less than was asked for QoS 1 and 2
+        self._short_loose = False  # the last answer granted less than was asked for QoS 0
+        self._owed = 0.0  # taken from shares, and not told to Redis yet
+        self._settled = 0  # the latest outage of which Redis was told
+        self._shared = 0.0  # until when the share was added to `_left`
 
     def room(self, firm: bool, now: float) -> float:
         if self._redis.sharing:
@@ -142,14 +148,14 @@ class Lease(Meter):
         return not short
 
     def ask(self, now: float) -> "Ask | None":
-        """What Redis is to be asked for this one; None: nothing now."""
+        """What to ask Redis for this lease; None: nothing now."""
         redis = self._redis
         owed = self._owed
         want = 0.0 if redis.sharing else self.capacity - self._left
         if owed <= 0.0 and want <= 0.0:
             self._short_firm = self._short_loose = False
             self.state = IDLE
-            if redis.sharing:  # until it is over: then what was taken of the slice is asked for
+            if redis.sharing:  # ask again later: after the outage, for what was taken of the slice
                 self._leases.ask_later(self, now)
             return None
         firm = want if self._firm_waits else max(0.0, min(want, max(self._kept - self._left, self._firm)))
@@ -163,7 +169,7 @@ class Lease(Meter):
         return Ask(self, outage, ceil(owed * GRAIN), settles, ceil(firm * GRAIN), ceil(loose * GRAIN))
 
     def answered(self, ask: "Ask", firm: int, loose: int, now: float) -> None:
-        """Redis grants that many thousandths of what was asked for QoS 1 and 2, and for anybody."""
+        """Redis has granted thousandths: *firm* for QoS 1 and 2, *loose* for any QoS."""
         self._grant(firm + loose)
         self._settled = ask.outage
         self._short_firm = firm < ask.firm
@@ -172,7 +178,7 @@ class Lease(Meter):
         self._ask_in_time(now)
 
     def failed(self, ask: "Ask", now: float) -> None:
-        """Redis has not answered. What was owed is told again: if it was told already, the quota is the less for it."""
+        """Redis has not answered. What is owed will be told again; if Redis has it already, the quota has less by that."""
         self._owed += ask.owed / GRAIN
         self._firm_waits = ask.firm > 0
         self._short_firm = self._short_loose = False
@@ -180,7 +186,7 @@ class Lease(Meter):
         self._leases.ask_later(self, now)
 
     def came_late(self, ask: "Ask", granted: int) -> None:
-        """Redis had granted that much, after `failed()`."""
+        """After `failed()`, the answer has arrived: Redis had granted *granted* thousandths."""
         self._owed = max(0.0, self._owed - ask.owed / GRAIN)
         self._grant(granted)
 
@@ -188,7 +194,7 @@ class Lease(Meter):
         self._left = min(self.capacity, self._left + thousandths / GRAIN)
 
     def _ask_in_time(self, now: float) -> None:
-        """What was taken is asked for in 100 ms, or at once when half is gone and Redis had enough."""
+        """Ask for what was taken in 100 ms, or at once if half of the slice is gone and Redis had enough."""
         if self._left < self.capacity / 2 and not (self._short_firm or self._short_loose or self._redis.sharing):
             self._leases.press(self)
         elif self.state == IDLE and self._left < self.capacity:
@@ -207,24 +213,24 @@ class Lease(Meter):
 
 
 class Ask:
-    """What Redis is asked for one lease, in thousandths."""
+    """One request to Redis for one lease; amounts in thousandths."""
 
     def __init__(self, lease: Lease, outage: int, owed: int, settles: bool, firm: int, loose: int) -> None:
         self.lease = lease
-        self.outage = outage  # the latest
-        self.owed = owed  # was used up without it,
-        self.settles = settles  # in that outage, of which it is told for the first time
+        self.outage = outage  # the number of outages so far
+        self.owed = owed  # taken from shares
+        self.settles = settles  # Redis is told of this outage for the first time
         self.firm = firm  # wanted for QoS 1 and 2
-        self.loose = loose  # wanted for anybody
+        self.loose = loose  # wanted for any QoS
 
 
 class Leases:
-    """Which leases of a worker Redis is to be asked for."""
+    """The leases of a worker for which Redis is to be asked."""
 
     def __init__(self) -> None:
         self.redis = RedisAvailability()
         self._pressing: list[Lease] = []
-        self._later: deque[tuple[float, Lease]] = deque()  # in the order in which they are due
+        self._later: deque[tuple[float, Lease]] = deque()  # (due, lease), in the order of `due`
 
     def press(self, lease: Lease) -> None:
         """Ask for *lease* in this turn."""
@@ -232,13 +238,13 @@ class Leases:
         self._pressing.append(lease)
 
     def ask_later(self, lease: Lease, now: float) -> None:
-        """Ask for *lease* in a while, together with what is taken until then."""
+        """Ask for *lease* in SLICE seconds, together with what is taken until then."""
         lease.state = LATER
         lease.due = now + SLICE
         self._later.append((lease.due, lease))
 
     def due(self, now: float) -> list[Ask]:
-        """What is to be asked now; each is to be `answered()` or `failed()`."""
+        """What to ask now. For each ask, `answered()` or `failed()` of its lease has to be called."""
         if not self.redis.answering:
             return []
         wanted, self._pressing = self._pressing, []

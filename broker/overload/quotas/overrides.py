@@ -1,24 +1,24 @@
-# What an administrator has decided for one client: another rate, or that overload protection does not hold it back.
+# Limits of single clients that an administrator has set: another rate, or exemption from overload protection.
 #
-# Each decision says who made it, when and why, and ends by itself: a limit that was set in a hurry at night is not
-# there next year. The table is bounded, and a full one refuses: to drop somebody's decision for another's would
-# surprise both. What was set, dropped and ended is for the log of whoever holds the table, which is the audit.
+# Each limit says who set it, when and why, and ends by itself: a limit that was set in a hurry does not stay for years.
+# The table is bounded, and a full table refuses a new limit: dropping another limit for it would surprise both
+# administrators. The owner of the table logs what was set, removed and expired; that log is the audit.
 from typing import Any, Final
 
 from broker.config.rate import parse
 
-MOST: Final = 1000  # clients with a limit of their own: each worker is told all of them in its first frame
-LONGEST: Final = 30 * 86_400.0  # seconds that a limit lives: what is to stay belongs into the configuration
+MOST: Final = 1000  # limits; the first frame to each worker has all of them
+LONGEST: Final = 30 * 86_400.0  # seconds until a limit ends; a permanent limit belongs into the configuration
 LONGEST_REASON: Final = 200  # characters
-LONGEST_ID: Final = 4096  # bytes of a client id: four times what clients may have unless they are allowed more
+LONGEST_ID: Final = 4096  # bytes of a client id: four times the default of limits.client_id_bytes
 
 
 class OverrideError(Exception):
-    """A limit cannot be set. Its text is one sentence: what is wrong and what would be right."""
+    """A limit cannot be set. The text is one sentence: what is wrong and what would be right."""
 
 
 class Limit:
-    """What holds for one client instead of the configuration."""
+    """The limit of one client, which replaces the configured one."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Limit:
         reason: str,
         made: float,
     ) -> None:
-        """*rate*: of messages that it may publish, in place of its session's; "": that stays. RateError.
+        """*rate*: of messages that the client may publish, in place of the session quota; "": no change. RateError.
 
-        *exempt*: overload protection does not hold it back; quotas do. *until*: by the clock of `now`. *seconds* (how
-        long it was to hold), *by*, *reason* and *made* (the time of day, Unix) are for people.
+        *exempt*: overload protection does not throttle the client; quotas still apply. *until*: by the clock of `now`.
+        *seconds* (the duration that was asked for), *by*, *reason* and *made* (Unix time) are for people.
         """
         rate = rate.replace(" ", "")
         if rate:
@@ -50,7 +50,7 @@ class Limit:
         self.made = made
 
     def described(self) -> dict[str, Any]:
-        """All of it but `until`, for a file, a frame or an answer."""
+        """All fields except `until`, for a file, a frame or an answer."""
         return {
             "client": self.client_id,
             "rate": self.rate,
@@ -63,7 +63,7 @@ class Limit:
 
 
 def limit_from(facts: dict[str, Any], until: float) -> Limit:
-    """The limit that was `described()`, with its end by the clock of `now`. RateError."""
+    """The limit that `described()` has described; *until* by the clock of `now`. RateError."""
     return Limit(
         facts["client"],
         facts["rate"],
@@ -82,7 +82,7 @@ class Overrides:
         self._limits: dict[str, Limit] = {}
 
     def check(self, limit: Limit, now: float) -> None:
-        """Whether *limit* can be set; OverrideError: it cannot."""
+        """OverrideError: *limit* cannot be set."""
         client = limit.client_id
         if not _is_id(client):
             raise OverrideError(
@@ -98,28 +98,28 @@ class Overrides:
             raise OverrideError(f"{self._most} clients have a limit already: drop one, or change the configuration.")
 
     def set(self, limit: Limit, now: float) -> None:
-        """*limit* holds from now on, in place of a former one of that client; OverrideError."""
+        """Apply *limit* from now on, in place of a former limit of its client. OverrideError."""
         self.check(limit, now)
         self._limits[limit.client_id] = limit
 
     def drop(self, client_id: str, now: float) -> Limit | None:
-        """It ends before its time: the limit that *client_id* had."""
+        """Remove the limit of *client_id* before its end, and return it."""
         limit = self.get(client_id, now)
         if limit is not None:
             del self._limits[client_id]
         return limit
 
     def get(self, client_id: str, now: float) -> Limit | None:
-        """The limit that holds for *client_id*."""
+        """The limit of *client_id* that applies now."""
         limit = self._limits.get(client_id)
         return limit if limit is not None and now < limit.until else None
 
     def limits(self, now: float) -> list[Limit]:
-        """All that hold, the next to end first."""
+        """All limits that apply now, the next to end first."""
         return sorted([limit for limit in self._limits.values() if now < limit.until], key=_end_of)
 
     def forget_ended(self, now: float) -> list[Limit]:
-        """Those that have ended since they were last forgotten."""
+        """Remove and return the limits that have ended."""
         ended = [limit for limit in self._limits.values() if now >= limit.until]
         for limit in ended:
             del self._limits[limit.client_id]
@@ -135,7 +135,7 @@ def _is_id(client_id: str) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """It is no half of a surrogate pair, which JSON can say and UTF-8 cannot."""
+    """Whether *text* can be encoded: JSON can contain halves of surrogate pairs, and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

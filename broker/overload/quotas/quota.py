@@ -1,13 +1,15 @@
-# Quotas: how much a client may publish, be sent and subscribe to, alone, with its tenant, and with everybody.
+# Quotas: how much a client may publish, receive and subscribe to, alone, with its tenant, and with all clients.
 #
-# A session holds one `Quota`, or None if nothing is configured that concerns it. All limits are tested first, and then
-# all are charged or none: a publish that the tenant's quota stops has cost the session nothing.
+# A session has one `Quota`, or None if no limit is configured that concerns it. All limits are tested first, and then
+# all are charged or none: a publish that the tenant's quota stops costs the session nothing.
 #
-# What becomes of a publish over quota is the table OVER_QUOTA: QoS 0 is dropped, as it promises nothing; MQTT 3 has no
-# word for no, so its QoS 1 and 2 wait in the client's socket; 5.0 is told, and may come again. QoS 1 and 2 are alike:
-# a QoS 2 message is no worthier. What goes to clients is charged after it went, a batch at a time, so an outgoing quota
-# can be owed one batch; then it holds until that is paid. QoS 0 cannot wait there for what Redis will answer: while
-# more of a quota is being asked for, a slice of it may be owed beside that, or each first message would be dropped.
+# The table OVER_QUOTA says what becomes of a publish over quota. QoS 0 is dropped, as it promises nothing. MQTT 3
+# cannot refuse a publish, so its QoS 1 and 2 wait in the client's socket. MQTT 5 is refused with a reason code, and may
+# try again. QoS 1 and 2 are alike: a QoS 2 message is no worthier.
+#
+# What goes to clients is charged after it was sent, a batch at a time, so an outgoing quota can be overdrawn by one
+# batch, and closes until that is paid. QoS 0 cannot wait there for an answer of Redis: while more of a quota is being
+# asked for, one slice of it may be overdrawn in addition, or each first message would be dropped.
 import math
 from typing import Final
 
@@ -17,7 +19,7 @@ from broker.overload.admit import DROP, PAUSE, REFUSE, Publish, Reason, Verdict
 from broker.overload.quotas.overrides import Limit
 from broker.reasons import DropReason, FilterRefusal, PauseReason, PublishRefusal
 
-# By QoS and whether the client speaks 5.0.
+# By QoS and by whether the client speaks MQTT 5.
 OVER_QUOTA: Final = {
     (0, False): DROP,
     (0, True): DROP,
@@ -27,21 +29,21 @@ OVER_QUOTA: Final = {
     (2, True): REFUSE,
 }
 
-ONE: Final = 1.0  # message or byte: with room for it a batch may go
+ONE: Final = 1.0  # message or byte of room, with which a batch may be sent
 SESSION_MESSAGES: Final = "QUOTA_SESSION_MESSAGES"
 
 
 class QuotaExceeded(Verdict):
-    """Something may not pass now, and what is to become of it."""
+    """A limit is exceeded, and what becomes of the packet or message that exceeds it."""
 
     def __init__(self, kind: int, reason: Reason, until: float, allowance: "Allowance") -> None:
-        """*until*: when there should be room."""
+        """*until*: when the limit should have room."""
         super().__init__(kind, reason, until)
-        self.limit = allowance.text  # the rate, as it is configured: "100:1,5000:60"
+        self.limit = allowance.text  # the rate as configured: "100:1,5000:60"
         self._name = allowance.name
 
     def retry_after(self, now: float) -> int:
-        """Milliseconds until it is worth trying again, for the user property `retry-after-ms`; at least 1."""
+        """Milliseconds after which to try again, for the user property `retry-after-ms`; at least 1."""
         return max(1, math.ceil((self.until - now) * 1000))
 
     def words(self) -> str:
@@ -51,26 +53,26 @@ class QuotaExceeded(Verdict):
         return f"{words} ({self.limit})"
 
     def drop_reason(self) -> DropReason:
-        """Of an outgoing QoS 0 message that is not to wait."""
+        """The reason for dropping an outgoing QoS 0 message."""
         return DropReason[self._name]
 
     def filter_refusal(self) -> FilterRefusal:
-        """For the SUBACK of 5.0."""
+        """The reason for refusing a filter, in the SUBACK of MQTT 5."""
         return FilterRefusal[self._name]
 
 
 class Allowance:
-    """One limit: what it counts, and who has how much left of it."""
+    """One limit: what it counts, and the meter that knows how much is left."""
 
     def __init__(self, name: str, text: str, by_bytes: bool, meter: Meter) -> None:
-        """*name*: of the members of the enums of reasons that stand for it. *text*: its rate, as it is written."""
+        """*name*: of the members that stand for the limit in the enums of reasons. *text*: its rate as configured."""
         self.name = name
         self.text = text
         self.by_bytes = by_bytes
         self.meter = meter
 
     def over(self, kind: int, amount: float, firm: bool, now: float) -> QuotaExceeded:
-        """There is no room for *amount*: what was meant to become of it, *kind*, or a wait for what others know."""
+        """The verdict, as there is no room for *amount*: *kind*, or a pause while Redis is asked for more."""
         meter = self.meter
         until = meter.when(amount, firm, now)
         if meter.may_have_more(firm):
@@ -83,7 +85,7 @@ class Allowance:
 
 
 class Scope:
-    """The limits of those who share them: of one session, a tenant, or the cluster."""
+    """The limits of one session, of one tenant, or of the cluster."""
 
     def __init__(self) -> None:
         self.incoming: list[Allowance] = []
@@ -91,7 +93,7 @@ class Scope:
         self.filters: list[Allowance] = []
 
     def add(self, key: str, allowance: Allowance) -> None:
-        """One more limit, which is configured under *key*."""
+        """Add a limit, which is configured under *key*."""
         if key.startswith("incoming"):
             self.incoming.append(allowance)
         elif key.startswith("outgoing"):
@@ -101,26 +103,26 @@ class Scope:
 
 
 class SessionScope(Scope):
-    """The limits of one session, of which an administrator may have changed how much it may publish."""
+    """The limits of one session. An administrator may replace the limit of messages it may publish."""
 
     def __init__(self, reserve: float) -> None:
         super().__init__()
-        self.until = float("inf")  # when what was changed ends; inf: nothing is
+        self.until = float("inf")  # when the replacement ends; inf: there is none
         self._reserve = reserve
         self._usual = ""
 
     def allow_messages(self, text: str, now: float) -> None:
-        """What the configuration says: a rate."""
+        """Apply the configured rate *text* of messages."""
         self._usual = text
         self._replace(text, now)
 
     def override(self, limit: Limit, now: float) -> None:
-        """*limit*, which has a rate, holds until it ends."""
+        """Apply the rate of *limit* until *limit* ends."""
         self.until = limit.until
         self._replace(limit.rate, now)
 
     def restore(self, now: float) -> None:
-        """What the configuration says holds again, since *now* or since the limit has ended."""
+        """Apply the configured rate again, from *now* or from the end of the replacement."""
         now = min(now, self.until)
         self.until = float("inf")
         if self._usual:
@@ -129,7 +131,7 @@ class SessionScope(Scope):
             self.incoming = [allowance for allowance in self.incoming if allowance.name != SESSION_MESSAGES]
 
     def _replace(self, text: str, now: float) -> None:
-        """The new meter has as much left as the former one, at most: changing rates is no way to have more."""
+        """Replace the meter of messages. The new one has at most what the former one had left."""
         former = None
         rest = []
         for allowance in self.incoming:
@@ -142,7 +144,7 @@ class SessionScope(Scope):
 
 
 class Quota:
-    """What holds for one session. Counts are messages; bytes are those of the packets."""
+    """All limits that apply to one session. Counts are messages; bytes are those of packets."""
 
     def __init__(self, own: SessionScope, shared: list[Scope]) -> None:
         self._own = own
@@ -156,15 +158,15 @@ class Quota:
         self._combine()
 
     def test(self, publish: Publish, now: float) -> Verdict | None:
-        """None if *publish* is within all limits; it is not charged yet. (`admit.Quotas`.)"""
+        """None if *publish* is within all limits; it is not charged yet. (See `admit.Quotas`.)"""
         return self.over(publish.qos, publish.version, 1, publish.size, now)
 
     def charge(self, publish: Publish, now: float) -> None:
-        """*publish*, which was tested, is taken. (`admit.Quotas`.)"""
+        """Charge *publish*, which was tested and is accepted. (See `admit.Quotas`.)"""
         self.take(publish.qos, 1, publish.size, now)
 
     def over(self, qos: int, version: int, count: int, size: int, now: float) -> QuotaExceeded | None:
-        """None if *count* messages of *size* bytes in all may pass together; more than a burst never may."""
+        """None if *count* messages of *size* bytes together may pass now."""
         if now >= self._own.until:
             self._end_override(now)
         firm = qos > 0
@@ -173,14 +175,14 @@ class Quota:
             if allowance.meter.room(firm, now) < amount:
                 over = allowance.over(OVER_QUOTA[(qos, version == V5)], amount, firm, now)
                 if allowance.name == SESSION_MESSAGES and self._own.until < over.until:
-                    over.until = self._own.until  # what an administrator has set ends before there is room
+                    over.until = self._own.until  # the limit that an administrator has set ends before there is room
                 return over
         return None
 
     def fitting(self, count: int, longest: int, now: float) -> int:
-        """How many of *count* QoS 0 messages, each of at most *longest* bytes, may pass: of a run so many are taken.
+        """How many of *count* QoS 0 messages, each of at most *longest* bytes, may pass now.
 
-        What becomes of the next one is to be asked of `over()`.
+        `over()` says what becomes of the next one.
         """
         if now >= self._own.until:
             self._end_override(now)
@@ -192,20 +194,20 @@ class Quota:
         return count
 
     def take(self, qos: int, count: int, size: int, now: float) -> None:
-        """They pass."""
+        """Charge *count* messages of *size* bytes together."""
         for allowance in self._incoming:
             allowance.meter.take(float(size if allowance.by_bytes else count), qos > 0, now)
 
     def incoming(self, now: float) -> list[tuple[str, str, float]]:
-        """What limits its publishes: (name, rate as configured, room for QoS 1 and 2 now)."""
+        """The limits on publishes: (name, rate as configured, room for QoS 1 and 2 now)."""
         return [(allowance.name, allowance.text, allowance.meter.room(True, now)) for allowance in self._incoming]
 
     def limits_outgoing(self) -> bool:
-        """Whether there is a limit to what the client is sent."""
+        """Whether a limit applies to what the client is sent."""
         return bool(self._outgoing)
 
     def over_outgoing(self, now: float) -> QuotaExceeded | None:
-        """None if the client may be sent a batch; else (PAUSE) what waits for it goes on waiting."""
+        """None if the client may be sent a batch; else a PAUSE."""
         for allowance in self._outgoing:
             meter = allowance.meter
             room = meter.room(True, now)
@@ -214,15 +216,16 @@ class Quota:
         return None
 
     def take_outgoing(self, count: int, size: int, now: float) -> None:
-        """A batch of *count* messages was sent."""
+        """Charge a batch of *count* messages, which was sent."""
         for allowance in self._outgoing:
             allowance.meter.take(float(size if allowance.by_bytes else count), True, now)
 
     def over_filters(self, count: int, now: float) -> QuotaExceeded | None:
-        """None if *count* filters may be subscribed to; else PAUSE, which 5.0 does only if its reason is QUOTA_ASKED.
+        """None if *count* filters may be subscribed to now; else a PAUSE.
 
-        It is asked for all filters of a SUBSCRIBE, and for 5.0 then for each of them: those over the quota are answered
-        with their `filter_refusal()`. More than a full quota ever lets pass together pass it then, and are owed.
+        A client of MQTT 5 is paused only for QUOTA_ASKED; each filter over the quota is refused with
+        `filter_refusal()`. A SUBSCRIBE with more filters than the quota ever has passes when the quota is full, and
+        overdraws it.
         """
         for allowance in self._filters:
             amount = min(float(count), allowance.meter.capacity)
@@ -231,13 +234,13 @@ class Quota:
         return None
 
     def take_filters(self, count: int, now: float) -> None:
-        """They are subscribed to."""
+        """Charge *count* filters, which are subscribed to."""
         for allowance in self._filters:
             allowance.meter.take(float(count), True, now)
 
     def override(self, limit: Limit | None, now: float) -> None:
-        """*limit* holds from now on; None: what the configuration says."""
-        if now >= self._own.until:  # or what it had would go on from what it gained beyond its end
+        """Apply *limit* from now on; None: the configuration alone."""
+        if now >= self._own.until:  # end the former limit at its own time: afterwards the configured rate counts
             self._end_override(now)
         if limit is not None and limit.rate and now < limit.until:
             self._own.override(limit, now)

@@ -1,11 +1,10 @@
-# All quotas of a worker: made from the configuration, found by client and tenant, and kept for those who come back.
+# All quotas of a worker: made from the configuration, found by client and tenant, and kept for clients that return.
 #
-# What a session has left goes with its client id: who leaves with nothing left and comes again has nothing left. Of the
-# clients and tenants that are away the last to leave are remembered, so many that to push oneself out one has to be a
-# fleet oneself. (A tenant's quota that is leased loses nothing by that but what this worker held of it.)
+# What a session has left stays with its client id, so reconnecting gains nothing. Of the clients and tenants without a
+# connection the last to leave are remembered. To push its own entry out, a client would have to be a fleet. (A tenant's
+# quota that is leased loses only what this worker held of it.)
 #
-# Where no other worker uses the same Redis nobody shares, and tenants and the cluster have their buckets here.
-# Not here yet: TBMQ's limit on persisted messages, whose queues come with durable sessions.
+# If no other worker uses the same Redis, nothing is shared, and the buckets of tenants and of the cluster are here.
 from typing import Final
 
 from broker.config.rate import Meter, Rate, Windows, parse
@@ -17,10 +16,10 @@ from broker.overload.quotas.lease import Lease, Leases
 from broker.overload.quotas.overrides import Limit
 from broker.overload.quotas.quota import Allowance, Quota, Scope, SessionScope
 
-ABSENT_CLIENTS: Final = 65_536  # remembered, of about a KiB each
+ABSENT_CLIENTS: Final = 65_536  # remembered without a connection, about a KiB each
 ABSENT_TENANTS: Final = 4096
 
-# What a scope can limit: (key of the setting, end of its reasons' names, whether it counts bytes).
+# What a scope can limit: (key of the setting, suffix of the names of its reasons, whether it counts bytes).
 LIMITS: Final = (
     ("incoming_messages", "MESSAGES", False),
     ("incoming_bytes", "BYTES", True),
@@ -32,7 +31,7 @@ LIMITS: Final = (
 
 class Quotas:
     def __init__(self, settings: QuotaSettings, packet_bytes: int, leases: Leases | None, now: float) -> None:
-        """*packet_bytes*: of the largest packet. *leases*: of what other workers share; None: there are none."""
+        """*packet_bytes*: of the largest packet. *leases*: of the shared quotas; None: no other worker shares them."""
         self._settings = settings
         self._packet_bytes = packet_bytes
         self._leases = leases
@@ -42,13 +41,13 @@ class Quotas:
         self._shares_cluster = settings.cluster != ClusterQuota()
         self._own: BoundedRegistry[SessionScope] = BoundedRegistry(ABSENT_CLIENTS)
         self._tenants: BoundedRegistry[Scope] = BoundedRegistry(ABSENT_TENANTS)
-        self._present: dict[str, str] = {}  # the tenant of each client that is here
+        self._present: dict[str, str] = {}  # the tenant of each client with a quota
 
     def arrive(self, client_id: str, user: str | None, limit: Limit | None, now: float) -> Quota | None:
-        """The quota of a client that has come, or whose *limit* was changed; None if nothing concerns it.
+        """The quota of a client that has connected, or whose *limit* has changed; None if no limit concerns it.
 
-        A client that was here before has what it had left: coming again pays no debts. One that is here already is
-        taken for one that left first, perhaps from another tenant.
+        A client that was here before has what it had left. A client that is here already is treated as if it had left
+        first, perhaps from another tenant.
         """
         self.leave(client_id)
         limited = limit is not None and limit.rate != "" and now < limit.until
@@ -70,7 +69,7 @@ class Quotas:
         return quota
 
     def leave(self, client_id: str) -> None:
-        """Its session has ended or gone elsewhere; nothing, if it had no quota."""
+        """The client has disconnected. Does nothing if it has no quota."""
         tenant = self._present.pop(client_id, None)
         if tenant is None:
             return
@@ -79,7 +78,7 @@ class Quotas:
             self._tenants.leave(tenant)
 
     def statistics(self) -> tuple[int, int]:
-        """(clients that are here and have a quota, tenants that are)."""
+        """(connected clients with a quota, their tenants)."""
         return len(self._present), self._tenants.statistics()[0]
 
     def _tenant(self, name: str, now: float) -> Scope:
@@ -105,7 +104,7 @@ class Quotas:
         return own
 
     def _shared_scope(self, name: str, settings: QuotaScope, tenant: str, now: float) -> Scope:
-        """*name*: cluster or tenant."""
+        """The limits that all clients of the cluster, or of *tenant*, share. *name*: "cluster" or "tenant"."""
         scope = Scope()
         for key, suffix, by_bytes in LIMITS:
             text = getattr(settings, key)
@@ -122,11 +121,11 @@ class Quotas:
         return scope
 
     def _shared_meter(self, bucket: str, rate: Rate, unit: float, now: float) -> Meter:
-        """*bucket*: its name for all workers."""
+        """*bucket*: the name that all workers use."""
         if self._leases is None:
             return Windows(rate, self._settings.reserve, unit, now)
         return Lease(bucket.encode(), rate, self._settings.reserve, unit, self._leases)
 
     def _unit(self, by_bytes: bool) -> float:
-        """The most that one message takes."""
+        """The largest amount that one message takes."""
         return float(self._packet_bytes) if by_bytes else 1.0
