@@ -178,7 +178,7 @@ class Lease(Meter):
         self._ask_in_time(now)
 
     def failed(self, ask: "Ask", now: float) -> None:
-        """Redis has not answered. What is owed will be told again; if Redis has it already, the quota has less by that."""
+        """Redis has not answered. What is owed will be told again, although Redis may have counted it already."""
         self._owed += ask.owed / GRAIN
         self._firm_waits = ask.firm > 0
         self._short_firm = self._short_loose = False

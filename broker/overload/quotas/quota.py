@@ -47,7 +47,7 @@ class QuotaExceeded(Verdict):
         return max(1, math.ceil((self.until - now) * 1000))
 
     def words(self) -> str:
-        """For the reason string of a PUBACK, PUBREC or SUBACK: the words of the reason and "(100:1)", the limit."""
+        """The reason string of a PUBACK, PUBREC or SUBACK: what is exceeded, and the configured rate."""
         found = PublishRefusal.__members__.get(self._name)
         words = PauseReason[self._name].words if found is None else found.words
         return f"{words} ({self.limit})"
