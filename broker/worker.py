@@ -75,7 +75,8 @@ from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
-from broker.session.session import QueueBudget, Session
+from broker.session.queue import QueueBudget
+from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog

@@ -46,7 +46,8 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import Message
-from broker.session.session import QueueBudget, Session
+from broker.session.queue import QueueBudget
+from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.sessions import SessionStore
 from broker.store.trace_file import TraceFile

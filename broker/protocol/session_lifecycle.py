@@ -16,10 +16,12 @@ from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
 from broker.routing.fanout import Deliveries
+from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, Principal
-from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
+from broker.session.queue import QueueBudget
+from broker.session.session import Session, Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 

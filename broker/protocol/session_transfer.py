@@ -24,7 +24,8 @@ from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
 from broker.routing.routes import Routes
-from broker.session.session import QueueBudget, Session, Subscription
+from broker.session.queue import QueueBudget
+from broker.session.session import Session, Subscription
 from broker.session.transfer.handover import SessionExport, SessionImport
 from broker.store.sessions import SessionStore
 

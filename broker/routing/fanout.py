@@ -19,8 +19,9 @@ from broker.routing.routes import Group, Route
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message, SharedMessage
 from broker.session.origin import Origin
+from broker.session.queue import QueueBudget
 from broker.session.run import Run
-from broker.session.session import QueueBudget, Session
+from broker.session.session import Session
 from broker.worker_id import WorkerId
 
 PAGE: Final = 512  # receivers served between two looks at the clock

@@ -6,8 +6,10 @@ from broker.metrics.counters import Counters
 from broker.mqtt.packets import V311, Packet, Publish
 from broker.mqtt.stream import PacketReader
 from broker.reasons import DropReason
+from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message
-from broker.session.session import QueueBudget, Session, SessionLimits
+from broker.session.queue import QueueBudget
+from broker.session.session import Session
 
 PLENTY = 1 << 28  # a limit that nothing here reaches
 NOW = 1000.0  # seconds; any time will do

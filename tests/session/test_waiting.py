@@ -3,7 +3,7 @@ from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL
 from broker.reasons import DropReason
 from broker.session.message import SharedMessage
-from broker.session.session import QueueBudget
+from broker.session.queue import QueueBudget
 from broker.session.subscriber import Subscriber
 from tests.session.receiver import NOW, Receiver, message
 
@@ -37,7 +37,7 @@ def test_a_slow_reader_gets_what_waited_when_it_reads_again() -> None:
 
     assert [b"x" * 20, b"a", b"b"] == receiver.acknowledge()
     assert 0 == receiver.session.waiting()
-    assert receiver.session._waiting is None  # an empty one for each idle session would be most of what it costs
+    assert receiver.session._queue is None  # an empty one for each idle session would be most of what it costs
 
 
 def test_what_comes_later_does_not_overtake_what_waits() -> None:

@@ -1,6 +1,6 @@
 from broker.mqtt.packets import V5, Ack, Publish
 from broker.reasons import DropReason
-from broker.session.session import QueueBudget
+from broker.session.queue import QueueBudget
 from tests.session.receiver import PLENTY, Receiver, message
 
 

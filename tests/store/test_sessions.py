@@ -2,7 +2,9 @@
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
-from broker.session.session import QueueBudget, Session, SessionLimits
+from broker.session.limits import SessionLimits
+from broker.session.queue import QueueBudget
+from broker.session.session import Session
 from broker.store.sessions import MemorySessions, SessionStore
 
 

@@ -28,10 +28,12 @@ import msgpack
 
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason, ProtocolError
+from broker.session.limits import SessionLimits
 from broker.session.message import Message, SharedMessage
 from broker.session.packet_ids import unpack
 from broker.session.principal import NOBODY, Principal
-from broker.session.session import RELEASED, QueueBudget, Session, SessionLimits, Subscription
+from broker.session.queue import QueueBudget
+from broker.session.session import RELEASED, Session, Subscription
 from broker.session.subscriber import Subscriber
 from broker.session.transfer.entries import (
     Fields,

@@ -22,10 +22,12 @@ from broker.mqtt.properties import (
 )
 from broker.reasons import DropReason
 from broker.routing.shared import SharedGroup
+from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message, SharedMessage
 from broker.session.packet_ids import FEW
 from broker.session.principal import NOBODY, Principal
-from broker.session.session import QueueBudget, Session, SessionLimits, Subscription
+from broker.session.queue import QueueBudget
+from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
 from broker.session.transfer.handover import CHUNK, SessionExport, SessionImport, SessionImportError
 from broker.session.will import Will

@@ -1,0 +1,192 @@
+# The queue of a session: in memory, and as a port for a queue that stores its messages elsewhere.
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from broker.delivery.completion import Completion
+from broker.mqtt.packets import V311
+from broker.reasons import DropReason
+from broker.routing.routes import Group
+from broker.session.limits import SessionLimits
+from broker.session.message import Message, SharedMessage
+from broker.session.queue import UNLIMITED, MemoryQueue, MessageQueue, QueueBudget
+from broker.session.session import Session
+from broker.session.subscriber import Subscriber
+from broker.version import form
+from tests.session.receiver import NOW, PLENTY, Receiver, message
+
+
+def memory(payloads: list[bytes], budget: QueueBudget, most_bytes: int = PLENTY) -> MemoryQueue:
+    queue = MemoryQueue(most_bytes, budget)
+    for payload in payloads:
+        queue.append(message(payload, 1), UNLIMITED)
+    return queue
+
+
+def popped(queue: MessageQueue) -> list[bytes]:
+    payloads = []
+    while (oldest := queue.pop()) is not None:
+        payloads.append(oldest.payload)
+    return payloads
+
+
+def shared(payload: bytes) -> SharedMessage:
+    return SharedMessage(message(payload, 1), message(payload, 1), Subscriber())
+
+
+def test_messages_leave_in_the_order_in_which_they_came() -> None:
+    """Messages are reordered [MQTT-4.6.0-6], or the budget keeps their places for ever."""
+    budget = QueueBudget(PLENTY)
+    queue = memory([b"a", b"bb"], budget)
+    assert (2, 2, 5) == (queue.count, budget.messages, budget.used)  # with a byte of topic each
+
+    assert [b"a", b"bb"] == popped(queue)
+    assert (0, 0, 0) == (queue.count, budget.messages, budget.used)
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "limit", "most"), [(6, PLENTY, UNLIMITED), (PLENTY, 6, UNLIMITED), (PLENTY, PLENTY, 2)]
+)
+def test_each_limit_alone_drops_the_oldest(most_bytes: int, limit: int, most: int) -> None:
+    """A session holds more than its limits or the budget of the worker allow, or loses its newest message."""
+    budget = QueueBudget(limit)
+    queue = MemoryQueue(most_bytes, budget)
+
+    assert [0, 0, 1] == [queue.append(message(payload, 1), most) for payload in (b"aa", b"bb", b"cc")]
+    assert 3 * 2 == budget.used
+    assert [b"bb", b"cc"] == popped(queue)
+
+
+def test_what_is_put_before_keeps_its_places_in_the_budget() -> None:
+    """A session that comes from another worker is counted twice, or overtaken by what came since."""
+    budget = QueueBudget(PLENTY)
+    earlier = memory([b"a", b"b"], budget).take_all()
+    queue = memory([b"c"], budget)
+
+    assert 1 == queue.prepend(earlier, 2)
+    assert (2, 4) == (queue.count, budget.used)
+    assert [b"b", b"c"] == popped(queue)
+    assert 0 == budget.used
+
+
+def test_shared_messages_are_taken_out_of_the_others() -> None:
+    """Another member gets a message that is not for its group, or the order of the others is lost."""
+    budget = QueueBudget(PLENTY)
+    queue = MemoryQueue(PLENTY, budget)
+    for each in (message(b"a", 1), shared(b"b"), message(b"c", 1), shared(b"d")):
+        queue.append(each, UNLIMITED)
+
+    assert [b"b", b"d"] == [each.payload for each in queue.take_shared()]
+    assert (2, 4) == (queue.count, budget.messages)  # the caller gives the places of the others back
+    assert [b"a", b"c"] == popped(queue)
+
+
+def test_what_is_removed_gives_its_place_back() -> None:
+    """The budget of the worker fills up with messages that are gone."""
+    budget = QueueBudget(PLENTY)
+    queue = memory([b"a", b"b", b"c"], budget)
+
+    assert 1 == queue.remove_unless(lambda each: each.payload != b"b")
+    assert (2, 2) == (queue.count, budget.messages)
+    assert 2 == queue.clear()
+    assert (0, 0, 0) == (queue.count, budget.messages, budget.used)
+
+
+# A queue that stores its messages elsewhere. The compiled port has no interpreted subclasses, hence the skips.
+
+interpreted_only = pytest.mark.skipif(form() == "compiled", reason="an interpreted class cannot extend a compiled one")
+
+
+class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type: ignore[misc]
+    """Stores messages on request, gives them in pages of two, and keeps what was not acknowledged."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.unstored: list[Completion] = []
+        self.stored: list[Message] = []  # until done
+        self.page: deque[Message] = deque()
+        self.given = 0
+
+    def append(self, message: Message, most: int) -> int:
+        self.unstored.append(message.hold())
+        self.stored.append(message)
+        self.count += 1
+        return 0
+
+    def pop(self) -> Message | None:
+        if not self.page:
+            return None
+        self.count -= 1
+        self.given += 1
+        return self.page.popleft()
+
+    def done(self, message: Message) -> None:
+        self.stored.remove(message)
+        self.given -= 1
+
+    def read_page(self) -> None:
+        self.page.extend(self.stored[self.given + len(self.page) :][:2])
+
+    def remove_unless(self, keep: Callable[[Message], bool]) -> int:
+        raise AssertionError("not asked for")
+
+
+def stored(window: int = 1) -> tuple[StoredQueue, Receiver]:
+    queue = StoredQueue()
+    receiver = Receiver(expiry=100)
+    budget = QueueBudget(PLENTY)
+    limits = SessionLimits(inflight=window, pending=9, queue=9, queue_bytes=PLENTY, budget=budget)
+    receiver.session = Session("client", limits, receiver.counters, queue)
+    receiver.session.expiry = 100
+    return queue, receiver
+
+
+@interpreted_only
+def test_a_publish_to_a_stored_queue_is_done_when_the_queue_says_so() -> None:
+    """A publisher is told that its message is safe before it is stored."""
+    queue, receiver = stored()
+    group = Group(1, False, b"", 0)
+    group.add(receiver.session)
+    published = message(b"x", 2)
+    group.deliver(published, 0, 1, None, NOW)  # as a variant of QoS 1
+
+    assert published.completion is not None and 1 == published.completion.pending
+    queue.unstored[0].settle(NOW)
+    assert 0 == published.completion.pending
+
+
+@interpreted_only
+def test_a_stored_queue_is_delivered_in_pages_and_keeps_what_is_not_acknowledged() -> None:
+    """A client that is back gets all of a long queue at once, or loses what it has not acknowledged."""
+    queue, receiver = stored(window=3)
+    receiver.offer(*[message(payload, 1) for payload in (b"a", b"b", b"c")])
+    receiver.connect(V311)
+    assert [] == receiver.payloads()
+    queue.read_page()
+    receiver.session.pump(NOW)
+
+    assert [b"a", b"b"] == receiver.payloads()
+    assert 1 == receiver.session.waiting()
+    assert receiver.session.puback(1, NOW)
+    assert [b"b", b"c"] == [each.payload for each in queue.stored]
+    queue.read_page()
+    receiver.session.pump(NOW)
+    assert [b"c"] == receiver.payloads()
+    assert 0 == receiver.session.waiting()
+    receiver.offer(message(b"d", 1))
+    assert 1 == receiver.session.waiting()  # the queue is there though it was empty
+
+
+@interpreted_only
+def test_a_stored_queue_hears_of_what_will_never_be_sent() -> None:
+    """A message that has expired is stored for ever."""
+    queue, receiver = stored()
+    receiver.offer(message(b"old", 1, expires=NOW - 1.0))
+    receiver.connect(V311)
+    queue.read_page()
+    receiver.session.pump(NOW)
+
+    assert [] == receiver.payloads()
+    assert [] == queue.stored
+    assert 1 == receiver.dropped(DropReason.EXPIRED)
