@@ -19,7 +19,7 @@ from broker.reasons import FlushCause
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
-from broker.session.session import QueueBudget
+from broker.session.queue import QueueBudget
 from broker.store.redis.pipeline import CommandPipeline
 from broker.store.sessions import SessionStore
 from broker.version import VERSION
