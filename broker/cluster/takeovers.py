@@ -34,7 +34,8 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.reasons import CloseReason
 from broker.session.origin import TransferFilter
 from broker.session.session import Session
-from broker.session.transfer.handover import SessionExport, SessionImport, SessionImportError
+from broker.session.transfer.session_export import SessionExport
+from broker.session.transfer.session_import import SessionImport, SessionImportError
 from broker.store.sessions import Claimant
 from broker.worker_id import WorkerId
 

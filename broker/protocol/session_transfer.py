@@ -26,7 +26,8 @@ from broker.reasons import CloseReason
 from broker.routing.routes import Routes
 from broker.session.queue import QueueBudget
 from broker.session.session import Session, Subscription
-from broker.session.transfer.handover import SessionExport, SessionImport
+from broker.session.transfer.session_export import SessionExport
+from broker.session.transfer.session_import import SessionImport
 from broker.store.sessions import SessionStore
 
 

@@ -6,7 +6,7 @@
 #   it does not wait, so it is not sought for long (routing/shared.py).
 # - The order of messages of different publishers: they come by different workers. The reference leaves it open anyway.
 # - Retained messages that a new subscription is owed: if the session moves to another worker meanwhile, they are sent
-#   from the beginning (session/handover.py). Nothing says that they come only once.
+#   from the beginning (session/transfer/pages.py). Nothing says that they come only once.
 # - Drops and other counters are those of each worker; their sums are what one worker would have counted.
 # - A worker that dies takes its sessions with it. Their wills are published by another worker, not before the delay
 #   that their clients asked for at CONNECT has passed since the death, and only if they are not back

@@ -10,7 +10,8 @@ from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WIL
 from broker.reasons import CloseReason, DropReason
 from broker.session.message import Message
 from broker.session.session import Session
-from broker.session.transfer.handover import SessionExport, SessionImport
+from broker.session.transfer.session_export import SessionExport
+from broker.session.transfer.session_import import SessionImport
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, dropped, goodbye, messages, payloads, subscribe
 

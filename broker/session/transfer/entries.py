@@ -1,4 +1,5 @@
-# What a page of a session on its way holds, entry by entry: values to fields that msgpack knows, and back.
+# The entries of the pages of a session transfer: subscriptions, messages and wills to fields that msgpack knows, and
+# back.
 from typing import Final
 
 from broker.mqtt.packets import Will as WillFields
@@ -20,7 +21,7 @@ Fields = tuple[object, ...]
 
 
 class Named(Subscriber):
-    """Stands for the group of a shared subscription of which only the names are known yet."""
+    """Stands for the group of a shared subscription until the import is finished."""
 
     def __init__(self, share: bytes, filter: bytes) -> None:
         self.share = share
@@ -28,7 +29,7 @@ class Named(Subscriber):
 
 
 def subscription_fields(subscription: Subscription, owed: bool) -> Fields:
-    """*owed*: not all of its retained messages were sent."""
+    """*owed*: not all retained messages of the subscription were sent."""
     options = subscription.qos
     if subscription.no_local:
         options |= NO_LOCAL
@@ -40,7 +41,7 @@ def subscription_fields(subscription: Subscription, owed: bool) -> Fields:
 
 
 def to_subscription(session: Session, fields: list[object]) -> tuple[Subscription, bool]:
-    """A subscription of *session*, which does not know it yet, and whether retained messages are owed."""
+    """A subscription of *session*, which is not added to it yet, and whether retained messages are owed."""
     key = to_bytes(fields[0])
     options = to_int(fields[1])
     share, filter = split_share(key) or (b"", key)
@@ -53,12 +54,12 @@ def to_subscription(session: Session, fields: list[object]) -> tuple[Subscriptio
 
 
 def plain_fields(message: Message) -> Fields:
-    """*message*, for its client alone."""
+    """The fields of *message* for its client alone."""
     return message.topic, message.payload, _flags(message.qos, message.retain), message.properties, message.expires
 
 
 def message_fields(message: Message) -> Fields:
-    """*message* as it waits: perhaps for another member of its group."""
+    """The fields of *message*, which waits; a message for a shared subscription may yet go to another member."""
     plain = plain_fields(message)
     if not isinstance(message, SharedMessage):
         return plain
@@ -94,7 +95,7 @@ def _flags(qos: int, retain: bool) -> int:
     return qos | RETAIN if retain else qos
 
 
-# What came must be what was sent, or a mistake would show where nobody knows any more whence it came.
+# Each field is checked for its type, so that a mistake is reported where it came in.
 
 
 def to_int(value: object) -> int:

@@ -29,7 +29,9 @@ from broker.session.principal import NOBODY, Principal
 from broker.session.queue import QueueBudget
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
-from broker.session.transfer.handover import CHUNK, SessionExport, SessionImport, SessionImportError
+from broker.session.transfer.pages import CHUNK
+from broker.session.transfer.session_export import SessionExport
+from broker.session.transfer.session_import import SessionImport, SessionImportError
 from broker.session.will import Will
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
@@ -55,26 +57,26 @@ def limits_with(budget: QueueBudget, *, inflight: int = 3, queue: int = 4, queue
     return SessionLimits(inflight=inflight, pending=2, queue=queue, queue_bytes=queue_bytes, budget=budget)
 
 
-def chunks_of(frozen: SessionExport) -> list[bytes]:
+def chunks_of(exported: SessionExport) -> list[bytes]:
     chunks = []
-    while chunk := frozen.next_chunk():
+    while chunk := exported.next_chunk():
         chunks.append(chunk)
     return chunks
 
 
 def leave(session: Session) -> SessionExport:
-    """*session*, frozen, and nothing follows."""
-    frozen = SessionExport(session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    """*session*, exported, and nothing follows."""
+    exported = SessionExport(session, QueueBudget(PLENTY), 1.0, 0.0, [])
     session.subscriptions.clear()
-    frozen.leaving = True
-    return frozen
+    exported.leaving = True
+    return exported
 
 
 def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> SessionImport:
-    thaw = SessionImport(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
+    imported = SessionImport(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
     for chunk in chunks:
-        thaw.take(chunk)
-    return thaw
+        imported.take(chunk)
+    return imported
 
 
 def moved(session: Session) -> Session:
@@ -128,23 +130,23 @@ class Side:
         if not self.moving:
             self.offer(*late, *direct, now=now)
             return
-        frozen = SessionExport(self.session, self.budget, 1.0, 2.0, [])
+        exported = SessionExport(self.session, self.budget, 1.0, 2.0, [])
         budget = QueueBudget(PLENTY)
-        thaw = SessionImport(limits_with(budget), self.counters)
-        while thaw.session is None:
-            thaw.take(frozen.next_chunk())
+        imported = SessionImport(limits_with(budget), self.counters)
+        while imported.session is None:
+            imported.take(exported.next_chunk())
         self.offer(*late[:1], now=now)
-        thaw.take(frozen.next_chunk())
-        self.session = thaw.session
+        imported.take(exported.next_chunk())
+        self.session = imported.session
         self.offer(*direct, now=now)
-        self.session = frozen.session
+        self.session = exported.session
         self.offer(*late[1:], now=now)
-        frozen.leaving = True
-        for chunk in chunks_of(frozen):
-            thaw.take(chunk)
-        frozen.release()
+        exported.leaving = True
+        for chunk in chunks_of(exported):
+            imported.take(chunk)
+        exported.release()
         assert (0, 0) == (self.budget.used, self.budget.messages)
-        self.session = thaw.finish(group_there)
+        self.session = imported.finish(group_there)
         self.budget = budget
 
 
@@ -263,22 +265,23 @@ def test_subscriptions_come_along_with_their_options() -> None:
         subscription = former.subscriptions[key] = Subscription(former, filter, share)
         subscription.qos, subscription.no_local = qos, no_local
         subscription.retain_as_published, subscription.identifiers = retain_as_published, identifiers
-    frozen = SessionExport(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
-    thaw = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
-    thaw.take(frozen.next_chunk())
-    thaw.take(frozen.next_chunk())
-    assert thaw.session is None
-    thaw.take(frozen.next_chunk())
+    exported = SessionExport(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
+    imported = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
+    imported.take(exported.next_chunk())
+    imported.take(exported.next_chunk())
+    assert imported.session is None
+    imported.take(exported.next_chunk())
 
-    assert (b"", False) == (frozen.next_chunk(), frozen.finished)
+    assert (b"", False) == (exported.next_chunk(), exported.finished)
     assert wanted == [
-        (each.key(), each.qos, each.no_local, each.retain_as_published, each.identifiers) for each in thaw.subscriptions
+        (each.key(), each.qos, each.no_local, each.retain_as_published, each.identifiers)
+        for each in imported.subscriptions
     ]
     assert [(b"", b"a/+"), (b"group", b"a/#"), (b"", b"b")] == [
-        (each.share, each.filter) for each in thaw.subscriptions
+        (each.share, each.filter) for each in imported.subscriptions
     ]
-    assert all(each.session is thaw.session for each in thaw.subscriptions)
-    assert ([b"b"], 12.5, 3.5) == ([each.filter for each in thaw.owed], thaw.expires, thaw.will_due)
+    assert all(each.session is imported.session for each in imported.subscriptions)
+    assert ([b"b"], 12.5, 3.5) == ([each.filter for each in imported.owed], imported.expires, imported.will_due)
 
 
 def test_the_will_comes_along() -> None:
@@ -309,10 +312,10 @@ def test_a_long_queue_goes_in_small_pieces() -> None:
     payloads = [b"%d" % number + bytes(900) for number in range(1200)]
     for payload in payloads:
         client.offer(message(payload, 1))
-    frozen = leave(client.session)
-    chunks = chunks_of(frozen)
+    exported = leave(client.session)
+    chunks = chunks_of(exported)
 
-    assert frozen.finished
+    assert exported.finished
     assert 10 < len(chunks)
     assert CHUNK >= max(map(len, chunks))
     session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue=2000)).finish(group_there)
@@ -330,12 +333,12 @@ def test_many_small_things_are_many_pages() -> None:
         client.session.subscriptions[filter] = Subscription(client.session, filter, b"")
     client.take()
     client.session.detach()
-    frozen = leave(client.session)
-    chunks = chunks_of(frozen)
-    thaw = arrive(chunks)
+    exported = leave(client.session)
+    chunks = chunks_of(exported)
+    imported = arrive(chunks)
 
     assert 7 < len(chunks)
-    assert (600, 600) == (len(thaw.subscriptions), thaw.finish(group_there).inflight())
+    assert (600, 600) == (len(imported.subscriptions), imported.finish(group_there).inflight())
 
 
 def test_a_large_message_goes_in_pieces() -> None:
@@ -381,18 +384,18 @@ def test_the_budget_counts_a_message_once() -> None:
     former.expiry = 100
     for number in range(3):
         former.offer(message(b"%d" % number, 1), NOW)
-    frozen = SessionExport(former, old, 1.0, 0.0, [])
+    exported = SessionExport(former, old, 1.0, 0.0, [])
     former.offer(message(b"late", 1), NOW)
-    frozen.leaving = True
-    chunks = chunks_of(frozen)
+    exported.leaving = True
+    chunks = chunks_of(exported)
     assert (4, 0) == (old.messages, new.messages)
 
-    thaw = arrive(chunks, limits_with(new, queue=9))
+    imported = arrive(chunks, limits_with(new, queue=9))
     assert 4 == new.messages
-    frozen.release()
-    thaw.finish(group_there)
+    exported.release()
+    imported.finish(group_there)
     assert (0, 0, 4) == (old.messages, old.used, new.messages)
-    thaw.abandon()  # too late: it is somebody's
+    imported.abandon()  # too late: it is somebody's
     assert (0, 4) == (client.dropped(DropReason.SESSION_ENDED), new.messages)
     former.offer(message(b"stray", 1), NOW)
     assert 1 == client.dropped(DropReason.SESSION_ENDED)
@@ -423,9 +426,9 @@ def test_no_more_is_held_than_may_be_on_the_way() -> None:
     for number in range(300):
         former.offer(message(b"%03d" % number, 1))
     budget = QueueBudget(40)
-    thaw = SessionImport(limits_with(budget, queue=999), former.counters)
+    imported = SessionImport(limits_with(budget, queue=999), former.counters)
     for chunk in chunks_of(leave(former.session)):
-        thaw.take(chunk)
+        imported.take(chunk)
         assert budget.used <= budget.limit
 
     assert (290, 40) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
@@ -435,11 +438,11 @@ def test_what_comes_late_has_room_of_its_own() -> None:
     """A full queue on its way would leave no room for what is still delivered at its former place."""
     former = away(queue=9, queue_bytes=6)
     former.offer(message(b"0", 1), message(b"1", 1), message(b"2", 1))
-    frozen = SessionExport(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    exported = SessionExport(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
     former.offer(message(b"3", 1))
-    frozen.leaving = True
+    exported.leaving = True
     client = away()
-    client.session = arrive(chunks_of(frozen), limits_with(QueueBudget(PLENTY), queue=9)).finish(group_there)
+    client.session = arrive(chunks_of(exported), limits_with(QueueBudget(PLENTY), queue=9)).finish(group_there)
 
     assert [b"0", b"1", b"2", b"3"] == client.connect().acknowledge()
 
@@ -451,14 +454,14 @@ def test_what_is_not_handed_over_stays() -> None:
     client.session = Session("client", limits_with(budget, queue=9), client.counters)
     client.session.expiry = 100
     client.offer(message(b"0", 1), message(b"1", 1))
-    frozen = SessionExport(client.session, budget, 1.0, 0.0, [])
+    exported = SessionExport(client.session, budget, 1.0, 0.0, [])
     client.offer(message(b"2", 1))
-    while frozen.next_chunk():
+    while exported.next_chunk():
         pass
     client.offer(message(b"3", 1))
-    assert frozen.next_chunk()
+    assert exported.next_chunk()
     client.offer(message(b"4", 1))
-    frozen.undo()
+    exported.undo()
 
     assert 5 == budget.messages
     assert [b"0", b"1", b"2", b"3", b"4"] == client.connect().acknowledge()
@@ -474,14 +477,14 @@ def test_what_does_not_arrive_whole_leaves_nothing() -> None:
     client.offer(message(b"0", 1), message(b"1", 1))
     chunks = chunks_of(leave(client.session))
     for count in range(len(chunks) + 1):
-        thaw = arrive(chunks[:count], limits_with(budget), client.counters)
-        assert thaw.complete == (count == len(chunks))
-        if not thaw.complete:
+        imported = arrive(chunks[:count], limits_with(budget), client.counters)
+        assert imported.complete == (count == len(chunks))
+        if not imported.complete:
             with pytest.raises(SessionImportError, match="not here yet"):
-                thaw.finish(group_there)
-        if thaw.session is not None:
-            thaw.session.offer(message(b"direct", 1), NOW)
-        thaw.abandon()
+                imported.finish(group_there)
+        if imported.session is not None:
+            imported.session.offer(message(b"direct", 1), NOW)
+        imported.abandon()
         assert (0, 0) == (budget.messages, budget.used)
     assert 2 == client.dropped(DropReason.SESSION_ENDED)  # those that came there
 
@@ -536,13 +539,13 @@ def head(place: int, value: object) -> bytes:
 )
 def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -> None:
     """Half a session would be somebody's, or another format be read as ours."""
-    thaw = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
+    imported = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
 
     with pytest.raises(SessionImportError, match=why) as caught:
-        thaw.take(chunk)
+        imported.take(chunk)
     assert str(caught.value).startswith("A session that was handed over cannot be read: ")
-    assert not thaw.complete or "kind 3" in why
-    thaw.abandon()
+    assert not imported.complete or "kind 3" in why
+    imported.abandon()
 
 
 def test_the_pages_of_these_tests_are_what_they_should_be() -> None:

@@ -1,0 +1,163 @@
+# The import of a session: what comes from another worker, in the form of pages.py, becomes a session here.
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgpack
+
+from broker.metrics.counters import Counters
+from broker.reasons import DropReason, ProtocolError
+from broker.session.limits import SessionLimits
+from broker.session.message import Message, SharedMessage
+from broker.session.packet_ids import unpack
+from broker.session.principal import Principal
+from broker.session.session import RELEASED, Session, Subscription
+from broker.session.subscriber import Subscriber
+from broker.session.transfer.entries import (
+    to_bytes,
+    to_float,
+    to_int,
+    to_list,
+    to_message,
+    to_str,
+    to_subscription,
+    to_will,
+)
+from broker.session.transfer.pages import (
+    END,
+    FORMAT,
+    HEAD,
+    HELD,
+    KINDS,
+    LARGEST,
+    PAGE,
+    SUBSCRIPTIONS,
+    UNACKNOWLEDGED,
+    WAITING,
+)
+
+UNJUDGED: Final = -1  # the generation of no access rules: they are asked when the client connects
+
+
+class SessionImportError(Exception):
+    """The chunks are not those of a session; the text says why."""
+
+
+class SessionImport:
+    """Makes a session with *limits* from the chunks of an export, which it takes one after the other."""
+
+    def __init__(self, limits: SessionLimits, counters: Counters) -> None:
+        self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
+        self.complete = False  # the messages that came since have come, too: `finish()` may be called
+        self.subscriptions: list[Subscription] = []
+        self.owed: list[Subscription] = []
+        self.expires = 0.0
+        self.will_due = 0.0
+        self._limits = limits
+        self._counters = counters
+        self._unfinished: Session | None = None
+        self._unacknowledged: dict[int, Message] = {}
+        self._waiting: deque[Message] = deque()
+        self._shared: list[SharedMessage] = []
+        self._counts: list[int] = [0] * KINDS
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=LARGEST, max_array_len=PAGE, max_map_len=0, max_ext_len=0, raw=False
+        )
+
+    def take(self, chunk: bytes) -> None:
+        """Take the next chunk. SessionImportError if it cannot be read: the import has to be abandoned."""
+        try:
+            self._unpacker.feed(chunk)
+            for page in self._unpacker:
+                self._take_page(to_list(page))
+        except (ValueError, TypeError, IndexError, ProtocolError, msgpack.UnpackException) as error:
+            raise SessionImportError(f"A session that was handed over cannot be read: {error}.") from error
+
+    def finish(self, group_of: Callable[[bytes, bytes], Subscriber]) -> Session:
+        """The session, once it is complete. *group_of* gives the group for a share name and a filter.
+
+        Messages that wait for a shared subscription wait for that group from now on.
+        """
+        session = self.session
+        if session is None or not self.complete:
+            raise SessionImportError("A session is not here yet, as there are chunks to come.")
+        for message in self._shared:
+            message.group = group_of(message.group.share, message.group.filter)
+        session.put_before(self._waiting)
+        self._waiting = deque()
+        self._unfinished = self.session = None  # `abandon()` concerns it no longer
+        return session
+
+    def abandon(self) -> None:
+        """Drop what has come, and give its places in the budget back."""
+        for message in self._waiting:
+            self._limits.budget.give_back(message)
+        self._waiting = deque()
+        if self._unfinished is not None:
+            self._unfinished.restore({})  # its messages are not lost: the other worker still has them
+            self._unfinished.end()
+
+    def _take_page(self, page: list[object]) -> None:
+        kind = to_int(page[0])
+        if not self._expects(kind):
+            raise ValueError(f"a page of kind {kind} in the wrong place")
+        session = self._unfinished
+        if session is None:
+            self._unfinished = self._begin(page)
+        elif kind in (HELD, END):
+            if page[1] != self._counts:
+                raise ValueError("a part of it is missing")
+            session.restore(self._unacknowledged)
+            self.session = session
+            self.complete = kind == END
+        else:
+            for entry in to_list(page[1]):
+                self._counts[kind] += 1
+                self._take_entry(session, kind, to_list(entry))
+
+    def _expects(self, kind: int) -> bool:
+        """Whether a page of *kind* may come now."""
+        if self._unfinished is None:
+            return kind == HEAD
+        if self.session is None:
+            return SUBSCRIPTIONS <= kind <= HELD
+        return not self.complete and kind in (WAITING, END)
+
+    def _begin(self, page: list[object]) -> Session:
+        if page[1] != FORMAT:
+            raise ValueError(f"it has format {page[1]}, and this worker knows format {FORMAT}")
+        client_id = to_str(page[2])
+        session = Session(client_id, self._limits, self._counters)
+        session.principal = Principal(client_id, None if page[3] is None else to_str(page[3]), UNJUDGED)
+        session.expiry = to_int(page[4])
+        session.last_id = to_int(page[5])
+        incoming = to_bytes(page[6])
+        session.incoming = unpack(incoming) if incoming else None
+        session.will = None if page[7] is None else to_will(to_list(page[7]))
+        self.expires = to_float(page[8])
+        self.will_due = to_float(page[9])
+        return session
+
+    def _take_entry(self, session: Session, kind: int, entry: list[object]) -> None:
+        if kind == WAITING:
+            self._wait(to_message(entry))
+        elif kind == UNACKNOWLEDGED:
+            sent = RELEASED if entry[1] is None else to_message(to_list(entry[1]))
+            self._unacknowledged[to_int(entry[0])] = sent
+        else:
+            subscription, owed = to_subscription(session, entry)
+            self.subscriptions.append(subscription)
+            if owed:
+                self.owed.append(subscription)
+
+    def _wait(self, message: Message) -> None:
+        """Keep *message*; drop the oldest if the budget is used up. `finish()` applies the limits of the session."""
+        budget = self._limits.budget
+        waiting = self._waiting
+        waiting.append(message)
+        if isinstance(message, SharedMessage):
+            self._shared.append(message)
+        budget.take(message)
+        while waiting and budget.used > budget.limit:
+            budget.give_back(waiting.popleft())
+            self._counters.dropped(DropReason.QUEUE_FULL, 1)
