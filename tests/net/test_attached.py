@@ -69,8 +69,8 @@ def words(broker: Broker) -> Iterator[Words]:
     made.theirs.close()
 
 
-def test_all_that_came_is_taken_and_what_is_not_whole_waits(broker: Broker, words: Words) -> None:
-    """A handler would be called for what it cannot use, or not for what is left."""
+def test_all_complete_input_is_served_and_the_rest_waits(broker: Broker, words: Words) -> None:
+    """A handler would be called for input it cannot use, or not for the input that is left."""
     words.theirs.sendall(b"one two thr")
     broker.settle()
     assert [b"one ", b"two "] == words.taken
@@ -81,7 +81,7 @@ def test_all_that_came_is_taken_and_what_is_not_whole_waits(broker: Broker, word
 
 
 def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
-    """What clients wait for would come behind all that they themselves send."""
+    """What clients wait for would be served behind all that they themselves send."""
     floods = [broker.connect(f"flood{n}") for n in range(4)]
     broker.settle()
     for flood in floods:
@@ -98,8 +98,8 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     assert [taken] == before
 
 
-def test_much_for_it_is_sent_ahead_of_much_for_clients(broker: Broker, words: Words) -> None:
-    """What another worker's clients wait for would stand behind a flood to hundreds of readers here."""
+def test_much_output_is_sent_ahead_of_much_output_of_clients(broker: Broker, words: Words) -> None:
+    """What another worker's clients wait for would be sent behind a flood to hundreds of readers here."""
     readers = [broker.connect(f"reader{n}") for n in range(40)]
     for reader in readers:
         reader.send(Subscribe(1, [Wanted(b"much", 0)]))
@@ -116,8 +116,8 @@ def test_much_for_it_is_sent_ahead_of_much_for_clients(broker: Broker, words: Wo
     assert BULK < len(words.theirs.recv(2 * BULK))
 
 
-def test_one_whose_words_are_dear_leaves_clients_their_share(broker: Broker, words: Words) -> None:
-    """While Redis answers the CONNECTs of a storm, who is in would not be served at all."""
+def test_a_handler_with_costly_input_leaves_clients_their_share(broker: Broker, words: Words) -> None:
+    """While Redis answers the CONNECTs of a storm, connected clients would not be served at all."""
     clients = [broker.connect(f"{n}") for n in range(3)]
     broker.settle()
     words.theirs.sendall(b"word" * 100)
@@ -136,8 +136,8 @@ def pass_time(broker: Broker, seconds: float) -> None:
     broker.clock.now += seconds
 
 
-def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> None:
-    """A peer with much to say would take the worker for itself."""
+def test_a_busy_handler_leaves_clients_their_share(broker: Broker, words: Words) -> None:
+    """A peer that sends much would take the worker for itself."""
     client = broker.connect("me")
     broker.settle()
     words.theirs.sendall(b"word" * 10_000)
@@ -154,8 +154,8 @@ def test_a_busy_one_leaves_clients_their_share(broker: Broker, words: Words) -> 
 
 
 @pytest.mark.parametrize("said", [b"", b"wor", b"word"])
-def test_its_end_is_told_once_after_what_it_said(broker: Broker, words: Words, said: bytes) -> None:
-    """What a worker said before it died would be lost, or its death go unnoticed."""
+def test_its_end_is_reported_once_after_its_input(broker: Broker, words: Words, said: bytes) -> None:
+    """What a worker sent before it died would be lost, or its death go unnoticed."""
     words.theirs.sendall(said)
     words.theirs.close()
     broker.settle()
@@ -164,7 +164,7 @@ def test_its_end_is_told_once_after_what_it_said(broker: Broker, words: Words, s
     assert [b"word"][: len(said) // WORD] == words.taken
 
 
-def test_a_peer_that_is_gone_when_something_is_sent_is_told(broker: Broker, words: Words) -> None:
+def test_a_peer_that_is_gone_is_reported_when_something_is_sent(broker: Broker, words: Words) -> None:
     """The handler would wait for an answer for ever."""
     words.theirs.close()
     words.stream.outbox.write(b"hello")
@@ -173,8 +173,8 @@ def test_a_peer_that_is_gone_when_something_is_sent_is_told(broker: Broker, word
     assert 1 == len(words.events)
 
 
-def test_what_it_is_owed_leaves_and_then_it_is_told(broker: Broker, words: Words) -> None:
-    """Who waits until there is room again would wait for ever."""
+def test_a_drained_outbox_is_reported_to_the_handler(broker: Broker, words: Words) -> None:
+    """A handler that waits for room in the outbox would wait for ever."""
     words.stream.outbox.high = words.stream.outbox.low = 1 << 20
     words.stream.outbox.write(bytes(8 << 20))
     broker.settle()
@@ -190,8 +190,8 @@ def test_what_it_is_owed_leaves_and_then_it_is_told(broker: Broker, words: Words
     assert words.stream.outbox.writable
 
 
-def test_it_is_none_of_the_clients(broker: Broker, words: Words) -> None:
-    """A worker that says goodbye to its clients would end its link first; and $SYS would count its talk."""
+def test_it_does_not_count_as_a_client(broker: Broker, words: Words) -> None:
+    """A worker that disconnects its clients would end its link first, and $SYS would count bytes between workers."""
     reactor = broker.reactor
     words.theirs.sendall(b"word")
     words.stream.outbox.write(b"hello")
@@ -202,7 +202,7 @@ def test_it_is_none_of_the_clients(broker: Broker, words: Words) -> None:
     assert (0, 0) == (reactor.bytes_received, reactor.bytes_sent)
 
 
-def test_one_that_takes_nothing_is_not_a_slow_consumer(broker: Broker, words: Words) -> None:
+def test_one_that_reads_nothing_is_not_a_slow_consumer(broker: Broker, words: Words) -> None:
     """Another worker that is stopped for a while would lose what it was sent."""
     words.stream.outbox.write(bytes(8 << 20))
     for _ in range(4):
@@ -212,8 +212,8 @@ def test_one_that_takes_nothing_is_not_a_slow_consumer(broker: Broker, words: Wo
     assert words.stream.state == OPEN
 
 
-def test_one_that_takes_nothing_is_not_shed(broker: Broker, words: Words) -> None:
-    """When clients owe too much another worker would be cut off, with what it was sent."""
+def test_one_that_reads_nothing_is_not_shed(broker: Broker, words: Words) -> None:
+    """When the outboxes of clients are over their budget, another worker would lose what it was sent."""
     words.stream.outbox.write(bytes(8 << 20))
     broker.settle()
     budget = broker.outbound_budget
@@ -224,8 +224,8 @@ def test_one_that_takes_nothing_is_not_shed(broker: Broker, words: Words) -> Non
     budget.used -= budget.limit + 1
 
 
-def test_what_it_has_not_said_whole_is_not_shed(broker: Broker, words: Words) -> None:
-    """When clients send large packets slowly another worker would be cut off."""
+def test_one_with_an_incomplete_packet_is_not_shed(broker: Broker, words: Words) -> None:
+    """When clients send large packets slowly, another worker would be disconnected."""
     words.stream.needs = 1 << 20
     words.theirs.sendall(bytes(1000))
     broker.settle()
@@ -235,7 +235,7 @@ def test_what_it_has_not_said_whole_is_not_shed(broker: Broker, words: Words) ->
 
 
 def test_it_ends_with_the_worker() -> None:
-    """Its peer would wait for one that is gone."""
+    """Its peer would wait for a worker that is gone."""
     broker = Broker()
     words = Words(broker)
     broker.loop.shut_down()

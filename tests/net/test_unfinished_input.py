@@ -32,7 +32,7 @@ def begin(broker: Broker, name: str, size: int, version: int = V5) -> Client:
 
 
 @pytest.mark.parametrize("version", [V31, V311, V5])
-def test_the_largest_unfinished_packet_goes(brokers: Brokers, version: int) -> None:
+def test_the_connection_with_the_largest_incomplete_packet_is_closed(brokers: Brokers, version: int) -> None:
     """Clients that begin large packets and never finish them would use up the memory."""
     broker = narrow_budget(brokers())
     small, large, middle = (begin(broker, f"{size}", size, version) for size in (20_000, 70_000, 40_000))
@@ -48,7 +48,7 @@ def test_the_largest_unfinished_packet_goes(brokers: Brokers, version: int) -> N
     assert [PingResp()] == small.receive()
 
 
-def test_up_to_a_quarter_over_the_budget_nobody_goes(brokers: Brokers) -> None:
+def test_nothing_is_closed_up_to_a_quarter_over_the_budget(brokers: Brokers) -> None:
     """A budget that is just reached would close a connection for each packet that comes in pieces."""
     broker = narrow_budget(brokers())
     clients = [begin(broker, str(n), 25_000) for n in range(5)]
@@ -60,8 +60,8 @@ def test_up_to_a_quarter_over_the_budget_nobody_goes(brokers: Brokers) -> None:
     assert 1 == sum(client.closed for client in clients)
 
 
-def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
-    """A client that is held, or waits for its turn, would be closed for what we have not taken."""
+def test_a_complete_packet_that_waits_is_not_a_reason_to_close(brokers: Brokers) -> None:
+    """A client that is paused, or waits for its turn, would be closed for input that the worker did not serve."""
     broker = brokers(Config(delivery=Delivery(high_watermark=16_384, low_watermark=8192)))
     held = broker.connect("held")
     held.reading = False
@@ -78,7 +78,7 @@ def test_what_is_whole_is_not_what_goes(brokers: Brokers) -> None:
 
 
 def test_a_connect_that_is_not_finished_counts(brokers: Brokers) -> None:
-    """Strangers could use up the memory before anybody knows who they are."""
+    """Unauthenticated clients could use up the memory."""
     broker = narrow_budget(brokers())
     connect = encode(Connect(V5, "x", user_name="u" * 60_000), V5)
     strangers = [broker.open(V5) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_a_connect_that_is_not_finished_counts(brokers: Brokers) -> None:
     assert {CloseReason.INPUT_BUDGET: 1} == closed(broker)
 
 
-def test_many_small_ones_go_in_several_turns(brokers: Brokers) -> None:
+def test_many_small_incomplete_packets_are_shed_in_several_turns(brokers: Brokers) -> None:
     """Closing thousands of connections at once would hold the loop; closing too few would not bound the memory."""
     broker = brokers()
     clients = [begin(broker, str(n), 1000) for n in range(200)]
@@ -104,8 +104,8 @@ def test_many_small_ones_go_in_several_turns(brokers: Brokers) -> None:
     assert BUDGET * 5 // 4 == reactor.input.used
 
 
-def test_all_streams_are_looked_at_now_and_then_and_not_at_each_turn(brokers: Brokers) -> None:
-    """While too much is held that may not go, each turn would look at a hundred thousand streams."""
+def test_streams_are_scanned_now_and_then_and_not_in_each_turn(brokers: Brokers) -> None:
+    """While the budget is exceeded by input that waits, each turn would scan a hundred thousand streams."""
     broker = brokers()
     clients = [begin(broker, str(n), 1000) for n in range(3)]
     broker.settle()

@@ -31,8 +31,8 @@ def blocked_reader(broker: Broker) -> Client:
     return reader
 
 
-def test_a_reader_that_takes_its_bytes_slowly_is_not_closed(brokers: Brokers) -> None:
-    """The kernel asks us for more only when much is read; a client on a bad line would be closed while it gets on."""
+def test_a_slow_reader_is_not_closed(brokers: Brokers) -> None:
+    """The kernel asks for more only when much is read: a client on a bad line would be closed while it reads."""
     broker = brokers(Config(delivery=DELIVERY))
     reader = blocked_reader(broker)
     sent = broker.reactor.bytes_sent
@@ -47,8 +47,8 @@ def test_a_reader_that_takes_its_bytes_slowly_is_not_closed(brokers: Brokers) ->
 
 
 @pytest.mark.parametrize("late", [0.0, 4.0])
-def test_a_reader_that_takes_nothing_is_closed_after_the_timeout(brokers: Brokers, late: float) -> None:
-    """A dead reader would be taken for a slow one, or be closed before its time."""
+def test_a_reader_that_reads_nothing_is_closed_after_the_timeout(brokers: Brokers, late: float) -> None:
+    """A dead reader would stay, or be closed before the timeout."""
     broker = brokers(Config(delivery=DELIVERY))
     reader = blocked_reader(broker)
     broker.advance(late)

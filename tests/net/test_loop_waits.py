@@ -85,21 +85,21 @@ def pinged_after(seconds: float, broker: Broker, client: Client) -> Callable[[],
     return waited
 
 
-@pytest.mark.parametrize("guests", [0, 1])
-def test_nobody_waits_here_while_tasks_should_go_on(kernels: list[Watched], brokers: Brokers, guests: int) -> None:
-    """A WebSocket's upgrade takes several passes of trio's: beside steady traffic each would come a turn later."""
+@pytest.mark.parametrize("urgent", [0, 1])
+def test_the_loop_does_not_wait_while_a_task_is_urgent(kernels: list[Watched], brokers: Brokers, urgent: int) -> None:
+    """The upgrade of a WebSocket takes several passes of trio: beside steady traffic each would come a turn later."""
     broker = brokers()
     client = broker.connect("me")
-    broker.reactor.urgent_tasks = guests
+    broker.reactor.urgent_tasks = urgent
     ping_often(broker, client, 500)
     broker.settle()
 
     assert 500 == len(client.inbox)
-    assert bool(kernels[0].waits) is not bool(guests)
+    assert bool(kernels[0].waits) is not bool(urgent)
 
 
 def test_waiting_for_more_ends_when_something_is_due(kernels: list[Watched], brokers: Brokers) -> None:
-    """Who may go on after 10 ms of being held back would have to wait for the end of the turn."""
+    """A client that was throttled for 10 ms would have to wait for the end of the turn."""
     broker = brokers()
     client = broker.connect("me")
     left = ping_often(broker, client, 500)
@@ -113,7 +113,7 @@ def test_waiting_for_more_ends_when_something_is_due(kernels: list[Watched], bro
     assert pytest.approx([left, left - 0.001, left - 0.002, left - 0.003]) == kernels[0].waits
 
 
-def test_a_wait_is_longer_than_it_should_have_to_be(kernels: list[Watched], brokers: Brokers) -> None:
+def test_a_wait_is_longer_than_the_tick_of_the_kernel(kernels: list[Watched], brokers: Brokers) -> None:
     """A timer that is due before the kernel's tick, 4 ms as a rule, has to be set in hardware for each wait."""
     broker = brokers()
     client = broker.connect("me")
@@ -125,8 +125,8 @@ def test_a_wait_is_longer_than_it_should_have_to_be(kernels: list[Watched], brok
     assert WAIT > 0.004
 
 
-def test_what_is_held_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
-    """A message that is held for more to come would be held for as long as nobody says anything."""
+def test_a_held_message_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
+    """A held message would be held until the next event."""
     broker = brokers()
     client = broker.connect("me")
     make_busy(broker, client, kernels[0])
@@ -141,8 +141,10 @@ THREE = "3:3"  # messages at once, and then one a second
 
 
 @pytest.mark.parametrize("scope", [QuotaScope(incoming_messages=THREE), QuotaScope(outgoing_messages=THREE)])
-def test_who_begins_to_wait_for_a_quota_ends_waits(kernels: list[Watched], brokers: Brokers, scope: QuotaScope) -> None:
-    """Whether it may go on is looked at each 10 ms, and not when the turn ends in which others are served."""
+def test_a_client_that_begins_to_wait_for_a_quota_ends_waits(
+    kernels: list[Watched], brokers: Brokers, scope: QuotaScope
+) -> None:
+    """Its quota is checked each 10 ms, and not when the turn ends in which other clients are served."""
     broker = brokers(Config(quotas=Quotas(reserve=0.0, session=scope)))
     reader, busy, client = broker.connect("reader"), broker.connect("busy"), broker.connect("client", V311)
     subscribe(reader, "t", qos=1)
@@ -155,7 +157,7 @@ def test_who_begins_to_wait_for_a_quota_ends_waits(kernels: list[Watched], broke
 
 
 def test_a_connect_whose_turn_is_soon_ends_a_wait(kernels: list[Watched], brokers: Brokers) -> None:
-    """It would wait until somebody says something."""
+    """The CONNECT would wait until the next event."""
     broker = brokers(Config(overload=Overload(connects_per_second=500, connect_burst=1)))
     client, newcomer = broker.connect("me"), broker.open()
     make_busy(broker, client, kernels[0])
@@ -167,8 +169,8 @@ def test_a_connect_whose_turn_is_soon_ends_a_wait(kernels: list[Watched], broker
     assert pytest.approx([0.002]) == kernels[0].waits
 
 
-def test_what_another_worker_waits_to_hear_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
-    """It measures by the answers how long things take here, and holds clients back by that."""
+def test_a_confirmation_for_another_worker_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
+    """The other worker measures the delay of this one by the confirmations, and throttles clients by it."""
     one, two = nodes(2)
     subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
     subscribed(subscriber, "a")
@@ -182,7 +184,7 @@ def test_what_another_worker_waits_to_hear_ends_a_wait(kernels: list[Watched], n
 
 
 def test_a_gate_that_opens_ends_a_wait(kernels: list[Watched], nodes: Nodes) -> None:
-    """Those who wait for it would go on when somebody else says something."""
+    """Clients that wait for the gate would resume only with the next event."""
     one, two = nodes(2)
     subscriber, publisher, busy = one.connect("subscriber"), two.connect("publisher"), two.connect("busy")
     subscribed(subscriber, "a")
