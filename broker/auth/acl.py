@@ -1,21 +1,22 @@
-# The ACL file: who may publish to and read which topics. Its format is that of Mosquitto's acl_file:
+# The ACL file: which client may publish to and read which topics. Its format is that of Mosquitto's acl_file:
 #
 #   topic [read|write|readwrite|deny] FILTER     of the user named above; before the first `user`: of anonymous clients
 #   user NAME
-#   pattern [read|write|readwrite|deny] FILTER   of everybody; %c is the client id and %u the user name
+#   pattern [read|write|readwrite|deny] FILTER   of all clients; %c is the client id and %u the user name
 #
-# What is not granted is denied, and a `deny` wins over every grant, wherever it stands. (In Mosquitto a user's own
-# grant wins over a pattern that denies. Who writes "deny" means it.)
+# What is not granted is denied, and a `deny` overrules every grant, wherever it stands. (In Mosquitto a user's own
+# grant overrules a pattern that denies. A line that says "deny" should mean it.)
 #
-# A name is data of the client's, so it must not widen what a pattern means. One that contains "+", "#" or "/", or that
-# would make a topic begin with "$", fits into no pattern that grants, and is kept from everything by one that denies.
-# The user is one that was verified: what a client merely calls itself has no lines here.
+# A client chooses its names, so a name must not widen what a pattern means. A name that contains "+", "#" or "/", or
+# that would make a topic begin with "$", matches no pattern that grants, and is denied everything by a pattern that
+# denies. %u is the verified user name: a name that was only claimed has no lines here.
 #
-# Whoever knows Mosquitto subscribes to "#" and expects what it may read. So a subscription is refused only if nothing
-# that it matches could ever be read; all others are granted, and the messages are decided one topic at a time.
+# Users of Mosquitto subscribe to "#" and expect the topics that they may read. So a subscription is refused only if no
+# topic that it matches could ever be read; every other subscription is granted, and each topic is decided when a
+# message comes.
 #
-# The lines are sorted by their first level when they are read. One decision is a look-up for the exact topics and a
-# comparison with the few that share its first level; the routes keep the answers.
+# The lines are sorted by their first level when the file is read. One decision is a look-up among the exact topics and
+# a comparison with the few filters that share the first level; routes cache the answers.
 from typing import Final
 
 from broker.auth.lines import BadLine
@@ -28,7 +29,7 @@ ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny"
 
 
 class Acl:
-    """What an ACL file says. It decides for the routes: see broker/routing/authority.py."""
+    """The rules of an ACL file. The routes ask it, see broker/routing/authority.py."""
 
     def __init__(self) -> None:
         self.generation = 1
@@ -37,7 +38,7 @@ class Acl:
         self._everybody = Rules()
 
     def replace(self, successor: "Acl") -> None:
-        """Decide as *successor* from now on; who keeps answers has to forget them."""
+        """Decide as *successor* from now on. Cached answers are obsolete, which `generation` tells."""
         self.generation += 1
         self._anonymous = successor._anonymous
         self._users = successor._users
@@ -50,7 +51,7 @@ class Acl:
         return self._access(principal, topic) & (READ | DENY) == READ
 
     def may_subscribe(self, principal: Principal, filter: bytes) -> bool:
-        """Whether there can be a topic that *filter* (without a share name) matches and that may be read."""
+        """Whether *filter* (without a share name) can match a topic that *principal* may read."""
         wanted = Rule(filter, READ)
         near = self._everybody.near(wanted)
         own = self._own(principal)
@@ -69,7 +70,7 @@ class Acl:
 
 
 def parse_acl(text: str) -> Acl:
-    """The rules in the *text* of an ACL file. BadLine: one of its lines is none."""
+    """Parse the *text* of an ACL file. BadLine: a line has no meaning."""
     acl = Acl()
     rules = acl._anonymous
     for number, line in enumerate(text.split("\n"), start=1):
@@ -94,7 +95,7 @@ def parse_acl(text: str) -> Acl:
 
 def _access_and_filter(number: int, written: str) -> tuple[int, bytes]:
     word, rest = _first_word(written)
-    if not rest:  # one word alone is a filter, even if it is "read"
+    if not rest:  # a single word is a filter, even "read"
         word, rest = "readwrite", word
     if word not in ACCESS:
         raise BadLine(number, f"unknown access {word!r}: it must be read, write, readwrite or deny, and then a filter")
@@ -108,6 +109,6 @@ def _access_and_filter(number: int, written: str) -> tuple[int, bytes]:
 
 
 def _first_word(text: str) -> tuple[str, str]:
-    """(the first word, what follows it without blanks around it)."""
+    """(the first word, the rest without surrounding blanks)."""
     words = text.split(None, 1)
     return (words[0] if words else ""), (words[1].strip() if len(words) == 2 else "")

@@ -1,4 +1,4 @@
-# The files that say who may come in and do what, read at the start and again at SIGHUP.
+# The files that say which clients may connect and what they may do, read at the start and again at SIGHUP.
 import os
 from pathlib import Path
 
@@ -11,14 +11,14 @@ KEY_BYTES = 32
 
 
 class AccessFileError(Exception):
-    """One of the files cannot be used. Its text is one sentence for the user: which, where, and what would be right."""
+    """A file cannot be used. The text is one sentence: which file, which line, and what would be right."""
 
 
 class AccessFiles:
-    """What they say; None where there is no such file."""
+    """The contents of the password and ACL files; None for a file that is not configured."""
 
     def __init__(self, access: Access) -> None:
-        """Read the files that *access* names, all or none: AccessFileError."""
+        """Read the files that *access* names. AccessFileError."""
         self.passwords: Passwords | None = None
         self.acl: Acl | None = None
         if access.password_file:

@@ -1,13 +1,13 @@
 # Passwords, in the format of mosquitto_passwd: a line is "name:$7$iterations$salt$hash" (PBKDF2 with HMAC-SHA512) or
 # "name:$6$salt$hash" (SHA-512 of the password and the salt, of Mosquitto before 2.0); salt and hash are base64.
 #
-# What a stranger can learn from our answers is whether a pair of name and password is right, and nothing else. So a
-# name that is not in the file costs the same hashing as one that is, and each check costs as much as the dearest line
-# of the file: else a fast answer would mean "this name exists, and its password is weakly hashed".
+# The answers tell an attacker whether a pair of name and password is right, and nothing else. So a name that is not in
+# the file costs as much hashing as one that is, and every check costs as much as the most expensive line of the file: a
+# fast answer would otherwise mean "this name exists, and its password is weakly hashed".
 #
-# Hashing is slow on purpose, and a fleet that reconnects after a power cut would pay it ten thousand times. What was
-# verified once is therefore remembered: not the password, but a digest with a key that only this process has, one a
-# user. It is as safe as the memory of the process, as large as the file, and goes with the object when the file is
+# Hashing is slow on purpose, and a fleet that reconnects after a power cut would pay it ten thousand times. So a
+# verified password is remembered, as a digest with a key that only this process has; one digest for each user. The
+# digests are as safe as the memory of the process, take as much memory as the file, and are forgotten when the file is
 # read again.
 import binascii
 import hashlib
@@ -16,9 +16,9 @@ from typing import Final
 
 from broker.auth.lines import BadLine
 
-ITERATIONS: Final = 10_000  # NIST SP 800-63B asks for at least so many; 5 ms of a core, so a fleet of 10 000 takes 50 s
-MOST_ITERATIONS: Final = 10_000_000  # seconds of a core for each attempt: more is a mistake
-SALT_BYTES: Final = 12  # Mosquitto 2.0 takes no other size
+ITERATIONS: Final = 10_000  # the minimum of NIST SP 800-63B; 5 ms of a core, so a fleet of 10 000 clients takes 50 s
+MOST_ITERATIONS: Final = 10_000_000  # take seconds of a core for each attempt: a larger number is a mistake
+SALT_BYTES: Final = 12  # Mosquitto 2.0 accepts no other size
 HASH_BYTES: Final = 64
 DIGEST_BYTES: Final = 32
 LONGEST_NAME: Final = 65_535  # bytes; MQTT cannot carry a longer one
@@ -27,23 +27,23 @@ FORM: Final = "it must be name:$7$iterations$salt$hash, as `weir passwd` and mos
 
 
 class Credential:
-    """One line: the hash of one user's password."""
+    """The hash of one user's password: one line of the file."""
 
     def __init__(self, iterations: int, salt: bytes, hashed: bytes) -> None:
         self.iterations = iterations  # 0: a single SHA-512
         self.salt = salt
         self.hashed = hashed
-        self.verified = b""  # the keyed digest of the password that was found to be right
+        self.verified = b""  # the keyed digest of the password, once it was verified
 
     def same_as(self, other: "Credential") -> bool:
         return self.iterations == other.iterations and self.salt == other.salt and self.hashed == other.hashed
 
 
 class Check:
-    """One password to be verified: called where it may take its time, and touches nothing that changes."""
+    """The check of one password. It is called in another thread, so it uses nothing that changes."""
 
     def __init__(self, credential: Credential, password: bytes, cost: int) -> None:
-        self.abandoned = False  # nobody waits for the answer any more
+        self.abandoned = False  # the result is not needed any more
         self.cost = cost  # iterations
         self._credential = credential
         self._password = password
@@ -68,8 +68,8 @@ class Passwords:
         self._users = users
         self._key = key
         self._cost = max([credential.iterations for credential in users.values()], default=ITERATIONS)
-        # Stands for those who are not there. No password is known to have this hash.
-        self._stranger = Credential(self._cost, key[:SALT_BYTES], bytes(HASH_BYTES))
+        # Stands for an unknown user. No password is known to have this hash.
+        self._unknown = Credential(self._cost, key[:SALT_BYTES], bytes(HASH_BYTES))
 
     def __len__(self) -> int:
         return len(self._users)
@@ -78,22 +78,22 @@ class Passwords:
         return list(self._users.values())
 
     def check(self, user: str, password: bytes) -> Check:
-        """What has to be called, elsewhere, to know whether *password* is that of *user*."""
-        return Check(self._users.get(user, self._stranger), password, self._cost)
+        """The check whether *password* is that of *user*, to be called in another thread."""
+        return Check(self._users.get(user, self._unknown), password, self._cost)
 
     def knows(self, user: str, password: bytes) -> bool:
-        """Whether this pair was verified before; False says nothing."""
-        credential = self._users.get(user, self._stranger)
+        """Whether this pair was verified before. False does not mean that the password is wrong."""
+        credential = self._users.get(user, self._unknown)
         return hmac.compare_digest(self._digest(password), credential.verified)
 
     def remember(self, user: str, password: bytes) -> None:
-        """This pair was verified."""
+        """Remember that this pair was verified."""
         credential = self._users.get(user)
         if credential is not None:
             credential.verified = self._digest(password)
 
     def lost(self, successor: "Passwords", user: str) -> bool:
-        """Whether *user* is here and has another line in *successor*, or none."""
+        """Whether *user* is in this file, and its line in *successor* is different or missing."""
         before, after = self._users.get(user), successor._users.get(user)
         return before is not None and (after is None or not before.same_as(after))
 
@@ -102,7 +102,7 @@ class Passwords:
 
 
 def parse_passwords(text: str, key: bytes) -> Passwords:
-    """The users in the *text* of a password file. BadLine: one of its lines is none."""
+    """Parse the *text* of a password file. BadLine: a line has no meaning."""
     users: dict[str, Credential] = {}
     seen: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -121,7 +121,7 @@ def parse_passwords(text: str, key: bytes) -> Passwords:
 
 
 def name_of(line: str) -> str | None:
-    """Whose line of a password file this is; None for an empty line and for a comment."""
+    """The user name in a line of a password file; None for an empty line and for a comment."""
     line = line.strip()
     if not line or line.startswith("#"):
         return None
@@ -129,7 +129,7 @@ def name_of(line: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """ValueError, and what would be right, where *name* cannot be a user of a password file."""
+    """ValueError, with what would be right: *name* cannot be a user name in a password file."""
     if not name or ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
         raise ValueError(
             f"user name {name!r}: it must be printable, without ':' and blanks around it, not begin with '#'"
@@ -139,13 +139,13 @@ def check_name(name: str) -> None:
 
 
 def hash_password(password: bytes, salt: bytes, iterations: int) -> str:
-    """What stands behind the name and its colon. *salt*: SALT_BYTES random bytes."""
+    """The part of a line behind "name:". *salt*: SALT_BYTES random bytes."""
     hashed = _slow(password, salt, iterations)
     return f"$7${iterations}${_base64(salt)}${_base64(hashed)}"
 
 
 def with_user(text: str, name: str, hashed: str) -> str:
-    """The *text* of a password file in which *name* has the password *hashed*; all other lines stay as they are."""
+    """The *text* of a password file with *hashed* as the password of *name*; other lines are unchanged."""
     lines = text.split("\n")
     entry = f"{name}:{hashed}"
     for position, line in enumerate(lines):
@@ -157,7 +157,7 @@ def with_user(text: str, name: str, hashed: str) -> str:
 
 
 def without_user(text: str, name: str) -> str:
-    """The *text* of a password file without the line of *name*. KeyError: there is none."""
+    """The *text* of a password file without the line of *name*. KeyError: there is no such line."""
     lines = text.split("\n")
     kept = [line for line in lines if name_of(line) != name]
     if len(kept) == len(lines):
@@ -166,7 +166,7 @@ def without_user(text: str, name: str) -> str:
 
 
 def _credential(written: str) -> Credential:
-    """What stands behind the name; ValueError and what would be right."""
+    """Parse the part of a line behind "name:". ValueError, with what would be right."""
     parts = written.split("$")
     if len(parts) == 5 and parts[:2] == ["", "7"]:
         iterations = int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 10 else 0
@@ -175,7 +175,7 @@ def _credential(written: str) -> Credential:
         return Credential(iterations, _decoded(parts[3]), _decoded_hash(parts[4]))
     if len(parts) == 4 and parts[:2] == ["", "6"]:
         return Credential(0, _decoded(parts[2]), _decoded_hash(parts[3]))
-    raise ValueError(f"no password that we can check (never a plain one): {FORM}")
+    raise ValueError(f"not a password hash that Weir knows (plain passwords are not accepted): {FORM}")
 
 
 def _decoded_hash(text: str) -> bytes:

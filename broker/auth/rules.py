@@ -1,11 +1,11 @@
-# Rules of an ACL file, sorted so that a topic meets few of them.
+# Rules of an ACL file, sorted so that a topic is compared with few of them.
 from typing import Final
 
 from broker.session.principal import Principal
 
 READ: Final = 1
 WRITE: Final = 2
-DENY: Final = 4  # wins over the others
+DENY: Final = 4  # overrules READ and WRITE
 
 ANY_LEVEL: Final = b"+"
 ANY_LEVELS: Final = b"#"
@@ -14,26 +14,26 @@ USER: Final = b"%u"
 
 
 class Rule:
-    """A topic filter and what it grants. With names in it (a pattern) each client has another filter."""
+    """A topic filter and what it grants. In a pattern the filter contains names of the client."""
 
     def __init__(self, filter: bytes, access: int) -> None:
         self.filter = filter
         self.access = access
-        self.everything = False  # what begins with "$", too
+        self.everything = False  # matches topics that begin with "$", too
         self.names_client = False
         self.names_user = False
-        self.outline: Rule | None = None  # of a pattern: what it matches whatever the names
+        self.outline: Rule | None = None  # of a pattern: a rule that matches whatever the names are
         self.levels = filter.split(b"/")
-        self.rest = self.levels[-1] == ANY_LEVELS  # and everything below
+        self.rest = self.levels[-1] == ANY_LEVELS  # the filter ends with "#"
         if self.rest:
             self.levels.pop()
 
     def wild(self) -> bool:
-        """Its first level is a wildcard, so it does not match a topic that begins with "$" [MQTT-4.7.2-1]."""
+        """The first level is a wildcard, so the rule matches no topic that begins with "$" [MQTT-4.7.2-1]."""
         return not self.everything and (not self.levels or self.levels[0] == ANY_LEVEL)
 
     def matches(self, levels: list[bytes]) -> bool:
-        """Whether it matches the topic of these *levels*."""
+        """Whether the rule matches the topic with these *levels*."""
         own = self.levels
         count = len(own)
         if len(levels) < count or (len(levels) > count and not self.rest):
@@ -44,7 +44,7 @@ class Rule:
         return not levels[0].startswith(b"$") or not self.wild()
 
     def meet(self, other: "Rule") -> "Rule | None":
-        """A filter that matches exactly the topics that both match; None: there are none."""
+        """A rule that matches exactly the topics that both rules match; None if there are none."""
         if (len(self.levels) > len(other.levels) and not other.rest) or (
             len(self.levels) < len(other.levels) and not self.rest
         ):
@@ -64,7 +64,7 @@ class Rule:
         return met
 
     def covers(self, other: "Rule") -> bool:
-        """Whether it matches every topic that *other* matches."""
+        """Whether the rule matches every topic that *other* matches."""
         count = len(self.levels)
         if len(other.levels) < count or (not self.rest and (other.rest or len(other.levels) > count)):
             return False
@@ -74,26 +74,26 @@ class Rule:
         return not (self.wild() and other.levels and other.levels[0].startswith(b"$"))
 
     def named(self, principal: Principal) -> "Rule | None":
-        """It with the names of *principal* filled in; None: it says nothing about this one."""
+        """The rule with the names of *principal* filled in; None if it does not apply to *principal*."""
         if not self.names_client and not self.names_user:
             return self
         user = principal.user
         if self.names_user and user is None:
-            return None  # it speaks of users
+            return None  # a rule for users only
         names = [principal.client_id] if self.names_client else []
         if self.names_user and user is not None:
             names.append(user)
         for name in names:
             if b"+" in name or b"#" in name or b"/" in name:
                 return self._unnameable()
-        # Filled in one go: a client id "%u" must not become the user's name.
+        # Both names are filled in at once: a client id "%u" must not become the user's name.
         filled = principal.client_id.join([piece.replace(USER, user or b"") for piece in self.filter.split(CLIENT)])
         if filled.startswith(b"$") and not self.filter.startswith(b"$"):
             return self._unnameable()
         return Rule(filled, self.access)
 
     def _unnameable(self) -> "Rule | None":
-        """What a name that fits into no filter makes of it: nothing if it grants, and everything if it denies."""
+        """The rule for a name that does not fit into a filter: None if it grants, everything if it denies."""
         return EVERYTHING_DENIED if self.access & DENY else None
 
 
@@ -118,13 +118,13 @@ EVERYTHING_DENIED: Final = _everything_denied()
 
 
 class Rules:
-    """What holds for one user, for anonymous clients, or for everybody."""
+    """The rules of one user, of anonymous clients, or of all clients."""
 
     def __init__(self) -> None:
         self._exact: dict[bytes, int] = {}
-        self._below: dict[bytes, list[Rule]] = {}  # all whose first level is fixed, by that level
-        self._wide: dict[bytes, list[Rule]] = {}  # those of them that are not in `_exact`
-        self._others: list[Rule] = []  # those that may match below any first level
+        self._below: dict[bytes, list[Rule]] = {}  # rules with a fixed first level, by that level
+        self._wide: dict[bytes, list[Rule]] = {}  # those of `_below` that are not in `_exact`
+        self._others: list[Rule] = []  # rules that may match any first level
 
     def add(self, rule: Rule) -> None:
         first = rule.levels[0] if rule.levels else ANY_LEVEL
@@ -139,7 +139,7 @@ class Rules:
             self._exact[rule.filter] = self._exact.get(rule.filter, 0) | rule.access
 
     def access(self, topic: bytes, levels: list[bytes], principal: Principal) -> int:
-        """What all that match *topic* say together: READ, WRITE and DENY in one."""
+        """READ, WRITE and DENY of all rules that match *topic*, combined."""
         access = self._exact.get(topic, 0)
         wide = self._wide.get(levels[0])
         if wide is not None:
@@ -147,7 +147,7 @@ class Rules:
         return access | _together(self._others, levels, principal)
 
     def near(self, wanted: Rule) -> list[Rule]:
-        """The rules that may have topics in common with the filter *wanted*."""
+        """The rules that may match a topic that *wanted* matches."""
         if wanted.wild():
             near: list[Rule] = []
             for rules in self._below.values():
@@ -157,9 +157,9 @@ class Rules:
 
 
 def readable(wanted: Rule, rules: list[Rule], principal: Principal) -> bool:
-    """Whether *rules* leave a topic that the filter *wanted* matches and that may be read.
+    """Whether *rules* allow reading a topic that the filter *wanted* matches.
 
-    Each grant is held against each denial alone: denials that take it all away only together are not seen.
+    Each grant is compared with each denial alone: denials that cover a grant only together are not recognised.
     """
     denials: list[Rule] = []
     for rule in rules:
@@ -180,10 +180,10 @@ def _together(rules: list[Rule], levels: list[bytes], principal: Principal) -> i
     access = 0
     for rule in rules:
         if rule.access | access == access:
-            continue  # it could add nothing
+            continue  # it would add nothing
         outline = rule.outline
         if outline is not None and not rule.access & DENY and not outline.matches(levels):
-            continue  # not worth filling in the names
+            continue  # the names need not be filled in
         own = rule.named(principal)
         if own is not None and own.matches(levels):
             access |= rule.access

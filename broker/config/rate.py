@@ -1,19 +1,19 @@
-# How much in how much time: the notation of rates, and the buckets that hold them.
+# Rates: how much in how much time. Their notation, and the token buckets that enforce them.
 #
-# A rate is one or more windows, `COUNT:SECONDS`, all of which hold: "100:1,5000:60" is 100 a second and 5000 a minute.
+# A rate is one or more windows, `COUNT:SECONDS`, all of which apply: "100:1,5000:60" is 100 a second and 5000 a minute.
 # `100/s` is another way to write `100:1`; /m, /h and /d are a minute, an hour and a day. Bytes take the units of sizes:
 # "1MiB/s", "64MiB:60".
 #
 # Each window is a token bucket of COUNT, filled lazily with COUNT / SECONDS a second. So any stretch of t seconds sees
-# at most COUNT + t x COUNT / SECONDS: a client that was quiet may have its whole count at once, and then its rate.
-# Counting in fixed windows would be as simple, and let twice the count pass around the edge of each.
+# at most COUNT + t x COUNT / SECONDS: a client that was quiet may use its whole count at once, and then its rate.
+# Counting in fixed windows would be as simple, and would let twice the count pass around the edge of each window.
 import re
 from typing import Final, NamedTuple
 
-MOST: Final = 1 << 40  # of a count: a thousandth of a byte of it still fits the 53 bits of a number in Lua
-LONGEST: Final = 86_400  # seconds of a window: what nobody can wait for is no rate
-WINDOWS: Final = 8  # of one rate
-TICK: Final = 1e-6  # seconds by which a time is rounded up, so that at that time there is room
+MOST: Final = 1 << 40  # of a count: thousandths of it still fit into the 53 bits of a number in Lua
+LONGEST: Final = 86_400  # seconds of a window: nobody would wait longer
+WINDOWS: Final = 8  # of one rate, at most
+TICK: Final = 1e-6  # seconds by which a time is rounded up, so that there is room at that time
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES: Final = {
@@ -30,15 +30,15 @@ _WINDOW: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z]*)(?::([0-9
 
 
 class RateError(ValueError):
-    """A text that is no rate; *right* completes "it must be ..."."""
+    """A text that is not a rate; *right* completes "it must be ..."."""
 
     def __init__(self, text: str, right: str) -> None:
-        super().__init__(f'"{text}" is no rate: it must be {right}.')
+        super().__init__(f'"{text}" is not a rate: it must be {right}.')
         self.right = right
 
 
 class Window(NamedTuple):
-    """At most *most*, messages or bytes, at once; and as much every *seconds*."""
+    """At most *most* messages or bytes at once, and as much in every *seconds*."""
 
     most: int
     seconds: int
@@ -48,7 +48,7 @@ Rate = tuple[Window, ...]
 
 
 def parse(text: str, sizes: bool = False) -> Rate:
-    """The rate that *text* says, in bytes if *sizes*; RateError."""
+    """Parse the rate *text*, in bytes if *sizes*. RateError."""
     windows = [_window(part, text, sizes) for part in text.replace(" ", "").split(",")]
     if len(windows) > WINDOWS or len({window.seconds for window in windows}) < len(windows):
         raise RateError(text, f"at most {WINDOWS} windows, each of another length")
@@ -70,48 +70,48 @@ def _window(part: str, text: str, sizes: bool) -> Window:
 
 
 def slowest(rate: Rate) -> float:
-    """What *rate* comes to a second, in the long run."""
+    """The amount that *rate* allows a second in the long run."""
     return min(window.most / window.seconds for window in rate)
 
 
 def burst(rate: Rate) -> int:
-    """What *rate* lets pass at once."""
+    """The amount that *rate* allows at once."""
     return min(window.most for window in rate)
 
 
 def kept_of(count: float, reserve: float, unit: float) -> float:
-    """How much of *count* is for QoS 1 and 2 alone: *reserve* of it, but never so much that QoS 0 cannot pass.
+    """How much of *count* is reserved for QoS 1 and 2: the part *reserve*, but QoS 0 can always use one *unit*.
 
-    *unit*: the most that one message takes.
+    *unit*: the largest amount that one message takes.
     """
     return max(0.0, min(reserve * count, count - unit))
 
 
 class Meter:
-    """What there is room for. QoS 1 and 2 are *firm*: they may take what is kept for them."""
+    """How much room a limit has. QoS 1 and 2 are *firm*: they may use what is reserved for them."""
 
     def __init__(self, capacity: float) -> None:
-        self.capacity = capacity  # the most that can ever be taken at once, if it is firm
+        self.capacity = capacity  # the largest amount that can ever be taken at once, if it is firm
 
     def room(self, firm: bool, now: float) -> float:
-        """How much may be taken at once; below 0: that much is owed."""
+        """How much may be taken now; below 0 if the limit is overdrawn."""
         raise NotImplementedError
 
     def take(self, amount: float, firm: bool, now: float) -> None:
-        """Take *amount*, whether or not there is room for it."""
+        """Take *amount*, even if there is no room for it."""
         raise NotImplementedError
 
     def when(self, amount: float, firm: bool, now: float) -> float:
-        """At what time there should be room for *amount*, of at most `capacity`, if nobody takes anything before."""
+        """When there should be room for *amount*, at most `capacity`, if nothing is taken before."""
         raise NotImplementedError
 
     def may_have_more(self, firm: bool) -> bool:
-        """Somebody found too little: whether that is not the last word, as others are being asked."""
+        """After too little room was found: whether there may be more, as Redis is being asked."""
         return False
 
 
 class Bucket:
-    """One window, as of `counted`."""
+    """The token bucket of one window, with its level at the time `counted`."""
 
     def __init__(self, window: Window, kept: float, level: float, now: float) -> None:
         self.most = float(window.most)
@@ -121,7 +121,7 @@ class Bucket:
         self.counted = now
 
     def fill(self, now: float) -> float:
-        """The level at *now*."""
+        """Fill the bucket until *now*, and return its level."""
         if now > self.counted:
             level = self.level + (now - self.counted) * self.rate
             self.level = level if level < self.most else self.most
@@ -130,12 +130,13 @@ class Bucket:
 
 
 class Windows(Meter):
-    """A rate of this worker's own."""
+    """The meter of a rate that this worker shares with no other."""
 
     def __init__(self, rate: Rate, reserve: float, unit: float, now: float, former: Meter | None = None) -> None:
-        """*reserve*: the part that is for QoS 1 and 2 alone. *unit*: the most that one message takes.
+        """*reserve*: the part for QoS 1 and 2 alone. *unit*: the largest amount that one message takes.
 
-        It begins full; after a *former* one with as much as that had left, or a change of rates would be a burst.
+        The buckets begin full. With a *former* meter they begin with what that had left, so that changing a rate is
+        no burst.
         """
         super().__init__(burst(rate))
         left = float(MOST) if former is None else former.room(True, now)

@@ -1,12 +1,14 @@
-# Which tenant a client belongs to.
+# The rule that says which tenant a client belongs to.
 #
 # A rule reads the tenant from the user name or from the client id:
 #   user             the user name is the tenant
-#   user-prefix:X    what stands before the first X in the user name; user-suffix:X: what stands behind the last X
-#   client-prefix:X  the same for the client id; client-suffix:X
-# Whom the rule gives no name (no user name, no X in it) belongs to the nameless tenant "": all of them share one
-# quota, so nobody gets out of a tenant's quota by leaving its name out. A client chooses its id itself: unless an ACL
-# or a certificate ties ids to users, only the rules by user hold against clients that want to be somebody else.
+#   user-prefix:X    the part of the user name before the first X
+#   user-suffix:X    the part of the user name behind the last X
+#   client-prefix:X  the part of the client id before the first X
+#   client-suffix:X  the part of the client id behind the last X
+# A client to which the rule gives no name (no user name, or no X in it) belongs to the nameless tenant "". All such
+# clients share one quota, so leaving out the tenant's name does not avoid a quota. A client chooses its id itself:
+# unless an ACL or a certificate ties ids to users, only rules by user are safe against clients that pretend.
 from typing import Final
 
 RIGHT: Final = (
@@ -18,7 +20,7 @@ _BY_USER: Final = {"user": True, "client": False}
 
 class TenantRule:
     def __init__(self, text: str) -> None:
-        """ValueError, whose text completes "it must be ...", if *text* is no rule."""
+        """ValueError, whose text completes "it must be ...": *text* is not a rule."""
         kind, _, self._mark = text.partition(":")
         whose, _, part = kind.partition("-")
         whole = text == "user"
@@ -29,7 +31,7 @@ class TenantRule:
         self._prefix = part == "prefix"
 
     def tenant(self, client_id: str, user: str | None) -> str:
-        """The tenant of a client; "" is the nameless one."""
+        """The tenant of a client; "" is the nameless tenant."""
         name = (user or "") if self._by_user else client_id
         if self._whole:
             return name

@@ -99,7 +99,7 @@ def test_a_link_stays_a_link(file: Path) -> None:
         (OTHERS, ["alice"], "", "the password is empty: it must have at least one character."),
         (OTHERS, ["a:b"], "x\n", "user name 'a:b': it must be "),
         (OTHERS, ["alice", "--delete"], "", "there is no user 'alice' in "),
-        ("bob:plain\n", ["alice"], "x\n", "passwords, line 1: no password that we can check"),
+        ("bob:plain\n", ["alice"], "x\n", "passwords, line 1: not a password hash that Weir knows"),
         ("bob:plain\n", ["alice", "--delete"], "", "passwords, line 1: "),
     ],
 )

@@ -50,7 +50,7 @@ def test_what_is_no_rate_is_refused_with_what_would_be_right(text: str, sizes: b
     with pytest.raises(RateError) as refused:
         parse(text, sizes)
 
-    assert str(refused.value) == f'"{text}" is no rate: it must be {refused.value.right}.'
+    assert str(refused.value) == f'"{text}" is not a rate: it must be {refused.value.right}.'
     assert refused.value.right.startswith(("a rate such as", "of ", "at most"))
 
 
