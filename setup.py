@@ -1,9 +1,10 @@
-# Compiles the hot modules with mypyc where there is a C compiler; elsewhere the same files run interpreted.
+# Compiles the hot modules with mypyc if a C compiler works; without one the same modules run interpreted.
 #
-# WEIR_COMPILE=0 never compiles, WEIR_COMPILE=1 fails where it cannot, unset does what it can.
-# All hot modules are one group: calls between them are C calls, and they are compiled together or not at all.
-# WEIR_PROFILE names a folder, for gcc: what is executed is counted there, or, if that was done, what was executed is
-# put where it is reached soonest. A message takes a tenth less of the processor then (`make` does both: WEIR_TRAIN=1).
+# WEIR_COMPILE=0 never compiles; WEIR_COMPILE=1 fails if compiling is impossible; unset compiles if possible.
+# WEIR_OPTIMIZE is gcc's level, 3 unless it is set. -O1 halves the time of gcc, and a message costs more CPU.
+# WEIR_PROFILE is a folder for gcc's profile. The first build counts there what is executed; gcc optimizes a build that
+# finds counts by them, and a message takes a tenth less CPU. deploy/install.py does both if WEIR_TRAIN=1.
+# All hot modules are one group: they are compiled together or not at all, and calls between them are C calls.
 import os
 import shlex
 import subprocess
@@ -15,30 +16,21 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# What is compiled: the modules that work per message, per packet or per connection. Everything else stays ordinary
-# Python. Two of these packages have modules that must stay ordinary:
-# metrics/record.py, as the analysis imports it where nothing is compiled;
-# net/transports/certificates.py and upgrade.py, which run once a start and once a WebSocket connection.
+# Modules that work per message, per packet or per connection are compiled, and all else stays ordinary Python.
+# tests/architecture/test_compiled.py checks that each pattern matches a module and that the installed copy agrees.
 COMPILED = [
-    "broker/auth/acl.py",
-    "broker/auth/authenticator.py",
-    "broker/auth/failures.py",
-    "broker/auth/lines.py",
-    "broker/auth/passwords.py",
-    "broker/auth/rules.py",
+    "broker/auth/*.py",
     "broker/cluster/*.py",
     "broker/config/rate.py",
     "broker/config/tenants.py",
     "broker/control/heartbeat.py",
     "broker/control/link.py",
     "broker/delivery/*.py",
-    "broker/insight/[!l]*.py",
-    "broker/metrics/[!r]*.py",
-    "broker/metrics/recorder.py",
-    "broker/metrics/report.py",
+    "broker/insight/*.py",
+    "broker/metrics/*.py",
     "broker/mqtt/*.py",
     "broker/net/*.py",
-    "broker/net/transports/[!cu]*.py",
+    "broker/net/transports/*.py",
     "broker/overload/*.py",
     "broker/overload/quotas/*.py",
     "broker/overload/trace/*.py",
@@ -49,31 +41,37 @@ COMPILED = [
     "broker/store/*.py",
     "broker/store/redis/*.py",
     "broker/worker_id.py",
-    "cli/load/channel.py",
-    "cli/load/client.py",
-    "cli/load/histogram.py",
-    "cli/load/network.py",
-    "cli/load/pacing.py",
-    "cli/load/publisher.py",
-    "cli/load/subscriber.py",
-    "cli/load/websocket.py",
+    "cli/load/*.py",
+]
+# Modules that a pattern above matches and that stay ordinary Python.
+INTERPRETED = [
+    "broker/auth/files.py",  # runs at the start and at SIGHUP
+    "broker/insight/logs.py",  # configures structlog, which is ordinary Python itself
+    "broker/metrics/record.py",  # the analysis imports it, also where nothing is compiled
+    "broker/net/transports/certificates.py",  # runs at the start and at SIGHUP
+    "broker/net/transports/upgrade.py",  # runs once per WebSocket connection
+    "cli/load/conductor.py",  # these four run a few times per load
+    "cli/load/plan.py",
+    "cli/load/process.py",
+    "cli/load/report.py",
 ]
 GROUP = "weir"  # the shared library of the group is weir__mypyc
-# All of it is one library, so its functions may call each other directly, and the compiler may merge them.
+# The group is one library: its functions may call each other directly, and the compiler may inline them.
 DIRECT_CALLS = ["-fno-semantic-interposition", "-fvisibility=hidden"]
 COUNT = ["-fprofile-generate={}"]
 USE = ["-fprofile-use={}", "-fprofile-correction", "-Wno-missing-profile"]
 WANTED = os.environ.get("WEIR_COMPILE", "")
+OPTIMIZE = os.environ.get("WEIR_OPTIMIZE") or "3"
 PROFILE = os.environ.get("WEIR_PROFILE", "")
 
 
 def hot_modules() -> list[str]:
-    sources = (path for pattern in COMPILED for path in Path().glob(pattern))
-    return sorted(path.as_posix() for path in sources if path.name != "__init__.py")
+    sources = (path for pattern in COMPILED for path in Path().glob(pattern) if path.name != "__init__.py")
+    return sorted({path.as_posix() for path in sources} - set(INTERPRETED))
 
 
 def c_compiler_works() -> bool:
-    """Whether a file that includes Python's headers really compiles and links; CC names the compiler."""
+    """Whether a file that includes Python's headers compiles and links; CC names the compiler."""
     command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "trivial.c")
@@ -97,11 +95,11 @@ def compiled() -> list[Extension]:
         return []
     from mypyc.build import mypycify
 
-    # Our own strict settings are for `make check`: a build must not fail because a stub package is not there.
+    # The strict settings of pyproject.toml are for `make check`: a missing stub package must not fail a build.
     options = ["--config-file=", "--ignore-missing-imports", *hot_modules()]
     try:
-        extensions: list[Extension] = mypycify(options, opt_level="3", debug_level="0", group_name=GROUP)
-        for extension in extensions:  # which share mypyc's lists
+        extensions: list[Extension] = mypycify(options, opt_level=OPTIMIZE, debug_level="0", group_name=GROUP)
+        for extension in extensions:  # the lists of arguments are shared between them, so each gets lists of its own
             extension.extra_compile_args = [*extension.extra_compile_args, *DIRECT_CALLS, *profiling()]
             extension.extra_link_args = [*extension.extra_link_args, *profiling()]
     except SystemExit:  # mypyc has printed what it does not accept
@@ -113,7 +111,7 @@ def compiled() -> list[Extension]:
 
 
 def profiling() -> list[str]:
-    """The options for PROFILE."""
+    """The options of gcc for PROFILE: count, or use what was counted."""
     if not PROFILE:
         return []
     counted = any(Path(PROFILE).glob("*.gcda"))
@@ -121,12 +119,12 @@ def profiling() -> list[str]:
 
 
 class BuildAllOrNone(build_ext):  # type: ignore[misc]  # setuptools has types in some versions only
-    """A group of which a part did not build would not import at all; without it, the sources run."""
+    """Removes every extension if one of them did not build: a part of the group could not be imported."""
 
     def run(self) -> None:
         try:
             super().run()
-        except Exception as error:  # whatever the compiler did, from too little memory to a full disk
+        except Exception as error:  # any failure of the compiler, from too little memory to a full disk
             if WANTED == "1":
                 raise
             print(f"Compiling failed ({error}): Weir is installed interpreted.", file=sys.stderr)

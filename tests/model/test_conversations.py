@@ -16,8 +16,9 @@ def test_conversations_go_as_the_reference_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_many_long_conversations_go_as_the_reference_says() -> None:
-    """The same for what takes longer to come about."""
+    """A client would receive what it should not, or not what it should, after a history that is rare."""
     run_state_machine_as_test(Conversation, settings=settings(max_examples=1000, stateful_step_count=60))
 
 

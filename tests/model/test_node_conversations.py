@@ -18,7 +18,7 @@ def talk(redis: RunningRedis, workers: int, examples: int, steps: int) -> None:
         def __init__(self) -> None:
             super().__init__(redis, workers)
 
-    # The same ones each time: what new ones find is for who looks for it, not for who changes something else.
+    # The same conversations in each run: a change must not fail by a conversation that has nothing to do with it.
     chosen = settings(max_examples=examples, stateful_step_count=steps, derandomize=True)
     run_state_machine_as_test(OfSoMany, settings=chosen)
 
@@ -30,7 +30,8 @@ def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis,
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [2, 3])
 def test_nor_after_many_long_conversations(start_redis: StartRedis, workers: int) -> None:
-    """The same for what takes longer to come about."""
+    """A client would receive what it should not, or not what it should, after a history that is rare."""
     talk(start_redis(), workers, 150, 60)

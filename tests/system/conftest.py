@@ -24,12 +24,16 @@ from tests.system.raw import RawClient
 
 HERE: Final = Path(__file__).parent
 MOSQUITTO: Final = os.environ.get("WEIR_SYSTEM_BROKER") == "mosquitto"
+# Files whose tests choose the number of workers, or need a node with one.
+OWN_WORKERS: Final = tuple(
+    f"test_{name}"
+    for name in ("bench", "client_limits", "demo", "load", "node", "overload_", "quotas", "simulate", "why")
+)
 LOG_TAIL: Final = 8000  # characters of a broker's log that a failed test shows
 RUNNING: Final[list[BrokerProcess]] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "system: starts real processes")
     config.addinivalue_line("markers", "weir_only(reason): Mosquitto 2.0 does not do this")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so shells start what runs in their background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # and so would all that we start
@@ -39,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.system)
+            if not item.path.name.startswith(OWN_WORKERS):
+                item.add_marker(pytest.mark.any_workers)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

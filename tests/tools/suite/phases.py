@@ -1,0 +1,79 @@
+# Which tests run where: the phases of `make test`, which CI runs for each change, and of `make nightly`.
+#
+# The code exists in two forms: the sources, interpreted, and an installed copy whose hot modules are compiled.
+# - Unit tests run once, on the sources: a mistake in Weir's logic shows there, with the best traceback.
+# - Unit tests of packages that have compiled modules run on the compiled copy, too. What can differ there is mypyc's:
+#   types checked at run time, integers, attributes and inheritance of native classes, and when objects are freed. The
+#   other packages are the same bytecode in both forms.
+# - System tests run once, on the compiled copy, which is what users run. Every node has four workers, so the clients of
+#   a topic, a session or a group are on different workers. Tests that choose the number of workers run by themselves.
+# The night has what takes long and rarely finds anything: interpreted nodes, one and two workers, long models, and all
+# unit tests on the compiled copy.
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+REST: Final = "not faults and not nightly"
+UNIT: Final = f"not system and {REST}"
+ANY_WORKERS: Final = f"any_workers and {REST}"  # tests/system/conftest.py gives this mark
+OWN_WORKERS: Final = f"system and not any_workers and {REST}"
+
+# Folders and files of tests/ that execute compiled modules; tests/architecture/test_compiled.py compares with setup.py.
+COMPILED: Final = (
+    "architecture/test_compiled.py",
+    "auth",
+    "backtest",
+    "cluster",
+    "config/test_rate.py",
+    "config/test_tenants.py",
+    "control",
+    "delivery",
+    "insight",
+    "load",
+    "metrics",
+    "model",
+    "mqtt",
+    "net",
+    "overload",
+    "protocol",
+    "routing",
+    "session",
+    "store",
+    "test_worker.py",
+    "test_worker_id.py",
+)
+COVERED: Final = ("auth", "delivery", "mqtt", "overload", "routing", "session")  # packages of the core
+LEAST_COVERAGE: Final = 97  # percent of their lines and branches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One run of pytest, and a second one of the tests that failed."""
+
+    name: str
+    marks: str
+    paths: Sequence[str] = ("",)  # below tests/
+    compiled: bool = True
+    workers: int = 1  # of each node that does not choose
+    parallel: int = 2  # processes; with more than the machine has cores, tests of whole nodes wait for each other
+    coverage: bool = False
+
+    def arguments(self) -> list[str]:
+        """What both runs of pytest are told."""
+        return ["-m", self.marks, *(f"tests/{path}".rstrip("/") for path in self.paths)]
+
+
+CHANGE: Final = (
+    Phase(name="unit tests, interpreted", marks=UNIT, compiled=False, coverage=True),
+    Phase(name="unit tests of compiled packages, compiled", marks=UNIT, paths=COMPILED),
+    Phase(name="system tests, compiled, 4 workers", marks=ANY_WORKERS, paths=["system"], workers=4),
+    Phase(name="system tests that choose their workers, compiled", marks=OWN_WORKERS),
+)
+NIGHT: Final = (
+    Phase(name="unit tests, compiled", marks=UNIT),
+    Phase(name="long models, compiled", marks="nightly and not faults"),
+    Phase(name="system tests, compiled, 1 worker", marks=ANY_WORKERS, paths=["system"]),
+    Phase(name="system tests, compiled, 2 workers", marks=ANY_WORKERS, paths=["system"], workers=2),
+    Phase(name="system tests, interpreted, 1 worker", marks=ANY_WORKERS, paths=["system"], compiled=False),
+    Phase(name="system tests that choose their workers, interpreted", marks=OWN_WORKERS, compiled=False),
+)
