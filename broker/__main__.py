@@ -85,10 +85,11 @@ class Process:
             redis=assignment.redis,
             alone=assignment.alone,
             trace=trace_of(assignment) if config.overload.trace else "",
+            will_settled=self._send_will_settled,
         )
-        assert worker.registration is not None
+        assert worker.registration is not None and worker.orphaned_wills is not None
         self._registration = worker.registration
-        self._registration.store.untold = self._send_will_settled
+        self._orphaned_wills = worker.orphaned_wills
         self._requests = AdminRequests(
             worker.store,
             worker.lifecycle,
@@ -161,7 +162,7 @@ class Process:
             case OtherWorkers():
                 worker.metrics.set_others(frame.report)
             case PublishWills():
-                self._registration.publish_wills_of(frame.incarnation, worker.clock(), frame.done)
+                self._orphaned_wills.publish_wills_of(frame.incarnation, worker.clock(), frame.done)
             case RedisMoved():
                 self._move_redis(frame.address)
             case ChangeLimits():

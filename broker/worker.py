@@ -17,13 +17,18 @@ from broker.auth.files import AccessFiles
 from broker.cluster.announcements import Announcements
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
+from broker.cluster.incoming_sessions import IncomingSessions
 from broker.cluster.mesh import Mesh
+from broker.cluster.orphaned_wills import OrphanedWills
+from broker.cluster.outgoing_sessions import OutgoingSessions
 from broker.cluster.overload_reports import OverloadReports, RedisReports, ReportReceiver
 from broker.cluster.peers import Peers
 from broker.cluster.quota_lease_client import QuotaLeaseClient
+from broker.cluster.registered_store import RegisteredStore
 from broker.cluster.registry_client import RegistryClient
+from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
-from broker.cluster.takeovers import Takeovers
+from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
 from broker.config.schema import ClusterQuota, Config, QuotaScope
 from broker.config.sources import described
 from broker.control.heartbeat import Heartbeat
@@ -40,7 +45,6 @@ from broker.insight.overload_snapshot import OverloadSnapshot
 from broker.insight.worker_metrics import WorkerMetrics
 from broker.metrics.counters import Counters
 from broker.metrics.interval import IntervalMetrics, RecordLog
-from broker.mqtt.packets import Will
 from broker.net.collector import Collector
 from broker.net.dialling import Dialler
 from broker.net.loop import Loop
@@ -76,11 +80,10 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import QueueBudget
-from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.record_log import RedisRecordLog
-from broker.store.sessions import MemorySessions, SessionStore
+from broker.store.sessions import Claims, MemorySessions, SessionStore
 from broker.store.trace_file import TraceFile
 from broker.worker_id import WorkerId
 
@@ -88,6 +91,10 @@ OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and conn
 THREADS: Final = 2  # for the offload: one slow hash does not hold up all handshakes
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not yet taken
+
+
+def _tell_nobody(client_id: str, epoch: int) -> None:
+    pass
 
 
 class Worker:
@@ -105,13 +112,14 @@ class Worker:
         neighbours: TakeoverRequests | None = None,
         wall: Callable[[], float] = time.time,
         trace: str = "",
+        will_settled: Callable[[str, int], None] = _tell_nobody,
     ) -> None:
         """One of *workers* that share the machine; AccessFileError.
 
         *threads*: the executor of the offload, if it is not to make its own. *redis*: where sessions are registered.
         *alone*: no other worker registers sessions there. *neighbours*: replaces the mesh in requests for sessions.
         *clock* is monotonic and *wall* Unix time, both in seconds. *trace*: the file in which the decisions of overload
-        protection are recorded; "" for none.
+        protection are recorded; "" for none. *will_settled*: see `RegisteredStore`.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         self.config = config
@@ -156,9 +164,10 @@ class Worker:
         connects = overload.connects_per_second if overload.enabled else 0
         self.connects = Connects(connects / workers, overload.connect_burst / workers, overload.connects_waiting)
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.takeovers = Takeovers(worker, self.peers, barriers, clock, self.internal_errors.report)
+        memory_sessions = MemorySessions()
+        self.store: SessionStore = memory_sessions
+        registered_store: RegisteredStore | None = None
         self.registration: RegistryClient | None = None
-        self.store: SessionStore = MemorySessions()
         records: RecordLog | None = None
         if redis is not None:
             self.registration = RegistryClient(
@@ -167,16 +176,14 @@ class Worker:
                 worker,
                 config.redis.prefix,
                 alone,
-                neighbours or self.takeovers,
                 clock,
                 self.log,
                 self.internal_errors.report,
                 config.overload,
-                self._evict,
-                self._publish_orphaned_will,
                 wall,
             )
-            self.store = self.registration.store
+            registered_store = RegisteredStore(self.registration.registry, clock, will_settled)
+            self.store = registered_store
             if config.metrics.enabled:
                 key = Keys(config.redis.prefix).metrics
                 commands = self.registration.commands
@@ -206,23 +213,6 @@ class Worker:
             now=clock(),
         )
         self.report_receiver = ReportReceiver(self.protection.reports.hear, self.counters)
-        self.mesh = Mesh(
-            self.peers,
-            announcements,
-            barriers,
-            self.takeovers,
-            self.protection.throttle,
-            self.routes,
-            self.retained,
-            self.deliveries,
-            self.reactor,
-            self.counters,
-            origin,
-            stamps,
-            self.report_receiver.over_mesh,
-            clock,
-            self.internal_errors.report,
-        )
         redis_reports: RedisReports | None = None
         if self.registration is not None and redis is not None and not alone:
             redis_reports = RedisReports(
@@ -316,6 +306,53 @@ class Worker:
             connections,
             clock,
         )
+        self.transfer = SessionTransfer(
+            self.lifecycle,
+            self.sessions,
+            subscribing,
+            self.routes,
+            self.store,
+            timers,
+            self.counters,
+            self.queue_budget,
+            self.protection.accounts,
+        )
+        self.takeovers = Takeovers()
+        claims: Claims = memory_sessions
+        session_claims: SessionClaims | None = None
+        self.orphaned_wills: OrphanedWills | None = None
+        if self.registration is not None and registered_store is not None:
+            registry = self.registration.registry
+            incoming = IncomingSessions(worker, self.peers, self.transfer, clock, self.internal_errors.report)
+            claims = session_claims = SessionClaims(
+                registered_store, registry, neighbours or incoming, clock, self.lifecycle.evict
+            )
+            outgoing = OutgoingSessions(worker, self.peers, barriers, self.transfer, session_claims, clock)
+            self.takeovers = RegisteredTakeovers(worker, self.peers, incoming, outgoing, session_claims)
+            self.orphaned_wills = OrphanedWills(
+                self.registration.commands,
+                self.registration.keys,
+                registry.script,
+                self.sessions.publish_orphaned_will,
+            )
+        self.claims = session_claims
+        self.mesh = Mesh(
+            self.peers,
+            announcements,
+            barriers,
+            self.takeovers,
+            self.protection.throttle,
+            self.routes,
+            self.retained,
+            self.deliveries,
+            self.reactor,
+            self.counters,
+            origin,
+            stamps,
+            self.report_receiver.over_mesh,
+            clock,
+            self.internal_errors.report,
+        )
         self.authenticator = Authenticator(
             self.offload.run,
             files.passwords,
@@ -326,6 +363,7 @@ class Worker:
             self.lifecycle,
             self.sessions,
             self.authenticator,
+            claims,
             self.store,
             subscribing,
             self.reactor,
@@ -347,7 +385,15 @@ class Worker:
             self.deliveries,
             self.reactor,
             self.counters,
-            ClusterBackground(self.mesh, self.reports, self.registration, quota_leases, self.internal_errors),
+            ClusterBackground(
+                self.mesh,
+                self.reports,
+                self.registration,
+                session_claims,
+                self.orphaned_wills,
+                quota_leases,
+                self.internal_errors,
+            ),
             self.connection_protection,
             self.internal_errors,
             clock,
@@ -362,17 +408,6 @@ class Worker:
             stall_timeout=config.delivery.slow_consumer_timeout,
         )
         self.client_overrides = ClientOverrides(self.protection, self.connection_protection.find, clock)
-        self.transfer = SessionTransfer(
-            self.lifecycle,
-            self.sessions,
-            subscribing,
-            self.routes,
-            self.store,
-            timers,
-            self.counters,
-            self.queue_budget,
-            self.protection.accounts,
-        )
         self.diagnostics = ClientDiagnostics(
             self.store,
             self.reactor,
@@ -384,9 +419,6 @@ class Worker:
             clock,
             worker=worker,
         )
-        self.takeovers.moving = self.transfer
-        if self.registration is not None and redis is not None:
-            self.takeovers.sessions = self.registration.store
         redis_commands = None if self.registration is None else self.registration.commands
         self.metrics = WorkerMetrics(
             self.counters,
@@ -448,14 +480,6 @@ class Worker:
         if config.sys.interval:
             tasks.append(partial(at_once_and_every, config.sys.interval, self.metrics.publish_sys))
         return tasks
-
-    # Called by parts that have to be made before those that they call.
-
-    def _evict(self, session: Session) -> None:
-        self.lifecycle.evict(session)
-
-    def _publish_orphaned_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
-        self.sessions.publish_orphaned_will(client_id, user, will, now)
 
     def _memory_used(self) -> float:
         """The share of its memory limit that this process uses."""

@@ -70,10 +70,8 @@ class Node(Sequence[Broker]):
 
     def mourn(self, broker: Broker, mourner: Broker) -> None:
         """Have *mourner* publish the wills of the clients of *broker*, which was killed: those that are due now."""
-        registration = mourner.registration
-        assert registration is not None
-        wills = registration.orphaned_wills
-        registration.publish_wills_of(broker.identity.incarnation, self.clock.now)
+        wills = mourner.orphaned_wills
+        wills.publish_wills_of(broker.identity.incarnation, self.clock.now)
         mourner.settle()
         while wills._unread or wills._asked or (wills._due and wills._due[0][0] <= self.clock.now):
             mourner.settle()

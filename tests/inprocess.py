@@ -14,8 +14,10 @@ import trio
 
 from broker.auth.authenticator import Authenticator
 from broker.cluster.mesh import Mesh
+from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.registry_client import RegistryClient
+from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import Takeovers
 from broker.config.schema import Config, Tcp
@@ -49,7 +51,7 @@ from broker.session.message import Message
 from broker.session.queue import QueueBudget
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
-from broker.store.sessions import SessionStore
+from broker.store.sessions import Claims, SessionStore
 from broker.store.trace_file import TraceFile
 from broker.worker import Worker
 from broker.worker_id import WorkerId
@@ -174,9 +176,9 @@ class Probe:
         """Read the files of the configuration again; "", or what is wrong with them."""
         return self.worker.reload.run()
 
-    def claim_from(self, store: SessionStore) -> None:
-        """Ask *store* for the session of each CONNECT from now on."""
-        self.worker.attempts.store = store
+    def claim_from(self, claims: Claims) -> None:
+        """Ask *claims* for the session of each CONNECT from now on."""
+        self.worker.attempts.claims = claims
 
     def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
         """Publish wills by *publish* from now on."""
@@ -239,6 +241,18 @@ class Probe:
     @property
     def takeovers(self) -> Takeovers:
         return self.worker.takeovers
+
+    @property
+    def claims(self) -> SessionClaims:
+        """The claims of a worker that has Redis."""
+        assert self.worker.claims is not None
+        return self.worker.claims
+
+    @property
+    def orphaned_wills(self) -> OrphanedWills:
+        """The wills of dead workers, at a worker that has Redis."""
+        assert self.worker.orphaned_wills is not None
+        return self.worker.orphaned_wills
 
     @property
     def registration(self) -> RegistryClient | None:

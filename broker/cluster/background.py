@@ -1,8 +1,10 @@
 # The work of a worker for the other workers of its node and for Redis, as the hub drives it.
 from broker.cluster.mesh import Mesh
+from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.overload_reports import OverloadReports
 from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registry_client import RegistryClient
+from broker.cluster.session_claims import SessionClaims
 from broker.protocol.background import Background
 from broker.protocol.internal_errors import InternalErrors
 
@@ -13,22 +15,29 @@ class ClusterBackground(Background):
         mesh: Mesh,
         reports: OverloadReports,
         registry_client: RegistryClient | None,
+        claims: SessionClaims | None,
+        orphaned_wills: OrphanedWills | None,
         quota_leases: QuotaLeaseClient | None,
         internal_errors: InternalErrors,
     ) -> None:
-        """*registry_client*: None without Redis; *quota_leases*: None unless quotas are shared between workers."""
+        """*registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
+        workers share quotas.
+        """
         self._mesh = mesh
         self._reports = reports
         self._registry_client = registry_client
+        self._claims = claims
+        self._orphaned_wills = orphaned_wills
         self._quota_leases = quota_leases
         self._internal_errors = internal_errors
 
     def tick(self, now: float) -> float:
         due = self._mesh.tick(now)
-        if self._registry_client is None:
+        if self._registry_client is None or self._claims is None or self._orphaned_wills is None:
             return due
         try:
-            due = min(due, self._reports.tick(now), self._registry_client.tick(now))
+            due = min(due, self._claims.tick(now), self._orphaned_wills.tick(now), self._reports.tick(now))
+            due = min(due, self._registry_client.tick(now))  # last: it sends what the others have asked for
             return due if self._quota_leases is None else min(due, self._quota_leases.tick(now))
         except Exception as error:  # a mistake of ours in what follows when Redis does not answer in time
             self._internal_errors.report(error)

@@ -9,8 +9,8 @@
 # than said twice.
 # At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
 import heapq
-from collections.abc import Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from broker.cluster.will_record import decode
 from broker.mqtt.packets import Will
@@ -27,10 +27,7 @@ PAGE: Final = 500  # wills read at once
 PATIENCE: Final = 5.0  # seconds for a page or a batch
 
 
-class WillPublisher(Protocol):
-    """Who publishes the wills."""
-
-    def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None: ...
+PublishWill = Callable[[str, str | None, Will, float], None]  # client id, user name, will, time
 
 
 class OrphanedWillsStatistics:
@@ -41,12 +38,12 @@ class OrphanedWillsStatistics:
 
 
 class OrphanedWills:
-    def __init__(self, commands: CommandPipeline, keys: Keys, script: Script, publisher: WillPublisher) -> None:
+    def __init__(self, commands: CommandPipeline, keys: Keys, script: Script, publish: PublishWill) -> None:
         self.statistics = OrphanedWillsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
-        self._publisher = publisher
+        self._publish = publish
         self._unfenced: list[tuple[str, int]] = []  # (incarnation, slice)
         self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
@@ -146,7 +143,7 @@ class OrphanedWills:
                 self.statistics.damaged += 1
                 continue
             self.statistics.published += 1
-            self._publisher.publish_will(client.decode(), user, will, now)
+            self._publish(client.decode(), user, will, now)
 
     def _not_taken(
         self, incarnation: str, number: int, clients: list[bytes], failure: StoreFailure, now: float

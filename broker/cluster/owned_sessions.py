@@ -2,11 +2,11 @@
 #
 # Redis may have been away, or have lost what it knew: the end of its log, a replica's lag, everything. So all that is
 # held is claimed again, a page at a time, whenever the registry says `all_again()`; of two owners the later CONNECT
-# stays, and the other is told by `OwnershipListener.superseded()`.
+# stays, and the conflict is left for session_claims.py to settle.
 # What is held is in two dicts: `_current`, and `_stale`, which Redis has to be told. That everything has become stale
 # is then a matter of exchanging them, also for a million sessions. What ends while Redis is away is remembered, as a
 # will that stayed there would be published when this worker dies.
-from typing import Final, Protocol
+from typing import Final
 
 from broker.cluster.owner import Owner, Ownership, epoch_and_owner, read_owner
 from broker.reasons import StoreFailure
@@ -23,16 +23,16 @@ REST: Final = 0.5  # seconds after Redis did not take a page
 MOST_ENDED: Final = 100_000  # sessions that have ended and that Redis holds for ours; a lease ends the others
 
 
-class OwnershipListener(Protocol):
-    """Who is told of other owners, beside the answer to a claim."""
+class OwnershipConflict:
+    """Redis names *owner* as another owner of *client_id*, beside the answer to a claim."""
 
-    def superseded(self, client_id: str, owner: Owner, now: float) -> None:
-        """A later CONNECT elsewhere has the session: what is here of it has to go (0x8E). It is not held any more."""
-        ...
-
-    def superseding(self, client_id: str, former: Owner, now: float) -> None:
-        """Our claim is later than that of *former*, who may not know."""
-        ...
+    def __init__(self, client_id: str, owner: Owner, ours: int) -> None:
+        """*ours*: the epoch of this worker if it is the later owner; *owner* may not know. 0: *owner* is the later one,
+        and this worker does not hold the session any more.
+        """
+        self.client_id = client_id
+        self.owner = owner
+        self.ours = ours
 
 
 class OwnedSessionsStatistics:
@@ -50,7 +50,6 @@ class OwnedSessions:
         commands: CommandPipeline,
         keys: Keys,
         script: Script,
-        listener: OwnershipListener,
         worker: WorkerId,
         alone: bool = False,
     ) -> None:
@@ -59,7 +58,7 @@ class OwnedSessions:
         self._commands = commands
         self._keys = keys
         self._script = script
-        self._listener = listener
+        self._conflicts: list[OwnershipConflict] = []  # at most those of the pages that were answered in this turn
         self._me = worker.incarnation_text
         self._place = f"{worker.shard} {worker.node}"
         self._alone = alone
@@ -155,6 +154,16 @@ class OwnedSessions:
             _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), PATIENCE), now
         )
 
+    def found_conflict(self, conflict: OwnershipConflict) -> None:
+        self._conflicts.append(conflict)
+
+    def take_conflicts(self) -> list[OwnershipConflict]:
+        """The conflicts since the last call, for session_claims.py to settle."""
+        if not self._conflicts:
+            return self._conflicts
+        conflicts, self._conflicts = self._conflicts, []
+        return conflicts
+
     def go_on(self, now: float) -> None:
         """Tell Redis the next page of what it has to be told, once the last one is answered."""
         if self._pages == 0 and self._commands.state == READY and now >= self._rest_until:
@@ -215,13 +224,13 @@ class OwnedSessions:
             if other is None:
                 continue
             if epoch:
-                self._listener.superseding(client_id, other, now)
+                self.found_conflict(OwnershipConflict(client_id, other, held.epoch))
             elif self._alone:  # the clock was turned back since then
                 self.hold_unknown(client_id, max(held.epoch, other.epoch + 1), held.will)
             elif other.epoch >= held.epoch:
                 self._drop(client_id)
                 self._counts.superseded += 1
-                self._listener.superseded(client_id, other, now)
+                self.found_conflict(OwnershipConflict(client_id, other, 0))
 
     def not_claimed_again(self, client_ids: list[str], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)

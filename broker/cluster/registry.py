@@ -20,7 +20,7 @@ from broker.cluster.claim_policy import (
     before_asking,
     patience,
 )
-from broker.cluster.owned_sessions import PATIENCE, OwnedSessions, OwnershipListener
+from broker.cluster.owned_sessions import PATIENCE, OwnedSessions, OwnershipConflict
 from broker.cluster.owner import Owner, epoch_and_owner
 from broker.config.schema import Overload
 from broker.overload.gate import Gate
@@ -65,7 +65,6 @@ class Registry(OnReady):
         self,
         commands: CommandPipeline,
         keys: Keys,
-        listener: OwnershipListener,
         *,
         worker: WorkerId,
         wall: Callable[[], float],
@@ -81,10 +80,9 @@ class Registry(OnReady):
         self.worker = worker
         self.statistics = RegistryStatistics()
         self.script = Script(commands, files("broker.cluster").joinpath("claim.lua").read_bytes())
-        self.owned = OwnedSessions(commands, keys, self.script, listener, worker, alone)
+        self.owned = OwnedSessions(commands, keys, self.script, worker, alone)
         self._commands = commands
         self._keys = keys
-        self._listener = listener
         self._me = worker.incarnation_text
         self._place = f"{worker.shard} {worker.node}"
         self._overload = overload
@@ -228,7 +226,7 @@ class Registry(OnReady):
         if held.epoch < epoch:
             held.epoch = epoch
         if former is not None and not ours:
-            self._listener.superseding(claim.client_id, former, now)
+            self.owned.found_conflict(OwnershipConflict(claim.client_id, former, held.epoch))
 
     def _claim_all_again(self, now: float) -> None:
         self._renew = now + RENEW

@@ -1,42 +1,51 @@
-# The other workers of the node, and those of other nodes, as far as the sessions of this one are concerned.
+# Takeover: a session goes from the worker that has it (the giving side) to the worker that its client has come to (the
+# asking side).
 #
-# A CONNECT claims its session in Redis, or, while that is away, within the node. Whoever had it until then is named,
-# and has to give it up. How that is asked for and answered is the mesh's part: it is `TakeoverRequests`, and is called
-# by `SessionClaims` (session_claims.py), whose `give_up()` it calls on the other side.
+# A CONNECT claims its session in Redis, or within the node while Redis is away (session_claims.py). Redis names the
+# former owner, which has to give the session up. The asking side, N, asks the giving side, O, over the control lane:
 #
-# The way of one takeover, A having the session and B the new connection:
-#   B  SessionClaims  claims, gets the epoch e, and Redis names A: calls TakeoverRequests.take_over(..., A, e, ...)
-#   B  mesh                asks A
-#   A  mesh                calls SessionClaims.give_up(client, e, then)
-#   A  SessionClaims  calls then(TakeoverResult): with the session; or nothing is here; or it is ours with an epoch
-#                          later than e (superseded). If a claim of ours for it is under way, that one ends first
-#   A  mesh                closes its connection (0x8E), freezes it, waits for its peers, takes it out of its routes,
-#                          calls SessionClaims.forget(session), and hands it over
-#   B  mesh                puts it into B's routes, and calls the `then` of take_over() with it
-#   B  SessionClaims  lets the client in: only then CONNACK
+#   N  SessionClaims     claims; Redis answers with the epoch e and the former owner O
+#   N  IncomingSessions  ASK to O
+#   O  OutgoingSessions  asks its own SessionClaims: the session is here; or nothing is; or this worker owns it with an
+#                        epoch later than e (superseded). If a claim for it is under way at O, that one ends first
+#   O                    closes the connection (0x8E), waits until every peer has processed what it accepted from that
+#                        client (or the client's next message could overtake its last), and sends ANSWER and then what
+#                        the session holds, in chunks, over the data lane (session/transfer/)
+#   N                    subscribes the session; from then on messages could arrive at both places, so:
+#   N  to all   SWITCH   it comes behind what N has told of its interest, so each worker X knows that already
+#   X  to N, O  MARK     on the data lane: what X sent before it is for the session at O, and what X sends after it for
+#                        the session at N; both keep a TransferFilter (session/origin.py) meanwhile. N and O are an X
+#   O  all marks         nothing arrives any more: the session leaves the routes there; its last chunks are sent
+#   N  all marks, all chunks: TAKEN to O, which forgets the session; SessionClaims answers the CONNECT
 #
-# Why nobody waits in a circle: who gives up waits only for claims of his own that have lower epochs than the one he is
-# asked by; one with a higher epoch answers "superseded" at once, and the client who asked is turned away (0x88).
+# So each message arrives once, in the order of its publisher. A peer that dies counts as one that has marked: all that
+# it sent has been taken. A peer that joins is asked to mark. If N dies, O keeps the session. If N gives up waiting
+# (ABANDON), the session ends at O. If O dies before the last chunk, there is no session.
+#
+# Claims cannot wait for each other in a circle: the giving side waits only for claims of its own that have lower epochs
+# than the one it is asked for, and answers "superseded" at once to any other; that client is refused (0x88).
+#
+# With its answer O sends the credits that the client has left, also if there is no session. While Redis is away no
+# worker knows which one has a session: all peers are asked, and the claim with the greater epoch wins.
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from broker.cluster.owner import Owner
 from broker.session.session import Session
 
-HANDOVER_PATIENCE: Final = 2.0  # seconds; the client that waits gives up, or connects once more, not long after
+TAKEOVER_TIMEOUT: Final = 2.0  # seconds; the waiting client gives up, or connects once more, not long after
 
 
 class TakeoverResult:
-    """What became of a session that another worker was asked for."""
+    """What became of a session that other workers were asked for."""
 
     def __init__(
         self, session: Session | None, epoch: int = 0, superseded: bool = False, nowhere: bool = False
     ) -> None:
-        """*epoch*: what its former owner held it with, 0 if nobody did; *superseded*: and that is the later one;
-        *nowhere*: nobody who was asked holds it, or there was nobody to ask.
+        """*epoch*: of the former owner's claim, 0 if there was none. *superseded*: that claim is the later one.
 
-        The last one means that Redis named somebody whose claim it carried out when he had given it up, or was dead:
-        who had the session before him may have it still.
+        *nowhere*: no worker that was asked has the session, or there was none to ask. Then Redis named an owner whose
+        claim it carried out after the claim was abandoned, or a dead one: the owner before that may still have it.
         """
         self.session = session
         self.epoch = epoch
@@ -48,29 +57,31 @@ OnTakeover = Callable[[TakeoverResult], None]
 
 
 class TakeoverRequests(Protocol):
-    """Each `then` is called exactly once, perhaps before the method returns, and always within
-    HANDOVER_PATIENCE: the death of a peer, or its silence, answers with `TakeoverResult(None)`.
+    """The asking side. Each `then` is called exactly once, perhaps before the method returns, and within
+    TAKEOVER_TIMEOUT: a peer that dies or does not answer results in `TakeoverResult(None)`.
     """
 
     def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
-        """We own *client_id* with *epoch* from now on, says Redis, and *former* did until now: have it give that up.
+        """Have *former* give up the session of *client_id*, which this worker owns with *epoch* now, says Redis.
 
-        Not *wanted*: a clean start, what *former* has is to be ended there (its will is published [MQTT-3.1.2-8]), and
-        `then` gets none, once its connection is closed. A *former* that nobody knows, of this node, is dead: *nowhere*.
-        A session that is given to `then` is without a connection, in the routes of this worker and in its store.
+        Not *wanted* (a clean start): the session ends where it is, its will is published there [MQTT-3.1.2-8], and
+        `then` is called without a session once its connection is closed. If *former* is no living worker of this node
+        the result is *nowhere*. The session that `then` gets has no connection; it is in the routes and in the store of
+        this worker, and a session of that client id that was in the store before has ended.
         """
         ...
 
     def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
-        """Redis is away: the same, of whoever has *client_id* in this node. Claims of one id are taken in turn.
+        """As `take_over()`, but of whichever worker of the node has *client_id*: Redis is away.
 
-        *epoch* is by our clock; who owns it by Redis' clock may have a greater one: if it answers superseded, we try
-        once more with one that is greater.
+        *epoch* comes from this worker's clock; an epoch from the clock of Redis may be greater. If the answer is
+        "superseded", the caller tries once more with a greater one.
         """
         ...
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
-        """Whether *owner*, of this node, has the session of *client_id*, once its claims of it are over; if it is dead
-        it has not. *then* is called once, perhaps before this returns.
+        """Call *then* with whether *owner*, of this node, has the session of *client_id*.
+
+        *owner* answers once its own claims for that client id are over. A dead worker has no session.
         """
         ...

@@ -23,7 +23,7 @@ class SessionHandOver:
 
     def sessions_here(self) -> int:
         """Sessions that no other worker has whole yet."""
-        return self._store.count() + self._takeovers.departing()
+        return self._store.count() + self._takeovers.leaving()
 
     async def run(self) -> None:
         """Offer each session to the other workers, until they have all of them or there is no other worker."""

@@ -36,7 +36,7 @@ from broker.reasons import CloseReason, PauseReason
 from broker.routing.authority import Authoriser
 from broker.session.principal import NOBODY, Principal
 from broker.session.session import Session
-from broker.store.sessions import SessionStore
+from broker.store.sessions import Claims, SessionStore
 
 TURNS: Final = 16  # CONNECTs whose turn comes in one slice, at about 40 us each
 RETRY: Final = 0.1  # seconds until a store that is full is asked again for room; its answers lead to a tick, too
@@ -52,6 +52,7 @@ class ConnectAttempts:
         lifecycle: ConnectionLifecycle,
         sessions: SessionLifecycle,
         authenticator: Authenticator,
+        claims: Claims,
         store: SessionStore,
         subscribing: Subscribing,
         reactor: Reactor,
@@ -69,6 +70,7 @@ class ConnectAttempts:
         self.lifecycle = lifecycle
         self.sessions = sessions
         self.authenticator = authenticator
+        self.claims = claims
         self.store = store
         self.subscribing = subscribing
         self.reactor = reactor
@@ -105,7 +107,7 @@ class ConnectAttempts:
         for _ in range(TURNS):
             if not connects.waiting():
                 return inf
-            if not self.store.has_room(now):
+            if not self.claims.has_room(now):
                 return now + RETRY
             waiter = connects.next(now)
             if waiter is None:
@@ -144,7 +146,7 @@ class ConnectAttempt(PendingConnect):
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
             attempts.lifecycle.refuse(self._connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
-        elif attempts.store.has_room(now) and attempts.connects.at_once(now):
+        elif attempts.claims.has_room(now) and attempts.connects.at_once(now):
             self._connection.enter(Input.TURN)
             self._authenticate()
         else:
@@ -223,7 +225,7 @@ class ConnectAttempt(PendingConnect):
             self._refuse(reason, now)
             return
         connection.enter(Input.AUTHENTICATED)
-        attempts.store.claim(self)
+        attempts.claims.claim(self)
 
     # Claiming.
 

@@ -28,14 +28,18 @@ class Claimant(Protocol):
         ...
 
 
-class SessionStore(Protocol):
-    """The sessions of a worker. One session per client id [MQTT-3.1.3-2], [MQTT-3.1.4-3]."""
+class Claims(Protocol):
+    """Where a CONNECT gets its session from."""
 
     def claim(self, claimant: Claimant) -> None:
         """Find the session of *claimant* for it. Claims of one client id are answered in their order."""
 
     def has_room(self, now: float) -> bool:
         """Whether one more claim would be answered in time."""
+
+
+class SessionStore(Protocol):
+    """The sessions of a worker. One session per client id [MQTT-3.1.3-2], [MQTT-3.1.4-3]."""
 
     def find(self, client_id: str) -> Session | None:
         """The session of *client_id*, if it is in this worker's memory."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.cluster.orphaned_wills import OrphanedWills
-from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.owner import Owner
 from broker.cluster.registry import CLAIMED, Registry, Verdict
 from broker.config.schema import Overload
@@ -27,14 +26,16 @@ class Shard:
         address: RedisAddress,
         number: int = 0,
         wall: Callable[[], float] = time.time,
-        listener: OwnershipListener | None = None,
+        settles: bool = True,
         alone: bool = False,
     ) -> None:
+        """*settles*: conflicts with other owners are noted here; else they wait for the test."""
         self.loop = loop
         self.identity = WorkerId("node", number, next(_NUMBERS))
         self.incarnation = self.identity.incarnation_text
         self.number = number
         self.wall = wall
+        self._settles = settles
         self.superseded_by: dict[str, Owner] = {}
         self.supersedes: dict[str, Owner] = {}
         self.published: list[tuple[str, str | None, Will]] = []
@@ -42,22 +43,22 @@ class Shard:
         self.registry = Registry(
             self.commands,
             KEYS,
-            listener or self,
             worker=self.identity,
             wall=lambda: self.wall(),
             new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
             overload=Overload(),
             alone=alone,
         )
-        self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self)
-        loop.ticking += [self.commands, self.registry, self.orphaned_wills]
+        self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self.publish_will)
+        loop.ticking += [self, self.commands, self.registry, self.orphaned_wills]
         self.commands.start(loop.now())
 
-    def superseded(self, client_id: str, owner: Owner, now: float) -> None:
-        self.superseded_by[client_id] = owner
-
-    def superseding(self, client_id: str, former: Owner, now: float) -> None:
-        self.supersedes[client_id] = former
+    def tick(self, now: float) -> float:
+        """Note the conflicts that the registry has found."""
+        for conflict in self.registry.owned.take_conflicts() if self._settles else []:
+            found = self.supersedes if conflict.ours else self.superseded_by
+            found[conflict.client_id] = conflict.owner
+        return now + 1.0
 
     def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
         self.published.append((client_id, user, will))
@@ -94,3 +95,4 @@ class Shard:
 
     def settle(self) -> None:
         self.loop.until(self.settled)
+        self.loop.turn()  # conflicts that the last answer brought are settled in the next turn

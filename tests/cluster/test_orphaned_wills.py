@@ -206,7 +206,7 @@ def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> No
     commands, paper = on_paper(loop)
     commands.take(GREETED, 1000, 0.0)
     published = Published()
-    wills = OrphanedWills(commands, KEYS, Script(commands, b"script"), published)
+    wills = OrphanedWills(commands, KEYS, Script(commands, b"script"), published.publish_will)
     wills.publish_wills_of(0xDEAD, 0.0)
     wills.tick(0.0)
     commands.take(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead

@@ -148,7 +148,7 @@ def test_a_client_that_goes_while_redis_is_asked_leaves_nothing(server: RunningR
     broker.settle()
     client.drop()
     server.go_on()
-    broker.until(lambda: broker.registration.store.counts.waiting == 0)
+    broker.until(lambda: broker.claims.counts.waiting == 0)
     broker.told()
 
     assert ([], 0) == (owner(server, "me"), broker.session_count())
@@ -178,10 +178,10 @@ def test_the_wills_of_a_dead_worker_are_published_by_another(server: RunningRedi
     subscribe(watcher, "wills")
     alive.arrive("back")
     alive.flows = True
-    alive.registration.publish_wills_of(DEAD, alive.clock.now)
-    alive.registration.publish_wills_of(DEAD, alive.clock.now)
+    alive.orphaned_wills.publish_wills_of(DEAD, alive.clock.now)
+    alive.orphaned_wills.publish_wills_of(DEAD, alive.clock.now)
     alive.until(lambda: len(watcher.inbox) == 2)
-    alive.until(alive.registration.orphaned_wills.idle)
+    alive.until(alive.orphaned_wills.idle)
 
     assert [b"now", b"later"] == payloads(watcher.inbox)
     assert 0 == wills(server)

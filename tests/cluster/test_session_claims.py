@@ -3,10 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.cluster.owned_sessions import OwnershipListener
 from broker.cluster.owner import Owner
-from broker.cluster.registry import Registry
-from broker.cluster.session_claims import MOST_BEHIND, SessionClaims
+from broker.cluster.registered_store import RegisteredStore
+from broker.cluster.session_claims import MOST_WAITING, SessionClaims
 from broker.cluster.takeover import OnTakeover, TakeoverResult
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
@@ -45,7 +44,7 @@ class Node:
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         worker = self.workers.get(owner.worker.incarnation_text)
-        self._do(lambda: worker.store.tell_whether(client_id, then) if worker else then(False))
+        self._do(lambda: worker.claims.tell_whether(client_id, then) if worker else then(False))
 
     def go_on(self) -> None:
         waiting, self.waiting = self.waiting, None
@@ -66,15 +65,14 @@ class Worker:
         self.loop = loop
         self.node = node or Node()
         self.evicted: list[Session] = []
-        shards: list[Shard] = []
-
-        def make_registry(listener: OwnershipListener) -> Registry:
-            shards.append(Shard(loop, server.address, number, listener=listener, alone=alone))
-            return shards[0].registry
-
-        self.store = SessionClaims(make_registry, self.node, loop.now, self.evict)
-        self.registry = self.store.registry
-        self.shard = shards[0]
+        self.settled: list[tuple[str, int]] = []  # wills that Redis could not be told of
+        self.shard = Shard(loop, server.address, number, settles=False, alone=alone)
+        self.registry = self.shard.registry
+        self.store = RegisteredStore(
+            self.registry, loop.now, lambda client_id, epoch: self.settled.append((client_id, epoch))
+        )
+        self.claims = SessionClaims(self.store, self.registry, self.node, loop.now, self.evict)
+        loop.ticking.append(self.claims)
         self.node.workers[self.shard.incarnation] = self
 
     def evict(self, gone: Session) -> None:
@@ -88,11 +86,11 @@ class Worker:
             kept = handover.session if wanted else None
             then(TakeoverResult(kept, handover.epoch, handover.superseded, nowhere=handover.epoch == 0))
 
-        self.store.give_up(client_id, epoch, give)
+        self.claims.give_up(client_id, epoch, give)
 
     def ask(self, client_id: str, lasting: bool = False, clean_start: bool = False) -> "Coming":
         coming = Coming(self.store, client_id, clean_start, 60 if lasting else 0)
-        self.store.claim(coming)
+        self.claims.claim(coming)
         return coming
 
     def connect(self, client_id: str, lasting: bool = False) -> Session | CloseReason | None:
@@ -105,7 +103,7 @@ class Worker:
 class Coming(Asking):
     """A client that stays: with the session that is found, or a new one."""
 
-    def __init__(self, store: SessionClaims, client_id: str, clean_start: bool, expiry: int) -> None:
+    def __init__(self, store: RegisteredStore, client_id: str, clean_start: bool, expiry: int) -> None:
         super().__init__(client_id, clean_start, expiry)
         self._store = store
 
@@ -278,7 +276,7 @@ def test_a_session_that_ends_takes_its_will_back_at_once(server: RunningRedis, l
     worker = Worker(loop, server, 1)
     coming = Coming(worker.store, "me", False, 0)
     coming.will = Will(b"gone", b"")
-    worker.store.claim(coming)
+    worker.claims.claim(coming)
     loop.until(lambda: bool(coming.answers))
     there = worker.store.find("me")
     assert there is not None
@@ -299,25 +297,23 @@ def test_a_will_that_redis_cannot_be_told_of_is_told_to_the_node(
 ) -> None:
     """A worker that is killed while Redis is away would have it published again, by whoever mourns it."""
     worker = Worker(loop, server, 1)
-    told: list[tuple[str, int]] = []
-    worker.store.untold = lambda client_id, epoch: told.append((client_id, epoch))
     coming = Coming(worker.store, "me", False, 60 if lasting else 0)
     coming.will = Will(b"gone", b"")
-    worker.store.claim(coming)
+    worker.claims.claim(coming)
     loop.until(lambda: bool(coming.answers))
     there = worker.store.find("me")
     assert there is not None
     there.will = SessionWill(coming.will)
-    epoch = worker.store.registry.epoch_of("me")
+    epoch = worker.registry.epoch_of("me")
     server.end()
-    loop.until(lambda: worker.store.registry._commands.state != READY)
-    assert [] == told
+    loop.until(lambda: worker.registry._commands.state != READY)
+    assert [] == worker.settled
     if lasting:
         worker.store.without_will(there)
     else:
         worker.store.forget(there)
 
-    assert [("me", epoch)] == told
+    assert [("me", epoch)] == worker.settled
 
 
 def test_a_client_that_went_while_it_was_asked_for_leaves_nothing(server: RunningRedis, loop: Loop) -> None:
@@ -325,12 +321,12 @@ def test_a_client_that_went_while_it_was_asked_for_leaves_nothing(server: Runnin
     loop.stop_clock()
     worker = Worker(loop, server, 1)
     gone = Asking("me")
-    worker.store.claim(gone)
+    worker.claims.claim(gone)
     loop.until(lambda: bool(gone.answers))
     worker.shard.settle()
 
     assert ([None], [], 0) == (gone.answers, owner(server, "me"), worker.registry.epoch_of("me"))
-    assert 0 == worker.store.counts.waiting
+    assert 0 == worker.claims.counts.waiting
 
 
 def test_without_redis_the_node_is_asked(server: RunningRedis, loop: Loop) -> None:
@@ -378,12 +374,12 @@ def test_connections_of_one_client_take_their_turn(server: RunningRedis, loop: L
     loop.stop_clock()
     worker = Worker(loop, server, 1)
     loop.ready(worker.shard.commands)
-    comings = [worker.ask("me") for _ in range(MOST_BEHIND + 2)]
+    comings = [worker.ask("me") for _ in range(MOST_WAITING + 2)]
     loop.until(lambda: all(coming.answers for coming in comings))
     there = worker.store.find("me")
 
-    assert [[None]] + [[there]] * MOST_BEHIND + [[CloseReason.SERVER_BUSY]] == [coming.answers for coming in comings]
-    assert 0 == worker.store.counts.waiting
+    assert [[None]] + [[there]] * MOST_WAITING + [[CloseReason.SERVER_BUSY]] == [coming.answers for coming in comings]
+    assert 0 == worker.claims.counts.waiting
 
 
 def test_who_asks_for_what_is_still_on_its_way_gets_it(server: RunningRedis, loop: Loop) -> None:
@@ -422,7 +418,7 @@ def test_two_who_ask_each_other_do_not_wait_for_ever(server: RunningRedis, loop:
 
     assert ([CloseReason.SERVER_UNAVAILABLE], [there]) == (away.answers, back.answers)
     assert (there, None) == (one.store.find("me"), two.store.find("me"))
-    assert (0, 0) == (one.store.counts.waiting, two.store.counts.waiting)
+    assert (0, 0) == (one.claims.counts.waiting, two.claims.counts.waiting)
     one.shard.settle()
     two.shard.settle()
     assert owned_by(server, one, "me")

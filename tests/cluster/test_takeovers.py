@@ -134,7 +134,7 @@ def credits_of(broker: Broker) -> float:
     """What the client *me* has left."""
     session = broker.session("me")
     assert session is not None and session.outbox is not None
-    account = broker.stream_of(session.outbox).account  # type: ignore[union-attr]  # a Connection
+    account = broker.stream_of(session.outbox).client.account  # type: ignore[union-attr]  # a Connection
     balance: float = account.balance(broker.protection.ledger, broker.clock.now)
     return balance
 
@@ -613,13 +613,13 @@ def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
     """The other would be on its way for ever, and whoever asks for it later wait for that."""
     node = start_node(3)
     arrive(node[0])
-    elsewhere = node[1].worker
+    elsewhere = node[1]
     elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
     leave_a_claim(node[2], "me")
 
     assert arrive(node[2]).connack.session_present
     assert [2] == sessions(node)
-    assert [0, 0] == [broker.takeovers.departing() for broker in node[:2]]
+    assert [0, 0] == [broker.takeovers.leaving() for broker in node[:2]]
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -647,7 +647,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     for broker in node:
         broker.settle()
     leave_a_claim(node[1], "me")
-    elsewhere = node[1].worker
+    elsewhere = node[1]
     elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
     registration = node[0].registration
     assert registration is not None

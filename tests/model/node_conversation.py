@@ -172,8 +172,7 @@ class NodeConversation(Conversation):
         """Each worker knows what the clients of the others want, and nothing waits to be told."""
         mesh = broker.mesh
         assert 0 == mesh.pending()
-        takeovers = broker.takeovers
-        assert not takeovers._arrivals and not takeovers._departures
+        assert 0 == broker.takeovers.pending()
         assert len(self.node) - 1 == len(mesh.peers)
         groups = list(broker.routes.shared_groups())
         for peer in mesh.peers:

@@ -5,7 +5,7 @@ from broker.reasons import CloseReason
 from broker.session.limits import SessionLimits
 from broker.session.queue import QueueBudget
 from broker.session.session import Session
-from broker.store.sessions import MemorySessions, SessionStore
+from broker.store.sessions import MemorySessions
 
 
 def session(client_id: str) -> Session:
@@ -32,7 +32,7 @@ class Asking:
         self.answers.append(reason)
 
 
-def claimed(store: SessionStore, client_id: str) -> Session | CloseReason | None:
+def claimed(store: MemorySessions, client_id: str) -> Session | CloseReason | None:
     asking = Asking(client_id)
     store.claim(asking)
     (answer,) = asking.answers

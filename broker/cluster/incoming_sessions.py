@@ -1,0 +1,202 @@
+# The asking side of takeovers (takeover.py): sessions that clients of this worker want and other workers have.
+from collections.abc import Callable
+from functools import partial
+
+from broker.cluster import wire
+from broker.cluster.owner import Owner
+from broker.cluster.peer import Peer
+from broker.cluster.peers import Peers
+from broker.cluster.takeover import TAKEOVER_TIMEOUT, OnTakeover, TakeoverResult
+from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, SUPERSEDED, SWITCH
+from broker.overload.credits import UNKNOWN
+from broker.protocol.session_transfer import SessionTransfer
+from broker.session.origin import TransferFilter
+from broker.session.transfer.session_import import SessionImport, SessionImportError
+from broker.worker_id import WorkerId
+
+
+class IncomingSession:
+    """A session that *asked* were asked for and have not answered yet."""
+
+    def __init__(self, number: int, client_id: str, asked: set[Peer], then: OnTakeover, deadline: float) -> None:
+        self.number = number
+        self.client_id = client_id
+        self.asked = asked
+        self.then = then
+        self.deadline = deadline
+        self.epoch = 0  # the greatest in the answers
+        self.credits = UNKNOWN  # of the client
+        self.source: Peer | None = None  # the peer that sends the session
+        self.imported: SessionImport | None = None  # what it has sent so far
+        self.subscribing = False
+        self.switched = False  # the peers have been told to mark
+        self.filter = TransferFilter(True)
+        self.unmarked: set[Peer] = set()
+
+
+class IncomingSessions:
+    """`TakeoverRequests`, answered over the lanes of the mesh."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        peers: Peers,
+        transfer: SessionTransfer,
+        clock: Callable[[], float],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """*failed* is called when a session that a peer sent cannot be read."""
+        self._worker = worker
+        self._peers = peers
+        self._transfer = transfer
+        self._clock = clock
+        self._failed = failed
+        self._number = int(clock() * 1e6)  # differs from the numbers of the process that had this shard before
+        self._pending: dict[int, IncomingSession] = {}
+        self._questions: dict[int, tuple[Peer, Callable[[bool], None]]] = {}  # of `whether()`, without an answer
+
+    def pending(self) -> int:
+        return len(self._pending)
+
+    # What a claim asks.
+
+    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
+        peer = self._peers.find(former.worker)
+        self._ask(client_id, [] if peer is None else [peer], epoch, wanted, then)
+
+    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+        self._ask(client_id, self._peers.all, epoch, wanted, then)
+
+    def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
+        peer = self._peers.find(owner.worker)
+        if peer is None:
+            then(False)
+            return
+        self._number += 1
+        self._questions[self._number] = (peer, then)
+        peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._number) + client_id.encode()))
+
+    def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: OnTakeover) -> None:
+        if not peers:
+            then(TakeoverResult(None, nowhere=True))
+            return
+        self._number += 1
+        number = self._number
+        self._pending[number] = IncomingSession(number, client_id, set(peers), then, self._clock() + TAKEOVER_TIMEOUT)
+        for peer in peers:
+            peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted) + client_id.encode()))
+
+    # What peers answer.
+
+    def has(self, number: int, has: bool) -> None:
+        self._questions.pop(number)[1](has)
+
+    def answered(self, peer: Peer, number: int, what: int, epoch: int, credits: float) -> None:
+        incoming = self._pending.get(number)
+        if incoming is None or peer not in incoming.asked:
+            if what == COMES:
+                peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
+            return
+        incoming.asked.discard(peer)
+        incoming.epoch = max(incoming.epoch, epoch)
+        incoming.credits = min(incoming.credits, credits)
+        if what == SUPERSEDED:
+            self._abandon(incoming, TakeoverResult(None, epoch, superseded=True))
+        elif what == COMES and incoming.source is not None:  # two have it, since a time when they were cut off
+            peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
+        elif what == COMES:
+            incoming.source = peer
+            incoming.imported = self._transfer.expect()
+        self._check(incoming)
+
+    def received(self, peer: Peer, number: int, chunk: bytes) -> None:
+        incoming = self._pending.get(number)
+        if incoming is None or incoming.source is not peer or incoming.imported is None:
+            return  # it was abandoned, and the peer was told
+        imported = incoming.imported
+        try:
+            imported.take(chunk)
+        except SessionImportError as error:
+            self._failed(error)
+            self._abandon(incoming, TakeoverResult(None, incoming.epoch))
+            return
+        if imported.session is not None and not incoming.subscribing:
+            incoming.subscribing = True
+            imported.session.transfer_filter = incoming.filter
+            self._transfer.enrol(imported, partial(self._subscribed, incoming))
+        self._check(incoming)
+
+    def _subscribed(self, incoming: IncomingSession) -> None:
+        """The session is subscribed here: have every worker mark from which message on its publishes are for here."""
+        source = incoming.source
+        if source is None or self._pending.get(incoming.number) is not incoming:
+            return
+        incoming.switched = True
+        incoming.filter.mark(self._worker)
+        incoming.unmarked = set(self._peers.all)
+        self._peers.tell(wire.frame(wire.SWITCH, SWITCH.pack(incoming.number, source.shard)))
+        source.write(wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(incoming.number, self._worker.shard)))
+        self._check(incoming)
+
+    def marked(self, peer: Peer, number: int) -> None:
+        """What *peer* sends from here on is for the session at this worker."""
+        incoming = self._pending.get(number)
+        if incoming is not None:
+            incoming.filter.mark(peer.worker)
+            incoming.unmarked.discard(peer)
+            self._check(incoming)
+
+    def _check(self, incoming: IncomingSession) -> None:
+        """Conclude *incoming* if there is nothing to wait for any more."""
+        if self._pending.get(incoming.number) is not incoming or incoming.asked:
+            return
+        imported = incoming.imported
+        if imported is None or incoming.source is None:
+            self._conclude(incoming, TakeoverResult(None, incoming.epoch, nowhere=incoming.epoch == 0))
+        elif imported.complete and incoming.switched and not incoming.unmarked:
+            session = self._transfer.take_in(imported)
+            session.transfer_filter = None
+            incoming.source.tell(wire.frame(wire.TAKEN, NUMBER.pack(incoming.number)))
+            incoming.imported = None
+            self._conclude(incoming, TakeoverResult(session, incoming.epoch))
+
+    def _abandon(self, incoming: IncomingSession, result: TakeoverResult) -> None:
+        """The session will not come, or not in time."""
+        if incoming.source is not None:
+            incoming.source.tell(wire.frame(wire.ABANDON, NUMBER.pack(incoming.number)))
+        self._conclude(incoming, result)
+
+    def _conclude(self, incoming: IncomingSession, result: TakeoverResult) -> None:
+        del self._pending[incoming.number]
+        if incoming.imported is not None:
+            self._transfer.turn_away(incoming.imported)
+        self._transfer.bring_credits(incoming.client_id, incoming.credits, self._clock())
+        incoming.then(result)
+
+    # Peers that come and go, and time.
+
+    def joined(self, peer: Peer) -> None:
+        """*peer* is new, and sends messages to both places, too: it has to mark."""
+        for incoming in self._pending.values():
+            if incoming.switched and incoming.source is not None:
+                incoming.unmarked.add(peer)
+                peer.tell(wire.frame(wire.SWITCH, SWITCH.pack(incoming.number, incoming.source.shard)))
+
+    def lost(self, peer: Peer) -> None:
+        """*peer* is gone, and all that it sent has been taken."""
+        for number, (asked, then) in list(self._questions.items()):
+            if asked is peer:
+                del self._questions[number]
+                then(False)
+        for incoming in list(self._pending.values()):
+            incoming.asked.discard(peer)
+            incoming.unmarked.discard(peer)
+            if incoming.source is peer and not (incoming.imported is not None and incoming.imported.complete):
+                self._conclude(incoming, TakeoverResult(None, incoming.epoch))
+            else:
+                self._check(incoming)
+
+    def tick(self, now: float) -> None:
+        """Abandon what takes too long: the client will have gone."""
+        for incoming in [one for one in self._pending.values() if one.deadline <= now]:
+            self._abandon(incoming, TakeoverResult(None, incoming.epoch))

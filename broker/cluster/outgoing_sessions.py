@@ -1,0 +1,226 @@
+# The giving side of takeovers (takeover.py): sessions of this worker that clients have come for at other workers.
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from broker.cluster import wire
+from broker.cluster.barriers import Barriers
+from broker.cluster.peer import Peer
+from broker.cluster.peers import Peers
+from broker.cluster.session_claims import SessionClaims
+from broker.cluster.takeover import TakeoverResult
+from broker.cluster.takeover_frames import ANSWER, COMES, HAS, NOTHING, NUMBER, SUPERSEDED
+from broker.overload.credits import UNKNOWN
+from broker.protocol.session_transfer import SessionTransfer
+from broker.session.origin import TransferFilter
+from broker.session.transfer.session_export import SessionExport
+from broker.worker_id import WorkerId
+
+
+class OutgoingSession:
+    """A session on its way to *peer*, which owns it with *epoch*."""
+
+    def __init__(self, peer: Peer, number: int, epoch: int, exported: SessionExport, unmarked: set[Peer]) -> None:
+        self.peer = peer
+        self.number = number
+        self.epoch = epoch
+        self.exported = exported
+        self.filter = TransferFilter(False)
+        self.unmarked = unmarked
+        self.waiting: list[Callable[[], None]] = []  # peers that ask for it meanwhile: answered when it is decided
+        self.switched = False  # this worker's own publishes do not go to it any more
+        self.passed = False  # all peers have processed what this worker accepted from its client
+        self.leaving = False  # it is being taken out of the routes, or has been
+
+
+class OutgoingSessions:
+    def __init__(
+        self,
+        worker: WorkerId,
+        peers: Peers,
+        barriers: Barriers,
+        transfer: SessionTransfer,
+        claims: SessionClaims,
+        clock: Callable[[], float],
+    ) -> None:
+        self._worker = worker
+        self._peers = peers
+        self._barriers = barriers
+        self._transfer = transfer
+        self._claims = claims
+        self._clock = clock
+        self._pending: dict[tuple[int, int], OutgoingSession] = {}  # by shard of the asking peer, and its number
+        self._undecided: dict[str, OutgoingSession] = {}  # by client id
+        self._sending: deque[OutgoingSession] = deque()  # those with chunks to be sent
+
+    def pending(self) -> int:
+        """Sessions that are on their way, and have not been taken yet."""
+        return len(self._pending)
+
+    # What peers ask.
+
+    def asked_whether(self, peer: Peer, number: int, client_id: str) -> None:
+        self._claims.tell_whether(client_id, partial(self._answer_whether, peer, number))
+
+    def _answer_whether(self, peer: Peer, number: int, has: bool) -> None:
+        if not peer.gone:
+            peer.tell(wire.frame(wire.HAS, HAS.pack(number, has)))
+
+    def asked(self, peer: Peer, number: int, epoch: int, wanted: bool, client_id: str) -> None:
+        """*peer* owns *client_id* with *epoch*, and asks for its session, or for its end if it is not *wanted*."""
+        outgoing = self._undecided.get(client_id)
+        if outgoing is not None and not outgoing.exported.session.ended:
+            # The session is on its way to a peer that may be dead, which this worker has not heard of yet.
+            outgoing.waiting.append(partial(self.asked, peer, number, epoch, wanted, client_id))
+            return
+        self._claims.give_up(client_id, epoch, partial(self._given_up, peer, number, epoch, wanted))
+
+    def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, result: TakeoverResult) -> None:
+        session = result.session
+        now = self._clock()
+        if peer.gone:
+            if session is not None:
+                self._claims.keep_after_all(session, epoch + 1)
+            return
+        if result.superseded or session is None:
+            self._answer(peer, number, SUPERSEDED if result.superseded else NOTHING, result.epoch, UNKNOWN)
+            return
+        exported = None
+        if wanted:
+            exported = self._transfer.give_up(session, now)
+        else:
+            self._transfer.end_elsewhere(session, now)
+        credits = self._transfer.credits(session.client_id, now)
+        if exported is None:
+            self._barriers.when_passed(partial(self._ended, peer, number, result.epoch, credits), now)
+            return
+        outgoing = OutgoingSession(peer, number, epoch, exported, set(self._peers.all))
+        session.transfer_filter = outgoing.filter
+        self._pending[peer.shard, number] = self._undecided[session.client_id] = outgoing
+        # On the lane of the chunks, which could otherwise arrive first.
+        peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, result.epoch, credits)))
+        self._sending.append(outgoing)
+        self._barriers.when_passed(partial(self._passed, outgoing), now)
+
+    def _ended(self, peer: Peer, number: int, epoch: int, credits: float, now: float) -> None:
+        self._answer(peer, number, NOTHING, epoch, credits)
+
+    def _answer(self, peer: Peer, number: int, what: int, epoch: int, credits: float) -> None:
+        if not peer.gone:
+            peer.tell(wire.frame(wire.ANSWER, ANSWER.pack(number, what, epoch, credits)))
+
+    # Until nothing arrives for the session any more.
+
+    def _passed(self, outgoing: OutgoingSession, now: float) -> None:
+        outgoing.passed = True
+        self._leave(outgoing)
+
+    def switched(self, peer: Peer, number: int) -> None:
+        """*peer* has subscribed its session, and this worker has marked: publishes from here go to it there."""
+        outgoing = self._pending.get((peer.shard, number))
+        if outgoing is not None:
+            outgoing.switched = True
+            outgoing.filter.mark(self._worker)
+            self._leave(outgoing)
+
+    def marked(self, peer: Peer, asker: int, number: int) -> None:
+        """What *peer* sends from here on is for the session at the worker with the shard *asker*."""
+        outgoing = self._pending.get((asker, number))
+        if outgoing is not None:
+            outgoing.filter.mark(peer.worker)
+            outgoing.unmarked.discard(peer)
+            self._leave(outgoing)
+
+    def _leave(self, outgoing: OutgoingSession) -> None:
+        """Take the session out of the routes once nothing is sent to it any more; then the rest of it is sent."""
+        if outgoing.leaving or not outgoing.passed or not outgoing.switched or outgoing.unmarked:
+            return
+        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+            outgoing.leaving = True
+            self._transfer.withdraw(outgoing.exported, partial(self._sending.append, outgoing))
+
+    # How it ends.
+
+    def taken(self, peer: Peer, number: int) -> None:
+        """*peer* has all of it."""
+        outgoing = self._pending.pop((peer.shard, number), None)
+        if outgoing is not None:
+            self._transfer.gone(outgoing.exported)
+            self._decide(outgoing)
+
+    def abandoned(self, peer: Peer, number: int) -> None:
+        """*peer* has gone on without it: it ends here."""
+        outgoing = self._pending.get((peer.shard, number))
+        if outgoing is not None:
+            self._take_back(outgoing, self._end)
+
+    def _take_back(self, outgoing: OutgoingSession, then: Callable[[OutgoingSession], None]) -> None:
+        """Make it a session of this worker again, without a connection, and call *then*."""
+        del self._pending[outgoing.peer.shard, outgoing.number]
+        outgoing.exported.session.transfer_filter = None
+        self._transfer.take_back(outgoing.exported, self._clock(), partial(then, outgoing))
+
+    def _keep(self, outgoing: OutgoingSession) -> None:
+        """Its new owner is gone: this worker owns it, after that claim and before claims that came since."""
+        session = outgoing.exported.session
+        if not session.ended:
+            self._claims.keep_after_all(session, outgoing.epoch + 1)
+        self._decide(outgoing)
+
+    def _end(self, outgoing: OutgoingSession) -> None:
+        self._transfer.end_elsewhere(outgoing.exported.session, self._clock())
+        self._decide(outgoing)
+
+    def _decide(self, outgoing: OutgoingSession) -> None:
+        """It is clear whether this worker has the session: answer the peers that asked for it meanwhile."""
+        client_id = outgoing.exported.session.client_id
+        if self._undecided.get(client_id) is outgoing:
+            del self._undecided[client_id]
+        for ask in outgoing.waiting:
+            ask()
+
+    # Peers that come and go.
+
+    def joined(self, peer: Peer) -> None:
+        """*peer* is new: it will be asked to mark its messages for sessions that are on their way."""
+        for outgoing in self._pending.values():
+            if not outgoing.leaving:
+                outgoing.unmarked.add(peer)
+
+    def lost(self, peer: Peer) -> None:
+        """*peer* is gone, and all that it sent has been taken."""
+        for outgoing in list(self._pending.values()):
+            outgoing.unmarked.discard(peer)
+            if outgoing.peer is peer:
+                self._take_back(outgoing, self._keep)
+            else:
+                self._leave(outgoing)
+
+    # Chunks.
+
+    def busy(self) -> bool:
+        """Whether a chunk can be sent now."""
+        return bool(self._sending) and any(outgoing.peer.gate.open for outgoing in self._sending)
+
+    def work(self, until: float) -> None:
+        """Send chunks until the time *until*, and at least one."""
+        for _ in range(len(self._sending)):
+            outgoing = self._sending.popleft()
+            if self._pending.get((outgoing.peer.shard, outgoing.number)) is not outgoing:
+                continue
+            if self._send(outgoing, until):
+                self._sending.append(outgoing)
+            if self._clock() >= until:
+                return
+
+    def _send(self, outgoing: OutgoingSession, until: float) -> bool:
+        """Send chunks of *outgoing*; true if there are more, which have to wait."""
+        peer = outgoing.peer
+        while peer.gate.open:
+            chunk = outgoing.exported.next_chunk()
+            if not chunk:
+                return False
+            peer.write(wire.DATA_HEAD + wire.frame(wire.CHUNK, NUMBER.pack(outgoing.number) + chunk))
+            if self._clock() >= until:
+                break
+        return True
