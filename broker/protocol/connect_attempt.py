@@ -294,7 +294,7 @@ class ConnectAttempt(PendingConnect):
             keep_alive=terms.keep_alive,
         )
         session.resume(now)
-        attempts.subscribing.go_on(connection)
+        attempts.subscribing.continue_replays(connection)
 
     def _act_for_principal(self, session: Session) -> None:
         """Have *session*, which has no connection, act for the client that was authenticated.

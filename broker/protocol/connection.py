@@ -59,9 +59,9 @@ class Connection(Stream):
         self.aliases: dict[int, bytes] | None = None  # topic aliases that the client has set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
-        self.scanned: bytes | None = None  # the input in which acknowledgements were looked for behind that
-        self.unseen = 0  # bytes at the end of it that were no whole packet
-        self.replaying = False  # in the hub's list of those to go on with
+        self.read_ahead_in: bytes | None = None  # the input that was read ahead, while a PUBLISH waits
+        self.unparsed = 0  # bytes at the end of that input that are no complete packet
+        self.replaying = False  # retained messages are being read for it, page by page
 
     def enter(self, event: Input) -> None:
         """Go to the state that follows *event*. ProtocolError, IllegalStep: none does."""

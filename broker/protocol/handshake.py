@@ -1,4 +1,4 @@
-# CONNECT and CONNACK: what a client asks for and what it is granted. No I/O, no state.
+# What a CONNECT asks for, and what its CONNACK grants or refuses. Functions without state.
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,12 +23,12 @@ from broker.mqtt.properties import (
 from broker.reasons import CloseReason
 from broker.routing.routes import RESERVED
 
-UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of who names none (3.1.2.11.3), and of 3.x
+UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of a client that names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0
-RETRY_AFTER: Final = "retry-after-ms"  # the name of the user property that says when to come again
+RETRY_AFTER: Final = "retry-after-ms"  # the user property with the time after which the client may try again
 TOO_MANY: Final = "more clients connect than can be let in at once"
 
-# 3.x has five reasons; the rest is a close without a word, 3.1.1 [MQTT-3.2.2-6].
+# Return codes of 3.x. For every other reason the connection is closed without a CONNACK, 3.1.1 [MQTT-3.2.2-6].
 RETURN_CODES: Final = {
     CloseReason.UNSUPPORTED_VERSION: 1,
     CloseReason.CLIENT_ID_INVALID: 2,
@@ -48,22 +48,22 @@ RETURN_CODES: Final = {
 
 @dataclass
 class Terms:
-    """What holds on this connection."""
+    """What a CONNECT is granted."""
 
     expiry: int  # seconds the session outlives the connection
     keep_alive: int  # seconds, 0 = off
-    receive_maximum: int  # what the client takes unacknowledged
+    receive_maximum: int  # messages that the client takes unacknowledged
     maximum_packet: int  # bytes the client takes
-    alias_maximum: int  # topic aliases we may set
+    alias_maximum: int  # topic aliases that the broker may set
     wants_reasons: bool
 
 
 def examine(packet: Connect, limits: Limits) -> CloseReason | None:
-    """Why this CONNECT is refused whatever the state of the broker; None if it is not."""
+    """The reason to refuse *packet* in any state of the broker, or None."""
     if len(packet.client_id.encode()) > limits.client_id_bytes:
         return CloseReason.CLIENT_ID_INVALID  # 3.1.1 [MQTT-3.1.3-9]
     if AUTHENTICATION_METHOD in packet.properties:
-        # We have none [MQTT-4.12.0-1], [MQTT-4.12.0-4]: so there is no AUTH to wait for [MQTT-3.1.2-30].
+        # There is no such method [MQTT-4.12.0-1], [MQTT-4.12.0-4], so no AUTH is sent or awaited [MQTT-3.1.2-30].
         return CloseReason.BAD_AUTHENTICATION_METHOD
     if packet.will is not None:
         if packet.will.qos > limits.qos:
@@ -74,13 +74,15 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
             return CloseReason.NOT_AUTHORIZED
         if len(packet.will.topic) > limits.topic_bytes:
             return CloseReason.TOPIC_BYTES
-        if packet.will.topic.count(b"/") >= limits.topic_levels:  # when it has to be published, nobody could be told
+        if (
+            packet.will.topic.count(b"/") >= limits.topic_levels
+        ):  # nobody could be told when it has to be published and is refused
             return CloseReason.TOPIC_LEVELS
     return None
 
 
 def agree(packet: Connect, limits: Limits) -> Terms:
-    """The terms for a CONNECT that is accepted."""
+    """What *packet* is granted if it is accepted."""
     asked = packet.properties
     longest = int(limits.session_expiry)
     if packet.version == V5:
@@ -99,10 +101,10 @@ def agree(packet: Connect, limits: Limits) -> Terms:
 
 
 def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, limits: Limits) -> ConnAck:
-    """The CONNACK that grants *terms*: it names each limit that we enforce and MQTT has a word for.
+    """The CONNACK that grants *terms*. It names each limit of the broker that has a property.
 
-    And nothing else: no response information [MQTT-3.1.2-28], no reason string [MQTT-3.2.2-19], no user properties
-    [MQTT-3.2.2-20], no authentication method [MQTT-4.12.0-6].
+    It has no other properties: no response information [MQTT-3.1.2-28], no reason string [MQTT-3.2.2-19], no user
+    properties [MQTT-3.2.2-20], no authentication method [MQTT-4.12.0-6].
     """
     properties: Properties = {}
     if packet.version == V5:
@@ -125,17 +127,19 @@ def accept(packet: Connect, terms: Terms, session_present: bool, assigned: str, 
 
 
 def refuse(version: int, reason: CloseReason) -> ConnAck | None:
-    """The CONNACK that says no, session present 0 [MQTT-3.2.2-6]; None where the version has no word for it."""
+    """The CONNACK that refuses, with session present 0 [MQTT-3.2.2-6]; None if *version* has no code for *reason*."""
     if version == V5:
         if reason.code and reason.code not in REASON_CODES[CONNACK]:  # [MQTT-3.2.2-8]
-            reason = CloseReason.SERVER_UNAVAILABLE  # shutting down: only a DISCONNECT has a word for that (table 2-6)
+            reason = CloseReason.SERVER_UNAVAILABLE  # "shutting down" is a code of DISCONNECT only (table 2-6)
         return ConnAck(False, reason.code) if reason.code else None
     code = RETURN_CODES.get(reason, 0)
     return ConnAck(False, code) if code else None
 
 
 def busy(packet: Connect, reason: CloseReason, retry_after: float) -> ConnAck | None:
-    """The same for who may come again, *retry_after* seconds from now: 5.0 is told so, as far as it lets us."""
+    """The CONNACK that refuses a client which may try again in *retry_after* seconds. 5.0 has properties that say so,
+    if the client accepts them.
+    """
     connack = refuse(packet.version, reason)
     if connack is None or packet.version != V5 or not _number(packet.properties, REQUEST_PROBLEM_INFORMATION, 1):
         return connack
@@ -150,7 +154,7 @@ def busy(packet: Connect, reason: CloseReason, retry_after: float) -> ConnAck | 
 
 
 def _keep_alive(packet: Connect, limits: Limits) -> int:
-    """Ours where the client asks for more than is allowed, and can be told; else its own [MQTT-3.2.2-22]."""
+    """The limit, if the client asks for more and CONNACK can say so; otherwise what it asks for [MQTT-3.2.2-22]."""
     most = limits.keep_alive
     if packet.version == V5 and most and (packet.keep_alive == 0 or packet.keep_alive > most):
         return most

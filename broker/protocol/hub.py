@@ -1,8 +1,8 @@
-# The hub: takes packets out of what a connection received and has each of them done.
+# The hub: finds the packets in what a connection has received, and calls the part of the broker that each is for.
 #
-# It sequences and decides nothing itself: the wire decodes, publishing knows what becomes of a PUBLISH, sessions know
-# what a client is owed, lifecycle knows who may come and how one leaves. PUBLISH and the acknowledgements, nearly all
-# of the traffic, are read in place, without a packet object; everything else goes through decode().
+# The hub decides nothing itself. It reads PUBLISH and plain acknowledgements, nearly all of the traffic, in place and
+# without packet objects; decode() makes an object of every other packet. The reactor calls the protocol through the
+# hub, so that an exception costs the connection that it came by, and not the worker.
 import socket
 from collections.abc import Callable
 from typing import Final, cast
@@ -40,7 +40,7 @@ from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing
-from broker.protocol.read_ahead import look_behind
+from broker.protocol.read_ahead import read_ahead
 from broker.protocol.states import Input, State
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason, ProtocolError
@@ -50,7 +50,7 @@ from broker.session.session import Session
 CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
 PINGRESP: Final = b"\xd0\x00"
 SUCCESS: Final = 0x00
-TAKES_BEHIND: Final = Pause.OVERLOAD | Pause.ANSWERS  # pauses behind which acknowledgements and pings are taken
+READS_AHEAD: Final = Pause.OVERLOAD | Pause.ANSWERS  # pauses in which acknowledgements and PINGREQ are taken
 
 
 class Hub(Service):
@@ -96,17 +96,17 @@ class Hub(Service):
             return self._take_packets(connection, quantum, now)
         except ProtocolError as error:
             self._lifecycle.reject(connection, error, now)
-        except Exception as error:  # our mistake: it costs this connection and not the worker
+        except Exception as error:
             self._lifecycle.failed(connection, error, now)
         return quantum
 
     def serve_while_paused(self, stream: Stream, count: int, now: float) -> int:
         connection = cast(Connection, stream)
         try:
-            return self._look_behind(connection, len(connection.input) - count - connection.unseen, now)
+            return self._read_ahead(connection, len(connection.input) - count - connection.unparsed, now)
         except ProtocolError as error:
             self._lifecycle.reject(connection, error, now)
-        except Exception as error:  # our mistake: it costs this connection and not the worker
+        except Exception as error:
             self._lifecycle.failed(connection, error, now)
         return 1
 
@@ -116,22 +116,18 @@ class Hub(Service):
     def drained(self, stream: Stream, now: float) -> None:
         connection = cast(Connection, stream)
         try:
-            self._go_on(connection, now)
+            session = connection.session
+            if session is not None:
+                session.pump(now)
+                self._subscribing.continue_replays(connection)
+            self._reactor.resume(connection, Pause.REPLIES)
         except Exception as error:
             self._lifecycle.failed(connection, error, now)
-
-    def _go_on(self, connection: Connection, now: float) -> None:
-        """*connection* takes more again."""
-        session = connection.session
-        if session is not None:
-            session.pump(now)
-            self._subscribing.go_on(connection)
-        self._reactor.resume(connection, Pause.REPLIES)
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         try:
             self._lifecycle.lost(cast(Connection, stream), reason, now)
-        except Exception as error:  # our mistake, in what its end entails: it must not cost the worker
+        except Exception as error:  # in what follows from its end
             self._internal_errors.report(error)
             self._reactor.destroy(stream)
 
@@ -152,7 +148,7 @@ class Hub(Service):
             return False
         try:
             left = self._deliveries.work(until)
-        except Exception as error:  # our mistake: it costs this publish and not the worker
+        except Exception as error:  # it costs the publish that failed
             source = self._deliveries.abandon()
             publisher = None if source is None else self._reactor.stream_of(source)
             if publisher is None:
@@ -173,7 +169,7 @@ class Hub(Service):
     # Packets.
 
     def _take_packets(self, connection: Connection, quantum: int, now: float) -> int:
-        """Do what the complete packets in the input say, for about *quantum* units; the units used."""
+        """Process the complete packets in the input, for about *quantum* units; the units used."""
         data = connection.input
         position = connection.position
         end = len(data)
@@ -200,7 +196,7 @@ class Hub(Service):
                 connection.position = stop
                 packets += 1
                 limit = self._packet_bytes
-                if connection.state != OPEN:  # refused: what lies behind is not looked at [MQTT-3.1.4-6]
+                if connection.state != OPEN:  # refused: the rest of the input is discarded [MQTT-3.1.4-6]
                     break
                 continue
             if first & 0xF0 == 0x30:
@@ -240,29 +236,32 @@ class Hub(Service):
             if position == end:  # an idle connection holds no input
                 connection.input = b""
                 connection.position = 0
-            elif position > LARGE_READ:  # nor one that has begun its next packet a large one
+            elif position > LARGE_READ:  # nor does one that has received the beginning of a packet keep all before it
                 connection.input = data[position:]
                 connection.position = 0
             if spent:
                 connection.heard = now  # [MQTT-3.1.2-22]
-            if connection.paused & TAKES_BEHIND and connection.left and connection.scanned is not connection.input:
-                self._look_behind(connection, connection.position, now)
+            if connection.paused & READS_AHEAD and connection.left and connection.read_ahead_in is not connection.input:
+                self._read_ahead(connection, connection.position, now)
             if connection.outbox.reply_backlog():
                 self._reactor.pause(connection, Pause.REPLIES)
             if connection.replays is not None:
-                self._subscribing.go_on(connection)
+                self._subscribing.continue_replays(connection)
         return spent
 
-    def _look_behind(self, connection: Connection, begin: int, now: float) -> int:
-        """*connection* waits with a publish: take what lies behind it from *begin* on and must not wait; how much."""
+    def _read_ahead(self, connection: Connection, begin: int, now: float) -> int:
+        """Take acknowledgements and PINGREQ out of the input of *connection*, from *begin* on; how many.
+
+        The packet at the beginning of the input waits, or an earlier one has not been answered yet.
+        """
         session = connection.session
-        data = connection.scanned = connection.input
-        found = look_behind(data, begin, connection.version)
-        connection.unseen = found.unseen
+        data = connection.read_ahead_in = connection.input
+        found = read_ahead(data, begin, connection.version)
+        connection.unparsed = found.unparsed
         packets = found.pings + len(found.acknowledgements)
         if packets == 0 or session is None:
             return 0
-        connection.input = connection.scanned = data[connection.position : begin] + found.left
+        connection.input = connection.read_ahead_in = data[connection.position : begin] + found.left
         connection.position = 0
         connection.left = len(connection.input)
         connection.heard = now
@@ -275,7 +274,7 @@ class Hub(Service):
         return packets
 
     def _acknowledged(self, session: Session, kind: int, packet_id: int, code: int, now: float) -> None:
-        """PUBACK, PUBREC, PUBREL or PUBCOMP from the client."""
+        """Process a PUBACK, PUBREC, PUBREL or PUBCOMP."""
         if packet_id == 0:
             raise protocol_error("packet identifier 0")
         if kind == PUBACK:
@@ -290,7 +289,7 @@ class Hub(Service):
     def _before_session(
         self, connection: Connection, data: bytes, position: int, body: int, stop: int, now: float
     ) -> int:
-        """Take a packet from a client that has no session yet: a CONNECT [MQTT-3.1.0-1]; the units used."""
+        """Process a packet of a client that has no session yet: a CONNECT [MQTT-3.1.0-1]; the units used."""
         if connection.protocol_state is State.NEW:
             check_first_byte(data[position], 0)
         kind = data[position] >> 4
@@ -303,7 +302,7 @@ class Hub(Service):
     def _other(
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
-        """Any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
+        """Process any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
         if first >> 4 == CONNECT:  # before it is decoded: mistakes in a CONNECT have codes for a CONNACK only
             connection.enter(Input.CONNECT)
         packet = decode(first, data, body, stop, connection.version)

@@ -1,8 +1,8 @@
-# Behind a publish that waits: what a client's input holds that must not wait with it.
+# Reading ahead: taking acknowledgements and PINGREQ out of the input of a connection whose next PUBLISH has to wait.
 #
-# Of a client that is held back as much is read as one read may bring, for there may be acknowledgements in it, which
-# free what we owe it, and pings, which it counts on: it takes us for dead if they are not answered in time. Those are
-# taken at once; all else keeps its place and its order behind the publish. What was looked at is not looked at again.
+# A connection that is throttled is read up to the size of one read. An acknowledgement in there may free what the
+# broker owes the client, and a client takes the broker for dead if its PINGREQ is not answered in time. Both are taken
+# at once; every other packet keeps its place behind the PUBLISH. No byte is parsed twice.
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from broker.mqtt.scanner import read_header
 from broker.reasons import ProtocolError
@@ -12,22 +12,23 @@ PLAIN = 4  # bytes of an acknowledgement without code and properties
 ACKNOWLEDGEMENTS = (PUBACK << 4, PUBREC << 4, PUBREL << 4 | 2, PUBCOMP << 4)
 
 
-class Found:
-    """What lies behind, and what is left without it; nothing is said of what is left if nothing was found."""
+class ReadAhead:
+    """The packets that were found, and the input without them."""
 
     def __init__(self) -> None:
-        self.acknowledgements: list[tuple[int, int]] = []  # (packet type, packet id), in their order
+        self.acknowledgements: list[tuple[int, int]] = []  # (packet type, packet id), in the order of the input
         self.pings = 0
-        self.left = b""
-        self.unseen = 0  # bytes at the end that were not understood, or not yet
+        self.left = b""  # the input without both; empty if neither was found
+        self.unparsed = 0  # bytes at the end that are no complete packet, or a wrong one
 
 
-def look_behind(data: bytes, position: int, version: int) -> Found:
-    """What is to be taken of *data* from the packet at *position* on.
+def read_ahead(data: bytes, position: int, version: int) -> ReadAhead:
+    """Find acknowledgements and PINGREQ in *data*, from the packet at *position* on.
 
-    It ends at the first packet that is not whole, or not what it should be: that is told when its turn comes.
+    The search ends at the first packet that is not complete or malformed. The mistake is reported when all packets in
+    front of it have been taken.
     """
-    found = Found()
+    found = ReadAhead()
     kept: list[bytes] = []
     start = position
     end = len(data)
@@ -48,7 +49,7 @@ def look_behind(data: bytes, position: int, version: int) -> Found:
             else:
                 found.pings += 1
         position = stop
-    found.unseen = end - position
+    found.unparsed = end - position
     if found.acknowledgements or found.pings:
         kept.append(data[start:])
         found.left = b"".join(kept)

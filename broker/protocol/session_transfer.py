@@ -1,18 +1,19 @@
-# SessionTransfer: sessions that leave this worker for another one of the node, and those that come from there.
+# The transfer of a session to or from another worker of the node.
 #
-# A client that comes back may reach another worker than the one that holds its session. Its session moves in steps, so
-# that none of its messages is lost or overtaken, and the mesh between the workers takes one after the other:
+# A client that comes back may reach another worker than the one that has its session. The session moves in steps, so
+# that no message is lost or overtakes another one. cluster/takeovers.py takes these steps on both workers in turn:
 #
-#   where it leaves                          where it comes
+#   at the worker that has it                at the worker that asks
 #   give_up(): no connection, no timers
-#   next_chunk() ...                         expect(), take() ... until there is a session
-#                                            enrol(): it is subscribed; the mesh waits until all peers know
-#   withdraw(): it gets nothing any more
-#   next_chunk() ... until it is finished    take() ... until it is complete; take_in(): it is the client's
+#   next_chunk() ...                         expect(), take() ... until the session itself has come
+#                                            enrol(): it is subscribed; wait until all peers know
+#   withdraw(): nothing is delivered to it
+#   next_chunk() ... until all is sent       take() ... until all has come; take_in(): the client gets it
 #   gone()
 #
-# Until gone() it may be taken back, and until take_in() it may be turned away: a session is in one place whole, or in
-# the other. For a client that begins anew nothing is moved: end_elsewhere().
+# Until gone(), take_back() undoes the transfer on the one side, and until take_in(), turn_away() on the other: a
+# session is whole on one of the two workers. For a client that asks for a clean start nothing is moved:
+# end_elsewhere().
 from collections.abc import Callable
 from functools import partial
 
@@ -54,17 +55,17 @@ class SessionTransfer:
         self._queue_budget = queue_budget
         self._accounts = accounts
 
-    # Where it leaves.
+    # At the worker that has the session.
 
     def credits(self, client_id: str, now: float) -> float:
-        """What a client that has left us has to pay its publishes with, wherever it is now."""
+        """The credits that the client has left, which go with it."""
         return self._accounts.balance_of(client_id, now)
 
     def give_up(self, session: Session, now: float) -> SessionExport | None:
-        """*session*, which the store found, is to live at another worker; None if it ended with its connection.
+        """Begin to move *session*, which is in the store, to another worker; None if it ends with its connection.
 
-        The client hears that its connection was taken over. That end is as any: a will without a delay is published
-        now, here, by whoever may have published last (3.1.4, the comment on takeovers). A delayed one goes along.
+        A connection is closed as for any takeover: a will without a delay is published now, on this worker (3.1.4, the
+        comment on takeovers). A will with a delay moves with the session.
         """
         self._close(session, now)
         if session.ended:
@@ -79,38 +80,38 @@ class SessionTransfer:
         self._sessions.stop_timers(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
-    def withdraw(self, frozen: SessionExport, then: Callable[[], None]) -> None:
-        """All peers know where it is subscribed now: it leaves our routes, in pages if they are many; then *then*.
+    def withdraw(self, export: SessionExport, then: Callable[[], None]) -> None:
+        """Remove the subscriptions here, in pages if they are many, and call *then*: all peers know the new ones.
 
-        What was delivered to it until then is in its last chunks.
+        Messages that are delivered until then are in the last chunks.
         """
-        frozen.leaving = True
-        self._subscribing.withdraw(frozen.session, then)
+        export.leaving = True
+        self._subscribing.withdraw(export.session, then)
 
-    def gone(self, frozen: SessionExport) -> None:
-        """The other worker has it all."""
-        frozen.release()
+    def gone(self, export: SessionExport) -> None:
+        """Drop what is left of the session: the other worker has all of it."""
+        export.release()
 
-    def take_back(self, frozen: SessionExport, now: float, then: Callable[[], None]) -> None:
-        """The other worker is no more: the session stays, without a connection; *then* it may be claimed again.
+    def take_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
+        """Keep the session here, without a connection, as the other worker has died; then call *then*.
 
-        If its client has begun another one here meanwhile, it ends instead.
+        If its client has begun another session on this worker meanwhile, this one ends.
         """
-        frozen.undo()
-        session = frozen.session
-        missing = [each for each in frozen.subscriptions if each.key() not in session.subscriptions]
-        self._subscribing.enrol(session, missing, partial(self._taken_back, frozen, now, then))
+        export.undo()
+        session = export.session
+        missing = [each for each in export.subscriptions if each.key() not in session.subscriptions]
+        self._subscribing.enrol(session, missing, partial(self._taken_back, export, now, then))
 
-    def _taken_back(self, frozen: SessionExport, now: float, then: Callable[[], None]) -> None:
-        session = frozen.session
+    def _taken_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
+        session = export.session
         if self._store.find(session.client_id) is not None:
             self._sessions.end(session, now)
         else:
-            self._keep(session, frozen.expires, frozen.will_due, frozen.owed)
+            self._keep(session, export.expires, export.will_due, export.owed)
         then()
 
     def end_elsewhere(self, session: Session, now: float) -> None:
-        """Its client has begun anew at another worker: *session* ends, and its will is published [MQTT-3.1.2-8]."""
+        """End *session*, and publish its will [MQTT-3.1.2-8]: its client has begun a new one at another worker."""
         self._close(session, now)
         if not session.ended:
             self._sessions.end(session, now)
@@ -120,46 +121,46 @@ class SessionTransfer:
         if former is not None:
             self._lifecycle.close(former, CloseReason.SESSION_TAKEN_OVER, now)  # [MQTT-3.1.4-3]
 
-    # Where it comes.
+    # At the worker that asks for the session.
 
     def bring_credits(self, client_id: str, credits: float, now: float) -> None:
-        """The same for the worker that it has come to."""
+        """Give the client the *credits* that it had left at another worker."""
         self._accounts.bring(client_id, credits, now)
 
     def expect(self) -> SessionImport:
-        """A session will come, chunk by chunk."""
+        """Begin to receive a session, chunk by chunk."""
         return SessionImport(self._sessions.limits, self._counters)
 
-    def enrol(self, thaw: SessionImport, then: Callable[[], None]) -> None:
-        """All it held has come: subscribe it here, in pages if it has many filters; *then* the peers may be told.
+    def enrol(self, incoming: SessionImport, then: Callable[[], None]) -> None:
+        """Register the subscriptions of the session, in pages if they are many; then call *then*.
 
-        What is delivered to it from now on waits behind what is still to come.
+        Messages that are delivered from now on are queued behind those that are still to come.
         """
-        assert thaw.session is not None
-        self._subscribing.enrol(thaw.session, thaw.subscriptions, then)
+        assert incoming.session is not None
+        self._subscribing.enrol(incoming.session, incoming.subscriptions, then)
 
-    def take_in(self, thaw: SessionImport) -> Session:
-        """It is complete: from now on it lives here, without a connection until somebody claims it.
+    def take_in(self, incoming: SessionImport) -> Session:
+        """Keep the session, which is complete. It has no connection until it is claimed.
 
-        One that is here already is of a time when it could not be asked for, so its client was given the other: it
-        ends, with its connection [MQTT-3.1.4-3].
+        If there is a session of this client here, it was made when the other one could not be asked for: it ends, with
+        its connection [MQTT-3.1.4-3].
         """
-        session = thaw.finish(self._routes.shared_group)
+        session = incoming.finish(self._routes.shared_group)
         former = self._store.find(session.client_id)
         if former is not None:
             self._lifecycle.evict(former)
-        self._keep(session, thaw.expires, thaw.will_due, thaw.owed)
+        self._keep(session, incoming.expires, incoming.will_due, incoming.owed)
         return session
 
-    def turn_away(self, thaw: SessionImport) -> None:
-        """It will not be complete: nothing of it remains here, and what it was chosen for here others get (4.8.2)."""
-        if thaw.session is not None:
-            self._subscribing.withdraw(thaw.session)
-            self._sessions.share_again(thaw.session)
-        thaw.abandon()
+    def turn_away(self, incoming: SessionImport) -> None:
+        """Drop a session that will not be complete; its shared messages go to other members (4.8.2)."""
+        if incoming.session is not None:
+            self._subscribing.withdraw(incoming.session)
+            self._sessions.share_again(incoming.session)
+        incoming.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
-        """*session*, which has no connection, is one of this worker's."""
+        """Keep *session*, which has no connection, on this worker."""
         self._store.keep(session)
         session.expiry_timer = self._timers.set(expires, SESSION_EXPIRY, session)
         if will_due:

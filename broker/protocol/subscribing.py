@@ -1,8 +1,8 @@
 # SUBSCRIBE and UNSUBSCRIBE, and the retained messages that a new subscription gets.
 #
-# Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for
-# a slow reader must hold neither the loop nor memory. What goes on when the session has room again is told by
-# `go_on()`; nothing polls.
+# Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for a
+# slow reader must block neither the loop nor fill the memory. Nothing polls: `continue_replays()` is called when the
+# session has room again. Subscriptions of a session that ends or moves are removed and registered in pages, too.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
 
-WITHDRAWN: Final = 100  # subscriptions removed, or registered, between two looks at the clock
+SUBSCRIPTIONS: Final = 100  # removed or registered between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
 
@@ -67,7 +67,7 @@ class Subscribing:
         settled: Callable[[Connection, Callable[[], None]], None],
         authoriser: Authoriser | None = None,
     ) -> None:
-        """*settled* calls back once the whole node knows what was subscribed to; so far it holds the connection."""
+        """*settled* pauses a connection until all workers of the node know its subscriptions, then calls back."""
         self._settled = settled
         self._authoriser = authoriser
         self._routes = routes
@@ -119,21 +119,21 @@ class Subscribing:
         self._settled(connection, partial(self._subscribed, connection, session, answer, replays))
 
     def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
-        """What is published from now on comes, at whatever worker: say so, then look what is retained."""
+        """Send the SUBACK: every worker of the node delivers to the new subscriptions now. Retained messages follow."""
         if connection.state != OPEN or connection.session is not session:
             return
         self._write(connection, answer)
         for replay in replays:
             if connection.replays is None:
                 connection.replays = {}
-            connection.replays[replay.subscription] = replay  # asked again: from the beginning
-        self.go_on(connection)
+            connection.replays[replay.subscription] = replay  # a replay that is under way begins again
+        self.continue_replays(connection)
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         """Remove each filter that is there [MQTT-3.10.4-1], and answer [MQTT-3.10.4-4], in their order [MQTT-3.11.3-1].
 
-        [MQTT-3.10.4-5], [MQTT-3.10.4-6], [MQTT-2.2.1-6]. What the session has begun to send, or holds for its client,
-        it goes on with [MQTT-3.10.4-3].
+        [MQTT-3.10.4-5], [MQTT-3.10.4-6], [MQTT-2.2.1-6]. The session still delivers what it has queued or begun to
+        send [MQTT-3.10.4-3].
         """
         codes: list[int] = []
         for filter in packet.filters:
@@ -148,8 +148,8 @@ class Subscribing:
         self._write(connection, self._encoded(connection, session, UnsubAck(packet.packet_id, codes)))
 
     def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
-        """*session* has ended, or lives elsewhere: remove all its subscriptions, many of them in pages; then *then*."""
-        if len(session.subscriptions) > WITHDRAWN:
+        """Remove all subscriptions of *session*, in pages if they are many; then call *then*."""
+        if len(session.subscriptions) > SUBSCRIPTIONS:
             self._withdrawing.append(Withdrawal(session, then))
             return
         self._withdraw_page(session)
@@ -157,30 +157,30 @@ class Subscribing:
             then()
 
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
-        """Register *subscriptions*, made at another worker, as those of *session*, many in pages; *then* it is done.
+        """Register *subscriptions*, which came from another worker, for *session*, in pages if they are many.
 
-        Not if the session ends before. A withdrawal of it that is under way is over.
+        Then call *then*, unless the session has ended. A withdrawal of the session that is under way stops.
         """
         for withdrawal in list(self._withdrawing):
             if withdrawal.session is session:
                 self._withdrawing.remove(withdrawal)
         enrolment = Enrolment(session, subscriptions, then)
-        if len(subscriptions) > WITHDRAWN:
+        if len(subscriptions) > SUBSCRIPTIONS:
             self._enrolling.append(enrolment)
             return
         self._enrol_page(enrolment)
         then()
 
     def owe(self, subscriptions: list[Subscription]) -> dict[Subscription, Replay]:
-        """The retained messages of *subscriptions*, from the beginning, for when their client has a connection."""
+        """Replays of the retained messages of *subscriptions*, for a client that is not connected yet."""
         return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
 
     def judge_again(self, session: Session) -> None:
-        """*session* acts for somebody else: who gets what is to be decided anew."""
+        """Decide anew what *session* receives: it acts for another principal."""
         self._routes.judge_session_again(session)
 
-    def go_on(self, connection: Connection) -> None:
-        """*connection* may take more of the retained messages it waits for."""
+    def continue_replays(self, connection: Connection) -> None:
+        """Go on with the retained messages for *connection*, if its session has room."""
         if connection.replays is not None and not connection.replaying:
             session = connection.session
             if session is not None and session.ready():
@@ -188,14 +188,11 @@ class Subscribing:
                 self._replaying.append(connection)
 
     def busy(self) -> bool:
-        """There is something for `work()`."""
+        """Whether `work()` has something to do."""
         return bool(self._replaying or self._withdrawing or self._enrolling)
 
     def work(self, until: float) -> bool:
-        """Go on with what is unfinished, by a page of each kind at least, until the time *until*.
-
-        True if something is left that can go on now.
-        """
+        """Work until the time *until*, on a page of each kind at least; true if there is more to do now."""
         now = self._clock()
         while self._withdrawing:
             withdrawal = self._withdrawing.popleft()
@@ -230,9 +227,8 @@ class Subscribing:
         return self.busy()
 
     def _encoded(self, connection: Connection, session: Session, packet: SubAck | UnsubAck) -> bytes:
-        """Nothing but codes where more would not fit: [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2].
-
-        It waits for no acknowledgement of the client's [MQTT-3.3.4-10].
+        """*packet* in bytes, without properties if the client does not accept so many bytes: [MQTT-3.9.2-1],
+        [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]. It waits for no acknowledgement [MQTT-3.3.4-10].
         """
         encoded = encode(packet, connection.version)
         if packet.properties and session.maximum_packet and len(encoded) > session.maximum_packet:
@@ -247,16 +243,16 @@ class Subscribing:
         connection.outbox.answer(answer)
 
     def _withdraw_page(self, session: Session) -> bool:
-        """Remove up to WITHDRAWN subscriptions; true if none is left."""
-        for _ in range(min(WITHDRAWN, len(session.subscriptions))):
+        """Remove up to SUBSCRIPTIONS of them; true if none is left."""
+        for _ in range(min(SUBSCRIPTIONS, len(session.subscriptions))):
             self._routes.remove(session.subscriptions.popitem()[1])
         return not session.subscriptions
 
     def _enrol_page(self, enrolment: Enrolment) -> bool:
-        """Register up to WITHDRAWN subscriptions; true if none is left."""
+        """Register up to SUBSCRIPTIONS of them; true if none is left."""
         session = enrolment.session
         left = enrolment.left
-        for _ in range(min(WITHDRAWN, len(left))):
+        for _ in range(min(SUBSCRIPTIONS, len(left))):
             subscription = left.pop()
             session.subscriptions[subscription.key()] = subscription
             self._routes.add(subscription)
@@ -269,7 +265,7 @@ class Subscribing:
                 connection.replays = None
 
     def _refusal(self, session: Session, filter: bytes) -> FilterRefusal | None:
-        """Why *session* may not subscribe to *filter*; it may again to what it has, unless the rules have changed."""
+        """Why *session* may not subscribe to *filter*. A filter that it has is refused only by changed access rules."""
         present = session.subscriptions.get(filter)
         if present is not None:
             return self._not_authorized(session, present.filter)
@@ -292,7 +288,7 @@ class Subscribing:
         return FilterRefusal.NOT_AUTHORIZED
 
     def _subscribe_one(self, session: Session, wanted: Wanted, identifiers: bytes) -> tuple[int, Replay | None]:
-        """One filter that may be subscribed to: the QoS granted, and the retained messages to follow."""
+        """Make or replace one subscription; the QoS granted, and the retained messages to follow."""
         subscription = session.subscriptions.get(wanted.filter)
         new = subscription is None
         if subscription is None:
@@ -324,13 +320,13 @@ class Subscribing:
         if not replay.page:
             replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]
             replay.page.reverse()
-            connection.debt += len(replay.page) + 1  # paid by what it wants served next
+            connection.debt += len(replay.page) + 1  # the time for it is taken off its next turns
         authoriser = self._authoriser
         while replay.page and session.ready():
             topic = replay.page.pop()
             if authoriser is not None and not authoriser.may_receive(session.principal, topic):
                 continue
-            message = self._retained.get(topic, now)  # as it is now: it may have waited long
+            message = self._retained.get(topic, now)  # it may have been replaced since the page was read
             if message is not None:  # as a retained one, 3.1.1 [MQTT-3.3.1-8]
                 session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
         if not replay.page and replay.scan.done:
@@ -339,13 +335,13 @@ class Subscribing:
 
 
 def _scarce(connection: Connection, filters: int, now: float) -> bool:
-    """Whether not so many may be subscribed to; never for 3.x, whose SUBSCRIBE has waited until they may."""
+    """Whether the quota has no room for so many *filters*. Never for 3.x: its SUBSCRIBE waits until there is room."""
     quota = None if connection.client is None else connection.client.quota
     return connection.version == V5 and quota is not None and quota.over_filters(filters, now) is not None
 
 
 def _take_one(quota: Quota, scarce: bool, now: float) -> QuotaExceeded | None:
-    """One more filter is subscribed to; or not, if they are *scarce* and it is over *quota*."""
+    """Charge one filter to *quota*, unless filters are *scarce* and *quota* has no room for it."""
     over = quota.over_filters(1, now) if scarce else None
     if over is None:
         quota.take_filters(1, now)
@@ -353,5 +349,5 @@ def _take_one(quota: Quota, scarce: bool, now: float) -> QuotaExceeded | None:
 
 
 def _words(over: QuotaExceeded, now: float) -> Properties:
-    """Why a filter was refused, and when to come again."""
+    """Properties for a SUBACK: why a filter was refused, and when the client may try again."""
     return {REASON_STRING: over.words(), USER_PROPERTY: [(RETRY_AFTER, str(over.retry_after(now)))]}

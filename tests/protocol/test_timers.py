@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, NOTHING, SESSION_EXPIRY, STALE, TICK, WILL, Timers
+from broker.protocol.timers import CONNECT_DEADLINE, IDLE, KEEP_ALIVE, SESSION_EXPIRY, STALE, TICK, WILL, Timers
 
 SOON = st.integers(0, 50).map(lambda tenths: 100 + tenths / 10) | st.floats(100, 105)
 KIND = st.sampled_from([CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL])
@@ -79,9 +79,9 @@ def test_timers_that_fall_due_together_come_in_pages() -> None:
 def test_the_next_time_to_look_is_that_of_the_first_timer() -> None:
     """The worker would sleep through a deadline, or wake for ever for those of next week."""
     wheel = Timers()
-    assert 5.0 + NOTHING == wheel.next_due(5.0)
+    assert 5.0 + IDLE == wheel.next_due(5.0)
     key = wheel.set(1_000_000.0, WILL, "far")
-    assert 5.0 + NOTHING == wheel.next_due(5.0)
+    assert 5.0 + IDLE == wheel.next_due(5.0)
     wheel.set(7.0, WILL, "near")
     assert 7.0 <= wheel.next_due(5.0) < 7.0 + 1.01 * TICK
 
@@ -89,7 +89,7 @@ def test_the_next_time_to_look_is_that_of_the_first_timer() -> None:
     wheel.cancel(key, "far")
     wheel.pop_due(1_000_001.0, 10)
 
-    assert 5.0 + NOTHING == wheel.next_due(5.0)
+    assert 5.0 + IDLE == wheel.next_due(5.0)
 
 
 def test_cancelled_timers_of_next_week_cost_no_memory() -> None:

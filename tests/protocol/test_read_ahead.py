@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, V311, Ack, PingReq, Publish
-from broker.protocol.read_ahead import look_behind
+from broker.protocol.read_ahead import read_ahead
 
 ACKS = st.builds(Ack, st.sampled_from([PUBACK, PUBREC, PUBREL, PUBCOMP]), st.integers(1, 65535))
 PUBLISHES = st.builds(
@@ -22,7 +22,7 @@ def test_what_is_taken_and_what_is_left_are_all_there_was(
     """An acknowledgement would be lost or taken twice, or a publish would change its place."""
     wait = encode(WAITING, version)
     data = bytes(before) + wait + b"".join(encode(packet, version) for packet in packets) + b"\x30\x7f" + rest[:100]
-    found = look_behind(data, before, version)
+    found = read_ahead(data, before, version)
     acks = [(packet.kind, packet.packet_id) for packet in packets if isinstance(packet, Ack)]
     pings = len([packet for packet in packets if isinstance(packet, PingReq)])
     assert (acks, pings) == (found.acknowledgements, found.pings)
@@ -36,7 +36,7 @@ def test_what_is_taken_and_what_is_left_are_all_there_was(
 def test_bytes_that_mean_nothing_are_left_alone(data: bytes, version: int) -> None:
     """What is wrong would end the connection before what lies in front of it was done, or be thrown away."""
     wait = encode(WAITING, version)
-    found = look_behind(wait + data, 0, version)
+    found = read_ahead(wait + data, 0, version)
 
     if found.acknowledgements or found.pings:
         taken = 4 * len(found.acknowledgements) + 2 * found.pings
@@ -47,4 +47,4 @@ def test_a_packet_id_of_0_is_told_in_its_turn() -> None:
     """The client would be closed before its publish was taken."""
     wait = encode(WAITING, V311)
 
-    assert [] == look_behind(wait + b"\x40\x02\0\0", 0, V311).acknowledgements
+    assert [] == read_ahead(wait + b"\x40\x02\0\0", 0, V311).acknowledgements
