@@ -1,8 +1,8 @@
-# What can be set, with its default and the reason for it.
+# The settings, each with its default and the reason for it.
 #
-# The values are frozen and grouped by concern, and each part of the broker is handed its group, never the
-# whole. Where they come from (a file, the environment, the command line) is config_sources.py; this file
-# reads nothing, so whatever needs a group can import it. deploy/weir.toml is the same list for users.
+# The values are frozen and grouped by concern, and each part of the broker gets its group, never the whole. Where
+# values come from (a file, the environment, the command line) is in sources.py; this module reads nothing, so whatever
+# needs a group can import it. deploy/weir.toml is the same list for users.
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
@@ -27,15 +27,15 @@ from broker.config.values import (
 )
 
 YEAR: Final = 365 * 86400.0
-EXABYTE: Final = 1 << 60  # more than any machine has: "as you like"
+EXABYTE: Final = 1 << 60  # more than any machine has: no limit
 ANY_NUMBER: Final = 1 << 40
 
-# The largest packet: a remaining length of 268 435 455 and the five bytes before its end (1.5.5).
+# The largest packet: five bytes of fixed header and a remaining length of 268 435 455 (1.5.5).
 LARGEST_PACKET: Final = 268_435_460
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. Its text is one sentence: where, which key, what would be right."""
+    """The configuration cannot be used. The text is one sentence: where, which key, and what would be right."""
 
 
 def _setting(default: Any, kind: Kind) -> Any:
@@ -111,19 +111,19 @@ def hosts(*default: str) -> tuple[str, ...]:
 class Node:
     """One supervisor and its workers, on one machine."""
 
-    name: str = name("weir")  # several nodes on one machine are told apart by it
+    name: str = name("weir")  # tells nodes on one machine apart
     folder: str = path()  # "" = /var/lib/weir/NAME for root, else weir/NAME in $XDG_STATE_HOME or ~/.local/state
-    workers: int = number(0, most=256)  # processes that share the clients; 0 = one for each core we may use
+    workers: int = number(0, most=256)  # processes that share the clients; 0 = one for each usable core
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """Where one transport is served."""
+    """The addresses at which one transport is served."""
 
-    enabled: bool = flag(False)  # TLS needs a certificate first; and who wants WebSocket knows it
-    host: tuple[str, ...] = hosts("127.0.0.1", "::1")  # loopback: nobody publishes a broker by accident
+    enabled: bool = flag(False)  # TLS needs a certificate first, and WebSocket is wanted by few
+    host: tuple[str, ...] = hosts("127.0.0.1", "::1")  # loopback: no broker is open to a network by accident
     port: int = number(0, most=65535)  # 0 = any free one
-    backlog: int = number(1024, least=1, most=65535)  # connections the kernel holds while we are busy
+    backlog: int = number(1024, least=1, most=65535)  # connections that the kernel holds until they are accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class TlsListener(Listener):
 
 @dataclass(frozen=True, kw_only=True)
 class WebSocketListener(Listener):
-    port: int = number(8083, most=65535)  # what most brokers use; none is registered
+    port: int = number(8083, most=65535)  # as in most brokers; no port is registered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +149,10 @@ class SecureWebSocketListener(Listener):
 
 @dataclass(frozen=True, kw_only=True)
 class Admin(Listener):
-    """HTTP: /metrics for Prometheus, /health/live and /health/ready. Who may reach it may read it."""
+    """HTTP: /metrics for Prometheus, /health/live and /health/ready. It asks for no password."""
 
     host: tuple[str, ...] = hosts("127.0.0.1")
-    port: int = number(9883, most=65535)  # none is registered for that
+    port: int = number(9883, most=65535)  # no port is registered
     backlog: int = number(64, least=1, most=65535)  # a scraper and some probes
 
 
@@ -166,156 +166,178 @@ class Listeners:
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """For the listeners tls and wss. The files are read again at SIGHUP."""
+    """TLS of the listeners tls and wss. The files are read again at SIGHUP."""
 
-    certificate: str = path()  # PEM, with the intermediate certificates behind it
-    key: str = path()  # PEM, not encrypted: nobody is there to type a password
-    client_ca: str = path()  # PEM: who may sign the certificates of clients
+    certificate: str = path()  # PEM, followed by the intermediate certificates
+    key: str = path()  # PEM, not encrypted, as a password could not be asked for
+    client_ca: str = path()  # PEM: the authorities that sign certificates of clients
     client_certificate: str = choice("none", "none", "optional", "required")
-    minimum: str = choice("1.2", "1.2", "1.3")  # devices of ten years speak 1.2; older versions are broken
+    minimum: str = choice("1.2", "1.2", "1.3")  # devices that are ten years old speak 1.2; older versions are broken
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebSocket:
-    """For the listeners ws and wss."""
+    """WebSocket of the listeners ws and wss."""
 
-    path: str = path("/mqtt")  # what all clients use who are not told otherwise
-    message_bytes: int = size(16 * MIB, least=KIB, most=EXABYTE)  # clients put all they have into one message
+    path: str = path("/mqtt")  # the default of most client libraries
+    # Of a WebSocket message; clients may put many packets into one.
+    message_bytes: int = size(16 * MIB, least=KIB, most=EXABYTE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may come in, and do what."""
+    """Which clients may connect, and what they may do."""
 
-    password_file: str = path()  # "" = nobody is asked, which is for this machine alone
-    acl_file: str = path()  # "" = who is in may do anything
-    allow_anonymous: bool = flag(False)  # whoever opens a broker to a network should have to say so
-    certificate_user: bool = flag(False)  # a verified client certificate names the user, and no password is asked
+    password_file: str = path()  # "" = no password is asked for, which is for loopback listeners only
+    acl_file: str = path()  # "" = every client may do anything
+    allow_anonymous: bool = flag(False)  # a broker is opened to a network only on purpose
+    # The name in a verified client certificate is the user name, and no password is needed.
+    certificate_user: bool = flag(False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client may ask of us. CONNACK tells it those that MQTT has a word for."""
+    """The limits of one client. CONNACK contains those for which MQTT has a property."""
 
     connect_timeout: float = duration(5.0, least=0.1, most=3600.0)  # MQTT asks for "a reasonable amount of time"
-    connections: int = number(
-        0
-    )  # of the node, dealt to its workers; 0 = as many as there are descriptors, less a reserve
-    connections_per_address: int = number(0)  # of one IPv4 host or IPv6 /64; 0 = any: whole fleets share a NAT
-    connects_per_second: int = number(0)  # of one address; 0 = any: after an outage the fleet comes back at once
-    connect_burst: int = number(100, least=1)  # that many at once, before the rate holds
+    connections: int = number(0)  # of the node, divided by its workers; 0 = the number of descriptors less a reserve
+    connections_per_address: int = number(0)  # of one IPv4 host or IPv6 /64; 0 = no limit, as whole fleets share a NAT
+    connects_per_second: int = number(0)  # of one address; 0 = no limit, as after an outage a fleet returns at once
+    connect_burst: int = number(100, least=1)  # of one address, before the rate applies
     packet_bytes: int = size(1 * MIB, least=KIB, most=LARGEST_PACKET)  # the wire allows 256 MiB
     receive_maximum: int = number(1024, least=1, most=65535)  # unacknowledged QoS 1 and 2 a client may send us
-    inflight: int = number(1024, least=1, most=65535)  # the same towards the client; its receive maximum may be less
-    topic_alias_maximum: int = number(32, most=65535)  # a client may set; each costs us a topic's bytes
-    outbound_topic_aliases: int = number(32, most=65535)  # we set, where a client allows as many
-    session_expiry: float = duration(7 * 86400.0, most=4_294_967_295.0)  # the longest; 3.x gets it for clean session 0
-    keep_alive: int = number(0, most=65535)  # seconds; 0 = as the client asks, else the longest it may ask for
-    sessions: int = number(1_000_000, least=1)  # connected or away; each costs about a KiB and its queue
-    client_id_bytes: int = number(1024, least=23, most=65535)  # 23 must be allowed [MQTT-3.1.3-5]
-    topic_levels: int = number(32, least=1, most=32768)  # deeper than any scheme in use; bounds the work of one match
-    topic_bytes: int = size(4 * KIB, least=1, most=65535)  # of a topic or a filter; the wire allows 65 535
-    subscriptions: int = number(10_000, least=1)  # per session; each costs memory and matching
-    retained_per_client: int = number(100_000)  # topics; a bridge has thousands; 0 = as many as [retained] allows
-    pending: int = number(1000)  # QoS 1 and 2 that wait for a connected slow reader; 0 = none waits
-    queue: int = number(10_000)  # messages that wait for a session that is away; then the oldest go
-    queue_bytes: int = size(64 * MIB)  # the same in bytes, so that 10 000 large messages cost no gigabytes
-    queue_budget: int = size(0)  # bytes that wait in all sessions together; 0 = a quarter of the memory limit
-    qos: int = number(2, most=2)  # the highest that may be published or granted
+    # Unacknowledged QoS 1 and 2 towards a client, whose receive maximum may be lower.
+    inflight: int = number(1024, least=1, most=65535)
+    topic_alias_maximum: int = number(32, most=65535)  # that a client may set; each takes the memory of a topic
+    outbound_topic_aliases: int = number(32, most=65535)  # that the broker sets, if the client allows as many
+    # The longest; a 3.x session with clean session 0 has it.
+    session_expiry: float = duration(7 * 86400.0, most=4_294_967_295.0)
+    keep_alive: int = number(0, most=65535)  # seconds; 0 = as the client asks, else the longest allowed
+    sessions: int = number(1_000_000, least=1)  # connected or not; each takes about 1 KiB and its queue
+    client_id_bytes: int = number(1024, least=23, most=65535)  # at least 23 [MQTT-3.1.3-5]
+    # Deeper than any naming scheme in use; bounds the work of matching.
+    topic_levels: int = number(32, least=1, most=32768)
+    topic_bytes: int = size(4 * KIB, least=1, most=65535)  # of a topic or a filter; MQTT allows 65 535
+    subscriptions: int = number(10_000, least=1)  # per session; each takes memory and time for matching
+    # Topics of one client; a bridge has thousands; 0 = only [retained] limits them.
+    retained_per_client: int = number(100_000)
+    pending: int = number(1000)  # QoS 1 and 2 messages that wait for a connected slow reader; 0 = none
+    queue: int = number(10_000)  # messages that wait for a disconnected session; beyond it the oldest are dropped
+    queue_bytes: int = size(64 * MIB)  # the same in bytes, as 10 000 large messages are gigabytes
+    queue_budget: int = size(0)  # bytes that wait in all sessions of a worker; 0 = a quarter of the memory limit
+    qos: int = number(2, most=2)  # the highest QoS that may be published or granted
     retain: bool = flag(True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flush:
-    """When what is written to one kind of client is sent to it."""
+    """When the bytes that are written to one kind of client are sent."""
 
-    # always: at the end of each tick. adaptive: the same while calm, later as the worker gets busy, where more is
-    # written soon. buffered: after so many messages, or delivery.buffered_hold after the first of them.
+    # always: at the end of each tick. adaptive: at the end of each tick while the worker is calm; later while it is
+    # busy, if more is written soon. buffered: after buffered_msg_count messages, or delivery.buffered_hold seconds.
     flush: str = choice("adaptive", "adaptive", "always", "buffered")
-    buffered_msg_count: int = number(5, least=1, most=10_000)  # as TBMQ has it
+    buffered_msg_count: int = number(5, least=1, most=10_000)  # the default of TBMQ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What a slow reader may cost, and when a quick one is sent to."""
+    """What a slow reader may cost, and when bytes are sent to a quick one."""
 
     non_persistent: Flush = field(default_factory=Flush)  # sessions that end with their connection
-    device: Flush = field(default_factory=Flush)  # sessions that outlive it
-    adaptive_hold: float = duration(0.005, most=1.0)  # the longest: no person and few machines notice it
-    buffered_hold: float = duration(0.2, least=0.001, most=60.0)  # TBMQ's idle time before a flush
-    held: int = number(10_000, least=1)  # connections held at once, of each; then the one held longest is sent to
+    device: Flush = field(default_factory=Flush)  # sessions that outlive their connection
+    adaptive_hold: float = duration(0.005, most=1.0)  # the longest delay of adaptive flushing; few clients notice 5 ms
+    # The longest delay of buffered flushing; the default of TBMQ.
+    buffered_hold: float = duration(0.2, least=0.001, most=60.0)
+    # Connections whose flush is delayed, of each kind; beyond it the oldest is flushed.
+    held: int = number(10_000, least=1)
 
-    high_watermark: int = size(1280 * KIB, least=4 * KIB)  # over it a reader is slow; holds the largest packet and more
-    low_watermark: int = size(640 * KIB)  # under it, it is not slow any more; half, so that it does not flap
-    outbound_budget: int = size(0)  # for all readers of the worker; 0 = a quarter of the memory limit
-    slow_consumer_timeout: float = duration(60.0, least=0.1)  # a reader that takes no byte for so long is closed
-    notsent_lowat: int = size(128 * KIB, least=4 * KIB, most=1 << 30)  # or the kernel hides 4 MB a reader from us
-    user_timeout: float = duration(60.0, most=86400.0)  # unacknowledged bytes end a dead peer; 0 = the kernel's minutes
+    high_watermark: int = size(1280 * KIB, least=4 * KIB)  # a reader is slow above it; more than the largest packet
+    low_watermark: int = size(640 * KIB)  # a slow reader is quick again below it; half, so that it does not flap
+    outbound_budget: int = size(0)  # bytes for all readers of the worker; 0 = a quarter of the memory limit
+    # A reader that takes no byte for this time is disconnected.
+    slow_consumer_timeout: float = duration(60.0, least=0.1)
+    notsent_lowat: int = size(128 * KIB, least=4 * KIB, most=1 << 30)  # else the kernel buffers 4 MB for each reader
+    # After which unacknowledged bytes end a connection; 0 = the kernel's default, minutes.
+    user_timeout: float = duration(60.0, most=86400.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What a PUBLISH costs, in credits."""
 
-    publish: int = number(10, least=1, most=1_000_000)  # least 1: who pays nothing is never held back
-    bytes_per_credit: int = size(128, least=1)  # copying is cheap beside the work for a packet
-    delivery: int = number(1, most=1_000_000)  # an append to an outbox, a tenth of reading a packet
-    persistent_delivery: int = number(20, most=1_000_000)  # on top: it is stored and read back
-    retained: int = number(10, most=1_000_000)  # kept here, and by every other worker
-    qos: int = number(5, most=1_000_000)  # times the QoS: for each there are two more packets
+    publish: int = number(10, least=1, most=1_000_000)  # at least 1, as a free publish would never be throttled
+    bytes_per_credit: int = size(128, least=1)  # copying bytes is cheap beside the work for a packet
+    delivery: int = number(1, most=1_000_000)  # an append to an outbox costs a tenth of reading a packet
+    persistent_delivery: int = number(20, most=1_000_000)  # in addition, for storing and reading back
+    retained: int = number(10, most=1_000_000)  # every worker keeps the message
+    qos: int = number(5, most=1_000_000)  # times the QoS: each step means two more packets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overload:
-    """When clients are slowed down, whom that concerns, and how much."""
+    """When clients are throttled, which clients, and how much."""
 
     enabled: bool = flag(True)
-    # Whether a client that is held back for longer than its keep alive stays connected: it cannot be heard, because of
-    # us. strict: it is closed, as the specification has it of a silent client, and as HiveMQ documents it.
+    # honour: a client that is throttled for longer than its keep alive stays connected, as the broker causes its
+    # silence. strict: it is disconnected, like any silent client, and as HiveMQ documents it.
     keepalive_while_throttled: str = choice("honour", "honour", "strict")
-    # Credits for a client each 200 ms at the levels 0 to 10. They halve from level to level: no load is too far away.
+    # Credits of a client per 200 ms at the levels 0 to 10. Each level halves them, so that any load can be reached.
     refill: tuple[int, ...] = numbers(
         50_000, 25_000, 12_500, 6_000, 3_000, 1_500, 750, 350, 150, 60, 20, least=1, most=1_000_000_000
     )
-    cap: int = number(50_000, least=1)  # credits a client may save up: a burst of 3000 small publishes
-    cap_refills: int = number(5, least=1, most=1000)  # above level 0: a second's worth, or a fleet's savings flood us
-    cap_least: int = number(1000, least=1)  # but so many, or a dear publish would wait for long at level 10
-    position_gain: float = factor(0.1, least=0.001, most=10)  # levels each 100 ms for a signal one target off
-    trend_gain: float = factor(0.3, least=0, most=10)  # the same for a change by one target; brakes before it is late
-    lag: float = duration(0.05, least=0.001, most=60.0)  # of a ready socket; two and a half rounds of the reactor
-    gate_delay: float = duration(0.05, least=0.001, most=60.0)  # beyond what the resource takes when nothing waits
-    outbound_percent: int = number(70, least=1, most=100)  # of the outbound budget; leaves room for large packets
-    memory_percent: int = number(85, least=1, most=100)  # of the limit; the rest is the time that slowing down takes
-    connect_delay: float = duration(1.0, least=0.001, most=3600.0)  # clients give up after 5 to 60 s
-    connects_per_second: int = number(4000)  # of the node; two cores do 5500 and nothing else; 0 = any number
-    connect_burst: int = number(2000, least=1)  # of the node, before the rate holds; a small fleet need not wait
-    connects_waiting: int = number(10_000, least=1)  # of each worker, 2 KiB each; who comes later is told when to retry
-    contended_from: float = factor(1.0, least=0.01, most=100)  # targets: from the point at which the level rises
-    contended_until: float = factor(0.4, least=0, most=100)  # well below, so that it does not flap
-    gate_room: float = duration(0.1, least=0.001, most=60.0)  # of work before a gate; keeps a batching resource busy
-    gate_idle: float = duration(0.005, least=0.001, most=60.0)  # with less before it, nobody has to be held back
-    gate_floor: int = number(20, least=1, most=1_000_000)  # publishes under way in any case: from them it learns
-    gate_bytes: int = size(16 * MIB, least=KIB)  # before one gate; 100 ms of a fast disk
-    wait: float = duration(30.0, least=0.1, most=86400.0)  # at a gate; most clients give up an answer by then
-    accounts: int = number(65_536)  # clients that left whose credits are remembered, of about 250 bytes each
-    # Of each worker's file of what it decided, for trying another policy on it; 0 = none. A publish is about 40 bytes,
-    # and is judged even when all is calm: who does not mean to look at it should not pay for that.
+    cap: int = number(50_000, least=1)  # credits that a client may save: a burst of 3000 small publishes
+    # Refills that a client may save above level 0: one second; more would let a whole fleet burst.
+    cap_refills: int = number(5, least=1, most=1000)
+    # Credits that a client may save at least, or an expensive publish would wait long at level 10.
+    cap_least: int = number(1000, least=1)
+    # Levels per 100 ms for a signal that is one target too high.
+    position_gain: float = factor(0.1, least=0.001, most=10)
+    # Levels for a change of the signal by one target; reacts before the signal is high.
+    trend_gain: float = factor(0.3, least=0, most=10)
+    # Target: the wait of a ready socket; two and a half rounds of the reactor.
+    lag: float = duration(0.05, least=0.001, most=60.0)
+    # Target: the delay of a resource beyond its latency without load.
+    gate_delay: float = duration(0.05, least=0.001, most=60.0)
+    # Target: used part of the outbound budget; leaves room for large packets.
+    outbound_percent: int = number(70, least=1, most=100)
+    # Target: used part of the memory limit; the rest is for the time that throttling takes.
+    memory_percent: int = number(85, least=1, most=100)
+    # Target: the wait of a CONNECT; clients give up after 5 to 60 s.
+    connect_delay: float = duration(1.0, least=0.001, most=3600.0)
+    connects_per_second: int = number(4000)  # of the node; two cores can do 5500 and nothing else; 0 = no limit
+    connect_burst: int = number(2000, least=1)  # of the node, before the rate applies; a small fleet need not wait
+    # Of each worker, 2 KiB each; beyond it clients are told when to retry.
+    connects_waiting: int = number(10_000, least=1)
+    # Targets: a resource is contended from here, where the level rises.
+    contended_from: float = factor(1.0, least=0.01, most=100)
+    contended_until: float = factor(0.4, least=0, most=100)  # targets: until here, well below, so that it does not flap
+    # Seconds of work under way at a gate; keeps a resource busy that works in batches.
+    gate_room: float = duration(0.1, least=0.001, most=60.0)
+    # Seconds of work below which clients without credits pass.
+    gate_idle: float = duration(0.005, least=0.001, most=60.0)
+    # Publishes under way that a gate always allows: it learns its rate from them.
+    gate_floor: int = number(20, least=1, most=1_000_000)
+    gate_bytes: int = size(16 * MIB, least=KIB)  # bytes under way at one gate; 100 ms of a fast disk
+    wait: float = duration(30.0, least=0.1, most=86400.0)  # the longest wait at a gate; most clients give up by then
+    accounts: int = number(65_536)  # disconnected clients whose credits are remembered, about 250 bytes each
+    # The size of each worker's trace, a file of its decisions that `weir simulate` plays with other settings; 0 = no
+    # trace. A publish takes about 40 bytes, and is judged even while the worker is calm, so tracing costs time.
     trace: int = size(0)
     cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaScope:
-    """What those who share a quota may do in all; "" = as much as they like, which is the default of them all.
+    """The quotas of one session, one tenant or the cluster; "" = no limit.
 
-    A quota is somebody's decision about somebody's traffic: there is no number that would be right for everybody.
+    The default is no limit, as no number would be right for all users.
     """
 
-    incoming_messages: str = message_rate()  # that are published; TBMQ's incoming-publish, for a session
-    incoming_bytes: str = byte_rate()  # of their packets
-    outgoing_messages: str = message_rate()  # that are sent to subscribers; TBMQ's outgoing, for a session
-    outgoing_bytes: str = byte_rate()  # of their packets
-    subscriptions: str = message_rate()  # filters that are subscribed to
+    incoming_messages: str = message_rate()  # publishes from clients; for a session this is TBMQ's incoming-publish
+    incoming_bytes: str = byte_rate()  # of these packets
+    outgoing_messages: str = message_rate()  # messages to subscribers; for a session this is TBMQ's outgoing
+    outgoing_bytes: str = byte_rate()  # of these packets
+    subscriptions: str = message_rate()  # filters in SUBSCRIBE packets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,10 +347,10 @@ class ClusterQuota(QuotaScope):
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """How much clients may do: each session, all clients of a tenant, and all there are."""
+    """The quotas: of each session, of all clients of a tenant, and of all clients of the cluster."""
 
-    tenant_of: str = tenant_rule()  # where the name of a client's tenant is; "" = there are no tenants
-    reserve: float = factor(0.5, least=0.0, most=0.9)  # for QoS 1 and 2 alone; half, as neither is to starve
+    tenant_of: str = tenant_rule()  # the rule that finds the tenant of a client; "" = there are no tenants
+    reserve: float = factor(0.5, least=0.0, most=0.9)  # the part for QoS 1 and 2 alone; half, so that neither starves
     session: QuotaScope = field(default_factory=QuotaScope)
     tenant: QuotaScope = field(default_factory=QuotaScope)
     cluster: ClusterQuota = field(default_factory=ClusterQuota)
@@ -337,14 +359,14 @@ class Quotas:
 @dataclass(frozen=True, kw_only=True)
 class Retained:
     messages: int = number(1_000_000)
-    # Topics, payloads and properties, and 150 bytes for each level of a topic: short messages under deep topics cost
-    # more in levels. Whichever is reached first; a new topic is then refused.
+    # Topics, payloads and properties, and 150 bytes for each level of a topic, as short messages under deep topics cost
+    # more for levels. A new topic is refused when `messages` or `bytes` is reached.
     bytes: int = size(256 * MIB)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """The cache from a topic to its receivers. Too small costs matching again, never a message."""
+    """The cache of the receivers of topics. A cache that is too small costs time and never a message."""
 
     topics: int = number(65_536, least=1)
     bytes: int = size(32 * MIB, least=64 * KIB)
@@ -352,39 +374,39 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True)
 class Redis:
-    """Where the registry of sessions is kept."""
+    """The Redis or Valkey server that has the registry of sessions."""
 
-    url: str = path()  # "" = a private server of the node's own, that nobody has to install or name
-    memory: int = size(0)  # for the data of that server; 0 = a quarter of the memory limit
-    prefix: str = path("weir")  # of all keys: several clusters may share one Redis
+    url: str = path()  # "" = the node starts a private server
+    memory: int = size(0)  # of the data of the private server; 0 = a quarter of the memory limit
+    prefix: str = path("weir")  # of all keys, so that several clusters can share one server
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The log of what each worker says of each second, for the analysis; Prometheus and $SYS do not need it."""
+    """The metrics records, one per worker and second, for the analysis. Prometheus and $SYS do not need them."""
 
-    enabled: bool = flag(True)  # a few KiB a second of each worker; an episode is explained by what was before it
-    interval: float = duration(1.0, least=0.1, most=60.0)  # what overload does, it does within seconds
-    length: int = number(10_000, least=100)  # records that Redis keeps, of all workers: some 30 MB, and 40 min of four
+    enabled: bool = flag(True)  # a few KiB a second for each worker; what explains an episode is recorded before it
+    interval: float = duration(1.0, least=0.1, most=60.0)  # overload comes and goes within seconds
+    # Records of all workers that Redis keeps: some 30 MB, 40 min of four workers.
+    length: int = number(10_000, least=100)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sys:
-    interval: float = duration(10.0)  # how often $SYS/broker/... is published, as Mosquitto does; 0 = never
+    interval: float = duration(10.0)  # between two publications of $SYS/broker/..., as in Mosquitto; 0 = never
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
     level: str = choice("info", "debug", "info", "warning", "error")
     format: str = choice("auto", "auto", "text", "json")  # auto: text on a terminal, else JSON lines
-    client_events_per_second: int = number(20)  # of each kind that clients can cause; the rest is counted
+    client_events_per_second: int = number(20)  # log lines of each event that clients cause; further events are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    timeout: float = duration(
-        5.0, most=3600.0
-    )  # after SIGTERM clients have so long to leave; most supervisors kill at 10
+    # After SIGTERM clients have so long to leave; most supervisors kill at 10.
+    timeout: float = duration(5.0, most=3600.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +431,7 @@ class Config:
 
 
 def contradictions(config: Config) -> list[tuple[str, str]]:
-    """Settings that are fine alone and not together: (the key to change, what would be right)."""
+    """Settings that are valid alone but not together: (the key to change, what would be right)."""
     found = []
     delivery = config.delivery
     if delivery.low_watermark >= delivery.high_watermark:
@@ -417,10 +439,10 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < delivery.outbound_budget < delivery.high_watermark:
         right = f"0 or at least delivery.high_watermark ({delivery.high_watermark} bytes)"
         found.append(("delivery.outbound_budget", right))
-    if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # or a lawful packet could never wait
+    if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # else a valid packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
-    if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # braces mark what Redis Cluster hashes
+    if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _overload_contradictions(config.overload)
     found += _quota_contradictions(config.quotas, config.limits.packet_bytes)
@@ -450,7 +472,7 @@ def _quota_contradictions(quotas: Quotas, packet_bytes: int) -> list[tuple[str, 
     found = []
     for scope, quota in (("session", quotas.session), ("tenant", quotas.tenant), ("cluster", quotas.cluster)):
         text = quota.incoming_bytes
-        if text and burst(parse(text, sizes=True)) < packet_bytes:  # or a lawful packet could never pass
+        if text and burst(parse(text, sizes=True)) < packet_bytes:  # else a valid packet could never pass
             right = f'of windows that hold limits.packet_bytes, such as "{packet_bytes}:60"'
             found.append((f"quotas.{scope}.incoming_bytes", right))
     if quotas.tenant != QuotaScope() and not quotas.tenant_of:
@@ -483,7 +505,7 @@ def _access_contradictions(config: Config) -> list[tuple[str, str]]:
 
 
 def exposed(config: Config) -> list[tuple[str, str]]:
-    """The addresses at which others than this machine can reach us: (the key of the listener's, the address)."""
+    """The addresses that other machines can reach: (the key of the setting, the address)."""
     found = []
     for one in fields(config.listeners):
         listener = getattr(config.listeners, one.name)
@@ -495,5 +517,5 @@ def exposed(config: Config) -> list[tuple[str, str]]:
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name: only one has to be of this machine (RFC 6761)
+    except ValueError:  # a host name: "localhost" is always this machine (RFC 6761)
         return host == "localhost"

@@ -1,8 +1,8 @@
 # Where settings come from, in rising priority: the defaults, a TOML file, the environment, the command line.
 #
-# Each source becomes a list of Given: a key, what was written, and words for where. Everything after that is
-# one path for all of them, so they refuse the same mistakes with the same sentence. A source is checked even
-# where a later one overrides it: what is wrong today is in force tomorrow, when the other line is taken away.
+# Each source becomes a list of Given: a key, the value as written, and words for the place. Everything after that is
+# one path for all sources, so all of them refuse a mistake with the same sentence. A value is checked even where a
+# later source overrides it: it would be in force as soon as the later one is removed.
 import difflib
 import os
 import re
@@ -17,7 +17,7 @@ from broker.config.values import Kind
 
 DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")
 PREFIX: Final = "WEIR_"
-SUPERVISORS: Final = ("node.", "admin.")  # groups that workers do not see
+SUPERVISORS: Final = ("node.", "admin.")  # groups that workers do not get
 
 _TABLE: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 _ENTRY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
@@ -25,7 +25,7 @@ _ENTRY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 @dataclass(frozen=True)
 class Given:
-    """One setting as somebody wrote it."""
+    """One setting as it was written."""
 
     key: str  # "limits.packet_bytes"
     value: object
@@ -34,7 +34,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Effective:
-    """One setting as it is in force."""
+    """One setting in force."""
 
     key: str
     value: object
@@ -45,10 +45,10 @@ class Effective:
 @dataclass(frozen=True)
 class Loaded:
     config: Config
-    sources: Mapping[str, str]  # by key; a key that is absent has its default
+    sources: Mapping[str, str]  # by key; absent keys have their default
 
     def describe(self) -> Iterator[Effective]:
-        """Every setting with its value in force and where it came from, in the order of the groups."""
+        """Every setting with its value in force and its source, in the order of the groups."""
         for key, kind in KINDS.items():
             value = _at(self.config, key)
             yield Effective(key, value, kind.show(value), self.sources.get(key, "default"))
@@ -60,9 +60,9 @@ def load(
     options: Iterable[Given] = (),
     default_file: Path = DEFAULT_FILE,
 ) -> Loaded:
-    """The configuration in force, or ConfigError.
+    """The configuration in force. ConfigError.
 
-    *file* must exist; without it, *default_file* is read if it is there. *options* come from the command line.
+    *file* must exist. Without *file*, *default_file* is read if it exists. *options* come from the command line.
     """
     given: list[Given] = []
     if file is not None or default_file.exists():
@@ -81,12 +81,12 @@ def load(
 
 
 def described(config: Config) -> dict[str, object]:
-    """All that a worker has to know of *config*, by key; `restored()` makes it a configuration again."""
+    """The settings that a worker needs, by key; `restored()` makes a configuration of them again."""
     return {key: _at(config, key) for key in KINDS if not key.startswith(SUPERVISORS)}
 
 
 def restored(values: Mapping[str, object]) -> Config:
-    """The configuration with *values* by key, as another process of ours described it. ConfigError."""
+    """The configuration with *values* by key, as `described()` in the supervisor gave them. ConfigError."""
     config = Config()
     for key, value in values.items():
         config = _with(config, key.split("."), _taken(Given(key, value, "the supervisor's configuration")))
@@ -114,8 +114,8 @@ def from_file(file: Path) -> list[Given]:
 def from_environment(environ: Mapping[str, str]) -> list[Given]:
     """The settings among environment variables: WEIR_LIMITS__PACKET_BYTES is limits.packet_bytes.
 
-    Other variables may begin with WEIR_ (Kubernetes makes WEIR_PORT for a service of that name), so one without
-    "__" is left alone, unless it is a key whose underscores were miscounted.
+    Other variables may begin with WEIR_ (Kubernetes makes WEIR_PORT for a service of that name), so a variable without
+    "__" is ignored, unless it is a key with a wrong number of underscores.
     """
     given = []
     miscounted = {_variable(key).replace("__", "_"): key for key in KINDS}
@@ -164,9 +164,9 @@ def _taken(one: Given) -> Any:
 
 
 def _nearest(key: str) -> str:
-    """What somebody who wrote *key* may have meant."""
+    """A hint at the key that was probably meant by *key*."""
     near = difflib.get_close_matches(key, KINDS, n=1, cutoff=0.6)
-    if not near:  # the right name in the wrong group: its last part alone
+    if not near:  # perhaps the right name in the wrong group
         last = key.rpartition(".")[2]
         near = [known for known in KINDS if known.rpartition(".")[2] == last]
     return f"did you mean {near[0]}?" if near else "`weir config show` lists those there are."
@@ -184,7 +184,7 @@ def _at(config: Config, key: str) -> Any:
 
 
 def _with(group: Any, path: Sequence[str], value: Any) -> Any:
-    """*group* with the setting at *path* replaced."""
+    """A copy of *group* with the setting at *path* replaced."""
     inner = value if len(path) == 1 else _with(getattr(group, path[0]), path[1:], value)
     return replace(group, **{path[0]: inner})
 
@@ -198,7 +198,7 @@ def _leaves(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, obj
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The line of each key, as far as a look at single lines can tell (tomllib keeps none)."""
+    """The line number of each key, found by looking at single lines, as tomllib does not tell."""
     lines: dict[str, int] = {}
     table = ""
     for position, line in enumerate(text.splitlines(), start=1):

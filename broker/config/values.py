@@ -1,8 +1,8 @@
-# What a setting may be: how it is written, what it may not exceed, and how it is shown again.
+# The kinds of values that settings have: how a value is written, what it may not exceed, and how it is shown.
 #
-# A value comes from a TOML file (with a type) or from the command line or the environment (always a str);
-# each kind takes both. What it refuses, it refuses with a ValueError that says what would be right:
-# the caller knows the key and the source, and makes one sentence of the three.
+# A value comes from a TOML file (with a type) or from the command line or the environment (always a str); each kind
+# accepts both. A kind refuses a value with a ValueError that says what would be right: the caller knows the key and the
+# source, and makes one sentence of the three.
 import math
 import re
 from typing import Any, Final, Protocol
@@ -33,11 +33,11 @@ class Kind(Protocol):
     """One kind of value."""
 
     def take(self, given: object) -> Any:
-        """The value that *given* means; ValueError, whose text completes "it must be ...", if it means none."""
+        """Parse *given*. ValueError, whose text completes "it must be ...": *given* is not valid."""
         ...
 
     def show(self, value: Any) -> str:
-        """*value* as it is written in the TOML file."""
+        """*value* as the TOML file would have it."""
         ...
 
 
@@ -69,7 +69,7 @@ class Number:
         return value
 
     def _read(self, given: object) -> int | None:
-        if isinstance(given, int) and not isinstance(given, bool):  # to Python, true is an int
+        if isinstance(given, int) and not isinstance(given, bool):  # True is an int in Python
             return given
         if isinstance(given, str) and re.fullmatch("-?[0-9]{1,20}", given, re.ASCII):
             return int(given)
@@ -80,7 +80,7 @@ class Number:
 
 
 class Numbers:
-    """A row of *count* whole numbers; a list, or one str with commas in it."""
+    """A list of *count* whole numbers, or one str with commas."""
 
     def __init__(self, count: int, least: int, most: int) -> None:
         self._count = count
@@ -156,7 +156,7 @@ class Size:
 
 
 class Rates:
-    """How much in how much time, as it is written: broker/config/rate.py reads it again. "" is no limit."""
+    """A rate, kept as text, which broker/config/rate.py parses again. "" is no limit."""
 
     def __init__(self, sizes: bool) -> None:
         self._sizes = sizes
@@ -164,7 +164,7 @@ class Rates:
     def take(self, given: object) -> str:
         if given == "":
             return ""
-        text = given if isinstance(given, str) else repr(given)  # a bare number is none
+        text = given if isinstance(given, str) else repr(given)  # a bare number is not a rate
         try:
             parse(text, self._sizes)
         except RateError as error:
@@ -176,7 +176,7 @@ class Rates:
 
 
 class Tenants:
-    """The rule that says whose tenant a client is; broker/config/tenants.py reads it again."""
+    """The rule that finds the tenant of a client, kept as text, which broker/config/tenants.py parses again."""
 
     def take(self, given: object) -> str:
         if not isinstance(given, str) or not given.isprintable():
@@ -203,7 +203,7 @@ class Choice:
 
 
 class Text:
-    """Any text on one line: the name of a file, a path."""
+    """A text on one line, such as a path."""
 
     def take(self, given: object) -> str:
         if isinstance(given, str) and given.isprintable():
@@ -215,7 +215,7 @@ class Text:
 
 
 class Name:
-    """A name that is fit for a folder, a label and a command line."""
+    """A name that is valid as a folder, a label and a word of a command line."""
 
     def take(self, given: object) -> str:
         if isinstance(given, str) and _NAME.fullmatch(given):
@@ -227,7 +227,7 @@ class Name:
 
 
 class Hosts:
-    """Addresses or names of this machine; a list, or one str with commas in it."""
+    """A list of addresses or names of this machine, or one str with commas."""
 
     def take(self, given: object) -> tuple[str, ...]:
         listed = given.split(",") if isinstance(given, str) else given
@@ -243,7 +243,7 @@ class Hosts:
 
 
 def _quantity(given: object, units: dict[str, float] | dict[str, int], bare: float) -> float | None:
-    """A number with or without one of *units* (without: in units of *bare*); None if it is neither."""
+    """A number with one of *units*, or without (then in units of *bare*); None if *given* is neither."""
     if isinstance(given, bool):
         return None
     if isinstance(given, int | float):
@@ -256,7 +256,7 @@ def _quantity(given: object, units: dict[str, float] | dict[str, int], bare: flo
 
 
 def _short(seconds: float) -> str:
-    """A duration in its largest unit that needs no fraction: 604800.0 is 7d, 0.5 is 500ms."""
+    """A duration in the largest unit without a fraction: 604800.0 is 7d, 0.5 is 500ms."""
     for unit in ("d", "h", "m", "s", "ms"):
         count = seconds / _DURATION_UNITS[unit]
         if count >= 1 and count == int(count):
@@ -265,7 +265,7 @@ def _short(seconds: float) -> str:
 
 
 def _bytes(size: int) -> str:
-    """A size in its largest binary unit that needs no fraction: 1048576 is 1MiB, 1000 stays 1000."""
+    """A size in the largest binary unit without a fraction: 1048576 is 1MiB, 1000 stays 1000."""
     for unit in ("GiB", "MiB", "KiB"):
         if size and size % _SIZE_UNITS[unit] == 0:
             return f"{size // _SIZE_UNITS[unit]}{unit}"

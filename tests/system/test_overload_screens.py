@@ -116,7 +116,7 @@ def test_weir_overload_names_the_signal_and_the_worker(start_weir: StartWeir) ->
     told = json.loads(run("overload", *where, "--json").stdout)
 
     assert 0 == shown.returncode
-    assert "as lag of worker 1 is at 4.00 of its target" in shown.stdout
+    assert "caused by lag of worker 1 at 4.00 of its target" in shown.stdout
     assert "injected" in shown.stdout
     assert f"node-{weir.port}/1 for " in shown.stdout
     assert ([0, 1], 0.0) == ([one["worker"] for one in told["workers"]], told["workers"][0]["overload"]["level"])
