@@ -76,7 +76,7 @@ class OrphanedWills:
             incarnation, number, cursor = self._unread.pop()
             self._asked += 1
             command = packed("HSCAN", self._keys.wills(number, incarnation.encode()), cursor, "COUNT", PAGE)
-            self._commands.ask(_Read(command, self, incarnation, number, cursor), now)
+            self._commands.submit(_Read(command, self, incarnation, number, cursor), now)
         elif now >= self._next and self._due[0][0] <= now:
             self._next = now + INTERVAL
             self._take_batch(now)
@@ -87,7 +87,7 @@ class OrphanedWills:
         for incarnation, number in unfenced:
             self._asked += 1
             command = self._script.call([self._keys.dead(number, incarnation.encode())], ["fence", FENCED_FOR])
-            self._commands.ask(_Fence(command, self, incarnation, number), now)
+            self._commands.submit(_Fence(command, self, incarnation, number), now)
 
     def _take_batch(self, now: float) -> None:
         batches: dict[tuple[str, int], list[bytes]] = {}
@@ -100,7 +100,7 @@ class OrphanedWills:
             keys = [self._keys.wills(number, incarnation.encode()), *map(self._keys.owner, clients)]
             words: list[str | bytes | int] = ["take_wills", incarnation, *clients]
             self._asked += 1
-            self._commands.ask(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
+            self._commands.submit(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
 
     def _fenced(self, incarnation: str, number: int) -> None:
         self._asked -= 1
@@ -199,7 +199,7 @@ class _Take(Command):
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._wills._not_taken(self._incarnation, self._number, self._clients, failure, now)
 
-    def late(self, reply: object, now: float) -> None:
+    def replied_late(self, reply: object, now: float) -> None:
         """Redis has taken them out after all: they are ours to publish, and will not be found when asked for again."""
         self._wills._asked += 1
         self._wills._taken(self._incarnation, self._clients, reply, now)

@@ -16,7 +16,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import ByteStream, packed
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
-from broker.store.redis.pubsub import Subscription
+from broker.store.redis.pubsub import ChannelSubscription
 from broker.worker_id import WorkerId
 
 PATIENCE: Final = 1.0  # seconds: an older report does not count (overload/level.py, STALE)
@@ -60,11 +60,11 @@ class RedisReports:
         self._counters = counters
         self._channel = Keys(prefix).overload(address.db)
         name = f"weir-{worker.node}-{worker.shard}-reports"
-        self.subscription = Subscription(stream, address, name, log, self._channel, receiver.over_redis)
+        self.subscription = ChannelSubscription(stream, address, name, log, self._channel, receiver.over_redis)
         self.subscription.start(now)
 
     def tell(self, report: bytes, now: float) -> None:
-        self._commands.ask(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
+        self._commands.submit(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
 
 
 class OverloadReports:

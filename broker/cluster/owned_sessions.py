@@ -138,7 +138,7 @@ class OwnedSessions:
             client = client_id.encode()
             wills = self._keys.wills(self._keys.slice_of(client), self._me.encode())
             command = self._script.call([wills], ["drop_wills", client, held.epoch])
-            self._commands.ask(_DropWill(command, self, client_id), now)
+            self._commands.submit(_DropWill(command, self, client_id), now)
             return True
         self.outdated([client_id])
         return False
@@ -150,7 +150,7 @@ class OwnedSessions:
         """
         client = client_id.encode()
         wills = self._keys.wills(self._keys.slice_of(client), former.worker.incarnation_text.encode())
-        self._commands.ask(
+        self._commands.submit(
             _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), PATIENCE), now
         )
 
@@ -209,7 +209,7 @@ class OwnedSessions:
             words += [client, held.epoch, held.will]
         keys.append(self._keys.dead(number, self._me.encode()))
         self._pages += 1
-        self._commands.ask(_Reclaim(self._script.call(keys, words), self, client_ids), now)
+        self._commands.submit(_Reclaim(self._script.call(keys, words), self, client_ids), now)
 
     def claimed_again(self, client_ids: list[str], reply: object, now: float) -> None:
         assert isinstance(reply, list)
@@ -258,7 +258,7 @@ class OwnedSessions:
             keys.append(self._keys.owner(client))
             words += [client, epoch, former]
         self._pages += 1
-        self._commands.ask(_Release(self._script.call(keys, words), self, ended), now)
+        self._commands.submit(_Release(self._script.call(keys, words), self, ended), now)
 
     def released(self) -> None:
         self._pages -= 1

@@ -41,17 +41,17 @@ class QuotaLeaseClient:
         """Do what is due; when the next thing will be."""
         leases = self._leases
         leases.redis.tick(now)
-        if self._connected != self._commands.connected:  # who is back late keeps the others by their shares
-            self._connected = self._commands.connected
+        if self._connected != self._commands.times_ready:  # who is back late keeps the others by their shares
+            self._connected = self._commands.times_ready
             self.script.load(now)
             self._beat = now
         if now >= self._beat:
             self._beat = now + BEAT
             command = self.script.call([self._keys.quota_workers], ["beat", self._incarnation, REMEMBERED])
-            self._commands.ask(_Beat(self, command), now)
+            self._commands.submit(_Beat(self, command), now)
         for ask in leases.due(now):
             self.statistics.asked += 1
-            self._commands.ask(_Lease(self, self.packed(ask), ask), now)
+            self._commands.submit(_Lease(self, self.packed(ask), ask), now)
         return min(self._beat, leases.next_due(now))
 
     def packed(self, ask: Ask) -> bytes:
@@ -116,5 +116,5 @@ class _Lease(Command):
         self._ask.lease.failed(self._ask, now)
         self._leasing.failed(failure, now)
 
-    def late(self, reply: object, now: float) -> None:
+    def replied_late(self, reply: object, now: float) -> None:
         self._leasing.granted_late(self._ask, reply)

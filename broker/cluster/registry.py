@@ -95,7 +95,7 @@ class Registry(OnReady):
         self._doubtful_until = 0.0
         self._renew = 0.0
         self._again: dict[_Claim, float] = {}  # claims that ask again, by when; few, and at most as old as PAUSE
-        commands.greeter = self
+        commands.on_ready(self)
 
     def claim(self, client_id: str, lasting: bool, will: bytes, then: Callable[[Verdict], None], now: float) -> None:
         """A CONNECT wants the session of *client_id*; *then* is called once, perhaps before this returns.
@@ -105,14 +105,14 @@ class Registry(OnReady):
         """
         self.statistics.claims += 1
         claim = _Claim(self, client_id, lasting, will, then, now)
-        if self._alone or before_asking(lasting, self._commands.away(now)) == WITHIN_NODE:
+        if self._alone or before_asking(lasting, self._commands.unresponsive_for(now)) == WITHIN_NODE:
             claim.decide(LOCAL, 0, None)
         else:
             self._ask(claim, now)
 
     def has_room(self, now: float) -> bool:
         """Whether Redis would answer one more claim in time, or need not be asked."""
-        return self._alone or self._gate.fits(1, 0) or self._commands.away(now) >= CLAIM_PATIENCE
+        return self._alone or self._gate.fits(1, 0) or self._commands.unresponsive_for(now) >= CLAIM_PATIENCE
 
     def next_epoch(self, client_id: str) -> int:
         """For a claim that Redis is not asked for: by our clock, and later than what we know."""
@@ -171,7 +171,7 @@ class Registry(OnReady):
         """The line is there (again): the script first, then the generation, then all that we hold."""
         self._gate = Gate(self._overload, "", NO_RESOURCE, now)  # it may be another server, and be elsewhere
         self.script.load(now)
-        self._commands.ask(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
+        self._commands.submit(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
         self._look_at_generation(now)
         if self._generation is not None:
             self._doubtful_until = now + DOUBT
@@ -183,7 +183,9 @@ class Registry(OnReady):
         number, me = keys.slice_of(client), self._me.encode()
         words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.will]
         command = self.script.call([keys.wills(number, me), keys.owner(client), keys.dead(number, me)], words)
-        self._commands.ask(_ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now)
+        self._commands.submit(
+            _ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now
+        )
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, named = epoch_and_owner(reply)
@@ -234,12 +236,12 @@ class Registry(OnReady):
 
     def _look_at_generation(self, now: float) -> None:
         self._look = now + LOOK
-        self._commands.ask(_Look(self, packed("GET", self._keys.generation)), now)
+        self._commands.submit(_Look(self, packed("GET", self._keys.generation)), now)
 
     def generation_is(self, generation: object, now: float) -> None:
         """What Redis said when it was asked; None: it has lost everything while the line was up."""
         if generation is None:
-            self._commands.ask(
+            self._commands.submit(
                 _Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now
             )
             self._look_at_generation(now)
@@ -303,7 +305,7 @@ class _ClaimStep(Command):
         self._gate.done(1, 0, now - self._asked, now)
         self._claim.registry.failed(self._claim, failure, now)
 
-    def late(self, reply: object, now: float) -> None:
+    def replied_late(self, reply: object, now: float) -> None:
         self._claim.registry.came_late(self._claim, reply, now)
 
 

@@ -66,10 +66,10 @@ class RedisHandler(Handler):
         self._given = True
         units = quantum
         try:
-            units = self._connection.take(data, quantum, now)
+            units = self._connection.receive(data, quantum, now)
         except Exception as error:
             self._failed(error)
-        if stream.state == OPEN and not self._connection.more:
+        if stream.state == OPEN and not self._connection.more_replies:
             self._given = False
             stream.forget_input()
         return units

@@ -1,7 +1,7 @@
 # Where sessions are found by client id, with a connection or without.
 #
-# The protocol answers through an object, as a store on another machine would: the hub never waits for a store,
-# it goes on with other connections. In memory the answer comes before `claim()` returns.
+# A claim is answered by a call, as the session may be on another machine: nothing waits for the answer, and the worker
+# goes on with other connections. In memory the answer comes before `claim()` returns.
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -11,20 +11,20 @@ from broker.session.session import Session
 
 
 class Claimant(Protocol):
-    """A CONNECT that wants its session. Exactly one of `found` and `refused` is called, once."""
+    """A CONNECT that claims its session. Exactly one of `found` and `refused` is called, once."""
 
     client_id: str
     clean_start: bool
-    expiry: int  # of the session (s), as it is granted
+    expiry: int  # of the session, in seconds, as granted
     will: Will | None
-    user: str | None  # the name that was verified, who leaves the will
+    user: str | None  # the verified user name, for which the will is published
 
     def found(self, session: Session | None) -> None:
-        """The session that there was, which is in the store; None: there was none."""
+        """There is a *session*, which is in the store; or there is none."""
         ...
 
     def refused(self, reason: CloseReason) -> None:
-        """It may be somewhere that cannot be asked now."""
+        """The session cannot be had now; *reason* says why."""
         ...
 
 
@@ -45,19 +45,18 @@ class SessionStore(Protocol):
         """The session of *client_id*, if it is in this worker's memory."""
 
     def keep(self, session: Session) -> None:
-        """*session* is the one of its client id from now on."""
+        """Store *session* under its client id, in place of any other."""
 
     def forget(self, session: Session) -> None:
-        """*session* ended."""
+        """Remove *session*, which has ended or gone to another worker."""
 
     def without_will(self, session: Session) -> None:
-        """The will of *session*, which goes on, was published or taken back: nobody else has to publish it."""
+        """The will of *session*, which goes on, was published or withdrawn: no other worker may publish it."""
 
     def sessions(self) -> Iterable[Session]:
-        """All of them."""
+        """All sessions of this worker."""
 
-    def count(self) -> int:
-        """How many."""
+    def count(self) -> int: ...
 
 
 class MemorySessions:

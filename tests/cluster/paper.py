@@ -6,7 +6,7 @@ from broker.store.redis.connection import RedisConnection
 from broker.store.redis.pipeline import CommandPipeline
 from tests.store.loop import Loop
 
-GREETED: Final = b"+OK\r\n+PONG\r\n"
+HANDSHAKE_REPLIES: Final = b"+OK\r\n+PONG\r\n"
 
 
 class Paper:

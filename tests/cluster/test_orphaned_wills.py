@@ -12,7 +12,7 @@ from broker.store.redis.keys import SLICES
 from broker.store.redis.pipeline import CallbackCommand
 from broker.store.redis.script import Script
 from supervisor.redis_server import RedisServer
-from tests.cluster.paper import GREETED, on_paper
+from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
 from tests.cluster.shard import KEYS, Shard
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
@@ -204,26 +204,26 @@ class Published:
 def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> None:
     """A slow Redis would eat the wills that it has taken out."""
     commands, paper = on_paper(loop)
-    commands.take(GREETED, 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     published = Published()
     wills = OrphanedWills(commands, KEYS, Script(commands, b"script"), published.publish_will)
     wills.publish_wills_of(0xDEAD, 0.0)
     wills.tick(0.0)
-    commands.take(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead
+    commands.receive(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead
     will = b"$%d\r\n%b\r\n" % (len(left("x")) + 2, b"7 " + left("x"))
     for page in range(SLICES):
         wills.tick(0.0)
         found = b"*2\r\n$2\r\nme\r\n" + will if page == 0 else b"*0\r\n"
-        commands.take(b"*2\r\n$1\r\n0\r\n" + found, 1000, 0.0)
+        commands.receive(b"*2\r\n$1\r\n0\r\n" + found, 1000, 0.0)
     for _ in range(2):  # asked before, and answered so slowly that the line counts as alive
-        commands.ask(CallbackCommand(packed("PING"), 9.0, lambda reply, failure: None), 0.0)
+        commands.submit(CallbackCommand(packed("PING"), 9.0, lambda reply, failure: None), 0.0)
     wills.tick(0.0)
     assert b"take_wills" in paper.written
     for now in (2.0, 4.0):
-        commands.take(b"+PONG\r\n", 1000, now)
+        commands.receive(b"+PONG\r\n", 1000, now)
     commands.tick(6.0)
     assert not wills.idle()
-    commands.take(b"*1\r\n" + will, 1000, 6.0)
+    commands.receive(b"*1\r\n" + will, 1000, 6.0)
 
     assert ["me"] == published.client_ids
 

@@ -66,7 +66,7 @@ class Tenant:
 
     def answered(self) -> bool:
         """All that was asked."""
-        return self.commands.connected > 0 and not self.commands.statistics.waiting and self.leases.redis.answering
+        return self.commands.times_ready > 0 and not self.commands.statistics.waiting and self.leases.redis.answering
 
 
 def test_a_slice_is_granted_as_soon_as_it_is_used(

@@ -197,7 +197,7 @@ def test_the_scripts_come_back_though_the_connection_stayed(start_redis: StartRe
         client.script_flush()
     shard.claim("me")
 
-    assert 1 == shard.commands.connected
+    assert 1 == shard.commands.times_ready
 
 
 def test_without_redis_the_node_goes_on_and_tells_it_afterwards(start_redis: StartRedis, loop: Loop) -> None:
@@ -209,7 +209,7 @@ def test_without_redis_the_node_goes_on_and_tells_it_afterwards(start_redis: Sta
     verdict = shard.verdict("me", lasting=False)
 
     assert (LOCAL, None) == (verdict.outcome, verdict.former)
-    loop.until(lambda: shard.commands.away(loop.now()) >= CLAIM_PATIENCE)
+    loop.until(lambda: shard.commands.unresponsive_for(loop.now()) >= CLAIM_PATIENCE)
     epoch = shard.hold_locally("me")
     assert epoch > before
     again = shard.ask("other", lasting=False)

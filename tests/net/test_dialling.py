@@ -10,7 +10,7 @@ import pytest
 from broker.net.dialling import Dialler
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import AWAY, READY, packed
+from broker.store.redis.connection import DISCONNECTED, READY, packed
 from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from tests.inprocess import Broker
 from tests.redis_servers import PATIENCE, RunningRedis, free_port
@@ -39,7 +39,7 @@ class Asking:
 
     def ask(self, *words: str | bytes | int) -> None:
         question = CallbackCommand(packed(*words), 5.0, lambda reply, failure: self.replies.append(failure or reply))
-        self.commands.ask(question, self.broker.clock.now)
+        self.commands.submit(question, self.broker.clock.now)
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -88,7 +88,7 @@ def test_a_mistake_of_ours_costs_one_reply(brokers: Brokers, server: RunningRedi
     def fail(reply: object, failure: StoreFailure | None) -> None:
         raise ZeroDivisionError
 
-    asking.commands.ask(CallbackCommand(packed("ECHO", "mistake"), 5.0, fail), broker.clock.now)
+    asking.commands.submit(CallbackCommand(packed("ECHO", "mistake"), 5.0, fail), broker.clock.now)
     asking.ask("ECHO", "after")
     asking.until(lambda: len(asking.replies) == 2)
 
@@ -100,12 +100,12 @@ def test_nobody_there_is_tried_again(brokers: Brokers, server: RunningRedis) -> 
     """A worker that starts before Redis, or outlives it, would never use it."""
     server.kill()
     asking = Asking(brokers(), server.address)
-    asking.until(lambda: asking.commands.state == AWAY)
+    asking.until(lambda: asking.commands.state == DISCONNECTED)
     server.start()
     asking.until(lambda: asking.commands.state == READY)
     server.kill()
     asking.ask("ECHO", "x")
-    asking.until(lambda: asking.commands.state == AWAY)
+    asking.until(lambda: asking.commands.state == DISCONNECTED)
     server.start()
     asking.ask("ECHO", "y")
     asking.until(lambda: len(asking.replies) == 2)
@@ -121,7 +121,7 @@ def test_a_full_queue_of_a_unix_socket_is_tried_again(brokers: Brokers, tmp_path
         listener.listen(0)
         filling.connect(str(path))
         asking = Asking(brokers(), RedisAddress(path=str(path)))
-        asking.until(lambda: asking.commands.state == AWAY)
+        asking.until(lambda: asking.commands.state == DISCONNECTED)
 
     assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in asking.log.named("redis_unavailable")]
 

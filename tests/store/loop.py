@@ -60,12 +60,12 @@ class Loop:
             if wire.sock is not None:
                 by_fd[wire.sock.fileno()] = wire
                 poll.register(wire.sock, select.POLLIN | (select.POLLOUT if wire.unsent else 0))
-        more = any(wire.line is not None and wire.line.more for wire in self.wires)
+        more = any(wire.line is not None and wire.line.more_replies for wire in self.wires)
         for fd, _ in poll.poll(0 if more else max(0.0, due - self.now()) * 1000):
             by_fd[fd].receive(self.now())
         for wire in self.wires:
-            if wire.line is not None and wire.line.more:
-                wire.line.take(b"", QUANTUM, self.now())
+            if wire.line is not None and wire.line.more_replies:
+                wire.line.receive(b"", QUANTUM, self.now())
 
     def ready(self, *lines: RedisConnection) -> None:
         self.until(lambda: all(line.state == READY for line in lines))
@@ -124,7 +124,7 @@ class SocketWire:
             self._lost(str(error), now)
             return
         if data:
-            self.line.take(data, QUANTUM, now)
+            self.line.receive(data, QUANTUM, now)
         else:
             self._lost("closed", now)
 

@@ -7,10 +7,10 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import AWAY, GREETING, READY, REPLY, packed
+from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, packed
 from broker.store.redis.pipeline import MOST_BYTES, CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
-from tests.cluster.paper import GREETED, on_paper
+from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
 from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
 
@@ -32,7 +32,7 @@ def connect(loop: Loop, address: RedisAddress, most: int = 1000, most_bytes: int
 def ask(loop: Loop, commands: CommandPipeline, *words: str | bytes | int, patience: float = PATIENCE) -> Told:
     """Ask; what is told is in the list that is returned, sooner or later."""
     told: Told = []
-    commands.ask(
+    commands.submit(
         CallbackCommand(packed(*words), patience, lambda reply, failure: told.append((reply, failure))), loop.now()
     )
     return told
@@ -73,7 +73,7 @@ def test_a_command_waits_for_the_connection(start_redis: StartRedis, loop: Loop)
     """The first clients after a start would be refused, though Redis is there a millisecond later."""
     commands = connect(loop, start_redis().address)
 
-    assert GREETING == commands.state
+    assert HANDSHAKE == commands.state
     assert b"early" == answer(loop, commands, "ECHO", "early")
 
 
@@ -98,7 +98,7 @@ def test_a_refused_tcp_connection_is_tried_again(start_redis: StartRedis, loop: 
     """A Redis that is started after the broker would never be found."""
     port = free_port()
     commands = connect(loop, RedisAddress(host="127.0.0.1", port=port))
-    loop.until(lambda: commands.state == AWAY)
+    loop.until(lambda: commands.state == DISCONNECTED)
     start_redis(port=port)
 
     assert b"x" == answer(loop, commands, "ECHO", "x")
@@ -113,14 +113,14 @@ def test_a_stopped_server_is_noticed_and_found_again(start_redis: StartRedis, lo
     began = loop.now()
 
     assert StoreFailure.TIMEOUT is answer(loop, commands, "SET", "k", "1", patience=0.3)
-    assert commands.away(loop.now()) >= 0.3
+    assert commands.unresponsive_for(loop.now()) >= 0.3
     loop.until(lambda: commands.state != READY)
     assert loop.now() - began >= 3.0
     assert StoreFailure.TIMEOUT is answer(loop, commands, "PING", patience=0.3)
     server.go_on()
     loop.ready(commands)
     assert b"1" == answer(loop, commands, "GET", "k")  # it was asked, and did it, whoever was still waiting
-    assert 0.0 == commands.away(loop.now())
+    assert 0.0 == commands.unresponsive_for(loop.now())
 
 
 def test_who_was_asleep_hears_what_was_said_meanwhile(start_redis: StartRedis, loop: Loop) -> None:
@@ -138,7 +138,7 @@ def test_who_was_asleep_hears_what_was_said_meanwhile(start_redis: StartRedis, l
     loop.until(lambda: bool(answers))
 
     assert [(b"hello", None)] == answers
-    assert 1 == commands.connected
+    assert 1 == commands.times_ready
 
 
 def test_a_late_reply_is_nobody_elses(start_redis: StartRedis, loop: Loop) -> None:
@@ -246,7 +246,7 @@ def test_a_full_server_refuses_and_keeps_the_connection(start_redis: StartRedis,
 
     assert StoreFailure.MEMORY_FULL is answer(loop, commands, "SET", "k", "v")
     assert None is answer(loop, commands, "GET", "k")
-    assert 1 == commands.connected
+    assert 1 == commands.times_ready
     assert StoreFailure.MEMORY_FULL is answer(loop, commands, "EVAL", "return redis.call('SET', 'k', 'v')", 0)
 
 
@@ -257,7 +257,7 @@ def test_a_replica_is_left_for_another_server(start_redis: StartRedis, loop: Loo
     assert b"OK" == answer(loop, commands, "REPLICAOF", master.address.host, master.address.port)
 
     assert StoreFailure.READ_ONLY is answer(loop, commands, "SET", "k", "v")
-    loop.until(lambda: commands.state == AWAY)
+    loop.until(lambda: commands.state == DISCONNECTED)
     commands.move(master.address, loop.now())
     assert b"OK" == answer(loop, commands, "SET", "k", "v")
 
@@ -286,31 +286,31 @@ def test_what_loads_is_not_ready(start_redis: StartRedis, loop: Loop) -> None:
 def test_replies_are_taken_within_the_quantum(loop: Loop) -> None:
     """What follows from a thousand replies at once would hold the loop (DESIGN section 7, rule 1)."""
     commands, _ = on_paper(loop)
-    commands.take(GREETED, 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     told: Told = []
     for _ in range(10):
         question = CallbackCommand(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
-        commands.ask(question, 0.0)
-    units = commands.take(b"+PONG\r\n" * 10, 3 * REPLY, 0.0)
+        commands.submit(question, 0.0)
+    units = commands.receive(b"+PONG\r\n" * 10, 3 * REPLY, 0.0)
 
-    assert (3 * REPLY, 3, True) == (units, len(told), commands.more)
-    while commands.more:
-        commands.take(b"", 3 * REPLY, 0.0)
+    assert (3 * REPLY, 3, True) == (units, len(told), commands.more_replies)
+    while commands.more_replies:
+        commands.receive(b"", 3 * REPLY, 0.0)
     assert [(b"PONG", None)] * 10 == told
 
 
 def test_a_reply_takes_as_much_as_what_follows_from_it(loop: Loop) -> None:
     """A thousand clients would be let in at once, as each of their claims counted like a small publish."""
     commands, _ = on_paper(loop)
-    commands.take(GREETED, 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     told: Told = []
     for _ in range(10):
         question = CallbackCommand(packed("PING"), 1.0, lambda reply, failure: told.append((reply, failure)))
         question.units = 100 * REPLY
-        commands.ask(question, 0.0)
+        commands.submit(question, 0.0)
 
-    assert 200 * REPLY == commands.take(b"+PONG\r\n" * 10, 150 * REPLY, 0.0)
-    assert (2, True) == (len(told), commands.more)
+    assert 200 * REPLY == commands.receive(b"+PONG\r\n" * 10, 150 * REPLY, 0.0)
+    assert (2, True) == (len(told), commands.more_replies)
 
 
 def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
@@ -319,9 +319,9 @@ def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
     told: Told = []
     for _ in range(2):
         question = CallbackCommand(packed("GET", "k"), 1.0, lambda reply, failure: told.append((reply, failure)))
-        commands.ask(question, 0.0)
-    for byte in GREETED + b"$5\r\nab\r\nc\r\n$-1\r\n":
-        commands.take(bytes([byte]), 1000, 0.0)
+        commands.submit(question, 0.0)
+    for byte in HANDSHAKE_REPLIES + b"$5\r\nab\r\nc\r\n$-1\r\n":
+        commands.receive(bytes([byte]), 1000, 0.0)
 
     assert [(b"ab\r\nc", None), (None, None)] == told
 
@@ -329,11 +329,11 @@ def test_replies_may_be_cut_anywhere(loop: Loop) -> None:
 def test_half_a_reply_ends_with_its_connection(loop: Loop) -> None:
     """The first reply on a new connection would be glued to the last of the old one."""
     commands, paper = on_paper(loop)
-    commands.take(GREETED + b"$5\r\nab", 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES + b"$5\r\nab", 1000, 0.0)
     commands.lost("cut", 1.0)
     commands.tick(2.0)
     assert paper.written == packed("CLIENT", "SETNAME", "test") + packed("PING")
-    commands.take(GREETED, 1000, 2.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 2.0)
 
     assert READY == commands.state
 
@@ -342,12 +342,14 @@ def test_what_was_sent_is_not_sent_again(loop: Loop) -> None:
     """A command that the server may have done would be done twice."""
     commands, paper = on_paper(loop)
     told: Told = []
-    commands.ask(CallbackCommand(packed("INCR", "k"), 9.0, lambda reply, failure: told.append((reply, failure))), 0.0)
-    commands.take(GREETED, 1000, 0.0)
+    commands.submit(
+        CallbackCommand(packed("INCR", "k"), 9.0, lambda reply, failure: told.append((reply, failure))), 0.0
+    )
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     assert packed("INCR", "k") in paper.written
     commands.lost("cut", 1.0)
     commands.tick(2.0)
-    commands.take(GREETED, 1000, 2.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 2.0)
 
     assert [(None, StoreFailure.LOST)] == told
     assert packed("INCR", "k") not in paper.written
@@ -364,7 +366,7 @@ def test_each_pause_is_longer_than_the_last_up_to_a_second(loop: Loop) -> None:
         now += pauses[-1]
         commands.tick(now)
     assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
-    commands.take(GREETED, 1000, now)
+    commands.receive(HANDSHAKE_REPLIES, 1000, now)
     commands.lost("again", now)
 
     assert 0.05 == pytest.approx(commands.tick(now) - now)
@@ -376,7 +378,7 @@ def test_a_greeting_that_is_not_answered_is_given_up(loop: Loop) -> None:
     assert 1.0 == commands.tick(0.0)
     commands.tick(1.0)
 
-    assert AWAY == commands.state
+    assert DISCONNECTED == commands.state
 
 
 def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
@@ -387,9 +389,9 @@ def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
     def again(reply: object, failure: StoreFailure | None) -> None:
         told.append((reply, failure))
         if len(told) < 4:
-            commands.ask(CallbackCommand(packed("PING"), len(told) / 10, again), len(told) * 10.0)
+            commands.submit(CallbackCommand(packed("PING"), len(told) / 10, again), len(told) * 10.0)
 
-    commands.ask(CallbackCommand(packed("PING"), 0.05, again), 0.0)
+    commands.submit(CallbackCommand(packed("PING"), 0.05, again), 0.0)
     for now in (1.0, 11.0, 21.0, 31.0, 41.0):
         commands.tick(now)
         commands.tick(now)  # after so long a pause nothing is late at the first look
@@ -400,29 +402,29 @@ def test_who_fails_may_ask_again_at_once(loop: Loop) -> None:
 def test_the_largest_command_passes_when_nothing_waits(loop: Loop) -> None:
     """A claim with a large will would be refused for ever."""
     commands, paper = on_paper(loop)
-    commands.take(GREETED, 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     told: Told = []
     large = CallbackCommand(b"x" * (MOST_BYTES + 1), 1.0, lambda reply, failure: told.append((reply, failure)))
-    commands.ask(large, 0.0)
+    commands.submit(large, 0.0)
 
     assert [] == told
     assert paper.written.endswith(b"x" * (MOST_BYTES + 1))
-    commands.ask(CallbackCommand(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
+    commands.submit(CallbackCommand(b"x", 1.0, lambda reply, failure: told.append((reply, failure))), 0.0)
     assert [(None, StoreFailure.BACKLOG_FULL)] == told
 
 
 def test_a_reply_to_nothing_ends_the_connection(loop: Loop) -> None:
     """All replies after it would be another one's."""
     commands, _ = on_paper(loop)
-    commands.take(GREETED + b"+OK\r\n", 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES + b"+OK\r\n", 1000, 0.0)
 
-    assert (AWAY, "malformed_reply") == (commands.state, loop.log.events[-1][1]["reason"])
+    assert (DISCONNECTED, "malformed_reply") == (commands.state, loop.log.events[-1][1]["reason"])
 
 
 def test_garbage_ends_the_connection(loop: Loop) -> None:
     """Something that is no Redis would be waited for, or its bytes be taken for answers."""
     commands, _ = on_paper(loop)
-    commands.take(b"HTTP/1.1 400 Bad Request\r\n", 1000, 0.0)
+    commands.receive(b"HTTP/1.1 400 Bad Request\r\n", 1000, 0.0)
 
-    assert AWAY == commands.state
+    assert DISCONNECTED == commands.state
     assert StoreFailure.MALFORMED_REPLY.label == loop.log.events[-1][1]["reason"]

@@ -5,8 +5,8 @@ import pytest
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import AWAY, FIRST_PAUSE, READY
-from broker.store.redis.pubsub import PING_AFTER, Subscription
+from broker.store.redis.connection import DISCONNECTED, FIRST_PAUSE, READY
+from broker.store.redis.pubsub import PING_AFTER, ChannelSubscription
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis, free_port
 from tests.store.loop import Loop
@@ -19,7 +19,7 @@ StartRedis = Callable[..., RunningRedis]
 class Ears:
     def __init__(self, loop: Loop, address: RedisAddress) -> None:
         self.messages: list[bytes] = []
-        self.line = Subscription(loop.wire(), address, "test", loop.log, b"news", self._heard)
+        self.line = ChannelSubscription(loop.wire(), address, "test", loop.log, b"news", self._heard)
         loop.ticking.append(self.line)
         self.line.start(loop.now())
 
@@ -60,7 +60,7 @@ def test_a_message_may_be_empty_large_and_anything(start_redis: StartRedis, loop
     loop.until(lambda: len(ears.messages) == 3)
 
     assert [0, 1_000_000, 11] == [len(message) for message in ears.messages]
-    assert (READY, 1) == (ears.line.state, ears.line.connected)
+    assert (READY, 1) == (ears.line.state, ears.line.times_ready)
 
 
 def test_a_restart_resumes(start_redis: StartRedis, loop: Loop) -> None:
@@ -69,7 +69,7 @@ def test_a_restart_resumes(start_redis: StartRedis, loop: Loop) -> None:
     ears = Ears(loop, server.address)
     loop.ready(ears.line)
     server.kill()
-    loop.until(lambda: ears.line.state == AWAY)
+    loop.until(lambda: ears.line.state == DISCONNECTED)
     server.start()
     loop.ready(ears.line)
 
@@ -85,7 +85,7 @@ def test_a_silent_server_is_left(start_redis: StartRedis, loop: Loop) -> None:
     ears = Ears(loop, server.address)
     loop.ready(ears.line)
     server.pause()
-    loop.until(lambda: ears.line.state == AWAY)
+    loop.until(lambda: ears.line.state == DISCONNECTED)
 
     assert [StoreFailure.TIMEOUT.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
     server.go_on()
@@ -98,9 +98,9 @@ def test_an_idle_line_that_is_answered_stays(start_redis: StartRedis, loop: Loop
     loop.ready(ears.line)
     for _ in range(2):
         loop.for_seconds(PING_AFTER + 0.1)
-        loop.until(lambda: not ears.line._owed())
+        loop.until(lambda: not ears.line._expects_reply())
 
-    assert (READY, 1) == (ears.line.state, ears.line.connected)
+    assert (READY, 1) == (ears.line.state, ears.line.times_ready)
 
 
 def test_who_may_not_listen_asks_ever_more_seldom_and_says_so_once(start_redis: StartRedis, loop: Loop) -> None:
@@ -111,7 +111,7 @@ def test_who_may_not_listen_asks_ever_more_seldom_and_says_so_once(start_redis: 
     loop.until(lambda: ears.line._pause >= 8 * FIRST_PAUSE)
 
     assert [StoreFailure.FORBIDDEN.label] == [facts["reason"] for facts in loop.log.named("redis_unavailable")]
-    assert 0 == ears.line.connected
+    assert 0 == ears.line.times_ready
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "weir", "allchannels")
     loop.ready(ears.line)

@@ -6,12 +6,12 @@ import pytest
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
-from broker.store.redis.connection import AWAY
+from broker.store.redis.connection import DISCONNECTED
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
 from broker.store.redis.record_log import FIELD, MOST, RedisRecordLog
 from supervisor.redis_server import RedisServer
-from tests.cluster.paper import GREETED, on_paper
+from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
 from tests.redis_servers import RunningRedis
 from tests.store.loop import Loop
 
@@ -75,7 +75,7 @@ def test_while_redis_is_away_records_are_dropped_and_counted(start_redis: StartR
     written = Written(loop, server)
     written.append(b"before")
     server.kill()
-    loop.until(lambda: written.commands.state == AWAY)
+    loop.until(lambda: written.commands.state == DISCONNECTED)
     for _ in range(3):
         written.log.append(b"lost", loop.now())
     assert {"unreachable": 3} == written.dropped()
@@ -91,7 +91,7 @@ def test_while_redis_is_away_records_are_dropped_and_counted(start_redis: StartR
 def test_what_redis_does_not_answer_is_little(loop: Loop) -> None:
     """A Redis that hangs would have records wait for it, one a second, for as long as it does."""
     commands, paper = on_paper(loop)
-    commands.take(GREETED, 1000, 0.0)
+    commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     counters = Counters()
     log = RedisRecordLog(commands, KEY, 100, counters)
     for _ in range(MOST + 5):
@@ -99,7 +99,7 @@ def test_what_redis_does_not_answer_is_little(loop: Loop) -> None:
     assert MOST == paper.written.count(b"XADD")
     assert 5 == counters.records_dropped_by_reason["backlog_full"]
 
-    commands.take(b"$3\r\n1-1\r\n" * MOST, 1000, 0.0)
+    commands.receive(b"$3\r\n1-1\r\n" * MOST, 1000, 0.0)
     log.append(b"record", 0.0)
     assert (MOST, MOST + 1) == (counters.records_written, paper.written.count(b"XADD"))
     commands.lost("gone", 0.0)

@@ -1,7 +1,7 @@
-# Where Redis is and who we are to it, as the supervisor tells its workers: a path or numbers, nothing to look up.
+# The address of Redis and the credentials, as the supervisor sends them to its workers: no name needs to be resolved.
 #
-# It travels as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db); what is
-# missing at the end is the default. `str()` of it is for logs and never shows the password.
+# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db); fields that
+# are missing at the end have their defaults. `str()` is for logs and never shows the password.
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -22,7 +22,7 @@ class RedisAddress:
         password: str = "",
         db: int = 0,
     ) -> None:
-        """A *path* of a unix socket, or else a *host* (a numeric address) and a *port*."""
+        """*path*: of a unix socket; without it, *host* (a numeric address) and *port*."""
         self.path = path
         self.host = host
         self.port = port
@@ -32,19 +32,19 @@ class RedisAddress:
         self.db = db
 
     def parts(self) -> list[object]:
-        """It as it travels; `from_parts()` makes it again."""
+        """The list in which the address is sent; `from_parts()` is the inverse."""
         if self.path:
             return [UNIX, self.path, self.user, self.password, self.db]
         return [TCP, self.host, self.port, self.tls, self.user, self.password, self.db]
 
     def family(self) -> int:
-        """Of the socket that reaches it."""
+        """The address family of the socket."""
         if self.path:
             return socket.AF_UNIX
         return socket.AF_INET6 if ip_address(self.host).version == 6 else socket.AF_INET
 
     def where(self) -> str | tuple[str, int]:
-        """What to give to that socket's connect()."""
+        """The argument of the socket's connect()."""
         return self.path or (self.host, self.port)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class RedisAddress:
 
 
 def from_parts(parts: Sequence[object]) -> RedisAddress:
-    """The address that `parts()` was made of. ValueError: it is none."""
+    """The address that `parts()` has made a list of. ValueError: it is no such list."""
     kinds: list[type] = [str, str, str, int] if parts and parts[0] == UNIX else [str, int, bool, str, str, int]
     given = list(parts[1:])
     least = 1 if parts and parts[0] == UNIX else 2

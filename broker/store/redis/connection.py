@@ -1,13 +1,13 @@
-# A line to Redis: one connection, made again whenever it ends, that has been let in before anybody may use it.
+# A connection to Redis that is made again whenever it ends, and is used only after a handshake.
 #
-# A worker never waits for Redis (DESIGN section 2, point 6): bytes come in by `take()`, go out by the wire, and time
-# passes by `tick()`. What touches a socket is behind `ByteStream` (net/dialling.py puts it on the reactor), so this is
-# the same for unix sockets and TCP. TLS is not here yet: it would be a layer of the reactor, below the wire.
+# A worker never waits for Redis (broker/DESIGN.md): bytes come in by `receive()`, go out by a `ByteStream`, and time
+# passes by `tick()`. Only the byte stream touches a socket (net/dialling.py puts it on the reactor), so unix sockets
+# and TCP are the same here. There is no TLS yet: it would be a transport of the reactor below this.
 #
-# A line is AWAY between two attempts, GREETING until every command of the greeting was answered with success (a
-# server that still loads its data, or is stopped, accepts connections as well), then READY. Its attempts are
-# FIRST_PAUSE apart, and the pause doubles up to LONGEST_PAUSE: long enough for a server that died under load, short
-# enough that all resumes within the two seconds that a client of a lasting session is kept waiting.
+# The states: DISCONNECTED between two attempts; HANDSHAKE until every command of the handshake has succeeded (a server
+# that still loads its data, or is stopped, accepts connections as well); READY. The pause between attempts doubles from
+# FIRST_PAUSE to LONGEST_PAUSE: long enough for a server that died under load, short enough for a client that waits two
+# seconds for its session.
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -17,20 +17,20 @@ from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
 
-AWAY: Final = 0
-GREETING: Final = 1
+DISCONNECTED: Final = 0
+HANDSHAKE: Final = 1
 READY: Final = 2
 
 FIRST_PAUSE: Final = 0.05  # seconds
 LONGEST_PAUSE: Final = 1.0
-GREETING_TIME: Final = 1.0  # seconds for a greeting to be answered
-NAP: Final = 0.25  # seconds between two looks over which it is we who were away: what has come is to be read first
-SILENCE: Final = 3.0  # seconds without a byte, while we wait for one, after which the connection is taken for dead
-REPLY: Final = 10  # units of the reactor's quantum: what mostly follows from a reply is as much as a small publish
+HANDSHAKE_TIMEOUT: Final = 1.0  # seconds
+LONG_TURN: Final = 0.25  # seconds between two ticks: after more, replies may wait in the socket, and nothing is late
+SILENCE_TIMEOUT: Final = 3.0  # seconds without a byte while a reply is expected, after which the connection is dead
+REPLY: Final = 10  # units of the reactor's quantum: handling a reply mostly costs as much as a small publish
 
-NOTHING: Final = object()  # what the reader says when it has no whole reply
+NOTHING: Final = object()  # what the reader returns when it has no complete reply
 
-# The words that an error of Redis begins with, as far as they tell us what to do.
+# The first words of errors of Redis that decide what to do.
 CODES: Final = {
     "LOADING": StoreFailure.LOADING,
     "MASTERDOWN": StoreFailure.READ_ONLY,
@@ -45,9 +45,8 @@ CODES: Final = {
     "MISCONF": StoreFailure.CANNOT_WRITE,
     "NOSCRIPT": StoreFailure.SCRIPT_UNKNOWN,
 }
-# After these nothing on this connection will be better: it is made again, perhaps to where the supervisor has found
-# another server meanwhile.
-HOPELESS: Final = (StoreFailure.READ_ONLY, StoreFailure.AUTHENTICATION_FAILED)
+# After these failures the connection is made again: perhaps the supervisor has found another server meanwhile.
+RECONNECT_AFTER: Final = (StoreFailure.READ_ONLY, StoreFailure.AUTHENTICATION_FAILED)
 
 
 _pack: Final = cast(
@@ -56,15 +55,15 @@ _pack: Final = cast(
 
 
 def packed(*words: str | bytes | int) -> bytes:
-    """The command of *words* as it is sent."""
+    """The command *words* in the form in which it is sent."""
     return _pack(words)
 
 
 class ByteStream(Protocol):
-    """What a line is spoken over. It never waits, and calls nothing of the line's from within these."""
+    """What a connection sends over. Its methods never wait, and never call the connection."""
 
-    def open(self, address: RedisAddress, line: "RedisConnection") -> str:
-        """Begin to connect; "" or why it is not possible. A connection that fails later is told by `line.lost()`."""
+    def open(self, address: RedisAddress, connection: "RedisConnection") -> str:
+        """Begin to connect; "" or why that is not possible. A failure after that is reported by `connection.lost()`."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -72,137 +71,137 @@ class ByteStream(Protocol):
         ...
 
     def close(self) -> None:
-        """End the connection without a word; nothing more comes from it."""
+        """Close the socket; nothing more is received from it."""
         ...
 
 
 class RedisConnection:
     def __init__(self, wire: ByteStream, address: RedisAddress, name: str, log: Log) -> None:
-        """*name* is what `CLIENT LIST` of the server shows for it."""
-        self.state = AWAY
-        self.more = False  # `take()` may have replies left that it did not get to: call it again, without data
-        self.away_since = 0.0  # when it was last READY, while it is not
-        self.connected = 0  # times that it became READY
+        """*name*: of the connection in `CLIENT LIST` of the server."""
+        self.state = DISCONNECTED
+        self.more_replies = False  # `receive()` stopped at its quantum: call it again, without data
+        self.down_since = 0.0  # when it was last READY, if it is not READY now
+        self.times_ready = 0  # how often it has become READY
         self._wire = wire
         self._log = log
         self._name = name
         self._address = address
         self._reader = Reader(notEnoughData=NOTHING)
-        self._greetings = 0  # commands of the greeting that are not answered yet
+        self._handshake_left = 0  # commands of the handshake that are not answered yet
         self._pause = FIRST_PAUSE
-        self._next = 0.0  # when to try again, or to give up greeting
-        self._heard = 0.0  # when the server last said something, or began to owe us an answer
-        self._told: StoreFailure | None = None  # what the log knows of this outage
+        self._next = 0.0  # when the next attempt begins, or the handshake times out
+        self._last_reply = 0.0  # when bytes were last received, or a reply began to be expected
+        self._logged: StoreFailure | None = None  # the failure of this outage that the log has
         self._stopped = False
-        self.awake = True  # false after a stop of this process, or a long turn: nothing is late before another look
-        self._looked = 0.0
+        self.on_time = True  # false after a tick that came late: nothing times out before the next one
+        self._last_tick = 0.0
 
     def start(self, now: float) -> None:
-        """Connect, and stay connected."""
-        self._looked = now
-        self.away_since = now
+        """Connect, and connect again whenever the connection ends."""
+        self._last_tick = now
+        self.down_since = now
         self._dial(now)
 
     def stop(self, now: float) -> None:
-        """End the connection for good."""
+        """Close the connection; it is not made again."""
         self._stopped = True
-        if self.state != AWAY:
-            self._break(StoreFailure.LOST, "stopped", now)
+        if self.state != DISCONNECTED:
+            self._disconnect(StoreFailure.LOST, "stopped", now)
         self._next = float("inf")
 
     def move(self, address: RedisAddress, now: float) -> None:
-        """Redis is somewhere else from now on."""
+        """Redis is at *address* from now on."""
         self._address = address
-        if self.state != AWAY:
-            self._break(StoreFailure.LOST, "moved", now)
+        if self.state != DISCONNECTED:
+            self._disconnect(StoreFailure.LOST, "moved", now)
         self._pause = FIRST_PAUSE
         self._next = now
 
     def tick(self, now: float) -> float:
-        """Do what is due; when the next thing will be."""
-        self.awake = now - self._looked <= NAP
-        self._looked = now
+        """Do what is due; return the time of the next thing that will be."""
+        self.on_time = now - self._last_tick <= LONG_TURN
+        self._last_tick = now
         if self.state == READY:
-            if not self._owed():
+            if not self._expects_reply():
                 return float("inf")
-            late = self._heard + SILENCE
+            late = self._last_reply + SILENCE_TIMEOUT
             if now >= late:
-                if not self.awake:
+                if not self.on_time:
                     return now
-                self._break(StoreFailure.TIMEOUT, f"silent for {SILENCE:g} s", now)
+                self._disconnect(StoreFailure.TIMEOUT, f"silent for {SILENCE_TIMEOUT:g} s", now)
                 return self._next
             return late
         if now >= self._next and not self._stopped:
-            if self.state == GREETING:
-                self._break(StoreFailure.TIMEOUT, "the greeting was not answered", now)
+            if self.state == HANDSHAKE:
+                self._disconnect(StoreFailure.TIMEOUT, "the handshake was not answered", now)
             else:
                 self._dial(now)
         return self._next
 
-    def take(self, data: bytes, quantum: int, now: float) -> int:
-        """The server sent *data*: act on replies for about *quantum* units; the units used."""
+    def receive(self, data: bytes, quantum: int, now: float) -> int:
+        """The server sent *data*: handle replies for about *quantum* units; return the units used."""
         reader = self._reader
-        self._heard = now
+        self._last_reply = now
         if data:
             reader.feed(data)
-        self.more = True  # also when what follows from a reply fails
+        self.more_replies = True  # also if handling a reply raises an exception
         units = 0
         while units < quantum:
             try:
                 reply = reader.gets()
             except ProtocolError as error:
-                self._break(StoreFailure.MALFORMED_REPLY, str(error), now)
+                self._disconnect(StoreFailure.MALFORMED_REPLY, str(error), now)
                 return units
             if reply is NOTHING:
-                self.more = False
+                self.more_replies = False
                 return units
             if self.state == READY:
                 units += self._replied(reply, now)
             else:
                 units += REPLY
-                self._greeted(reply, now)
-            if self._reader is not reader:  # what it said has ended the connection
+                self._handshake_reply(reply, now)
+            if self._reader is not reader:  # the reply has ended the connection
                 return units
         return units
 
     def lost(self, why: str, now: float) -> None:
         """The connection has ended, or could not be made."""
-        if self.state != AWAY:
-            self._break(StoreFailure.UNREACHABLE if self.state == GREETING else StoreFailure.LOST, why, now)
+        if self.state != DISCONNECTED:
+            self._disconnect(StoreFailure.UNREACHABLE if self.state == HANDSHAKE else StoreFailure.LOST, why, now)
 
-    # For what speaks on a line.
+    # What a subclass defines.
 
     def _replied(self, reply: object, now: float) -> int:
-        """The next reply in order, an error of the server is a ReplyError; the units that what follows from it used."""
+        """Handle the next reply, a ReplyError if it is an error of the server; return the units used."""
         raise NotImplementedError
 
     def _ready(self, now: float) -> None:
-        """The line can be used."""
+        """The connection has become READY."""
         raise NotImplementedError
 
-    def _broken(self, failure: StoreFailure, now: float) -> None:
-        """What was under way on the line is lost."""
+    def _disconnected(self, failure: StoreFailure, now: float) -> None:
+        """The connection has ended: commands without a reply are lost."""
         raise NotImplementedError
 
-    def _owed(self) -> bool:
-        """Whether the server has something to answer."""
+    def _expects_reply(self) -> bool:
+        """Whether the server has a command to answer."""
         raise NotImplementedError
 
     def _dial(self, now: float) -> None:
         self._reader = Reader(notEnoughData=NOTHING)
-        self.more = False
-        self.state = GREETING
-        self._next = now + GREETING_TIME
+        self.more_replies = False
+        self.state = HANDSHAKE
+        self._next = now + HANDSHAKE_TIMEOUT
         failure = self._wire.open(self._address, self)
         if failure:
-            self._break(StoreFailure.UNREACHABLE, failure, now)
+            self._disconnect(StoreFailure.UNREACHABLE, failure, now)
             return
-        greeting = self._greeting()
-        self._greetings = len(greeting)
-        self._wire.write(b"".join(greeting))
+        handshake = self._handshake()
+        self._handshake_left = len(handshake)
+        self._wire.write(b"".join(handshake))
 
-    def _greeting(self) -> list[bytes]:
-        """What has to succeed before anything else is said, PING last: a server that loads refuses that."""
+    def _handshake(self) -> list[bytes]:
+        """The commands that have to succeed first. PING is last: a server that still loads its data refuses it."""
         address = self._address
         commands: list[bytes] = []
         if address.user:
@@ -215,39 +214,39 @@ class RedisConnection:
         commands.append(packed("PING"))
         return commands
 
-    def _greeted(self, reply: object, now: float) -> None:
+    def _handshake_reply(self, reply: object, now: float) -> None:
         if isinstance(reply, ReplyError):
-            self._break(failure_of(reply), str(reply), now)
+            self._disconnect(failure_of(reply), str(reply), now)
             return
-        self._greetings -= 1
-        if self._greetings == 0:
+        self._handshake_left -= 1
+        if self._handshake_left == 0:
             self.state = READY
-            self.connected += 1
+            self.times_ready += 1
             self._pause = FIRST_PAUSE
-            if self._told is not None or self.connected == 1:
+            if self._logged is not None or self.times_ready == 1:
                 self._log.info("redis_connected", address=str(self._address), connection=self._name)
-            self._told = None
+            self._logged = None
             self._ready(now)
 
-    def _break(self, failure: StoreFailure, detail: str, now: float) -> None:
-        """End the connection, if there is one, and try again after a pause."""
+    def _disconnect(self, failure: StoreFailure, detail: str, now: float) -> None:
+        """Close the connection, if there is one, and connect again after a pause."""
         if self.state == READY:
-            self.away_since = now
+            self.down_since = now
         self._wire.close()
-        self._reader = Reader(notEnoughData=NOTHING)  # a reply that was cut short ends with its connection
-        self.more = False
-        self.state = AWAY
+        self._reader = Reader(notEnoughData=NOTHING)  # part of a reply may be in the former one
+        self.more_replies = False
+        self.state = DISCONNECTED
         self._next = now + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        if failure is not self._told and not self._stopped:
-            self._told = failure
+        if failure is not self._logged and not self._stopped:
+            self._logged = failure
             facts: dict[str, object] = {"reason": failure.label, "address": str(self._address)}
             self._log.warning("redis_unavailable", why=failure.words, detail=detail, connection=self._name, **facts)
-        self._broken(failure, now)
+        self._disconnected(failure, now)
 
 
 def failure_of(error: ReplyError) -> StoreFailure:
-    """What an error of the server means. Redis 6.2 hides the code of an error in a script in its text."""
+    """What an error of the server means. Redis 6.2 puts the code of an error in a script into the middle."""
     text = str(error)
     code = text.split(" ", 1)[0]
     if code in CODES:

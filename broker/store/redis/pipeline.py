@@ -1,14 +1,15 @@
-# Commands to Redis on a line: pipelined within a tick, answered in the order in which they were sent.
+# Commands to Redis: pipelined within a tick, answered in the order in which they were sent.
 #
-# Nothing waits: a command is an object that is told its reply, or that there will be none. Each has a patience, after
-# which it has failed for whoever waits for it; should its reply still come, it is told that, too, as the server did
-# what it was asked. A command that is given while the line is not ready waits for it, no longer than its patience.
-# What the server may have done when a connection ended under a command, nobody knows: it fails as LOST, and is not
-# sent again from here.
-# Bounded: MOST commands and MOST_BYTES that the server has not answered; what comes then fails as BACKLOG_FULL. One
-# command of any size always passes if nothing waits, or it never would.
+# A command is an object whose `replied()` or `failed()` is called; nothing waits. Each command has a timeout, after
+# which it has failed for its caller; if the reply comes after that, `replied_late()` is called, as the server has
+# carried the command out. A command that is submitted while the connection is not READY waits for it, until its timeout
+# at most. If the connection ends before the reply, nobody knows what the server did: the command fails as LOST, and is
+# not sent again from here.
 #
-# What a command costs is measured by tests/tools/bench/redis_cost.py (redis-py: 8 us, DESIGN section 2).
+# At most MOST commands of MOST_BYTES bytes have no reply; beyond that a command fails as BACKLOG_FULL at once. A single
+# command of any size passes if nothing else waits.
+#
+# tests/tools/bench/redis_cost.py measures what a command costs (redis-py: 8 us; see broker/DESIGN.md).
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -18,38 +19,41 @@ from hiredis import ReplyError
 from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import HOPELESS, READY, REPLY, ByteStream, RedisConnection, failure_of
+from broker.store.redis.connection import READY, RECONNECT_AFTER, REPLY, ByteStream, RedisConnection, failure_of
 
 MOST: Final = 20_000  # commands; at 1.8 us each and 300 ms of patience more could not be answered in time
 MOST_BYTES: Final = 16 * 1024 * 1024
 
 
 class Command:
-    """One command, and what its reply means. Exactly one of `replied` and `failed` is called."""
+    """One command. Exactly one of `replied` and `failed` is called."""
 
     def __init__(self, packed: bytes, patience: float) -> None:
-        """*packed* by hiredis; *patience* in seconds, of which there should be few different ones."""
+        """*packed* by hiredis; *patience*: the timeout in seconds, of which there should be few different values."""
         self.packed = packed
         self.size = len(packed)
         self.patience = patience
         self.deadline = 0.0
-        self.done = False  # it was told how it ended
-        self.units = REPLY  # of the reactor's quantum, for what follows from its reply
+        self.done = False  # `replied` or `failed` has been called
+        self.units = REPLY  # of the reactor's quantum, that handling the reply costs
 
     def replied(self, reply: object, now: float) -> None:
-        """The server did it."""
+        """The server has carried the command out."""
         raise NotImplementedError
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        """It was not done, or not in time, or nobody knows: see *failure*; *detail*: the server's own words."""
+        """*failure* says whether the server refused the command, did not answer in time, or may have carried it out.
+
+        *detail*: the server's own words.
+        """
         raise NotImplementedError
 
-    def late(self, reply: object, now: float) -> None:
-        """After `failed(TIMEOUT)`: the server did it nevertheless."""
+    def replied_late(self, reply: object, now: float) -> None:
+        """After `failed(TIMEOUT)`: the server has carried the command out nevertheless."""
 
 
 class CallbackCommand(Command):
-    """A command whose end is told to a callable: (the reply or None, None or why there is none)."""
+    """A command that calls *then*, with (the reply, None) or with (None, the failure)."""
 
     def __init__(self, packed: bytes, patience: float, then: Callable[[object, StoreFailure | None], None]) -> None:
         super().__init__(packed, patience)
@@ -65,8 +69,14 @@ class CallbackCommand(Command):
 class CommandStatistics:
     def __init__(self) -> None:
         self.sent = 0
-        self.waiting = 0  # not answered yet, of them and of those that are not sent
+        self.waiting = 0  # for a reply, or to be sent
         self.failures: dict[StoreFailure, int] = {}
+
+
+class OnReady:
+    def redis_ready(self, now: float) -> None:
+        """The connection has become READY: submit what has to be sent before all commands that wait."""
+        raise NotImplementedError
 
 
 class CommandPipeline(RedisConnection):
@@ -81,7 +91,7 @@ class CommandPipeline(RedisConnection):
     ) -> None:
         super().__init__(wire, address, name, log)
         self.statistics = CommandStatistics()
-        self.greeter: OnReady | None = None
+        self._on_ready: OnReady | None = None
         self._most = most
         self._most_bytes = most_bytes
         self._bytes = 0
@@ -89,8 +99,13 @@ class CommandPipeline(RedisConnection):
         self._unsent: deque[Command] = deque()
         self._by_patience: dict[float, deque[Command]] = {}  # each in the order of its deadlines
 
-    def ask(self, command: Command, now: float) -> None:
-        """Have the server do *command*; it may fail before this returns."""
+    def on_ready(self, listener: OnReady) -> None:
+        """Call *listener* each time that the connection becomes READY. To be called once, before `start()`."""
+        assert self._on_ready is None
+        self._on_ready = listener
+
+    def submit(self, command: Command, now: float) -> None:
+        """Send *command*; it may fail before this returns."""
         statistics = self.statistics
         if statistics.waiting >= self._most or (self._bytes and self._bytes + command.size > self._most_bytes):
             self._fail(command, StoreFailure.BACKLOG_FULL, "", now)
@@ -107,17 +122,19 @@ class CommandPipeline(RedisConnection):
         else:
             self._unsent.append(command)
 
-    def away(self, now: float) -> float:
-        """For how many seconds nothing has been heard of Redis, though it should have been; 0.0: it answers."""
+    def unresponsive_for(self, now: float) -> float:
+        """Seconds for which Redis has not answered although a reply is expected; 0.0: it answers."""
         if self.state == READY:
-            return now - self._heard if self._sent else 0.0
-        return now - self.away_since
+            return now - self._last_reply if self._sent else 0.0
+        return now - self.down_since
 
     def tick(self, now: float) -> float:
         due = super().tick(now)
-        if not self.awake and self.statistics.waiting:
+        if not self.on_time and self.statistics.waiting:
             return min(due, now)
-        for waiting in [*self._by_patience.values()]:  # who fails may ask again, with another patience
+        for waiting in [
+            *self._by_patience.values()
+        ]:  # a command that fails may submit another one, with another timeout
             while waiting and (waiting[0].done or waiting[0].deadline <= now):
                 command = waiting.popleft()
                 if not command.done:
@@ -130,7 +147,7 @@ class CommandPipeline(RedisConnection):
 
     def _send(self, command: Command, now: float) -> None:
         if not self._sent:
-            self._heard = now
+            self._last_reply = now
         self.statistics.sent += 1
         self._sent.append(command)
         self._wire.write(command.packed)
@@ -138,7 +155,7 @@ class CommandPipeline(RedisConnection):
 
     def _replied(self, reply: object, now: float) -> int:
         if not self._sent:
-            self._break(StoreFailure.MALFORMED_REPLY, "a reply to nothing", now)
+            self._disconnect(StoreFailure.MALFORMED_REPLY, "a reply without a command", now)
             return REPLY
         command = self._sent.popleft()
         self._forget(command)
@@ -146,18 +163,18 @@ class CommandPipeline(RedisConnection):
             failure = failure_of(reply)
             if not command.done:
                 self._fail(command, failure, str(reply), now)
-            if failure in HOPELESS and self.state == READY:
-                self._break(failure, str(reply), now)
+            if failure in RECONNECT_AFTER and self.state == READY:
+                self._disconnect(failure, str(reply), now)
         elif command.done:
-            command.late(reply, now)
+            command.replied_late(reply, now)
         else:
             command.done = True
             command.replied(reply, now)
         return command.units
 
     def _ready(self, now: float) -> None:
-        if self.greeter is not None:
-            self.greeter.redis_ready(now)
+        if self._on_ready is not None:
+            self._on_ready.redis_ready(now)
         unsent, self._unsent = self._unsent, deque()
         for command in unsent:
             if command.done:
@@ -167,14 +184,14 @@ class CommandPipeline(RedisConnection):
             else:
                 self._unsent.append(command)
 
-    def _broken(self, failure: StoreFailure, now: float) -> None:
+    def _disconnected(self, failure: StoreFailure, now: float) -> None:
         sent, self._sent = self._sent, deque()
         for command in sent:
             self._forget(command)
             if not command.done:
                 self._fail(command, StoreFailure.LOST, failure.words, now)
 
-    def _owed(self) -> bool:
+    def _expects_reply(self) -> bool:
         return len(self._sent) > 0
 
     def _forget(self, command: Command) -> None:
@@ -186,10 +203,3 @@ class CommandPipeline(RedisConnection):
         failures[failure] = failures.get(failure, 0) + 1
         command.done = True
         command.failed(failure, detail, now)
-
-
-class OnReady:
-    """Who has something to ask before anybody else does, each time that the line is ready again."""
-
-    def redis_ready(self, now: float) -> None:
-        raise NotImplementedError

@@ -1,8 +1,8 @@
-# What is published on a channel of Redis, heard on a line of its own: a connection that subscribes can do little else.
+# A subscription to one channel of Redis, on a connection of its own: one that subscribes can do little else.
 #
-# Pub/sub promises nothing: what is published while the line is away never comes. To ask for the channel belongs to the
-# greeting, so a line that is READY hears, and a server whose access rules forbid it is asked again as seldom as one
-# that does not let us in. An idle line is pinged, or a dead connection would look like silence.
+# Pub/sub promises nothing: what is published while the connection is down never arrives. SUBSCRIBE belongs to the
+# handshake, so a connection that is READY receives, and a server whose access rules forbid it is tried again as seldom
+# as one that refuses the password. An idle connection is pinged, or a dead one would look like silence.
 from collections.abc import Callable
 from typing import Final
 
@@ -17,7 +17,7 @@ PING_AFTER: Final = 1.0  # seconds of silence
 PING: Final = packed("PING")
 
 
-class Subscription(RedisConnection):
+class ChannelSubscription(RedisConnection):
     def __init__(
         self,
         wire: ByteStream,
@@ -27,7 +27,7 @@ class Subscription(RedisConnection):
         channel: bytes,
         listener: Callable[[bytes, float], None],
     ) -> None:
-        """*listener* is called with what is published on *channel*, whoever published it, and the time (s)."""
+        """*listener* is called with each message on *channel*, this worker's own included, and the time (s)."""
         super().__init__(wire, address, name, log)
         self._subscribe = packed("SUBSCRIBE", channel)
         self._listener = listener
@@ -37,16 +37,16 @@ class Subscription(RedisConnection):
         due = super().tick(now)
         if self.state != READY or self._pinged:
             return due
-        due = self._heard + PING_AFTER
-        if now < due:  # compared as it is returned: rounded otherwise, it could be due and not yet time
+        due = self._last_reply + PING_AFTER
+        if now < due:  # the same value is compared and returned, or rounding could make a tick due that does nothing
             return due
         self._pinged = True
-        self._heard = now
+        self._last_reply = now
         self._wire.write(PING)
         return super().tick(now)
 
-    def _greeting(self) -> list[bytes]:
-        return [*super()._greeting(), self._subscribe]
+    def _handshake(self) -> list[bytes]:
+        return [*super()._handshake(), self._subscribe]
 
     def _replied(self, reply: object, now: float) -> int:
         if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":
@@ -54,16 +54,16 @@ class Subscription(RedisConnection):
         elif isinstance(reply, list) and len(reply) == 2 and reply[0] == b"pong":
             self._pinged = False
         elif isinstance(reply, ReplyError):
-            self._break(failure_of(reply), str(reply), now)
+            self._disconnect(failure_of(reply), str(reply), now)
         else:
-            self._break(StoreFailure.MALFORMED_REPLY, "an answer that pub/sub does not have", now)
+            self._disconnect(StoreFailure.MALFORMED_REPLY, "not a reply of pub/sub", now)
         return REPLY
 
     def _ready(self, now: float) -> None:
         self._pinged = False
 
-    def _broken(self, failure: StoreFailure, now: float) -> None:
-        pass  # nothing was asked for but to be heard
+    def _disconnected(self, failure: StoreFailure, now: float) -> None:
+        pass  # there are no commands
 
-    def _owed(self) -> bool:
+    def _expects_reply(self) -> bool:
         return self._pinged

@@ -1,8 +1,7 @@
-# A log of records: what is told once and read by others, where losing some is better than waiting.
+# A log of records in a stream of Redis, for which it is better to lose some records than to wait.
 #
-# Redis carries it as a stream that Redis keeps about so long. A record that cannot be written now never is: there will
-# be another one in a second, and who reads sees the gap by the sequence. So nothing waits here for Redis to come back,
-# and of what it has not answered there is little (MOST).
+# A record that cannot be written now is dropped: the next one follows in a second, and readers see the gap by the
+# sequence number. So nothing waits here for Redis to come back, and at most MOST records have no answer.
 from typing import Final
 
 from broker.metrics.counters import Counters
@@ -11,35 +10,35 @@ from broker.store.redis.connection import READY, packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
 FIELD: Final = "record"  # of an entry of the stream
-MOST: Final = 10  # records that are not answered yet: ten seconds of silence
-PATIENCE: Final = 5.0  # seconds; nobody waits for it
+MOST: Final = 10  # records without an answer: those of ten seconds
+TIMEOUT: Final = 5.0  # seconds; nothing waits for it
 
 
 class RedisRecordLog:
-    """A stream of Redis, on a worker's line of commands. What became of a record is counted in *counters*."""
+    """Writes to one stream. Records that were written, and those that were dropped, are counted in *counters*."""
 
     def __init__(self, commands: CommandPipeline, key: bytes, length: int, counters: Counters) -> None:
-        """*length*: the newest records, about, that Redis keeps."""
+        """*length*: how many of the newest records Redis keeps, approximately."""
         self._commands = commands
         self._key = key
         self._length = length
         self._counters = counters
-        self._asked = 0
+        self._unanswered = 0
 
     def append(self, record: bytes, now: float) -> None:
         """Write *record*, or drop it and count that; never waits."""
-        if self._commands.state != READY:  # else it would wait on the line
+        if self._commands.state != READY:  # or the record would wait in the pipeline
             self._counters.record_dropped(StoreFailure.UNREACHABLE)
-        elif self._asked >= MOST:
+        elif self._unanswered >= MOST:
             self._counters.record_dropped(StoreFailure.BACKLOG_FULL)
         else:
-            self._asked += 1
+            self._unanswered += 1
             words = packed("XADD", self._key, "MAXLEN", "~", self._length, "*", FIELD, record)
-            self._commands.ask(_Append(self, words), now)
+            self._commands.submit(_Append(self, words), now)
 
     def answered(self, failure: StoreFailure | None) -> None:
-        """Redis has a record; or it has not, or nobody knows."""
-        self._asked -= 1
+        """Redis has written a record; or it has not, or may not have, because of *failure*."""
+        self._unanswered -= 1
         if failure is None:
             self._counters.records_written += 1
         else:
@@ -48,7 +47,7 @@ class RedisRecordLog:
 
 class _Append(Command):
     def __init__(self, log: RedisRecordLog, command: bytes) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._log = log
 
     def replied(self, reply: object, now: float) -> None:

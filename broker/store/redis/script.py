@@ -1,4 +1,4 @@
-# A Lua script that Redis has: called by its digest, so that 4 KiB of text do not travel with each claim.
+# A Lua script in Redis, called by its digest: 4 KiB of text need not be sent with each call.
 import hashlib
 from typing import Final
 
@@ -6,7 +6,7 @@ from broker.reasons import StoreFailure
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
-PATIENCE: Final = 5.0  # seconds; nobody waits for it, and what is called after it waits for itself
+TIMEOUT: Final = 5.0  # seconds; nothing waits for it
 
 
 class Script:
@@ -16,16 +16,16 @@ class Script:
         self._digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()
 
     def load(self, now: float) -> None:
-        """Have Redis know it, ahead of the calls that come after this."""
-        self._commands.ask(_Load(packed("SCRIPT", "LOAD", self._text), PATIENCE), now)
+        """Send the script to Redis, ahead of the calls that follow."""
+        self._commands.submit(_Load(packed("SCRIPT", "LOAD", self._text), TIMEOUT), now)
 
     def failed(self, failure: StoreFailure, now: float) -> None:
-        """A call of it failed; the next one may not, if all there was is that Redis had forgotten it."""
+        """A call of the script has failed: send the script again if Redis does not have it."""
         if failure is StoreFailure.SCRIPT_UNKNOWN:
             self.load(now)
 
     def call(self, keys: list[bytes], words: list[str | bytes | int]) -> bytes:
-        """The command that calls it."""
+        """The command that calls the script."""
         return packed("EVALSHA", self._digest, len(keys), *keys, *words)
 
 
@@ -34,4 +34,4 @@ class _Load(Command):
         pass
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        pass  # the calls will fail as SCRIPT_UNKNOWN, and load it again
+        pass  # the next call fails as SCRIPT_UNKNOWN, which loads the script again

@@ -43,7 +43,7 @@ def measure(address: RedisAddress) -> None:
         answered += 1
 
     def get() -> None:
-        shard.commands.ask(CallbackCommand(packed("GET", "key"), 5.0, count), loop.now())
+        shard.commands.submit(CallbackCommand(packed("GET", "key"), 5.0, count), loop.now())
 
     def claim() -> None:
         shard.registry.claim(f"client{answered % 1000}", True, b"", count, loop.now())
