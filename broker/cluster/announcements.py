@@ -37,10 +37,10 @@ class Announcements(Neighbours):
     def lost(self, filter: bytes) -> None:
         self._tell_change(wire.LOST, filter)
 
-    def shared(self, share: bytes, filter: bytes, members: int, quick: int) -> None:
+    def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:
         if self._peers.all:
             self._sequence += 1
-            self._peers.tell(wire.members(self._sequence, share, filter, members, quick))
+            self._peers.tell(wire.members(self._sequence, share, filter, members, ready))
 
     def _tell_change(self, kind: int, filter: bytes) -> None:
         if self._peers.all:

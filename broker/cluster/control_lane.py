@@ -52,16 +52,16 @@ class ControlLane(Handler):
         if kind == wire.GAINED:
             sequence, filter = wire.read_change(body)
             peer.filters[filter] = None
-            self._routes.learn(filter, peer)
+            self._routes.add_neighbour(filter, peer)
             self._taken(sequence)
         elif kind == wire.LOST:
             sequence, filter = wire.read_change(body)
             peer.filters.pop(filter, None)
-            self._routes.unlearn(filter, peer)
+            self._routes.remove_neighbour(filter, peer)
             self._taken(sequence)
         elif kind == wire.MEMBERS:
             sequence, share, filter, members, quick = wire.read_members(body)
-            self._routes.learn_shared(share, filter, peer, members, quick)
+            self._routes.set_remote_members(share, filter, peer, members, quick)
             self._taken(sequence)
         elif kind == wire.CONFIRMED:
             peer.promise(*wire.read_confirmed(body))

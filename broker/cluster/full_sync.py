@@ -14,7 +14,8 @@ from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.routing.hybrid_clock import WRITER_MASK
 from broker.routing.retained import Retained
-from broker.routing.routes import RESERVED, Routes
+from broker.routing.route import RESERVED
+from broker.routing.routes import Routes
 from broker.routing.shared import SharedGroup
 from broker.session.message import NEVER, Message
 
@@ -86,7 +87,7 @@ class FullSync:
         for _ in range(min(PAGE, len(progress.groups))):
             group = progress.groups.pop()
             if len(group):
-                peer.tell(wire.members(0, group.share, group.filter, len(group), group.quick()))
+                peer.tell(wire.members(0, group.share, group.filter, len(group), group.ready()))
         if not progress.filters and not progress.groups:
             progress.interest_told = True
             peer.tell(wire.frame(wire.ALL_TOLD))
@@ -107,7 +108,7 @@ class FullSync:
         """Tell the message or the deletion of *topic*, unless another peer tells it."""
         if topic.startswith(RESERVED):
             return  # every worker has its own
-        kept = self._retained.kept(topic)
+        kept = self._retained.peek(topic)
         if kept is None:
             stamp = self._retained.tombstone(topic)
             if stamp and self._is_ours_to_tell(stamp):

@@ -130,11 +130,11 @@ class Mesh(LaneListener):
         peer.gone = True
         self._reactor.destroy(peer.control)
         self._peers.all.remove(peer)
-        self._routes.forget_all()
+        self._routes.invalidate()
         self._withdrawing.append(peer)
         for group in list(self._routes.shared_groups()):
-            if peer in group.elsewhere:
-                self._routes.learn_shared(group.share, group.filter, peer, 0, 0)
+            if peer in group.remote:
+                self._routes.set_remote_members(group.share, group.filter, peer, 0, 0)
         if not peer.retained_all and not self._was_complete:
             for other in self._peers.all:
                 other.retained_all = False
@@ -223,7 +223,7 @@ class Mesh(LaneListener):
         """Remove a page of the filters of *peer*, which is gone, from the routes; true if none is left."""
         for _ in range(min(PAGE, len(peer.filters))):
             filter, _nothing = peer.filters.popitem()
-            self._routes.unlearn(filter, peer)
+            self._routes.remove_neighbour(filter, peer)
         return not peer.filters
 
     def tick(self, now: float) -> float:

@@ -31,8 +31,8 @@ class SharedMembers:
 
     def _announce(self, group: SharedGroup) -> None:
         """Tell the peers the numbers of *group* if they have changed."""
-        group.look()
-        here = (len(group), group.quick())
-        if here != group.told:
-            group.told = here
+        group.check_members()
+        here = (len(group), group.ready())
+        if here != group.announced:
+            group.announced = here
             self._announcements.shared(group.share, group.filter, *here)

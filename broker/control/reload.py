@@ -59,7 +59,7 @@ class Reload:
         """Apply *files* to all clients, also to those that are connected."""
         if self._acl is not None and files.acl is not None:
             self._acl.replace(files.acl)
-            self._routes.judge_again()
+            self._routes.invalidate()
         if files.passwords is not None:
             former = self._authenticator.replace(files.passwords)
             if former is not None:

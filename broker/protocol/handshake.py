@@ -21,7 +21,7 @@ from broker.mqtt.properties import (
     USER_PROPERTY,
 )
 from broker.reasons import CloseReason
-from broker.routing.routes import RESERVED
+from broker.routing.route import RESERVED
 
 UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of a client that names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0

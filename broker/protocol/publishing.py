@@ -29,7 +29,8 @@ from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
-from broker.routing.routes import Route, Routes
+from broker.routing.route import Route
+from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.run import Run
 from broker.session.session import Session

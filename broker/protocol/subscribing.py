@@ -177,7 +177,7 @@ class Subscribing:
 
     def judge_again(self, session: Session) -> None:
         """Decide anew what *session* receives: it acts for another principal."""
-        self._routes.judge_session_again(session)
+        self._routes.invalidate_session(session)
 
     def continue_replays(self, connection: Connection) -> None:
         """Go on with the retained messages for *connection*, if its session has room."""
@@ -318,7 +318,7 @@ class Subscribing:
         replay = next(iter(replays.values()))
         subscription = replay.subscription
         if not replay.page:
-            replay.page = [message.topic for message in replay.scan.step(PAGE, LEVELS, now)]
+            replay.page = [message.topic for message in replay.scan.next_page(PAGE, LEVELS, now)]
             replay.page.reverse()
             connection.debt += len(replay.page) + 1  # the time for it is taken off its next turns
         authoriser = self._authoriser

@@ -4,12 +4,12 @@ from broker.session.principal import Principal
 
 
 class Authoriser(Protocol):
-    """Decides who may do what. Routes keep its answers: when it would answer otherwise, they have to be told.
+    """Decides what a principal may do. Routes keep its answers, and are invalidated when the answers change.
 
-    Topics and filters are checked names; a filter comes without its "$share/name/".
+    Topics and filters are valid names. A filter of a shared subscription comes without "$share/name/".
     """
 
-    generation: int  # another one whenever its answers may be others
+    generation: int  # changes whenever the answers may have changed
 
     def may_publish(self, principal: Principal, topic: bytes) -> bool: ...
 

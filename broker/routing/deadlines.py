@@ -1,8 +1,8 @@
-# A heap that can forget: what expires next, when what expires is often replaced.
+# A heap of deadlines from which any key can be removed.
 #
 # heapq with stale entries left inside is shorter, but a topic that is replaced ten thousand times a second with an
-# expiry of a day would leave 864 million of them; and clearing them out now and then is a pause. So each key
-# knows its place in the heap, and the heap holds exactly the keys that have a deadline.
+# expiry of a day would leave 864 million of them, and removing them all at times is a pause. So the place of each key
+# in the heap is known, and the heap contains exactly the keys that have a deadline.
 class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, bytes]] = []
@@ -12,14 +12,14 @@ class Deadlines:
         return len(self._heap)
 
     def set(self, key: bytes, when: float) -> None:
-        """*key* is due at *when*, and at no other time. O(log n)."""
+        """Set the deadline of *key*, which may have had another one. O(log n)."""
         place = self._place.get(key, len(self._heap))
         if place == len(self._heap):
             self._heap.append((when, key))
         self._settle(place, (when, key))
 
     def discard(self, key: bytes) -> None:
-        """Forget *key*, which may be unknown. O(log n)."""
+        """Remove *key*, which may be unknown. O(log n)."""
         place = self._place.pop(key, -1)
         if place < 0:
             return
@@ -28,7 +28,7 @@ class Deadlines:
             self._settle(place, last)
 
     def pop_due(self, now: float) -> bytes | None:
-        """Take the key whose deadline is the earliest, if that has come; None if there is none. O(log n)."""
+        """Remove and return the key with the earliest deadline, if that has come; else None. O(log n)."""
         if not self._heap or self._heap[0][0] > now:
             return None
         key = self._heap[0][1]
@@ -36,7 +36,7 @@ class Deadlines:
         return key
 
     def _settle(self, place: int, entry: tuple[float, bytes]) -> None:
-        """Put *entry* at *place*, or as far above or below it as the order wants."""
+        """Put *entry* at *place*, and move it up or down until the heap is in order."""
         heap = self._heap
         while place > 0:
             above = (place - 1) >> 1

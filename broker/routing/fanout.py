@@ -15,7 +15,7 @@ from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.overload.admit import DROP
 from broker.reasons import DropReason
-from broker.routing.routes import Group, Route
+from broker.routing.route import Group, Route
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message, SharedMessage
 from broker.session.origin import Origin

@@ -1,16 +1,15 @@
-# The filter index: which subscribers want a topic.
+# The filter index: the subscribers whose filters match a topic.
 #
 # One dict from filter to its subscribers answers for exact filters with a single look-up. Filters with
-# wildcards are in the same dict, and their paths also in a tree of levels, so that a match finds the wildcard
-# filters that fit and reads their subscribers from the dict. A subscriber that comes or goes touches the tree
-# only as the first or last of its filter.
+# wildcards are in the same dict, and their paths also in a tree of levels: a match finds the wildcard filters in
+# the tree and their subscribers in the dict. Adding or removing a subscriber changes the tree only for the first
+# or last one of a filter.
 #
-# Most filters have one subscriber, which the dict then holds directly; a container is made for the second. It is
-# a dict used as an ordered set: joining and leaving cost the same with twenty thousand members as with two.
+# Most filters have one subscriber, which the dict then contains directly; a container is made for the second. It is
+# a dict used as an ordered set: adding and removing cost the same with twenty thousand subscribers as with two.
 #
-# The names are taken as checked: a topic has no wildcard, a filter has them only as whole levels and "#" only at
-# the end, and a shared filter comes without its "$share/name/".
-from collections.abc import Iterator
+# Names are expected to be valid: a topic has no wildcards, a filter has them only as whole levels and "#" only at
+# the end, and a shared filter comes without "$share/name/".
 from typing import Final
 
 from broker.routing.levels import Level, LevelTree
@@ -27,7 +26,7 @@ class FilterIndex:
         self._count = 0
 
     def add(self, filter: bytes, subscriber: Subscriber) -> bool:
-        """True if it is the first of that filter. Adding it twice is adding it once. O(1), O(levels) for the first."""
+        """Add *subscriber*, if it is not there; true if it is the first of *filter*. O(1), O(levels) for the first."""
         present = self._subscribers.get(filter)
         if present is None:
             self._subscribers[filter] = subscriber
@@ -45,7 +44,7 @@ class FilterIndex:
         return False
 
     def remove(self, filter: bytes, subscriber: Subscriber) -> bool:
-        """True if it was the last of that filter; False also if it was not there. O(1), O(levels) for the last."""
+        """Remove *subscriber*, if it is there; true if it was the last of *filter*. O(1), O(levels) for the last."""
         present = self._subscribers.get(filter)
         if present is None:
             return False
@@ -65,10 +64,10 @@ class FilterIndex:
         return False
 
     def match(self, topic: bytes) -> list[Subscriber]:
-        """The subscribers of all filters that match [MQTT-3.3.2-3], each once for every such filter of its own.
+        """The subscribers of all filters that match [MQTT-3.3.2-3], each once for every filter of its own that does.
 
         With n wildcard filters and a topic of l levels this visits at most min(n, 2**l) levels of the tree at each
-        depth: a level of the tree is reached on one way only, however wildcards are nested.
+        depth: each level of the tree is reached in one way only, however wildcards are nested.
         """
         found: list[Subscriber] = []
         self._gather(topic, found)
@@ -101,7 +100,7 @@ class FilterIndex:
 
     def _gather(self, filter: bytes, found: list[Subscriber]) -> None:
         present = self._subscribers.get(filter)
-        if present is None:  # no exact filter, or a level of the tree where none ends
+        if present is None:  # no exact filter, or a level of the tree where no filter ends
             return
         if isinstance(present, Subscriber):
             found.append(present)
@@ -109,7 +108,7 @@ class FilterIndex:
             found.extend(present)
 
     def has(self, filter: bytes) -> bool:
-        """Somebody subscribes to *filter*."""
+        """Whether *filter* has a subscriber."""
         return filter in self._subscribers
 
     def names(self) -> list[bytes]:
@@ -117,21 +116,12 @@ class FilterIndex:
         return list(self._subscribers)
 
     def filters(self) -> int:
-        """Distinct filters."""
+        """The number of distinct filters."""
         return len(self._subscribers)
 
     def subscribers(self) -> int:
-        """Pairs of a filter and a subscriber."""
+        """The number of pairs of a filter and a subscriber."""
         return self._count
-
-    def iterate(self) -> Iterator[tuple[bytes, Subscriber]]:
-        """Every pair of a filter and a subscriber; the index must not change meanwhile."""
-        for filter, present in self._subscribers.items():
-            if isinstance(present, Subscriber):
-                yield filter, present
-            else:
-                for subscriber in present:
-                    yield filter, subscriber
 
 
 def is_wildcard(filter: bytes) -> bool:

@@ -1,14 +1,14 @@
-# The tree of levels: what wildcards are resolved on.
+# The tree of levels, which resolves wildcards.
 #
-# A topic or filter is a path of levels. The two users ask it opposite questions: the filter index keeps
-# wildcard filters here and walks them with a topic ("+" and "#" are levels like any other, to be looked up by
-# name), the retained messages keep topics here and walk them with a filter.
+# A topic or filter is a path of levels. The tree has two users with opposite questions: the filter index keeps
+# wildcard filters in it and walks them with a topic ("+" and "#" are levels like any other, found by name); the
+# retained messages keep topics in it and walk them with a filter.
 #
-# - Nothing recurses: a path of thousands of levels costs memory, never stack.
-# - A level that leads nowhere is removed at once, so an empty tree holds nothing.
-# - Siblings are a linked list in the order they came, so that a walk can pause between any two of them and the
-#   tree may change meanwhile, see `after`. The alternative, to copy the children when a walk begins, would cost
-#   800 KB for each client that waits for a page of 100 000 topics.
+# - No function recurses: a path of thousands of levels costs memory, never stack.
+# - A level below which no path ends is removed at once, so an empty tree has no levels.
+# - Siblings are a linked list in the order of their addition, so that a walk can pause between any two of them and
+#   the tree may change meanwhile, see `after`. Copying the children when a walk begins would cost 800 KB for each
+#   client that waits for a page of 100 000 topics.
 # - Most levels have one child; the dict by name is made for the second.
 
 
@@ -17,7 +17,7 @@ class Level:
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.path = b""  # the whole path that ends here; empty when none does: a path has a character [MQTT-4.7.3-1]
+        self.path = b""  # the path that ends here; empty if none does, as a path has a character [MQTT-4.7.3-1]
         self.first: Level | None = None  # the oldest child
         self._last: Level | None = None
         self._by_name: dict[bytes, Level] | None = None  # from the second child on
@@ -32,10 +32,10 @@ class Level:
         return only if only is not None and only.name == name else None
 
     def after(self, child: "Level | None") -> "Level | None":
-        """The child that follows *child*, the first for None.
+        """The child that follows *child*; the first child for None.
 
-        *child* may have been removed since it was given out. It then leads back to what preceded it and is
-        still there, so a walk misses no child that was present all the time, and meets none twice.
+        If *child* has been removed meanwhile, the walk goes on after the child that preceded it and is still there. So
+        a walk misses no child that was there all the time, and visits none twice.
         """
         while child is not None and child._removed:
             child = child._previous
@@ -70,16 +70,16 @@ class Level:
             if len(self._by_name) == 1:
                 self._by_name = None
         child._removed = True
-        child._next = None  # it keeps what preceded it, and nothing keeps it: no cycle for the collector
+        child._next = None  # it refers to what preceded it, and nothing refers to it: no cycle for the collector
 
 
 class LevelTree:
     def __init__(self) -> None:
         self.root = Level(b"")
-        self.levels = 0  # without the root
+        self.levels = 0  # their number, without the root
 
     def add(self, path: bytes) -> None:
-        """Add *path*, which may be there already; O(levels)."""
+        """Add *path*, if it is not there. O(levels)."""
         level = self.root
         for name in path.split(b"/"):
             below = level.child(name)
@@ -90,7 +90,7 @@ class LevelTree:
         level.path = path
 
     def remove(self, path: bytes) -> None:
-        """Remove *path*, which must be there, and every level that leads nowhere without it; O(levels)."""
+        """Remove *path*, which must be there, and every level that only it needed. O(levels)."""
         level = self.root
         trail: list[Level] = []
         for name in path.split(b"/"):

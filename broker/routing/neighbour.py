@@ -1,8 +1,8 @@
-# Neighbours: the other workers of the node, as routing sees them.
+# Neighbours: the other workers of the node, as receivers of routes.
 #
 # A neighbour with a subscriber for a topic is one more receiver of its route. It gets the message once, whatever the
-# number of its subscribers, and matches it again. What it wants to know of us (which filters somebody here has, what
-# is retained) it is told by `Neighbours`.
+# number of its subscribers, and matches it again. `Neighbours` reports to all of them what they need to know of this
+# worker: the filters that are subscribed to, and what is retained.
 from typing import Final
 
 from broker.overload.gate import Gate
@@ -13,40 +13,40 @@ from broker.worker_id import WorkerId
 
 
 class Neighbour(Subscriber):
-    """Another worker. It never drops what it is offered: whoever has much for it looks at `gate.open` first."""
+    """Another worker. It never drops a message that it is offered; publishes are held back at its gate instead."""
 
     def __init__(self, worker: WorkerId, gate: Gate) -> None:
         self.worker: Final = worker
         self.shard: Final = worker.shard
-        self.gate = gate  # of publishes for it
-        self.gone = False
+        self.gate = gate  # of publishes for this neighbour
+        self.gone = False  # the worker has ended
 
     def offer(self, message: Message, now: float) -> None:
-        """*message*, which is not to be retained, for whoever has subscribed there."""
+        """Send *message* for the subscribers of that worker; the message is not retained there."""
         raise NotImplementedError
 
     def offer_run(self, run: Run) -> None:
-        """The same for a run."""
+        """Send a run for the subscribers of that worker."""
         raise NotImplementedError
 
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
-        """*message* for one member of a shared subscription there; *hop*: how many workers have passed it on."""
+        """Send *message* for one member of a shared subscription. *hop*: how many workers have passed it on."""
         raise NotImplementedError
 
 
 class Neighbours:
-    """All of them, for who has something to tell each."""
+    """All other workers of the node."""
 
     def gained(self, filter: bytes) -> None:
-        """Somebody here subscribes to *filter*, to which nobody did."""
+        """Report the first subscriber for *filter* at this worker."""
         raise NotImplementedError
 
     def lost(self, filter: bytes) -> None:
-        """Nobody here subscribes to *filter* any more."""
+        """Report that the last subscriber for *filter* at this worker is gone."""
         raise NotImplementedError
 
-    def shared(self, share: bytes, filter: bytes, members: int, quick: int) -> None:
-        """So many members of a shared subscription are here, and so many of them could take a message at once."""
+    def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:
+        """Report how many members of a shared subscription are at this worker, and how many of them are ready."""
         raise NotImplementedError
 
     def gates(self) -> list[Gate]:
@@ -58,9 +58,9 @@ class Neighbours:
         raise NotImplementedError
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
-        """*message* is retained since *stamp* and set by the client *owner*; an empty one was deleted."""
+        """Report that the client *owner* has set a retained message, or deleted it if it is empty, under *stamp*."""
         raise NotImplementedError
 
     def not_retained(self, message: Message) -> None:
-        """*message* was to be retained, and is only delivered."""
+        """Report that *message*, whose retain flag is set, could not be retained and is only delivered."""
         raise NotImplementedError

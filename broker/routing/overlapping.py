@@ -1,8 +1,8 @@
 # Overlapping subscriptions: several filters of one session that match the same topic.
 #
 # The session gets one copy, at the highest QoS [MQTT-3.3.4-2] and with the identifiers of all of them [MQTT-3.3.4-4].
-# The allowed alternative, a copy for each filter, multiplies the traffic of whoever is careless; brokers
-# of the field do one or the other, so clients bear both.
+# MQTT also allows a copy for each filter, which multiplies the traffic of careless clients. Other brokers do one or the
+# other, so clients cope with both.
 from typing import Final
 
 from broker.routing.filters import matches
@@ -12,7 +12,7 @@ EVERYONE: Final = 0
 OTHERS: Final = 1  # not the publisher itself: no local [MQTT-3.8.3-3]
 SELF: Final = 2  # the publisher alone: what is left of overlapping subscriptions of which some are no local
 
-FEW: Final = 16  # subscriptions of one session: so many are compared with a topic
+FEW: Final = 16  # subscriptions of one session that are compared with a topic one by one
 
 Kind = tuple[int, bool, bytes, int]  # (QoS, retain as published, identifiers, audience) of a receiver
 
@@ -22,7 +22,7 @@ def audience(subscription: Subscription) -> int:
 
 
 def overlaps(subscription: Subscription) -> bool:
-    """Whether its session has another filter that matches the topic it names; true also if that is long to tell."""
+    """Whether its session has, or may have, another filter that matches the topic of *subscription*."""
     others = subscription.session.subscriptions
     if len(others) > FEW:
         return True
@@ -34,7 +34,10 @@ def overlaps(subscription: Subscription) -> bool:
 
 
 def merged(subscriptions: list[Subscription]) -> list[Kind]:
-    """What a session with *subscriptions* to one topic is as a receiver; twice if it is another to its own messages."""
+    """The kinds of receiver that a session with *subscriptions* to one topic is.
+
+    There are two if some subscriptions are no local: one for messages of other clients, one for its own messages.
+    """
     foreign = [s for s in subscriptions if not s.no_local]
     if foreign and len(foreign) < len(subscriptions):
         return [_merge(foreign, SELF), _merge(subscriptions, OTHERS)]

@@ -1,19 +1,20 @@
-# Retained messages: the last one of each topic, for whoever subscribes later [MQTT-3.3.1-5].
+# Retained messages: the last one of each topic, for later subscribers [MQTT-3.3.1-5].
 #
-# A dict answers for a topic; a filter with wildcards walks a tree of levels, only along the branches that can
-# match. A replay may be large and its reader slow, so a scan goes in pages. It holds its position in the tree and
-# no messages: what is deleted is not delivered any more, what is replaced is delivered as it now is, what was added
-# meanwhile may or may not be.
+# A dict finds the message of a topic; for a filter with wildcards a tree of levels is walked, only along the branches
+# that can match. A replay may be large and its reader slow, so a scan goes in pages. A scan keeps its position in the
+# tree and no messages: a message that is deleted meanwhile is not delivered, one that is replaced is delivered as it is
+# then, one that is added may or may not be delivered.
 #
-# Full means refused: to make room by dropping another topic's message would let one client delete what another
-# retained. So that one client cannot fill it all, each has a number of topics: who set a topic last owns it, by its
-# client id, until somebody else sets it or its message goes. Owners are counted and not listed: a topic costs a
-# pointer, a client an entry while it owns a topic. Who comes with ever new client ids is not held by this, but by
-# the limits for all.
+# When the store is full, new topics are refused: if another topic's message were dropped instead, one client could
+# delete what another retained. So that one client cannot fill the store, each may own a number of topics: the client
+# that set a topic last owns it, by its client id, until another client sets it or its message goes. Owners are counted
+# and not listed: a topic costs a pointer, a client an entry while it owns a topic. A client that comes with ever new
+# client ids is bounded by the limits for all.
 #
-# Every worker of a node holds all of them. Each write has a stamp, and of two the greater wins: `merge()` takes what
-# another worker wrote, unless we know better. What was deleted leaves a tombstone for a while, or an older write that
-# comes late would bring it back. What another worker has taken is not refused here: all shall hold the same.
+# Every worker of a node has all retained messages. Each write has a stamp, and the greater of two wins: `merge()`
+# takes a write of another worker unless a later one is known. A deletion leaves a tombstone for a while, or an older
+# write that arrives late would undo it. A write that another worker has accepted is never refused, so that all have
+# the same.
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,14 +24,14 @@ from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
 from broker.routing.levels import Level, LevelTree
 from broker.session.message import Message
 
-LEVEL_BYTES: Final = 150  # what one level of a topic costs in the tree, about
-EXPIRED_PER_PUT: Final = 16  # expired messages a put may drop to make room; bounds what it costs
-TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older write comes any more
+LEVEL_BYTES: Final = 150  # of a level in the tree, about
+EXPIRED_PER_PUT: Final = 16  # expired messages that a put may drop to make room, which bounds its cost
+TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older write arrives any more
 
 
 @dataclass(frozen=True)
 class RetainedStatistics:
-    count: int  # messages, with those that expired and were not dropped yet
+    count: int  # messages; expired ones count until they are dropped
     bytes: int  # the sum of their sizes, without levels
     refused: int  # since the start
 
@@ -43,7 +44,7 @@ class Owner:
         self.topics = 0
 
 
-class Kept(Message):
+class RetainedMessage(Message):
     """*message* as it is retained since *stamp*."""
 
     def __init__(self, message: Message, owner: Owner | None, stamp: int) -> None:
@@ -53,12 +54,12 @@ class Kept(Message):
 
     @property
     def client_id(self) -> str:
-        """Of who set it, if that is known."""
+        """The client that set the message, or an empty string."""
         return "" if self.owner is None else self.owner.client_id
 
 
 class Tombstone:
-    """A deletion with *stamp*, which this worker took at the monotonic time *since*."""
+    """A deletion with *stamp* that reached this worker at the monotonic time *since*."""
 
     def __init__(self, stamp: int, since: float) -> None:
         self.stamp = stamp
@@ -68,12 +69,12 @@ class Tombstone:
 class Retained:
     """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
-    A message counts with its Message.size, and the levels of all topics with LEVEL_BYTES each; what topics share at
-    their beginning is there once.
+    A message counts with its Message.size. Each level of the tree counts with LEVEL_BYTES, and topics share the levels
+    of a common beginning.
     """
 
-    _messages: dict[bytes, Kept]  # declared here: in there, bytes is a number
-    _tombstones: dict[bytes, Tombstone]  # in the order in which this worker took the deletions
+    _messages: dict[bytes, RetainedMessage]  # declared here, because *bytes* is a number in __init__()
+    _tombstones: dict[bytes, Tombstone]  # in the order in which the deletions reached this worker
 
     def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
@@ -88,10 +89,10 @@ class Retained:
         self._tombstones = {}
 
     def put(self, message: Message, now: float, client_id: str = "", stamp: int = 0) -> DropReason | None:
-        """Keep *message* instead of its topic's former one; for *client_id*, or for the broker itself.
+        """Retain *message* for *client_id* (empty: the broker itself) in place of the former message of its topic.
 
-        *stamp* is the greatest there is, 0 where there is one worker. None, or which limit forbids it: then nothing
-        changed. An empty payload is the caller's to turn into delete() [MQTT-3.3.1-6].
+        *stamp* is greater than all before; 0 if there is one worker. Returns None, or the limit that forbids it: then
+        nothing has changed. For an empty payload the caller uses delete() [MQTT-3.3.1-6].
         """
         refusal = self._refusal(message, client_id)
         if refusal is not None and self.expire(now, EXPIRED_PER_PUT):
@@ -103,7 +104,7 @@ class Retained:
         return None
 
     def merge(self, message: Message, now: float, client_id: str, stamp: int) -> bool:
-        """Another worker kept *message* for *client_id*, or deleted it if it is empty; false if that is out of date."""
+        """Take the write of another worker, a deletion if *message* is empty; false if a later write is known."""
         topic = message.topic
         if stamp <= self.stamp_of(topic):
             return False
@@ -123,7 +124,7 @@ class Retained:
         else:
             self._bytes -= former.size
             self._disown(former)
-        self._messages[topic] = Kept(message, self._own(client_id), stamp)
+        self._messages[topic] = RetainedMessage(message, self._own(client_id), stamp)
         self._bytes += message.size
         if message.expires:
             self._deadlines.set(topic, message.expires)
@@ -146,7 +147,7 @@ class Retained:
         return len(self._messages) < self._most_messages and message.size + LEVEL_BYTES * levels <= room
 
     def _own(self, client_id: str) -> Owner | None:
-        """One more topic for *client_id*; None if nobody counts it."""
+        """Count one more topic of *client_id*; None if topics are not counted by client."""
         if not self._most_per_client or not client_id:
             return None
         owner = self._owners.get(client_id)
@@ -155,7 +156,7 @@ class Retained:
         owner.topics += 1
         return owner
 
-    def _disown(self, message: Kept) -> None:
+    def _disown(self, message: RetainedMessage) -> None:
         owner = message.owner
         if owner is not None:
             owner.topics -= 1
@@ -163,7 +164,7 @@ class Retained:
                 del self._owners[owner.client_id]
 
     def delete(self, topic: bytes, stamp: int = 0, now: float = 0.0) -> bool:
-        """False if nothing is retained there. *stamp*: as for `put()`."""
+        """Delete the message of *topic*; false if there is none. *stamp*: as for `put()`."""
         if stamp:
             self._tombstones.pop(topic, None)
             self._tombstones[topic] = Tombstone(stamp, now)
@@ -177,16 +178,16 @@ class Retained:
         return True
 
     def get(self, topic: bytes, now: float) -> Message | None:
-        """The message of *topic*, unless it has expired at *now* [MQTT-3.3.2-5]."""
+        """The message of *topic*, if it has not expired at *now* [MQTT-3.3.2-5]."""
         message = self._messages.get(topic)
         return None if message is None or message.expired(now) else message
 
     def match(self, filter: bytes) -> "RetainedScan":
-        """A scan of what matches *filter*."""
+        """A scan of the messages whose topics match *filter*."""
         return RetainedScan(self, self._topics.root, filter)
 
     def expire(self, now: float, limit: int) -> int:
-        """Drop up to *limit* messages that have expired; returns how many."""
+        """Drop up to *limit* messages that have expired; return how many."""
         dropped = 0
         while dropped < limit:
             topic = self._deadlines.pop_due(now)
@@ -197,7 +198,7 @@ class Retained:
         return dropped
 
     def forget_tombstones(self, now: float, limit: int) -> None:
-        """Forget up to *limit* deletions that are older than any write that may still come."""
+        """Forget up to *limit* deletions that are older than any write that may still arrive."""
         for _ in range(limit):
             topic = next(iter(self._tombstones), None)
             if topic is None or now - self._tombstones[topic].since < TOMBSTONE:
@@ -205,19 +206,19 @@ class Retained:
             del self._tombstones[topic]
 
     def topics(self) -> "list[bytes]":
-        """Those with a message, perhaps one that has expired."""
+        """The topics with a message, which may have expired."""
         return list(self._messages)
 
-    def kept(self, topic: bytes) -> Kept | None:
-        """What is retained for *topic*, even if it has expired."""
+    def peek(self, topic: bytes) -> RetainedMessage | None:
+        """The message of *topic*, even if it has expired."""
         return self._messages.get(topic)
 
     def deleted(self) -> list[bytes]:
-        """The topics of what was deleted a short while ago."""
+        """The topics that have a tombstone."""
         return list(self._tombstones)
 
     def tombstone(self, topic: bytes) -> int:
-        """The stamp of the deletion of *topic*, 0 if there was none."""
+        """The stamp of the deletion of *topic*, 0 if there is no tombstone."""
         tombstone = self._tombstones.get(topic)
         return 0 if tombstone is None else tombstone.stamp
 
@@ -231,7 +232,7 @@ class Retained:
 
 
 class Branch:
-    """The children of *parent* after *at*: where a scan goes on. They fit *depth* levels of its filter."""
+    """Where a scan goes on: with the children of *parent* after *at*, which match *depth* levels of the filter."""
 
     def __init__(self, parent: Level, depth: int) -> None:
         self.parent = parent
@@ -240,7 +241,7 @@ class Branch:
 
 
 class RetainedScan:
-    """A walk over the retained messages of one filter, in pages; made by Retained.match().
+    """A walk over the retained messages that match one filter, in pages. Made by Retained.match().
 
     A level of the tree is visited at most once, whatever wildcards the filter has.
     """
@@ -255,7 +256,7 @@ class RetainedScan:
         if self._whole_branches:
             self._wanted.pop()
         self._begun = False
-        self._branches: list[Branch] = []  # from the root to where the walk stands
+        self._branches: list[Branch] = []  # from the root to the position of the walk
         self._found: list[Message] = []
         self._visited = 0
 
@@ -263,18 +264,11 @@ class RetainedScan:
     def done(self) -> bool:
         return self._begun and not self._branches
 
-    def next_page(self, limit: int, now: float) -> list[Message]:
-        """1 to *limit* further messages, empty when the scan is done. Looks for the first one as long as it takes."""
-        page = self.step(limit, limit, now)
-        while not page and not self.done:
-            page = self.step(limit, limit, now)
-        return page
+    def next_page(self, messages: int, levels: int, now: float) -> list[Message]:
+        """Up to *messages* further messages, perhaps none, from a visit of about *levels* levels; see `done`.
 
-    def step(self, messages: int, levels: int, now: float) -> list[Message]:
-        """Up to *messages* further messages, perhaps none, for a visit of about *levels* levels; see `done`.
-
-        None that has expired at *now* [MQTT-3.3.2-5]: the subscriber may have made us wait since it subscribed.
-        About: the levels that the filter names in a row are followed in one go.
+        Messages that have expired at *now* are left out [MQTT-3.3.2-5]: time has passed since the subscriber
+        subscribed. Levels that the filter names one after the other are followed in one step, hence "about".
         """
         self._now = now
         self._visited = 0
@@ -302,7 +296,7 @@ class RetainedScan:
             self._take(self._filter)
 
     def _enter(self, level: Level, depth: int) -> None:
-        """Visit *level*, which fits the first *depth* levels of the filter, and what the filter names below it."""
+        """Visit *level*, which matches the first *depth* levels of the filter, and the levels that are named next."""
         while depth < len(self._wanted) and self._wanted[depth] != ANY_LEVEL:
             below = level.child(self._wanted[depth])
             if below is None:

@@ -1,23 +1,26 @@
 # A shared subscription: each message goes to one member of the group (4.8.2).
 #
-# What a member was sent is its session's: sent again to it when it comes back [MQTT-4.8.2-4], and gone with its
-# session [MQTT-4.8.2-5] or its refusal [MQTT-4.8.2-6]; what only waited for it goes to another member. 3.x may share
-# as well, by the same filters: its specification knows nothing of it, but Mosquitto and HiveMQ do so.
+# A message that was sent to a member belongs to the session of the member: it is sent again when the member is back
+# [MQTT-4.8.2-4], and is gone with the session [MQTT-4.8.2-5] or with a refusal [MQTT-4.8.2-6]. A message that only
+# waited for the member goes to another member. Clients of 3.x may share, too, by the same filters: their
+# specification does not have shared subscriptions, but Mosquitto and HiveMQ offer them.
 #
-# Members take turns. One that could take the message at once is preferred to one that would let it wait, and
-# one that has a connection to one that is away; so a slow member costs the group nothing while another is quick.
+# Members take turns. A *ready* member would be sent the message at once; it is preferred to a *slow* one, where the
+# message would wait, and that to an *absent* one, which has no connection. So a slow member costs the group nothing
+# while another is ready.
 #
-# A group may have ten thousand members, most of them slow or away, and nobody tells us when that changes. So each
-# member is in the ring of what it was when it was last looked at. Whoever is found to be something else moves to
-# that ring, and with every message a few of the slow and of the absent are looked at again: who is back waits for
-# its turn at most as many messages as there are such members, divided by those few. Nothing looks at all of them,
-# so with more than LOOKS members that are not quick, "preferred" means: among those looked at. The same holds for
-# members that may not read the topic, where there are such: they are passed over, LOOKS of them for one message.
+# A group may have ten thousand members, most of them slow or absent, and nothing reports when that changes. So each
+# member is in the ring of the state in which it was last seen. A member found in another state moves to that ring,
+# and with every message a few slow and absent members are checked again: a member that is ready again waits for its
+# turn for at most as many messages as there are such members, divided by those few. No message checks all members, so
+# with more than CHECKS members that are not ready, "preferred" means: among those checked. The same holds for members
+# that may not read the topic: they are skipped, at most CHECKS of them for one message.
 #
-# Members may be at other workers. Each says how many it has and how many of them are quick; a message goes to a worker
-# by turns in which each has as many as it has quick members, and that one chooses the member. What it said may be a
-# moment old: where nobody is quick after all, the message is passed on, once. Where then nobody lets it wait either, as
-# members at QoS 0 and sessions that end with their connection do not, it goes round the workers until somebody does.
+# Members may be at other workers. Each worker reports how many members it has and how many of them are ready. A message
+# goes to a worker by turns in which each has as many as it has ready members, and that worker chooses the member. The
+# report may be a moment old: if no member is ready there after all, the message is passed on, once. If then no member
+# can let it wait either, as members at QoS 0 and sessions that end with their connection do not, the message goes round
+# the workers until one accepts it.
 from typing import Final, cast
 
 from broker.overload.gate import Gate
@@ -27,146 +30,142 @@ from broker.session.message import Message, SharedMessage
 from broker.session.session import Session, Subscription
 from broker.session.subscriber import Subscriber
 
-LOOKS: Final = 64  # members of a ring that are looked at for one message at most
-HOPS: Final = 2  # workers that a message may come to, beside the one of its publisher, for a quick member
+CHECKS: Final = 64  # members of a ring that are checked for one message at most
+FEW_CHECKS: Final = 4  # members of a ring that are checked with every message, at no cost that can be measured
+HOPS: Final = 2  # workers, beside that of its publisher, that a message may go to for a ready member
 MOST_HOPS: Final = 255  # a byte
-PROBES: Final = 4  # the same where there is a quick member: what that costs is not felt
 
 
 class Member:
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
-        self.ring: Ring | None = None
-        self.before: Member | None = None  # of its ring
-        self.behind: Member | None = None
+        self.ring: MemberRing | None = None
+        self.before: Member | None = None  # in its ring
+        self.after: Member | None = None
 
 
-class Ring:
-    """Members in the order of their turns. Everything but the constructor is O(1)."""
+class MemberRing:
+    """A linked list of members in the order of their turns. All operations are O(1)."""
 
     def __init__(self) -> None:
         self.count = 0
         self.turn: Member | None = None
-        self.probe: Member | None = None  # who is looked at next, to see whether it still belongs here
+        self.next_check: Member | None = None  # the member whose state is checked next
 
     def add(self, member: Member) -> None:
-        """Let *member* wait until all others have had their turn."""
+        """Add *member*; all others have their turn before it."""
         turn = self.turn
         member.ring = self
         self.count += 1
         if turn is None:
-            self.turn = self.probe = member.before = member.behind = member
+            self.turn = self.next_check = member.before = member.after = member
             return
         last = cast(Member, turn.before)
-        member.before, member.behind = last, turn
-        last.behind = turn.before = member
+        member.before, member.after = last, turn
+        last.after = turn.before = member
 
     def remove(self, member: Member) -> None:
-        before, behind = cast(Member, member.before), cast(Member, member.behind)
-        before.behind, behind.before = behind, before
-        member.ring = member.before = member.behind = None  # no cycle for the collector
+        before, after = cast(Member, member.before), cast(Member, member.after)
+        before.after, after.before = after, before
+        member.ring = member.before = member.after = None  # no cycle for the collector
         self.count -= 1
         if self.turn is member:
-            self.turn = behind if self.count else None
-        if self.probe is member:
-            self.probe = behind if self.count else None
+            self.turn = after if self.count else None
+        if self.next_check is member:
+            self.next_check = after if self.count else None
 
 
-class Elsewhere:
+class RemoteMembers:
     """The members at another worker."""
 
     def __init__(self) -> None:
         self.members = 0
-        self.quick = 0
-        self.turn = 0  # how long it waits for its turn: the one with the most has it
+        self.ready = 0
+        self.credit = 0  # grows by `ready` with each message; the worker with the most is chosen next
 
 
 class SharedGroup(Subscriber):
     def __init__(self, share: bytes, filter: bytes, authoriser: Authoriser | None = None, shard: int = 0) -> None:
-        """*shard*: the number of this worker."""
+        """*shard*: that of this worker."""
         self._shard = shard
         self.share = share
         self.filter = filter
         self._authoriser = authoriser
         self._members: dict[Subscription, Member] = {}
-        self._quick = Ring()  # can take a message at once
-        self._slow = Ring()  # have a connection
-        self._away = Ring()
-        self.elsewhere: dict[Neighbour, Elsewhere] = {}
-        self.told = (0, 0)  # what the neighbours know: members here, quick ones of them
-        self._turn = 0
+        self._ready = MemberRing()
+        self._slow = MemberRing()
+        self._absent = MemberRing()
+        self.remote: dict[Neighbour, RemoteMembers] = {}
+        self.announced = (0, 0)  # what was reported to other workers: members at this worker, ready ones of them
+        self._credit = 0  # of this worker, as `RemoteMembers.credit`
 
     def __len__(self) -> int:
-        """Members here."""
+        """The number of members at this worker."""
         return len(self._members)
 
-    def quick(self) -> int:
-        """Members here that could take a message at once when they were last looked at."""
-        return self._quick.count
+    def ready(self) -> int:
+        """The number of members at this worker that were ready when they were last checked."""
+        return self._ready.count
 
-    def look(self) -> None:
-        """Look at some members of each kind: other workers go by what they were when they were last looked at."""
-        self._probe(self._quick, LOOKS, 1)
-        self._probe(self._slow, LOOKS, 1)
-        self._probe(self._away, LOOKS, 1)
+    def check_members(self) -> None:
+        """Check some members of each ring, so that the report to other workers is not too old."""
+        self._check(self._ready, CHECKS, 1)
+        self._check(self._slow, CHECKS, 1)
+        self._check(self._absent, CHECKS, 1)
 
-    def learn(self, neighbour: Neighbour, members: int, quick: int) -> bool:
-        """*neighbour* has so many members now; true if it had none, or has none any more."""
-        known = self.elsewhere.get(neighbour)
+    def set_remote_members(self, neighbour: Neighbour, members: int, ready: int) -> bool:
+        """*neighbour* has *members* members, *ready* of them ready; true if it had none, or has none any more."""
+        known = self.remote.get(neighbour)
         if members == 0:
-            return self.elsewhere.pop(neighbour, None) is not None
+            return self.remote.pop(neighbour, None) is not None
         if known is None:
-            known = self.elsewhere[neighbour] = Elsewhere()
+            known = self.remote[neighbour] = RemoteMembers()
         new = known.members == 0
         known.members = members
-        known.quick = quick
+        known.ready = ready
         return new
 
     def closed_gate(self) -> Gate | None:
         """The gate that a message has to wait for, as no member of any worker can have it before; None otherwise."""
         if self._members:
             return None
-        for neighbour in self.elsewhere:
+        for neighbour in self.remote:
             if neighbour.gate.open:
                 return None
-        first = next(iter(self.elsewhere), None)
+        first = next(iter(self.remote), None)
         return None if first is None else first.gate
 
     def join(self, subscription: Subscription) -> None:
-        """A new member, or one that has subscribed again and so is there."""
+        """Add a member. A member that has subscribed again is ready until it is checked."""
         member = self._members.get(subscription)
         if member is None:
             member = self._members[subscription] = Member(subscription)
-            self._quick.add(member)
+            self._ready.add(member)
         else:
-            _move(member, self._quick)
+            _move(member, self._ready)
 
     def leave(self, subscription: Subscription) -> None:
         """KeyError if it is no member."""
         member = self._members.pop(subscription)
-        cast(Ring, member.ring).remove(member)
-
-    def choose(self, topic: bytes, qos: int) -> Subscription | None:
-        """The member for the next message to *topic* at *qos*; None if none was found that may have it."""
-        return self._choose_quick(topic, qos) or self._choose_patient(topic, qos)
+        cast(MemberRing, member.ring).remove(member)
 
     def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
-        """Offer *message* to one member; false if nobody may have it. *hop*: how many workers have passed it on."""
-        if not self.elsewhere or hop >= HOPS:
+        """Offer *message* to one member; false if there is none for it. *hop*: how many workers have passed it on."""
+        if not self.remote or hop >= HOPS:
             return (
-                self._offer_quick(message, now)
-                or self._offer_patient(message, now)
+                self._offer_to_ready(message, now)
+                or self._offer_to_wait(message, now)
                 or (hop > 0 and message.qos > 0 and self._pass_round(message, hop, now))
             )
-        neighbour = self._whose_turn() if hop == 0 else None
+        neighbour = self._next_neighbour() if hop == 0 else None
         if neighbour is None:
-            if self._offer_quick(message, now):
+            if self._offer_to_ready(message, now):
                 return True
-            neighbour = self._quickest()
+            neighbour = self._most_ready()
         if neighbour is None:
-            if self._offer_patient(message, now):
+            if self._offer_to_wait(message, now):
                 return True
-            if message.qos or not self._members:  # QoS 0 does not wait: where nobody is quick it is not sought for long
+            if message.qos or not self._members:  # QoS 0 does not wait, so it is not passed on without a ready member
                 neighbour = self._largest()
         if neighbour is None:
             return False
@@ -174,12 +173,12 @@ class SharedGroup(Subscriber):
         return True
 
     def _pass_round(self, message: Message, hop: int, now: float) -> bool:
-        """Have the next worker look whether *message* may wait there; false once all have."""
-        if hop - HOPS >= len(self.elsewhere) or hop == MOST_HOPS:
+        """Pass *message* to the next worker, where it may wait; false once all workers have had it."""
+        if hop - HOPS >= len(self.remote) or hop == MOST_HOPS:
             return False
         following: Neighbour | None = None
         lowest: Neighbour | None = None
-        for neighbour in self.elsewhere:
+        for neighbour in self.remote:
             if lowest is None or neighbour.shard < lowest.shard:
                 lowest = neighbour
             if neighbour.shard > self._shard and (following is None or neighbour.shard < following.shard):
@@ -190,98 +189,98 @@ class SharedGroup(Subscriber):
         following.offer_shared(self.share, self.filter, message, hop + 1, now)
         return True
 
-    def _offer_quick(self, message: Message, now: float) -> bool:
-        member = self._choose_quick(message.topic, message.qos)
+    def _offer_to_ready(self, message: Message, now: float) -> bool:
+        member = self._choose_ready(message.topic, message.qos)
         if member is None:
             return False
         member.session.offer(_variant_for(member, message), now)
         return True
 
-    def _offer_patient(self, message: Message, now: float) -> bool:
-        member = self._choose_patient(message.topic, message.qos)
+    def _offer_to_wait(self, message: Message, now: float) -> bool:
+        member = self._choose_to_wait(message.topic, message.qos)
         if member is None:
             return False
         member.session.offer(SharedMessage(_variant_for(member, message), message, self), now)
         return True
 
-    def _whose_turn(self) -> Neighbour | None:
-        """The worker whose turn it is; None if it is this one, or if nobody is quick anywhere."""
-        chosen: Elsewhere | None = None
-        who: Neighbour | None = None
-        total = self._quick.count
-        most = self._turn = self._turn + total
-        for neighbour, there in self.elsewhere.items():
-            if there.quick and neighbour.gate.open:
-                there.turn += there.quick
-                total += there.quick
-                if there.turn > most:
-                    most, chosen, who = there.turn, there, neighbour
+    def _next_neighbour(self) -> Neighbour | None:
+        """The worker whose turn it is; None if it is this worker, or if no member of any worker is ready."""
+        chosen: RemoteMembers | None = None
+        found: Neighbour | None = None
+        total = self._ready.count
+        most = self._credit = self._credit + total
+        for neighbour, there in self.remote.items():
+            if there.ready and neighbour.gate.open:
+                there.credit += there.ready
+                total += there.ready
+                if there.credit > most:
+                    most, chosen, found = there.credit, there, neighbour
         if chosen is None:
-            self._turn -= total
+            self._credit -= total
         else:
-            chosen.turn -= total
-        return who
+            chosen.credit -= total
+        return found
 
-    def _quickest(self) -> Neighbour | None:
-        """The worker with the most quick members whose gate is open."""
+    def _most_ready(self) -> Neighbour | None:
+        """The worker with the most ready members, of those whose gate is open."""
         most = 0
         found: Neighbour | None = None
-        for neighbour, there in self.elsewhere.items():
-            if there.quick > most and neighbour.gate.open:
-                most, found = there.quick, neighbour
+        for neighbour, there in self.remote.items():
+            if there.ready > most and neighbour.gate.open:
+                most, found = there.ready, neighbour
         return found
 
     def _largest(self) -> Neighbour | None:
-        """The worker with the most members, one whose gate is open rather than another."""
+        """The worker with the most members; workers whose gate is open are preferred."""
         most = 0
         found: Neighbour | None = None
-        for neighbour, there in self.elsewhere.items():
+        for neighbour, there in self.remote.items():
             members = there.members << 1 | 1 if neighbour.gate.open else 1
             if members > most:
                 most, found = members, neighbour
         return found
 
-    def _choose_quick(self, topic: bytes, qos: int) -> Subscription | None:
-        self._probe(self._slow, PROBES, qos)
-        self._probe(self._away, PROBES, qos)
-        chosen = self._next_quick(topic, qos)
+    def _choose_ready(self, topic: bytes, qos: int) -> Subscription | None:
+        self._check(self._slow, FEW_CHECKS, qos)
+        self._check(self._absent, FEW_CHECKS, qos)
+        chosen = self._next_ready(topic, qos)
         if chosen is None:
-            self._probe(self._slow, LOOKS, qos)
-            self._probe(self._away, LOOKS, qos)
-            chosen = self._next_quick(topic, qos)
+            self._check(self._slow, CHECKS, qos)
+            self._check(self._absent, CHECKS, qos)
+            chosen = self._next_ready(topic, qos)
         return chosen
 
-    def _choose_patient(self, topic: bytes, qos: int) -> Subscription | None:
-        """A member that lets a message wait; QoS 0 never waits."""
+    def _choose_to_wait(self, topic: bytes, qos: int) -> Subscription | None:
+        """A member in whose session a message can wait; QoS 0 never waits."""
         if qos == 0:
             return None
-        return self._next_patient(self._slow, topic) or self._next_patient(self._away, topic)
+        return self._next_to_wait(self._slow, topic) or self._next_to_wait(self._absent, topic)
 
-    def _probe(self, ring: Ring, limit: int, qos: int) -> None:
-        """Look at up to *limit* members of *ring* and put them where they belong."""
+    def _check(self, ring: MemberRing, limit: int, qos: int) -> None:
+        """Check up to *limit* members of *ring*, and move them to the ring they belong to."""
         for _ in range(min(limit, ring.count)):
-            member = cast(Member, ring.probe)
-            ring.probe = member.behind
+            member = cast(Member, ring.next_check)
+            ring.next_check = member.after
             _move(member, self._ring_for(member.subscription, qos))
 
-    def _next_quick(self, topic: bytes, qos: int) -> Subscription | None:
-        quick = self._quick
-        for _ in range(min(LOOKS, quick.count)):
-            member = cast(Member, quick.turn)
+    def _next_ready(self, topic: bytes, qos: int) -> Subscription | None:
+        ready = self._ready
+        for _ in range(min(CHECKS, ready.count)):
+            member = cast(Member, ready.turn)
             ring = self._ring_for(member.subscription, qos)
-            if ring is not quick:
+            if ring is not ready:
                 _move(member, ring)
                 continue
-            quick.turn = member.behind
+            ready.turn = member.after
             if self._may_receive(member.subscription, topic):
                 return member.subscription
         return None
 
-    def _next_patient(self, ring: Ring, topic: bytes) -> Subscription | None:
-        """The next member of *ring* that may let a message to *topic* wait at QoS 1 or 2."""
-        for _ in range(min(LOOKS, ring.count)):
+    def _next_to_wait(self, ring: MemberRing, topic: bytes) -> Subscription | None:
+        """The next member of *ring* in whose session a message to *topic* can wait at QoS 1 or 2."""
+        for _ in range(min(CHECKS, ring.count)):
             member = cast(Member, ring.turn)
-            ring.turn = member.behind
+            ring.turn = member.after
             subscription = member.subscription
             session: Session = subscription.session
             if subscription.qos and session.has_room() and (session.outbox is not None or session.expiry):
@@ -293,14 +292,13 @@ class SharedGroup(Subscriber):
         authoriser = self._authoriser
         return authoriser is None or authoriser.may_receive(subscription.session.principal, topic)
 
-    def _ring_for(self, subscription: Subscription, qos: int) -> Ring:
-        """Where a member belongs that is offered a message at *qos*."""
+    def _ring_for(self, subscription: Subscription, qos: int) -> MemberRing:
+        """The ring that a member belongs to, for a message at *qos*."""
         session: Session = subscription.session
         if session.outbox is None:
-            return self._away
-        # QoS 0 needs no place in a window.
-        quick = session.ready() if qos and subscription.qos else session.writable()
-        return self._quick if quick else self._slow
+            return self._absent
+        ready = session.ready() if qos and subscription.qos else session.writable()  # QoS 0 needs no place in a window
+        return self._ready if ready else self._slow
 
 
 def _variant_for(member: Subscription, message: Message) -> Message:
@@ -311,8 +309,8 @@ def _variant_for(member: Subscription, message: Message) -> Message:
     return message
 
 
-def _move(member: Member, ring: Ring) -> None:
-    former = cast(Ring, member.ring)
+def _move(member: Member, ring: MemberRing) -> None:
+    former = cast(MemberRing, member.ring)
     if former is not ring:
         former.remove(member)
         ring.add(member)

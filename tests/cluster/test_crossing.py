@@ -123,7 +123,7 @@ def test_the_last_subscriber_takes_the_interest_with_it(nodes: Nodes) -> None:
     assert [b"1"] == payloads(staying)
 
     staying.drop()
-    assert 0 == two.routes._elsewhere.filters()
+    assert 0 == two.routes._neighbour_filters.filters()
 
 
 def test_a_fan_out_in_pages_keeps_the_order(nodes: Nodes) -> None:

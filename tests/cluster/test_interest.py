@@ -49,7 +49,7 @@ def test_who_goes_while_it_waits_leaves_nothing(nodes: Nodes) -> None:
     two.stopped = False
     one.settle()
 
-    assert 0 == two.routes._elsewhere.filters()
+    assert 0 == two.routes._neighbour_filters.filters()
     assert 0 == one.counters.internal_errors
 
 
@@ -79,7 +79,7 @@ def test_the_interest_of_a_dead_worker_is_withdrawn(nodes: Nodes) -> None:
 
     publisher.send(Publish(b"b/c", b"2", 1, packet_id=2), Publish(b"s", b"3", 1, packet_id=3))
     assert [0x10, 0x10] == [answer.code for answer in publisher.receive()]  # type: ignore[union-attr]
-    assert 0 == two.routes._elsewhere.filters()
+    assert 0 == two.routes._neighbour_filters.filters()
     assert [] == list(two.routes.shared_groups())
 
 
@@ -115,7 +115,7 @@ def test_what_goes_while_a_newcomer_is_told_stays_gone(nodes: Nodes) -> None:
     late.stopped = False
     node.settle()
 
-    assert 0 == late.routes._elsewhere.filters()
+    assert 0 == late.routes._neighbour_filters.filters()
 
 
 def test_a_storm_of_subscribers_settles(nodes: Nodes) -> None:
@@ -130,7 +130,7 @@ def test_a_storm_of_subscribers_settles(nodes: Nodes) -> None:
     assert all(5 == len([a for a in answers if isinstance(a, SubAck)]) for answers in node_answers)
     for client in clients:
         client.drop()
-    assert all(0 == broker.routes._elsewhere.filters() for broker in (one, two, three))
+    assert all(0 == broker.routes._neighbour_filters.filters() for broker in (one, two, three))
 
 
 def test_an_index_knows_its_filters() -> None:

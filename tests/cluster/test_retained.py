@@ -77,7 +77,7 @@ def test_who_has_heard_of_a_write_writes_later(nodes: Nodes) -> None:
     second.send(Publish(b"a", b"last", 0, True))
     second.receive()
 
-    kept = [broker.retained.kept(b"a") for broker in node]
+    kept = [broker.retained.peek(b"a") for broker in node]
     assert [b"last"] * 3 == [message.payload for message in kept if message is not None]
 
 
@@ -220,7 +220,7 @@ def test_one_that_was_refused_is_delivered_nowhere(nodes: Nodes) -> None:
 
 
 def kept(retained: RetainedMessages, topic: bytes) -> bytes | None:
-    message = retained.kept(topic)
+    message = retained.peek(topic)
     return None if message is None else message.payload
 
 

@@ -66,12 +66,12 @@ def test_who_becomes_quick_again_is_found(nodes: Nodes) -> None:
     node.settle()
     node.advance(0.3)
     (group,) = two.routes.shared_groups()
-    assert [0] == [there.quick for there in group.elsewhere.values()]
+    assert [0] == [there.ready for there in group.remote.values()]
 
     acknowledge(member)
     acknowledge(member)
     node.advance(0.3)
-    assert [1] == [there.quick for there in group.elsewhere.values()]
+    assert [1] == [there.ready for there in group.remote.values()]
 
 
 def test_what_all_are_too_slow_for_waits_at_one(nodes: Nodes) -> None:

@@ -179,7 +179,7 @@ class NodeConversation(Conversation):
             (there,) = [other for other in self.node if other.shard == peer.shard]
             wanted = [one for session in self.sessions_of(there) for one in session.subscriptions.values()]
             assert {one.filter for one in wanted if not one.share} == set(peer.filters)
-            known = [group for group in groups if peer in group.elsewhere]
-            members = {(group.share, group.filter): group.elsewhere[peer].members for group in known}
+            known = [group for group in groups if peer in group.remote]
+            members = {(group.share, group.filter): group.remote[peer].members for group in known}
             shared = [(one.share, one.filter) for one in wanted if one.share]
             assert {group: shared.count(group) for group in shared} == members

@@ -32,7 +32,7 @@ from broker.mqtt.properties import (
     WILL_DELAY_INTERVAL,
 )
 from broker.routing.fanout import PAGE
-from broker.routing.routes import Group
+from broker.routing.route import Group
 from tests.garbage import ours
 from tests.inprocess import Broker, Client
 from tests.net.tls import Authority, shake, transport

@@ -2,7 +2,8 @@
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.routing.authority import Authoriser
-from broker.routing.routes import Route, Routes
+from broker.routing.route import Route
+from broker.routing.routes import Routes
 from broker.session.message import Message
 from broker.session.principal import Principal
 from broker.session.run import Run

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.routing.routes import MANY_SUBSCRIPTIONS, PUBLISHERS
-from broker.routing.shared import LOOKS
+from broker.routing.shared import CHECKS
 from broker.session.principal import Principal
 from tests.routing.party import Party
 from tests.routing.reference import matches
@@ -114,7 +114,7 @@ def test_new_rules_hold_at_once() -> None:
     assert {"eve": 1} == party.publish(b"t")
     assert party.routes.may_publish(party.routes.find(b"t"), eve)
     guard.forbidden.add((b"eve", b"t"))
-    party.routes.judge_again()
+    party.routes.invalidate()
 
     assert {} == party.publish(b"t")
     assert not party.routes.may_publish(party.routes.find(b"t"), eve)
@@ -133,12 +133,12 @@ def test_a_session_that_acts_for_another_is_routed_anew(others: int, filter: byt
     assert {"alice": 1, "bob": 1} == party.publish(b"t")
     session = party.client("alice").session
     session.principal = Principal("alice", "mallory", 0)
-    party.routes.judge_session_again(session)
+    party.routes.invalidate_session(session)
 
     assert {"bob": 1} == party.publish(b"t")
     party.unsubscribe("alice", filter)
     session.principal = Principal("alice", "alice", 0)
-    party.routes.judge_session_again(session)
+    party.routes.invalidate_session(session)
     party.subscribe("alice", filter)
     assert {"alice": 1, "bob": 1} == party.publish(b"t")
 
@@ -173,8 +173,8 @@ def test_a_member_who_may_read_is_found_behind_others_who_may_not() -> None:
 
 def test_nobody_gets_a_shared_message_that_no_member_may_read() -> None:
     """It would go to whoever is next."""
-    party, _ = guarded(*[(f"{number}", b"t") for number in range(LOOKS + 5)])
-    for number in range(LOOKS + 5):
+    party, _ = guarded(*[(f"{number}", b"t") for number in range(CHECKS + 5)])
+    for number in range(CHECKS + 5):
         party.subscribe(f"{number}", b"t", 1, share=b"g")
     (group,) = party.routes.find(b"t").shared
 

@@ -74,7 +74,7 @@ def test_add_and_remove_keep_exactly_what_is_subscribed(
             present.discard(subscriber)
         pairs = [(filter, subscriber) for filter, present in model.items() for subscriber in present]
         assert (len({filter for filter, _ in pairs}), len(pairs)) == (index.filters(), index.subscribers())
-        assert Counter(pairs) == Counter(index.iterate())
+        assert {filter for filter, _ in pairs} == set(index.names())
         assert Counter(s for filter, s in pairs if matches(filter, topic)) == Counter(index.match(topic))
 
     for filter, present in model.items():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.routing.overlapping import EVERYONE, FEW
-from broker.routing.routes import ENTRY_BYTES, FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
+from broker.routing.route import ENTRY_BYTES, FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
 from broker.session.message import NEVER, Message
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches

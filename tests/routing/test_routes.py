@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Packet, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.reasons import CloseReason, ProtocolError
-from broker.routing.routes import ENTRY_BYTES
+from broker.routing.route import ENTRY_BYTES
 from broker.session.message import NEVER, Message
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches

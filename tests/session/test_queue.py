@@ -7,7 +7,7 @@ import pytest
 from broker.delivery.completion import Completion
 from broker.mqtt.packets import V311
 from broker.reasons import DropReason
-from broker.routing.routes import Group
+from broker.routing.route import Group
 from broker.session.limits import SessionLimits
 from broker.session.message import Message, SharedMessage
 from broker.session.queue import UNLIMITED, MemoryQueue, MessageQueue, QueueBudget
