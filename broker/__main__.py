@@ -87,18 +87,19 @@ class Process:
             trace=trace_of(assignment) if config.overload.trace else "",
             will_settled=self._send_will_settled,
         )
-        assert worker.registration is not None and worker.orphaned_wills is not None
-        self._registration = worker.registration
-        self._orphaned_wills = worker.orphaned_wills
+        registry_client, orphaned_wills = worker.links.registry_client, worker.cluster.orphaned_wills
+        assert registry_client is not None and orphaned_wills is not None
+        self._registry_client = registry_client
+        self._orphaned_wills = orphaned_wills
         self._requests = AdminRequests(
-            worker.store,
-            worker.lifecycle,
+            worker.protocol.store,
+            worker.protocol.lifecycle,
             worker.reactor,
             worker.diagnostics,
             worker.overload_snapshot,
             worker.interval_metrics,
             worker.overload_monitor.inject,
-            worker.clock,
+            worker.base.clock,
         )
         self._stopping = trio.Event()
         self._hand_over = False  # the other workers get the sessions of this one when it stops
@@ -112,21 +113,21 @@ class Process:
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
         worker.client_overrides.change(assignment.limits, [])
-        worker.collector.start(worker.clock())
+        worker.collector.start(worker.base.clock())
 
     def _join(self, peer: WorkerId, *descriptors: int) -> None:
         """Connect with the worker *peer*, by the *descriptors* of the data lane and of the control lane."""
         data, control = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         for lane in (data, control):
             lane.setblocking(False)
-        self.worker.mesh.join(peer, data, control)
+        self.worker.cluster.mesh.join(peer, data, control)
 
     def _open(self) -> None:
         """Accept connections, once all peers have sent what they know."""
         listeners, self._listeners = self._listeners, []
         for listener, transport in listeners:
             self.worker.loop.listen(listener, transport)
-        self._heartbeat.enter(SERVING, self.worker.clock())  # the limit for silence is one second from now on
+        self._heartbeat.enter(SERVING, self.worker.base.clock())  # the limit for silence is one second from now on
         self._link.send(Ready(self._connections))
 
     def _hands_over(self) -> bool:
@@ -135,7 +136,7 @@ class Process:
     async def serve(self) -> None:
         worker = self.worker
         self._link.send(LoopStarted())
-        worker.mesh.when_complete(self._open)
+        worker.cluster.mesh.when_complete(self._open)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
             await worker.tasks.run(self._stopping, self._hands_over)
@@ -144,7 +145,7 @@ class Process:
         worker.metrics.log_loop(worker.collector.collections, worker.collector.longest)
         lost = worker.hand_over.sessions_here()
         if lost:
-            worker.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
+            worker.base.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
         self._link.send_last(Ended(lost), LAST_FRAME_TIMEOUT)
         worker.close()
 
@@ -162,7 +163,7 @@ class Process:
             case OtherWorkers():
                 worker.metrics.set_others(frame.report)
             case PublishWills():
-                self._orphaned_wills.publish_wills_of(frame.incarnation, worker.clock(), frame.done)
+                self._orphaned_wills.publish_wills_of(frame.incarnation, worker.base.clock(), frame.done)
             case RedisMoved():
                 self._move_redis(frame.address)
             case ChangeLimits():
@@ -181,18 +182,18 @@ class Process:
         self._link.send(WillSettled(client_id, epoch))
 
     def _move_redis(self, address: RedisAddress) -> None:
-        now = self.worker.clock()
-        self._registration.move(address, now)
+        now = self.worker.base.clock()
+        self._registry_client.move(address, now)
         self.worker.reports.move(address, now)
 
     def _reopen_log(self) -> None:
         try:
             reopen(self._log_path, self._log_descriptor)
         except OSError as error:  # such as a folder that was removed: the former file stays in use
-            self.worker.log.error("log_file_failed", path=self._log_path, why=error.strerror)
+            self.worker.base.log.error("log_file_failed", path=self._log_path, why=error.strerror)
 
     def _reload(self) -> None:
-        heartbeat, clock = self._heartbeat, self.worker.clock
+        heartbeat, clock = self._heartbeat, self.worker.base.clock
         phase = heartbeat.phase
         heartbeat.enter(STARTING, clock())  # a long password file takes more than a second
         why = self.worker.reload.run()
@@ -205,7 +206,7 @@ class Process:
         except RequestRefused as error:
             return Answer(request.number, None, str(error))
         except Exception as error:  # a bug: it costs this answer, and the worker goes on
-            self.worker.internal_errors.report(error)
+            self.worker.base.internal_errors.report(error)
             return Answer(request.number, None, "The worker failed on this; its log says how.")
 
     async def _send_statistics(self) -> None:
@@ -216,7 +217,7 @@ class Process:
 
     def _link_lost(self, why: str) -> None:
         """The supervisor has ended, or sent a wrong frame: in that case it starts another worker."""
-        self.worker.log.error("link_lost", why=why)
+        self.worker.base.log.error("link_lost", why=why)
         os._exit(1)
 
 
@@ -240,7 +241,7 @@ def main(arguments: Sequence[str]) -> None:
         trio.run(process.serve)
     except BaseException as error:
         traceback.print_exc()
-        process.worker.log.error("worker_failed", exc_info=error)
+        process.worker.base.log.error("worker_failed", exc_info=error)
         os._exit(1)  # ends threads, too
 
 

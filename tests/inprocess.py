@@ -16,6 +16,7 @@ from broker.auth.authenticator import Authenticator
 from broker.cluster.mesh import Mesh
 from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.overload_reports import OverloadReports
+from broker.cluster.peers import Peers
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
@@ -112,28 +113,28 @@ class Probe:
 
     @property
     def identity(self) -> WorkerId:
-        return self.worker.identity
+        return self.worker.base.worker
 
     @property
     def shard(self) -> int:
-        return self.worker.identity.shard
+        return self.worker.base.worker.shard
 
     @property
     def config(self) -> Config:
-        return self.worker.config
+        return self.worker.base.config
 
     @property
     def counters(self) -> Counters:
-        return self.worker.counters
+        return self.worker.base.counters
 
     @property
     def connected(self) -> int:
         """Connections that have a session."""
-        return self.worker.lifecycle.connected
+        return self.worker.protocol.lifecycle.connected
 
     @property
     def sessions_expired(self) -> int:
-        return self.worker.counters.sessions_expired
+        return self.worker.base.counters.sessions_expired
 
     @property
     def outbound_budget(self) -> OutboundBudget:
@@ -144,13 +145,13 @@ class Probe:
         return self.worker.queue_budget
 
     def session(self, client_id: str) -> Session | None:
-        return self.worker.store.find(client_id)
+        return self.worker.links.store.find(client_id)
 
     def sessions(self) -> list[Session]:
-        return list(self.worker.store.sessions())
+        return list(self.worker.links.store.sessions())
 
     def session_count(self) -> int:
-        return self.worker.store.count()
+        return self.worker.links.store.count()
 
     def sessions_here(self) -> int:
         """Sessions that no other worker has whole yet."""
@@ -182,7 +183,7 @@ class Probe:
 
     def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
         """Publish wills by *publish* from now on."""
-        self.worker.sessions._publish = publish
+        self.worker.protocol.sessions._publish = publish
 
     def receive_reports_with(self, receive: Callable[[bytes, float], None]) -> None:
         """Hand the overload reports of other workers to *receive* from now on."""
@@ -200,15 +201,15 @@ class Probe:
 
     @property
     def store(self) -> SessionStore:
-        return self.worker.store
+        return self.worker.links.store
 
     @property
     def lifecycle(self) -> ConnectionLifecycle:
-        return self.worker.lifecycle
+        return self.worker.protocol.lifecycle
 
     @property
     def session_lifecycle(self) -> SessionLifecycle:
-        return self.worker.sessions
+        return self.worker.protocol.sessions
 
     @property
     def hub(self) -> Hub:
@@ -216,11 +217,11 @@ class Probe:
 
     @property
     def publishing(self) -> Publishing:
-        return self.worker.publishing
+        return self.worker.protocol.publishing
 
     @property
     def transfer(self) -> SessionTransfer:
-        return self.worker.transfer
+        return self.worker.protocol.transfer
 
     @property
     def authenticator(self) -> Authenticator:
@@ -236,27 +237,31 @@ class Probe:
 
     @property
     def mesh(self) -> Mesh:
-        return self.worker.mesh
+        return self.worker.cluster.mesh
+
+    @property
+    def peers(self) -> Peers:
+        return self.worker.links.peers
 
     @property
     def takeovers(self) -> Takeovers:
-        return self.worker.takeovers
+        return self.worker.cluster.takeovers
 
     @property
     def claims(self) -> SessionClaims:
         """The claims of a worker that has Redis."""
-        assert self.worker.claims is not None
-        return self.worker.claims
+        assert self.worker.cluster.session_claims is not None
+        return self.worker.cluster.session_claims
 
     @property
     def orphaned_wills(self) -> OrphanedWills:
         """The wills of dead workers, at a worker that has Redis."""
-        assert self.worker.orphaned_wills is not None
-        return self.worker.orphaned_wills
+        assert self.worker.cluster.orphaned_wills is not None
+        return self.worker.cluster.orphaned_wills
 
     @property
     def registration(self) -> RegistryClient | None:
-        return self.worker.registration
+        return self.worker.links.registry_client
 
     @property
     def reports(self) -> OverloadReports:
@@ -272,7 +277,7 @@ class Probe:
 
     @property
     def egress_quota(self) -> EgressQuota:
-        return self.worker.egress_quota
+        return self.worker.protocol.egress_quota
 
     @property
     def trace_file(self) -> TraceFile | None:
@@ -345,7 +350,7 @@ class Broker(Probe):
 
     def listen(self) -> tuple[str, int]:
         """Have the broker listen on a free TCP port; its address."""
-        (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), self.worker.config.delivery)
+        (listener,) = listen(Tcp(host=("127.0.0.1",), port=0), self.worker.base.config.delivery)
         self.worker.loop.listen(listener)
         host, port = listener.getsockname()
         return host, port
@@ -400,7 +405,7 @@ class Broker(Probe):
 
     def waits_for_redis(self) -> bool:
         """Redis has been asked something and has not answered; it has a moment to do so."""
-        registration = self.worker.registration
+        registration = self.worker.links.registry_client
         if not self.answered or registration is None or not registration.commands.statistics.waiting:
             return False
         select.select([self.worker.loop], [], [], 0.01)

@@ -35,6 +35,11 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def memory_use(limit: int) -> float:
+    """The share of *limit*, in bytes, that this process uses."""
+    return resident_bytes() / limit
+
+
 @cache
 def _statm() -> int:
     """Open from the first look on, as we look also when no descriptor is left."""

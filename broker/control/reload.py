@@ -1,15 +1,12 @@
 # Reloading: what the worker reads again without a restart.
-from collections.abc import Callable
 from functools import partial
 
 from broker.auth.acl import Acl
 from broker.auth.authenticator import Authenticator
 from broker.auth.files import AccessFileError, AccessFiles
-from broker.config.schema import Config
-from broker.log import Log
-from broker.net.reactor import Reactor
 from broker.net.transports.certificates import CertificateError
 from broker.net.transports.enabled import EnabledTransports
+from broker.protocol.essentials import Essentials
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.routing.routes import Routes
 
@@ -17,25 +14,22 @@ from broker.routing.routes import Routes
 class Reload:
     def __init__(
         self,
-        config: Config,
+        base: Essentials,
         acl: Acl | None,
         authenticator: Authenticator,
         transports: EnabledTransports,
         routes: Routes,
         lifecycle: ConnectionLifecycle,
-        reactor: Reactor,
-        log: Log,
-        clock: Callable[[], float],
     ) -> None:
-        self._config = config
+        self._config = base.config
         self._acl = acl
         self._authenticator = authenticator
         self._transports = transports
         self._routes = routes
         self._lifecycle = lifecycle
-        self._reactor = reactor
-        self._log = log
-        self._clock = clock
+        self._reactor = base.reactor
+        self._log = base.log
+        self._clock = base.clock
 
     def run(self) -> str:
         """Read the password file, the ACL file and the certificate again. Returns "", or what is wrong with one of

@@ -5,8 +5,7 @@ import trio
 
 from broker.cluster.peers import Peers
 from broker.cluster.takeovers import Takeovers
-from broker.log import Log
-from broker.net.reactor import Reactor
+from broker.protocol.essentials import Essentials
 from broker.store.sessions import SessionStore
 
 OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
@@ -14,12 +13,12 @@ PAUSE: Final = 0.005  # seconds between two looks at how many have gone
 
 
 class SessionHandOver:
-    def __init__(self, store: SessionStore, takeovers: Takeovers, peers: Peers, reactor: Reactor, log: Log) -> None:
+    def __init__(self, base: Essentials, store: SessionStore, takeovers: Takeovers, peers: Peers) -> None:
         self._store = store
         self._takeovers = takeovers
         self._peers = peers
-        self._reactor = reactor
-        self._log = log
+        self._reactor = base.reactor
+        self._log = base.log
 
     def sessions_here(self) -> int:
         """Sessions that no other worker has whole yet."""

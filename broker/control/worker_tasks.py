@@ -7,7 +7,8 @@ import trio
 from broker.control.heartbeat import DRAINING, Heartbeat
 from broker.control.session_hand_over import SessionHandOver
 from broker.net.loop import Loop
-from broker.net.reactor import LINGER, Reactor
+from broker.net.reactor import LINGER
+from broker.protocol.essentials import Essentials
 from broker.protocol.lifecycle import ConnectionLifecycle
 
 LEFT: Final = 0.01  # seconds between two looks whether all clients have left
@@ -16,25 +17,23 @@ LEFT: Final = 0.01  # seconds between two looks whether all clients have left
 class WorkerTasks:
     def __init__(
         self,
+        base: Essentials,
         loop: Loop,
-        reactor: Reactor,
         lifecycle: ConnectionLifecycle,
         hand_over: SessionHandOver,
         heartbeat: Heartbeat | None,
-        clock: Callable[[], float],
         settled: Callable[[], bool],
-        drain_timeout: float,
         others: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
         """*settled*: whether Redis knows all it has to know of this worker. *others* are run beside the loop."""
         self._loop = loop
-        self._reactor = reactor
+        self._reactor = base.reactor
         self._lifecycle = lifecycle
         self._hand_over = hand_over
         self._heartbeat = heartbeat
-        self._clock = clock
+        self._clock = base.clock
         self._settled = settled
-        self._drain_timeout = drain_timeout
+        self._drain_timeout = base.config.drain.timeout
         self._others = others
 
     async def run(self, stopping: trio.Event, hands_over: Callable[[], bool]) -> None:

@@ -3,75 +3,61 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.delivery.outbox import OutboundBudget
-from broker.log import Log
-from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.interval import IntervalMetrics
 from broker.metrics.recorder import Store
 from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import SysTopics
 from broker.net.loop import Loop
-from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
 from broker.overload.monitor import OverloadMonitor
-from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.essentials import Essentials
+from broker.protocol.parts import ProtocolParts
 from broker.reasons import FlushCause
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.queue import QueueBudget
 from broker.store.redis.pipeline import CommandPipeline
-from broker.store.sessions import SessionStore
 from broker.version import VERSION
 
 
 class WorkerMetrics:
     def __init__(
         self,
-        counters: Counters,
+        base: Essentials,
+        protocol: ProtocolParts,
         interval_metrics: IntervalMetrics,
         overload_monitor: OverloadMonitor,
-        lifecycle: ConnectionLifecycle,
         connects: Connects,
-        store: SessionStore,
         routes: Routes,
         retained: Retained,
-        retained_limit: int,
         queue_budget: QueueBudget,
         outbound_budget: OutboundBudget,
-        reactor: Reactor,
         loop: Loop,
         redis: CommandPipeline | None,
-        publish: Callable[[Message, float], None],
         resident_bytes: Callable[[], int],
-        failed: Callable[[Exception], None],
-        clock: Callable[[], float],
-        log: Log,
     ) -> None:
-        """*retained_limit*: bytes of retained messages. *publish* publishes to the clients of this worker alone.
-
-        *failed* is called with exceptions of our own code.
-        """
-        self._counters = counters
+        self._counters = base.counters
         self._interval_metrics = interval_metrics
         self._overload_monitor = overload_monitor
-        self._lifecycle = lifecycle
+        self._lifecycle = protocol.lifecycle
         self._connects = connects
-        self._store = store
+        self._store = protocol.store
         self._routes = routes
         self._retained = retained
-        self._retained_limit = retained_limit
+        self._retained_limit = base.config.retained.bytes
         self._queue_budget = queue_budget
         self._outbound_budget = outbound_budget
-        self._reactor = reactor
+        self._reactor = base.reactor
         self._loop = loop
         self._redis = redis
-        self._publish = publish
+        self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
-        self._failed = failed
-        self._clock = clock
-        self._log = log
-        self._sys_topics = SysTopics(f"weir version {VERSION}", clock())
+        self._internal_errors = base.internal_errors
+        self._clock = base.clock
+        self._log = base.log
+        self._sys_topics = SysTopics(f"weir version {VERSION}", base.clock())
         self._others: Report = {}
 
     def set_others(self, others: Report) -> None:
@@ -124,7 +110,7 @@ class WorkerMetrics:
         try:
             self._interval_metrics.close_interval(self.gauges(), self._stores(), wall, self._clock())
         except Exception as error:  # a mistake of ours costs this record, and not the worker
-            self._failed(error)
+            self._internal_errors.report(error)
         self._reactor.wake()
 
     def _stores(self) -> dict[str, Store]:
@@ -139,7 +125,7 @@ class WorkerMetrics:
         now = self._clock()
         counters, gauges = with_others(self._counters, self.gauges(), self._others)
         for topic, payload in self._sys_topics.sample(now, counters, gauges):
-            self._publish(Message(topic, payload, 0, True, b"", NEVER), now)
+            self._publishing.publish_here(Message(topic, payload, 0, True, b"", NEVER), now)
         self._reactor.wake()
 
     def report(self) -> dict[str, Any]:

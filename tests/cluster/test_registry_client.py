@@ -48,7 +48,7 @@ class Registered(Broker):
 
     @property
     def registration(self) -> RegistryClient:
-        registration = self.worker.registration
+        registration = super().registration
         assert registration is not None
         return registration
 

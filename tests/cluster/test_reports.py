@@ -74,7 +74,7 @@ def test_a_report_that_is_too_large_is_a_mistake(nodes: Nodes) -> None:
     one.settle()
     assert [] == heard
 
-    one.worker.peers.tell(wire.frame(wire.REPORT, b"x" * (wire.LARGEST_REPORT + 1)))
+    one.peers.tell(wire.frame(wire.REPORT, b"x" * (wire.LARGEST_REPORT + 1)))
     with pytest.raises(MeshError, match="4097 bytes"):
         one.settle()
 

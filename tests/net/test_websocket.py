@@ -142,7 +142,7 @@ class Serving:
         return browser
 
     def closed(self, reason: CloseReason) -> int:
-        return self.worker.counters.closed_by_reason[reason.label]
+        return self.worker.base.counters.closed_by_reason[reason.label]
 
     async def until_empty(self) -> None:
         """Until the broker has let go of all connections, as their clients have."""
@@ -171,7 +171,7 @@ async def serving(config: Config | None = None) -> AsyncIterator[Serving]:
                     await trio.aclose_forcefully(browser.stream)
                 stopping.set()
     served.worker.close()
-    assert 0 == served.worker.counters.internal_errors
+    assert 0 == served.worker.base.counters.internal_errors
 
 
 def with_websocket() -> Listeners:
@@ -514,7 +514,7 @@ async def test_a_reader_that_stops_costs_its_watermark() -> None:
         await fast.hear()
 
         assert served.worker.budget.used < 64 * 1024 + 2 * len(LARGE)
-        assert 0 < served.worker.counters.dropped_by_reason["not_writable"]
+        assert 0 < served.worker.base.counters.dropped_by_reason["not_writable"]
 
 
 async def test_a_publisher_that_is_held_is_not_read() -> None:

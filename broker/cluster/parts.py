@@ -1,0 +1,173 @@
+# Makes the parts of a worker that it needs for other workers and for Redis, and hands them to each other.
+#
+# They are made in two steps, as clients are served by parts that need the links, and takeovers need those parts.
+from collections.abc import Callable
+
+from broker.cluster.announcements import Announcements
+from broker.cluster.background import ClusterBackground
+from broker.cluster.barriers import Barriers
+from broker.cluster.incoming_sessions import IncomingSessions
+from broker.cluster.mesh import Mesh
+from broker.cluster.orphaned_wills import OrphanedWills
+from broker.cluster.outgoing_sessions import OutgoingSessions
+from broker.cluster.overload_reports import OverloadReports, RedisReports, ReportReceiver
+from broker.cluster.peers import Peers
+from broker.cluster.quota_lease_client import QuotaLeaseClient
+from broker.cluster.registered_store import RegisteredStore
+from broker.cluster.registry_client import RegistryClient
+from broker.cluster.session_claims import SessionClaims
+from broker.cluster.takeover import TakeoverRequests
+from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
+from broker.config.schema import ClusterQuota, QuotaScope
+from broker.net.dialling import Dialler
+from broker.overload.protection import Protection
+from broker.overload.quotas.lease import Leases
+from broker.overload.quotas.quotas import Quotas
+from broker.protocol.essentials import Essentials
+from broker.protocol.parts import ProtocolParts
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.origin import Origin
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.record_log import RedisRecordLog
+from broker.store.sessions import Claims, MemorySessions, SessionStore
+
+
+class ClusterLinks:
+    """The peers, and the registry of sessions in Redis."""
+
+    def __init__(
+        self,
+        base: Essentials,
+        redis: RedisAddress | None,
+        alone: bool,
+        will_settled: Callable[[str, int], None],
+    ) -> None:
+        """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`."""
+        failed = base.internal_errors.report
+        self.peers = Peers()
+        self.announcements = Announcements(self.peers, base.reactor, failed)
+        self.barriers = Barriers(self.peers, base.clock, failed)
+        self.stamps = HybridClock(base.worker, base.wall)
+        self.memory_sessions = MemorySessions()
+        self.store: SessionStore = self.memory_sessions
+        self.registry_client: RegistryClient | None = None
+        self.registered_store: RegisteredStore | None = None
+        self.record_log: RedisRecordLog | None = None
+        self.quota_leases: QuotaLeaseClient | None = None
+        self._leases: Leases | None = None
+        self._base = base
+        self._redis = redis
+        self._alone = alone
+        if redis is not None:
+            self._register(redis, will_settled)
+
+    def _register(self, redis: RedisAddress, will_settled: Callable[[str, int], None]) -> None:
+        base = self._base
+        config = base.config
+        client = self.registry_client = RegistryClient(
+            base.reactor,
+            redis,
+            base.worker,
+            config.redis.prefix,
+            self._alone,
+            base.clock,
+            base.log,
+            base.internal_errors.report,
+            config.overload,
+            base.wall,
+        )
+        self.store = self.registered_store = RegisteredStore(client.registry, base.clock, will_settled)
+        if config.metrics.enabled:
+            self.record_log = RedisRecordLog(client.commands, client.keys.metrics, config.metrics.length, base.counters)
+        shared = config.quotas.tenant != QuotaScope() or config.quotas.cluster != ClusterQuota()
+        if shared and not self._alone:
+            self._leases = Leases()
+            self.quota_leases = QuotaLeaseClient(client.commands, client.keys, self._leases, base.worker)
+
+    def quotas(self) -> Quotas:
+        config = self._base.config
+        return Quotas(config.quotas, config.limits.packet_bytes, self._leases, self._base.clock())
+
+    def redis_reports(self, receiver: ReportReceiver) -> RedisReports | None:
+        """Overload reports by Redis; None if there is no other worker to exchange them with."""
+        base, client = self._base, self.registry_client
+        if client is None or self._redis is None or self._alone:
+            return None
+        return RedisReports(
+            client.commands,
+            Dialler(base.reactor, base.internal_errors.report),
+            self._redis,
+            base.config.redis.prefix,
+            base.worker,
+            receiver,
+            base.counters,
+            base.log,
+            base.clock(),
+        )
+
+    def settled(self) -> bool:
+        """Whether Redis knows everything that it has to know of this worker."""
+        return self.registry_client is None or self.registry_client.settled()
+
+
+class ClusterParts:
+    """Takeovers of sessions, and the mesh."""
+
+    def __init__(
+        self,
+        base: Essentials,
+        links: ClusterLinks,
+        protocol: ProtocolParts,
+        protection: Protection,
+        routes: Routes,
+        retained: Retained,
+        origin: Origin,
+        report_receiver: ReportReceiver,
+        reports: OverloadReports,
+        requests: TakeoverRequests | None,
+    ) -> None:
+        """*requests*: replaces the mesh in requests for sessions."""
+        worker, clock, failed, peers = base.worker, base.clock, base.internal_errors.report, links.peers
+        self.takeovers = Takeovers()
+        self.claims: Claims = links.memory_sessions
+        self.session_claims: SessionClaims | None = None
+        self.orphaned_wills: OrphanedWills | None = None
+        client, store = links.registry_client, links.registered_store
+        if client is not None and store is not None:
+            incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed)
+            self.claims = self.session_claims = claims = SessionClaims(
+                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict
+            )
+            outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
+            self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims)
+            self.orphaned_wills = OrphanedWills(
+                client.commands, client.keys, client.registry.script, protocol.sessions.publish_orphaned_will
+            )
+        self.mesh = Mesh(
+            peers,
+            links.announcements,
+            links.barriers,
+            self.takeovers,
+            protection.throttle,
+            routes,
+            retained,
+            protocol.deliveries,
+            base.reactor,
+            base.counters,
+            origin,
+            links.stamps,
+            report_receiver.over_mesh,
+            clock,
+            failed,
+        )
+        self.background = ClusterBackground(
+            self.mesh,
+            reports,
+            client,
+            self.session_claims,
+            self.orphaned_wills,
+            links.quota_leases,
+            base.internal_errors,
+        )

@@ -1,0 +1,179 @@
+# Makes the parts of a worker that serve clients, and hands them to each other.
+import random
+import uuid
+from collections.abc import Callable
+
+from broker.auth.acl import Acl
+from broker.auth.authenticator import Authenticator
+from broker.delivery.egress_quota import EgressQuota
+from broker.delivery.outbox import OutboundBudget
+from broker.metrics.interval import IntervalMetrics
+from broker.net.pauses import Pause
+from broker.net.source_pause import StreamPause
+from broker.overload.addresses import Addresses
+from broker.overload.connects import Connects
+from broker.overload.monitor import OverloadMonitor
+from broker.overload.protection import Protection
+from broker.protocol.background import Background
+from broker.protocol.connect_attempt import ConnectAttempts
+from broker.protocol.connection import Connection
+from broker.protocol.connection_protection import ConnectionProtection
+from broker.protocol.essentials import Essentials
+from broker.protocol.hub import Hub
+from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.publishing import Publishing
+from broker.protocol.recent_disconnects import RecentDisconnects
+from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.session_transfer import SessionTransfer
+from broker.protocol.subscribing import Subscribing
+from broker.protocol.timers import Timers
+from broker.routing.fanout import Deliveries
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.neighbour import Neighbours
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.origin import Origin
+from broker.session.queue import QueueBudget
+from broker.store.sessions import Claims, SessionStore
+
+
+class ProtocolParts:
+    def __init__(
+        self,
+        base: Essentials,
+        connections: int,
+        store: SessionStore,
+        routes: Routes,
+        retained: Retained,
+        neighbours: Neighbours,
+        when_confirmed: Callable[[Connection, Callable[[], None]], None],
+        stamps: HybridClock,
+        origin: Origin,
+        acl: Acl | None,
+        outbound_budget: OutboundBudget,
+        queue_budget: QueueBudget,
+        addresses: Addresses,
+        connects: Connects,
+        protection: Protection,
+        monitor: OverloadMonitor,
+        metrics: IntervalMetrics,
+    ) -> None:
+        """*connections*: how many may have a session. *when_confirmed* calls back when all workers know what a
+        connection has subscribed to.
+        """
+        config, reactor, counters, clock, log = base.config, base.reactor, base.counters, base.clock, base.client_log
+        limits, timers = config.limits, Timers()
+        self.store = store
+        self.disconnects = RecentDisconnects()
+        self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin)
+        self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
+        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, store, reactor)
+        self.subscribing = Subscribing(routes, retained, counters, log, limits, clock, when_confirmed, acl)
+        self.publishing = Publishing(
+            routes,
+            retained,
+            self.deliveries,
+            counters,
+            log,
+            packet_bytes=limits.packet_bytes,
+            receive_maximum=limits.receive_maximum,
+            alias_maximum=limits.topic_alias_maximum,
+            qos=limits.qos,
+            retain=limits.retain,
+            neighbours=neighbours,
+            stamps=stamps,
+            topics=metrics.topics,
+            protection=protection,
+            latencies=reactor.latencies,
+            answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
+        )
+        self.sessions = SessionLifecycle(
+            store,
+            self.subscribing,
+            self.deliveries,
+            self.publishing.publish,
+            timers,
+            counters,
+            self.disconnects,
+            base.internal_errors,
+            log,
+            limits,
+            queue_budget,
+            origin,
+            acl,
+        )
+        self.lifecycle = ConnectionLifecycle(
+            self.sessions,
+            addresses,
+            reactor,
+            timers,
+            counters,
+            self.disconnects,
+            base.internal_errors,
+            log,
+            limits,
+            config.delivery,
+            outbound_budget,
+            self.protection,
+            connections,
+            clock,
+        )
+        self.transfer = SessionTransfer(
+            self.lifecycle,
+            self.sessions,
+            self.subscribing,
+            routes,
+            store,
+            timers,
+            counters,
+            queue_budget,
+            protection.accounts,
+        )
+        self._base = base
+        self._connects = connects
+        self._metrics = metrics
+        self._acl = acl
+
+    def attempts(self, authenticator: Authenticator, claims: Claims) -> ConnectAttempts:
+        """What answers each CONNECT, with the session that *claims* finds."""
+        base = self._base
+        return ConnectAttempts(
+            self.lifecycle,
+            self.sessions,
+            authenticator,
+            claims,
+            self.store,
+            self.subscribing,
+            base.reactor,
+            base.counters,
+            base.client_log,
+            base.config.limits,
+            self._connects,
+            self._metrics.pauses,
+            _new_client_id,
+            random.random,
+            base.clock,
+            self._acl,
+        )
+
+    def hub(self, attempts: ConnectAttempts, background: Background) -> Hub:
+        base = self._base
+        return Hub(
+            attempts,
+            self.lifecycle,
+            self.subscribing,
+            self.publishing,
+            self.deliveries,
+            base.reactor,
+            base.counters,
+            background,
+            self.protection,
+            base.internal_errors,
+            base.clock,
+            packet_bytes=base.config.limits.packet_bytes,
+            clients=self._metrics.clients,
+        )
+
+
+def _new_client_id() -> str:
+    return f"weir-{uuid.uuid4().hex}"
