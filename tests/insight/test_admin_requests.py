@@ -33,7 +33,7 @@ def clients(requests: AdminRequests, position: int = 0, match: str = "") -> tupl
 
 
 def test_clients_come_in_pages_until_all_were_told(brokers: Brokers) -> None:
-    """A list of many would hold the loop, or lack some."""
+    """A long list would block the loop, or lack clients."""
     broker = brokers()
     for n in range(PAGE + 3):
         broker.connect(f"client-{n}", V5, properties=LASTING).drop()
@@ -72,7 +72,7 @@ def test_a_client_is_told_with_what_it_holds(brokers: Brokers) -> None:
 
 
 def test_a_kick_ends_the_connection_and_not_the_session(brokers: Brokers) -> None:
-    """A client that misbehaves could not be parted from, or would lose what waits for it."""
+    """`weir clients kick` would not close the connection, or would end the session."""
     broker = brokers()
     client = broker.connect("noisy", V5, properties=LASTING)
     requests = requests_of(broker)
@@ -87,7 +87,7 @@ def test_a_kick_ends_the_connection_and_not_the_session(brokers: Brokers) -> Non
 
 
 def test_a_signal_is_injected_for_some_time(brokers: Brokers) -> None:
-    """A test could not say that something is overloaded which is not, or it would stay so for ever."""
+    """An injected signal would not count, or would never end."""
     broker = brokers()
     requests = requests_of(broker)
     broker.advance(2.0)
@@ -98,7 +98,7 @@ def test_a_signal_is_injected_for_some_time(brokers: Brokers) -> None:
 
 
 def test_what_is_not_known_is_refused(brokers: Brokers) -> None:
-    """A supervisor of another version would get an answer to another question."""
+    """A supervisor of another version would get a wrong answer instead of an error."""
     requests = requests_of(brokers())
 
     assert None is requests.answer("client", {"client": "nobody"})

@@ -27,7 +27,7 @@ def flood(broker: Broker, size: int = 300) -> None:
 
 
 def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
-    """The parts would not add up to what is charged, or an owner save at the wrong end."""
+    """The parts of the cost would not add up to the credits that are charged."""
     broker = brokers()
     for number in range(7):
         subscribe(broker.connect(f"reader-{number}"), "a")
@@ -43,7 +43,7 @@ def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
 
 
 def test_who_is_held_for_credits_is_told_when_it_has_them(brokers: Brokers) -> None:
-    """It would be told a time at which it is held back again."""
+    """The time would be too early: the client would be throttled again."""
     broker = brokers()
     overload(broker)
     broker.advance(3.0)  # level 10, at which two publishes take 0.8 s
@@ -60,7 +60,7 @@ def test_who_is_held_for_credits_is_told_when_it_has_them(brokers: Brokers) -> N
 
 
 def test_a_contended_resource_is_told_by_the_worker_that_says_so(nodes: Nodes) -> None:
-    """A client would be told that its own worker is overloaded, which it is not."""
+    """The report would name the client's own worker, which is not overloaded."""
     one, two = nodes(2)
     subscribed(two.connect("subscriber", V5), "a")
     overload(two)
@@ -77,7 +77,7 @@ def test_a_contended_resource_is_told_by_the_worker_that_says_so(nodes: Nodes) -
 
 
 def test_a_reader_that_takes_nothing_is_told_since_when(brokers: Brokers) -> None:
-    """Nobody could tell a slow reader from one that has stopped."""
+    """A slow reader could not be told from one that has stopped."""
     broker = brokers(Config(delivery=Delivery(high_watermark=16 * 1024, low_watermark=8 * 1024)))
     reader = broker.connect("phone", V5)
     subscribe(reader, "t")
@@ -101,7 +101,7 @@ def test_a_reader_that_takes_nothing_is_told_since_when(brokers: Brokers) -> Non
 
 
 def test_the_room_of_a_quota_is_told(brokers: Brokers) -> None:
-    """A 5.0 client that is refused is not held back: its owner would see a quota and not that it is used up."""
+    """An MQTT 5.0 client over its quota is not throttled: the facts would not show that the quota is used up."""
     broker = brokers(Config(quotas=Quotas(reserve=0.0, session=QuotaScope(incoming_messages="3:30"))))
     client = broker.connect("phone", V5)
     rooms = []
@@ -116,7 +116,7 @@ def test_the_room_of_a_quota_is_told(brokers: Brokers) -> None:
 
 
 def test_an_administrators_decision_is_told_while_it_holds(brokers: Brokers) -> None:
-    """A limit that ended would be held against a client."""
+    """A limit that has expired would be shown as in force."""
     broker = brokers()
     until = broker.clock.now + 60.0
     limit = Limit("phone", "5/s", True, until, seconds=60.0, by="root", reason="a demo", made=0.0)

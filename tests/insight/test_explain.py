@@ -61,7 +61,7 @@ OVERLOADED = {
 
 
 def facts(**known: object) -> Facts:
-    """Those of a client that is connected and has no trouble, but for what is *known*."""
+    """The facts of a connected client without problems, changed by *known*."""
     usual: dict[str, Any] = {
         "client": "phone",
         "node": "weir",
@@ -108,7 +108,7 @@ def facts(**known: object) -> Facts:
 
 
 def away(**known: object) -> Facts:
-    """The same of one that is not here."""
+    """The facts of a client that has neither connection nor session, changed by *known*."""
     nothing: dict[str, object] = dict.fromkeys(("connection", "session", "credits", "reader"))
     return facts(**(nothing | known))
 
@@ -122,7 +122,7 @@ def said(found: Facts) -> str:
 
 
 def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:
-    """Who looks at a healthy client would search for the trouble among what is none."""
+    """The text about a healthy client would be long, or look like a problem."""
     told = explain(facts())
 
     assert "phone has been connected as alice to worker 0 of node weir for 3 min" in told[0]
@@ -134,7 +134,7 @@ def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:
 
 
 def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
-    """An owner could neither see what its publishes cost, nor who is overloaded, nor when it goes on."""
+    """The text would lack the cost of a publish, the overloaded worker, or the time when the client continues."""
     contended = {"resource": "weir/0", "node": "weir", "worker": 1, "signal": "weir/0", "value": 3.0, "target": 0.05}
     credits = {"balance": 22, "cap": 1000, "refill": 193.4}
     told = said(facts(held=HELD, publish=PUBLISH, credits=credits, contended=[contended], level=OVERLOADED))
@@ -153,7 +153,7 @@ def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
 
 
 def test_who_is_held_between_its_publishes_is_told_how_often() -> None:
-    """It would seem to be held for a millisecond each time that somebody looks."""
+    """The client is throttled between any two publishes: the text would say that it is throttled for a millisecond."""
     decisions = [decision(PAUSE, "credits", 0.0, 31)]
 
     told = said(facts(held=HELD, publish=PUBLISH, level=OVERLOADED, decisions=decisions))
@@ -162,7 +162,7 @@ def test_who_is_held_between_its_publishes_is_told_how_often() -> None:
 
 
 def test_a_dear_publish_is_told_from_what_balance_it_passes() -> None:
-    """Nobody could see how a publish passes that costs more than can ever be saved."""
+    """The text would not say how a publish is accepted that costs more than the maximum balance."""
     credits = {"balance": 300, "cap": 1000, "refill": 20.0}
 
     assert "500 credits are enough" in said(facts(held=HELD, publish={**PUBLISH, "cost": 600}, credits=credits))
@@ -170,7 +170,7 @@ def test_a_dear_publish_is_told_from_what_balance_it_passes() -> None:
 
 
 def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
-    """The owner of a client would look at the worker that it is connected to."""
+    """The text would name the worker of the client, and not the busy one."""
     gate = {"resource": "weir/1", "publishes": 1, "bytes": 5 << 20, "delay": 0.21, "refuses": False}
     held = {**HELD, "reason": "gate", "due": None, "gate": gate, "unread": 60_000, "honoured": False}
     told = said(facts(held=held))
@@ -184,7 +184,7 @@ def test_who_waits_at_a_gate_is_told_whose_and_that_it_may_give_up() -> None:
 
 
 def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> None:
-    """Who may not publish more could not see how much it may, nor where that is set."""
+    """The text would lack the quota, its setting, or the time when it has room."""
     held = {**HELD, "reason": "quota_session_messages", "due": 8.0, "patience": None, "limit": "3:30"}
     told = said(facts(held=held))
     assert "(quota_session_messages of 3:30): the client published as many messages as its quota allows." in told
@@ -201,7 +201,7 @@ def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> Non
 
 
 def test_a_slow_reader_is_told_what_it_is_owed_and_what_it_missed() -> None:
-    """A client that gets nothing would be looked at as a publisher."""
+    """The text would not say that the client reads too slowly."""
     slow = {**facts()["reader"], "writable": False, "unsent": 2 << 20, "stalled": 12.0, "waiting": 7}  # type: ignore[dict-item]
     told = said(facts(reader=slow, dropped={"not_writable": 1}))
 
@@ -214,7 +214,7 @@ def test_a_slow_reader_is_told_what_it_is_owed_and_what_it_missed() -> None:
 
 
 def test_who_is_gone_is_told_how_it_ended_the_latest_first() -> None:
-    """Somebody else's wrong password would hide why the client itself is gone, or be taken for the cause."""
+    """A refused CONNECT of another program would hide why the client's own connection ended."""
     told = said(away(ended=GONE, refused=REFUSED))
 
     assert "phone is not connected, and has no session here." in told
@@ -230,7 +230,7 @@ def test_who_is_gone_is_told_how_it_ended_the_latest_first() -> None:
 
 
 def test_who_waits_to_be_let_in_is_told_so() -> None:
-    """A client in a connect storm would be taken for one that is not there."""
+    """The text would say that the client is not connected, and not that its CONNECT waits."""
     told = said(away(connecting={"waited": 2.5, "waiting": 300, "due": 0.01}))
 
     assert "The CONNECT of phone has waited at worker 0 of node weir for 2.5 s: more clients connect" in told
@@ -238,7 +238,7 @@ def test_who_waits_to_be_let_in_is_told_so() -> None:
 
 
 def test_what_an_administrator_decided_is_told() -> None:
-    """A client that runs free, or is slowed by hand, would puzzle whoever did not decide it."""
+    """The text would not say that an administrator set the client's limits."""
     override = {"rate": "5/s", "exempt": True, "left": 1800.0, "by": "root", "reason": "a demo"}
     told = said(facts(override=override))
 
@@ -247,7 +247,7 @@ def test_what_an_administrator_decided_is_told() -> None:
 
 
 def test_protection_that_is_off_is_told() -> None:
-    """Nobody would know why a client is not held back."""
+    """The text would not say why no client is throttled."""
     told = said(facts(level={**OVERLOADED, "enabled": False}))
 
     assert "Overload protection is switched off (overload.enabled)" in told
@@ -256,7 +256,7 @@ def test_protection_that_is_off_is_told() -> None:
 
 @pytest.mark.parametrize("signal", ["lag", "outbound", "memory", "connect", "weir/1", ""])
 def test_each_cause_has_its_words(signal: str) -> None:
-    """A level would be told without what one could do about it."""
+    """The text would name a level without the setting of its cause."""
     target = 0.5
     told = said(facts(level={**OVERLOADED, "cause": signal, "value": 1.5, "target": target}))
 
@@ -267,7 +267,7 @@ def test_each_cause_has_its_words(signal: str) -> None:
 
 
 def test_a_level_that_falls_is_not_told_as_if_its_cause_went_on() -> None:
-    """Whoever asks a second later would look for what is over: memory at 1 % of its target was once the cause."""
+    """A signal that is low again would be named as the cause of a level that still falls."""
     told = said(facts(level={**OVERLOADED, "cause": "lag", "value": 0.01, "target": 0.05}))
 
     assert "It falls, as the signal lag of worker 1 of node weir is below its target (overload.lag) again." in told
@@ -297,7 +297,7 @@ def test_each_reason_has_its_words(kind: int, label: str) -> None:
 
 
 def test_what_several_workers_know_is_put_together() -> None:
-    """A client that moved would be told as gone, or how it ended elsewhere would be lost."""
+    """A client that changed its worker would be shown as gone, or its former connection not at all."""
     here = facts(worker=1)
     before = away(worker=0, ended=GONE)
     earlier = away(worker=2, ended={**GONE, "ago": 300.0, "reason": "kicked"}, refused=REFUSED)
@@ -336,7 +336,7 @@ def test_a_size_is_told_in_the_unit_that_suits(count: int, told: str) -> None:
 
 
 def test_a_client_id_cannot_be_a_command() -> None:
-    """Who copies the command that helps would run what a stranger has chosen for an id."""
+    """The suggested command would execute shell syntax from a client id."""
     held = {**HELD, "reason": "quota_session_messages", "limit": "3:30"}
     evil = said(facts(client="x; rm -rf $HOME", held=held))
 

@@ -37,7 +37,7 @@ def events(stream: io.StringIO) -> list[object]:
 
 
 def test_where_no_person_reads_lines_are_json_with_level_and_utc_time() -> None:
-    """A log collector could not parse the lines, or would sort them by somebody's time zone."""
+    """A log collector could not parse the lines, or would read local times as UTC."""
     stream = io.StringIO()
     logs.configure("info", "auto", stream)
 
@@ -51,7 +51,7 @@ def test_where_no_person_reads_lines_are_json_with_level_and_utc_time() -> None:
 
 
 def test_on_a_terminal_lines_are_text() -> None:
-    """Who starts a broker by hand would read JSON."""
+    """On a terminal the log would be JSON."""
     stream = Terminal()
     logs.configure("info", "auto", stream)
 
@@ -73,7 +73,7 @@ def test_the_format_can_be_chosen(format: str, stream: io.StringIO, json_lines: 
 
 
 def test_a_client_id_cannot_paint_on_the_terminal() -> None:
-    """Whoever may connect could clear the operator's screen or forge lines."""
+    """A client id could clear the operator's screen or forge lines."""
     stream = io.StringIO()
     logs.configure("info", "text", stream)
 
@@ -86,7 +86,7 @@ def test_a_client_id_cannot_paint_on_the_terminal() -> None:
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_an_error_of_ours_is_logged_with_its_traceback(format: str) -> None:
-    """A bug would be reported without the place."""
+    """A failure would be logged without its traceback."""
     stream = io.StringIO()
     logs.configure("info", format, stream)
 

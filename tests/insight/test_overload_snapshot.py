@@ -25,7 +25,7 @@ def signal_of(told: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_a_calm_worker_says_that_it_is(brokers: Brokers) -> None:
-    """Somebody would be alarmed by a worker that has nothing to do."""
+    """An idle worker would look overloaded."""
     broker = brokers()
     broker.advance(0.5)
     told = snapshot_of(broker)
@@ -37,7 +37,7 @@ def test_a_calm_worker_says_that_it_is(brokers: Brokers) -> None:
 
 
 def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Brokers) -> None:
-    """What a test has injected would be taken for the truth, or nobody could say since when a worker is late."""
+    """An injected value would look measured, or the time since when a signal is contended would be missing."""
     broker = brokers()
     broker.advance(0.3)
     broker.overload_monitor.inject("lag", LATE, broker.clock.now + 5.0)
@@ -57,7 +57,7 @@ def test_a_signal_is_told_with_how_bad_since_when_and_who_says_so(brokers: Broke
 
 
 def test_who_is_held_is_told_by_reason_now_and_for_the_last_minute(brokers: Brokers) -> None:
-    """Nobody could see whom protection or a quota costs, and how much."""
+    """The throttled clients and their time would be missing."""
     broker = brokers(QUOTA)
     client = broker.connect("client")
     client.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(4)])
@@ -80,7 +80,7 @@ def test_who_is_held_is_told_by_reason_now_and_for_the_last_minute(brokers: Brok
 
 
 def test_what_others_say_is_told_with_its_age(brokers: Brokers) -> None:
-    """A level would come from nobody knows where, or from somebody who fell silent long ago."""
+    """A level would have no source, or come from a worker that reports no more."""
     broker = brokers()
     reports = broker.protection.reports
     reports.hear(Report(WorkerId("far", 1, 1), 1, 5.5, "memory", 1.5, ("far/1",)).encode(), broker.clock.now)

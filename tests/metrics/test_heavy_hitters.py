@@ -11,7 +11,7 @@ Doing = tuple[int, int, int, int, int]  # key, cost, messages, bytes, microsecon
 
 
 def doings_of(seed: int, length: int) -> list[Doing]:
-    """Few keys that come often, and many that come seldom; far quicker than Hypothesis draws as much."""
+    """A few frequent keys and many rare ones. Drawing as many from Hypothesis would take far longer."""
     chance = random.Random(seed)
 
     def figure() -> int:
@@ -31,7 +31,7 @@ def figures(hitter: Hitter) -> Figures:
 
 
 def done(hitters: HeavyHitters, doings: list[Doing]) -> dict[int, Figures]:
-    """The truth by key, after *doings*."""
+    """The exact figures by key, after *doings*."""
     truth: dict[int, Figures] = {}
     for key, cost, messages, size, paused in doings:
         hitters.add(key, cost, messages, size)
@@ -45,7 +45,7 @@ def done(hitters: HeavyHitters, doings: list[Doing]) -> dict[int, Figures]:
 def test_a_figure_is_never_too_low_and_too_high_by_the_error_at_most(
     doings: list[Doing],
 ) -> None:
-    """Who did little would be named as who did most, or the other way round."""
+    """A client with low cost would be listed as the heaviest, or a heavy one not at all."""
     hitters = HeavyHitters(KEPT, SMALL)
     truth = done(hitters, doings)
     error = figures(hitters.error())
@@ -68,7 +68,7 @@ def test_the_error_is_a_small_part_of_the_whole(doings: list[Doing]) -> None:
 
 @given(DOINGS)
 def test_who_did_more_than_the_error_is_there(doings: list[Doing]) -> None:
-    """Somebody heavy would be missing, because of many who came later."""
+    """A heavy client would be evicted by many light clients that come later."""
     hitters = HeavyHitters(KEPT, SMALL)
     truth = done(hitters, doings)
     error = figures(hitters.error())
@@ -89,7 +89,7 @@ def test_memory_is_fixed(doings: list[Doing]) -> None:
 
 
 def test_few_are_counted_exactly() -> None:
-    """Every figure would be an estimate, also where nothing had to be forgotten."""
+    """Figures would be estimates although no key was evicted."""
     hitters = HeavyHitters()
     for round in range(3):
         for key in range(CAPACITY):
@@ -102,7 +102,7 @@ def test_few_are_counted_exactly() -> None:
 
 
 def test_each_measure_has_its_own_first() -> None:
-    """Who sends few messages, but huge ones, would not be seen beside who sends many small ones, or is held back."""
+    """A client with few huge messages would be hidden by clients with many small messages or long pauses."""
     hitters = HeavyHitters(KEPT, SMALL)
     hitters.add("dear", 1000, 1, 10)
     hitters.add("many", 500, 5000, 50)
@@ -115,7 +115,7 @@ def test_each_measure_has_its_own_first() -> None:
 
 
 def test_nothing_of_a_measure_is_no_place_in_it() -> None:
-    """Clients that were never held back would be listed as those held longest."""
+    """Clients that were never throttled would be listed among those that were throttled longest."""
     hitters = HeavyHitters()
     hitters.add("a", 10, 0, 0)
     hitters.add("b", 20, 0, 0)
@@ -124,7 +124,7 @@ def test_nothing_of_a_measure_is_no_place_in_it() -> None:
 
 
 def test_what_was_is_forgotten_when_it_is_cleared() -> None:
-    """Who was heavy an hour ago would be shown as heavy now."""
+    """A client that was heavy an hour ago would be listed as heavy now."""
     hitters = HeavyHitters(KEPT, SMALL)
     done(hitters, [(key, 5, 5, 5, 5) for key in range(100)])
     hitters.clear()

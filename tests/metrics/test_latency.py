@@ -11,7 +11,7 @@ MICROSECOND = 1e-6
 
 @given(DURATIONS, st.floats(0.01, 1))
 def test_a_quantile_is_never_too_low_and_hardly_too_high(durations: list[float], share: float) -> None:
-    """A broker would be called fast that is not, or the bound that is stated would not hold."""
+    """Quantiles would be too low, or further above the truth than stated."""
     latencies = Latencies()
     for duration in durations:
         latencies.add(duration, 1)
@@ -35,7 +35,7 @@ def test_so_many_at_once_count_as_so_many() -> None:
 
 
 def test_no_duration_is_out_of_range() -> None:
-    """A clock that was read in the other order, or a client that was held for an hour, would fail the worker."""
+    """A negative time, or one of an hour, would fail the worker."""
     latencies = Latencies()
     latencies.add(-0.5, 1)
     latencies.add(3600.0, 1)

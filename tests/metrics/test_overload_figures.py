@@ -30,7 +30,7 @@ BUSIER = OverloadFigures(
 
 
 def test_workers_together_are_as_their_worst_and_have_all_clients() -> None:
-    """The figures of a node would be those of any one worker, or levels would be added up."""
+    """The figures of a node would be those of one worker, or levels would be added."""
     assert (
         OverloadFigures(
             level=7,
@@ -48,12 +48,12 @@ def test_workers_together_are_as_their_worst_and_have_all_clients() -> None:
 
 
 def test_nobody_is_calm() -> None:
-    """A node whose workers are about to start would fail who asks, or show itself overloaded."""
+    """A node without running workers would raise, or report an overload."""
     assert CALM == together([]) == together([(CALM, 0)])
 
 
 def test_a_worker_tells_of_the_whole_node() -> None:
-    """$SYS would be one worker's, and differ with the worker that a client is at."""
+    """$SYS would show one worker's figures, and depend on the worker that the client is connected to."""
     own, other = Counters(), Counters()
     for counters in (own, other):
         counters.paused(PauseReason.GATE)
@@ -76,7 +76,7 @@ def test_a_worker_tells_of_the_whole_node() -> None:
 
 @pytest.mark.parametrize("figures", [CALM, BUSY])
 def test_alone_a_worker_is_the_node(figures: OverloadFigures) -> None:
-    """A node of one worker would need others to know how it is."""
+    """A node with one worker would have no figures."""
     gauges = Gauges(clients_connected=5, overload=figures)
 
     assert figures == with_others(Counters(), gauges, {})[1].overload

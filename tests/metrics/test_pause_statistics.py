@@ -21,14 +21,14 @@ class Watched:
         return self.counters.pauses_by_reason[reason.label], self.counters.paused_ms_by_reason[reason.label]
 
     def by_client(self) -> dict[object, int]:
-        """Milliseconds that the heavy hitters know of; they begin anew."""
+        """Milliseconds by client, of the heavy hitters, which are cleared."""
         told = {hitter.key: round(hitter.paused / 1000) for hitter in self.clients.top(1000)}
         self.clients.clear()
         return told
 
 
 def test_time_is_counted_by_reason() -> None:
-    """Time that overload took would be mixed up with what a quota took."""
+    """Time of overload protection would be counted as time of a quota."""
     watched = Watched()
     pauses = watched.pauses
     pauses.begin("a", CREDITS, 10.0)
@@ -43,7 +43,7 @@ def test_time_is_counted_by_reason() -> None:
 
 
 def test_who_has_no_name_is_counted_and_nobody_is_blamed() -> None:
-    """A CONNECT says who it is from before anybody has checked that; a client would pay for its name."""
+    """A CONNECT is not authenticated yet: its wait would be counted for a client that may not have sent it."""
     watched = Watched()
     pauses = watched.pauses
     pauses.begin("a", GATE, 10.0)
@@ -58,7 +58,7 @@ def test_who_has_no_name_is_counted_and_nobody_is_blamed() -> None:
 
 
 def test_an_interval_has_the_time_that_lies_in_it() -> None:
-    """A client that is held for a minute would show in the record of its last second, with all of it."""
+    """A pause of a minute would be in the record of its last second only."""
     watched = Watched()
     pauses = watched.pauses
     pauses.begin("a", CREDITS, 10.0)
@@ -79,7 +79,7 @@ def test_an_interval_has_the_time_that_lies_in_it() -> None:
 
 
 def test_a_client_is_held_for_one_reason_at_a_time() -> None:
-    """Its time would count twice, or its second reason never."""
+    """The time would count twice, or the second reason would not count."""
     watched = Watched()
     pauses = watched.pauses
     pauses.begin("a", CREDITS, 10.0)
@@ -94,7 +94,7 @@ def test_a_client_is_held_for_one_reason_at_a_time() -> None:
 
 
 def test_of_very_many_held_the_longest_are_told_of_first() -> None:
-    """Closing an interval would hold the loop for as long as a million clients take."""
+    """Closing an interval would block the loop for the time that a million clients take."""
     watched = Watched()
     pauses = watched.pauses
     for number in range(REPORTED):
@@ -113,7 +113,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([CREDITS, GAT
 
 @given(STEPS)
 def test_no_time_is_lost_or_counted_twice(steps: list[tuple[str, PauseReason | None, int]]) -> None:
-    """Sums over records would differ from what clients really waited."""
+    """The sum over records would differ from the time that clients waited."""
     watched = Watched()
     pauses = watched.pauses
     now, true, held = 1000.0, 0, set[str]()

@@ -86,7 +86,7 @@ def names(kind: Kind, found: Any) -> list[str]:
 
 
 def test_a_record_says_what_happened() -> None:
-    """The analysis would be of other figures than those of the broker."""
+    """The analysis would get other figures than the broker counted."""
     worker = Worker()
     worker.work()
     overload = OverloadFigures(
@@ -164,12 +164,12 @@ def test_a_record_says_what_happened() -> None:
 
 
 def test_filters_and_publishes_are_refused_for_reasons_of_different_names() -> None:
-    """They are told of in one table, and one count would take the place of the other."""
+    """Both are in one table of the record: one count would replace the other."""
     assert set() == {reason.label for reason in FilterRefusal} & {reason.label for reason in PublishRefusal}
 
 
 def test_nothing_in_it_is_cumulative() -> None:
-    """Who adds records up would count everything again each second."""
+    """The sum of records would count everything again in each record."""
     worker = Worker()
     worker.work()
     first = worker.record(stores={"redis": Store(0, 0, 9)})
@@ -184,7 +184,7 @@ def test_nothing_in_it_is_cumulative() -> None:
 
 
 def test_a_record_has_the_fields_of_its_form_and_no_others() -> None:
-    """The form would say less than the records, and the analysis never see the rest."""
+    """Records would have fields that RECORD does not describe, and the analysis would not read them."""
     worker = Worker()
     worker.work()
     record = worker.record(gauges=Gauges(overload=OverloadFigures(signals={"lag": 0.5})), stores={"s": Store(1, 1, 1)})
@@ -227,7 +227,7 @@ def test_a_record_is_of_bounded_size() -> None:
 
 
 def test_the_form_needs_nothing_of_the_broker() -> None:
-    """The analysis would need the broker, compiled and with all it imports, to read what it wrote."""
+    """The analysis would have to import the compiled broker to read a record."""
     program = "import sys, broker.metrics.record; print(*[name for name in sys.modules if name.startswith('broker')])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
 
@@ -235,7 +235,7 @@ def test_the_form_needs_nothing_of_the_broker() -> None:
 
 
 def test_a_signal_that_is_no_number_is_left_out() -> None:
-    """One signal that lies would make each record unreadable, just when it matters."""
+    """A signal that is infinite would make the record invalid JSON, during the overload."""
     signals = {"lag": float("nan"), "memory": float("inf"), "connect": 0.5}
 
     assert {"connect": 0.5} == Worker().record(gauges=Gauges(overload=OverloadFigures(signals=signals)))["signals"]

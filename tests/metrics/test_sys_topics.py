@@ -68,7 +68,7 @@ def test_the_names_are_those_of_mosquitto() -> None:
 
 
 def test_the_first_sample_has_everything_in_its_format() -> None:
-    """Whoever reads $SYS would fail to parse, or take one value for another."""
+    """A reader of $SYS would fail to parse a value, or read the value of another topic."""
     counters = Counters()
     counters.packets_received = 1
     counters.answers_sent = 4
@@ -158,7 +158,7 @@ def test_two_samples_at_one_time() -> None:
 
 
 def test_reasons_are_published_when_they_occurred() -> None:
-    """Nobody could see over MQTT why messages or connections went, or subscriptions were refused."""
+    """The reasons of drops, closes and refusals would not be in $SYS."""
     counters, topics = Counters(), SysTopics("weir", STARTED)
     sample(topics, 0.0, counters)
     counters.dropped(DropReason.NOT_WRITABLE, 7)
@@ -175,7 +175,7 @@ def test_reasons_are_published_when_they_occurred() -> None:
 
 
 def test_what_overload_protection_is_at_is_published() -> None:
-    """Who has nothing but MQTT could not see that the broker holds clients back, nor why."""
+    """$SYS would not show that clients are throttled, nor why."""
     figures = OverloadFigures(
         level=3,
         cluster_level=7,
