@@ -65,7 +65,7 @@ class Reactor:
         self.table: list[Stream | None] = []  # by descriptor
         self.ready: Ring[Stream] = Ring()
         self.unauthenticated: Ring[Stream] = Ring()  # ready streams that are served behind all others
-        self.drained: deque[Stream] = deque()  # streams that the service is to be told of
+        self.drained: deque[Stream] = deque()  # streams that are reported to the service as drained
         self.blocked: dict[Stream, None] = {}  # of clients: the kernel takes no more bytes
         self.lingering: deque[tuple[float, Stream]] = deque()  # with deadlines, which ascend as all linger equally long
         self.input = InputBudget(input_budget)

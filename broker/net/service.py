@@ -35,7 +35,7 @@ class Service:
         raise NotImplementedError
 
     def shed(self, stream: Stream, reason: CloseReason, now: float) -> None:
-        """Close *stream*, and tell its peer the reason."""
+        """Close *stream* after sending its peer the reason."""
         raise NotImplementedError
 
     def tick(self, now: float) -> float:

@@ -26,7 +26,7 @@ os_read: Final = os.read
 os_write: Final = os.write
 
 LARGE_READ: Final = 64 * 1024  # bytes of one read at most
-SMALL_READ: Final = 4 * 1024  # the same while much input waits in the worker
+SMALL_READ: Final = 4 * 1024  # bytes of one read at most while much input waits in the worker
 TINY_READ: Final = (
     448  # bytes: with its header such an object comes from Python's own allocator (up to 512), not malloc
 )

@@ -29,14 +29,14 @@ class Ring:
 
 
 def test_after_the_start_python_collects_nothing_by_itself() -> None:
-    """A full pass would hold the loop for tens of milliseconds at a moment of Python's choice."""
+    """Python would stop the loop for tens of milliseconds with a full pass at any moment."""
     Collector().start(0.0)
 
     assert not gc.isenabled()
     assert gc.get_freeze_count() > 0
 
 
-def test_young_objects_are_looked_at_when_there_are_some_thousands() -> None:
+def test_young_objects_are_collected_when_there_are_some_thousands() -> None:
     """Garbage would pile up for as long as clients keep us busy."""
     collector = Collector()
     collector.start(0.0)
@@ -54,12 +54,12 @@ def test_young_objects_are_looked_at_when_there_are_some_thousands() -> None:
 
 
 def grow() -> list[object]:
-    """So many young objects that they are looked at."""
+    """So many young objects that they are collected."""
     return [[] for _ in range(2 * YOUNG)]
 
 
-def test_who_lived_through_one_look_is_looked_at_again() -> None:
-    """What ends a moment after a look would stay, for as long as there is always something to do."""
+def test_survivors_of_one_collection_are_collected_again() -> None:
+    """Garbage of a moment after a collection would stay for as long as the worker is busy."""
     collector = Collector()
     collector.start(0.0)
     before = Ring.gone
@@ -83,7 +83,7 @@ def grow_old() -> None:
     del ring
 
 
-def test_all_objects_are_looked_at_only_when_nothing_goes_on() -> None:
+def test_a_full_pass_runs_only_while_nothing_happens() -> None:
     """Garbage among old objects would stay for ever, or clients wait for its collection."""
     collector = Collector()
     collector.start(0.0)
@@ -120,7 +120,7 @@ def test_a_long_pass_comes_rarely_and_a_very_long_one_never() -> None:
     assert YOUNG // 2 == len(kept)
 
 
-def test_what_was_there_at_the_start_is_never_looked_at_again() -> None:
+def test_objects_from_before_the_start_are_never_examined() -> None:
     """The code alone would take longer than a pass may, and there would never be one."""
     collector = Collector()
     collector.start(0.0)

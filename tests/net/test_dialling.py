@@ -65,7 +65,7 @@ def test_commands_are_answered_on_the_reactor(brokers: Brokers, server: RunningR
 
 
 def test_replies_beyond_the_quantum_come_in_the_next_rounds(brokers: Brokers, server: RunningRedis) -> None:
-    """They would be lost, or come only when Redis says something else."""
+    """The replies would be lost, or be served only when Redis sends something else."""
     broker = brokers()
     asking = Asking(broker, server.address)
     asking.until(lambda: asking.commands.state == READY)
@@ -79,7 +79,7 @@ def test_replies_beyond_the_quantum_come_in_the_next_rounds(brokers: Brokers, se
     assert {b"PONG"} == set(asking.replies)
 
 
-def test_a_mistake_of_ours_costs_one_reply(brokers: Brokers, server: RunningRedis) -> None:
+def test_an_exception_in_a_callback_costs_one_reply(brokers: Brokers, server: RunningRedis) -> None:
     """One failed callback would take the line down, or mix up the replies after it."""
     broker = brokers()
     asking = Asking(broker, server.address)
@@ -96,7 +96,7 @@ def test_a_mistake_of_ours_costs_one_reply(brokers: Brokers, server: RunningRedi
     assert [ZeroDivisionError] == [type(error) for error in asking.failures]
 
 
-def test_nobody_there_is_tried_again(brokers: Brokers, server: RunningRedis) -> None:
+def test_a_refused_connection_is_tried_again(brokers: Brokers, server: RunningRedis) -> None:
     """A worker that starts before Redis, or outlives it, would never use it."""
     server.kill()
     asking = Asking(brokers(), server.address)
@@ -114,7 +114,7 @@ def test_nobody_there_is_tried_again(brokers: Brokers, server: RunningRedis) -> 
 
 
 def test_a_full_queue_of_a_unix_socket_is_tried_again(brokers: Brokers, tmp_path: Path) -> None:
-    """The worker would take for connected what is not, and wait for ever."""
+    """The worker would take the connection for established and wait for ever."""
     path = tmp_path / "full.sock"
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as filling:
         listener.bind(str(path))
@@ -126,7 +126,7 @@ def test_a_full_queue_of_a_unix_socket_is_tried_again(brokers: Brokers, tmp_path
     assert [StoreFailure.UNREACHABLE.label] == [facts["reason"] for facts in asking.log.named("redis_unavailable")]
 
 
-def test_the_line_goes_with_the_reactor(brokers: Brokers, server: RunningRedis) -> None:
+def test_the_connection_ends_with_the_reactor(brokers: Brokers, server: RunningRedis) -> None:
     """A worker that stops would leave a connection behind."""
     broker = brokers()
     asking = Asking(broker, server.address)

@@ -52,7 +52,7 @@ class Heard(NamedTuple):
 
 
 def hear(frames: Frames, *pieces: bytes) -> Heard:
-    """All that *frames* makes of *pieces*, as one."""
+    """The joined results of feeding *pieces* to *frames*."""
     payload = answers = b""
     for piece in pieces:
         payload += frames.feed(piece)
@@ -66,7 +66,7 @@ def hear(frames: Frames, *pieces: bytes) -> Heard:
 
 
 def judged(data: bytes) -> Heard:
-    """What wsproto makes of it, and MQTT of that: text is refused [MQTT-6.0.0-1]."""
+    """The result by wsproto, except that MQTT refuses text [MQTT-6.0.0-1]."""
     judge = FrameProtocol(client=False, extensions=[])
     judge.receive_bytes(data)
     payload = answers = goodbye = b""
@@ -132,7 +132,7 @@ def test_frames_mean_what_wsproto_says(data: bytes, cuts: list[int]) -> None:
 
 
 @given(conversations)
-def test_what_came_with_the_request_counts_like_the_rest(data: bytes) -> None:
+def test_bytes_that_came_with_the_request_are_parsed(data: bytes) -> None:
     """A client that does not wait for the answer to its request would lose its first packets."""
     frames = Frames(UNLIMITED, data)
 
@@ -141,8 +141,8 @@ def test_what_came_with_the_request_counts_like_the_rest(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 100_000])
-def test_what_we_frame_is_what_a_client_finds(size: int) -> None:
-    """No client would understand us."""
+def test_a_client_can_parse_the_frames(size: int) -> None:
+    """No client could read what the broker sends."""
     client = FrameProtocol(client=True, extensions=[])
     client.receive_bytes(frame(BINARY, bytes(size)) + close_frame(NORMAL))
     message, goodbye = client.received_frames()
@@ -175,7 +175,7 @@ def test_what_we_frame_is_what_a_client_finds(size: int) -> None:
         (said(CLOSE, (1000).to_bytes(2, "big") + b"\xff"), NOT_UTF_8),
     ],
 )
-def test_a_broken_frame_is_refused_and_nothing_behind_it_counts(broken: bytes, code: int) -> None:
+def test_an_invalid_frame_is_refused_and_what_follows_is_ignored(broken: bytes, code: int) -> None:
     """A client whose frames are out of step would be read as if they were not (RFC 6455, 7.1.7)."""
     frames = Frames(UNLIMITED, b"")
     heard = hear(frames, said(BINARY, b"before") + broken + said(BINARY, b"behind") + said(PING))
@@ -184,7 +184,7 @@ def test_a_broken_frame_is_refused_and_nothing_behind_it_counts(broken: bytes, c
     assert frames.failure is not None and CloseReason.WEBSOCKET_ERROR == frames.failure[0]
 
 
-def test_text_is_refused_before_it_is_there() -> None:
+def test_text_is_refused_at_its_header() -> None:
     """Bytes that a proxy or a browser may change on the way would be taken for MQTT [MQTT-6.0.0-1]."""
     frames = Frames(UNLIMITED, b"")
 
@@ -200,7 +200,7 @@ def test_a_close_frame_is_answered_with_its_own(payload: bytes) -> None:
     assert Heard(b"before", b"", frame(CLOSE, payload), NORMAL) == heard
 
 
-def test_a_size_that_is_announced_costs_nothing() -> None:
+def test_an_announced_size_costs_nothing() -> None:
     """Fourteen bytes of one client could take all memory."""
     frames = Frames(UNLIMITED, b"")
 
@@ -225,7 +225,7 @@ def test_messages_up_to_the_limit_pass() -> None:
         (said(BINARY, bytes(60), last=False) + said(PING) + said(CONTINUATION, bytes(41), last=False), 60),
     ],
 )
-def test_a_message_beyond_the_limit_is_refused_at_its_head(message: bytes, passed: int) -> None:
+def test_a_message_beyond_the_limit_is_refused_at_its_header(message: bytes, passed: int) -> None:
     """A message without an end would be served for ever."""
     heard = hear(Frames(100, b""), message[:-41])
 
@@ -233,7 +233,7 @@ def test_a_message_beyond_the_limit_is_refused_at_its_head(message: bytes, passe
 
 
 @pytest.mark.parametrize("kind", [BINARY, PING, PONG])
-def test_one_call_looks_at_so_many_frames(kind: int) -> None:
+def test_one_call_parses_a_limited_number_of_frames(kind: int) -> None:
     """Frames without a byte in them would hold the loop: thousands fit into one read."""
     frames = Frames(UNLIMITED, b"")
     assert b"" == frames.feed(said(kind) * 1000 + said(BINARY, b"at last"))
@@ -249,7 +249,7 @@ def test_one_call_looks_at_so_many_frames(kind: int) -> None:
 
 @pytest.mark.parametrize("size", [1, LARGE - 1, LARGE, 5000])
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 255, 256, 257])
-def test_a_mask_goes_on_where_the_last_piece_ended(size: int, cut: int) -> None:
+def test_a_mask_continues_where_the_last_piece_ended(size: int, cut: int) -> None:
     """Payload that comes in more than one read would be garbled."""
     payload = bytes(n & 0xFF for n in range(size))
     data = said(BINARY, payload)

@@ -66,8 +66,8 @@ def test_the_last_packet_reaches_a_client_that_is_still_sending(brokers: Brokers
     assert client.closed
 
 
-def test_a_peer_that_never_closes_is_not_waited_for(brokers: Brokers) -> None:
-    """A client could keep our descriptor for ever by ignoring the end."""
+def test_a_peer_that_never_closes_is_closed_at_the_deadline(brokers: Brokers) -> None:
+    """A client could keep a descriptor of the worker for ever."""
     broker = brokers()
     client = broker.connect("me")
     client.send(Disconnect())
@@ -78,7 +78,7 @@ def test_a_peer_that_never_closes_is_not_waited_for(brokers: Brokers) -> None:
     assert [] == broker.streams()
 
 
-def test_a_peer_that_never_reads_is_not_waited_for(brokers: Brokers) -> None:
+def test_a_peer_that_never_reads_is_closed_at_the_deadline(brokers: Brokers) -> None:
     """The outbox of a closed client would stay in memory."""
     broker = brokers(Config(delivery=SMALL))
     client = broker.connect("me")

@@ -46,7 +46,7 @@ def pair() -> Iterator[Pair]:
     pair.sock.close()
 
 
-def test_what_arrives_is_there_to_be_taken(pair: Pair) -> None:
+def test_received_bytes_are_in_the_input(pair: Pair) -> None:
     """A whole packet would wait for nothing, or be copied."""
     assert 5 == pair.arrive(b"whole")
     assert (b"whole", 0, 5) == (pair.stream.input, pair.stream.position, pair.stream.left)
@@ -68,7 +68,7 @@ def test_a_few_bytes_cost_a_few_bytes(pair: Pair) -> None:
     assert peak < 4096
 
 
-def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -> None:
+def test_reads_are_large_while_a_client_sends_much(pair: Pair) -> None:
     """Each 448 bytes of a client would cost a recv, or each ten a copy."""
     much = bytes(5 * TINY_READ)
 
@@ -79,8 +79,8 @@ def test_who_sends_a_lot_is_read_a_lot_at_a_time_until_it_does_not(pair: Pair) -
     assert 5 * TINY_READ - 100 == pair.stream.receive(65536) + pair.stream.receive(65536)
 
 
-def test_who_is_no_client_is_read_a_lot_at_a_time(pair: Pair) -> None:
-    """A worker would tell another one of a part of what it took, and of the rest ten milliseconds later."""
+def test_reads_of_attached_streams_are_always_large(pair: Pair) -> None:
+    """A worker would confirm a part of what it processed, and the rest ten milliseconds later."""
     pair.stream.handler = Worker()
 
     assert [3, 5 * TINY_READ] == [pair.arrive(b"few"), pair.arrive(bytes(5 * TINY_READ))]
@@ -103,7 +103,7 @@ def test_a_reset_is_an_error(pair: Pair) -> None:
         pair.stream.receive(10)
 
 
-def test_a_packet_is_put_together_when_it_is_whole(pair: Pair) -> None:
+def test_a_packet_is_joined_once_it_is_complete(pair: Pair) -> None:
     """Each piece of a large packet would have all before it copied."""
     stream = pair.stream
     pair.arrive(b"taken123")
@@ -120,7 +120,7 @@ def test_a_packet_is_put_together_when_it_is_whole(pair: Pair) -> None:
 
 
 def test_a_packet_that_comes_byte_by_byte_costs_about_its_bytes(pair: Pair) -> None:
-    """A client that sends single bytes would have us hold fifty times as many."""
+    """A client that sends single bytes would cost fifty times as many bytes of memory."""
     pair.stream.needs = 10**6
     pair.arrive(b"x")
     pair.stream.left = 1
@@ -137,7 +137,7 @@ def test_a_packet_that_comes_byte_by_byte_costs_about_its_bytes(pair: Pair) -> N
 
 
 def test_forgotten_input_is_gone(pair: Pair) -> None:
-    """A connection that is being closed would hold what nobody will read."""
+    """A connection that is closing would keep input that is never served."""
     pair.stream.needs = 100
     pair.arrive(b"half")
     pair.arrive(b"more")
@@ -150,7 +150,7 @@ def test_forgotten_input_is_gone(pair: Pair) -> None:
     assert b"next12" == pair.stream.input
 
 
-def test_a_full_kernel_takes_nothing_and_says_so(pair: Pair) -> None:
+def test_a_full_send_buffer_takes_no_bytes(pair: Pair) -> None:
     """A slow peer would be an error instead of a wait."""
     while pair.stream.transmit(bytes(65536)):
         pass

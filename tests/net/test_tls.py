@@ -48,8 +48,8 @@ def test_packets_pass_both_ways(broker: Broker, authority: Authority) -> None:
     assert {Publish, PingResp} == {type(packet) for packet in rest}
 
 
-def test_a_client_that_goes_while_its_connect_waits_is_found_gone(brokers: Brokers, authority: Authority) -> None:
-    """Over TLS those who gave up would be let in before those who still wait."""
+def test_a_client_that_closes_while_its_connect_waits_is_dropped(brokers: Brokers, authority: Authority) -> None:
+    """Over TLS, clients that gave up would take the turns of clients that still wait."""
     broker = brokers(Config(overload=Overload(connects_per_second=1, connect_burst=1)))
     dial(broker, authority, "early")
     client = broker.open(V5, transport(broker, authority.server()))
@@ -65,7 +65,7 @@ def test_a_client_that_goes_while_its_connect_waits_is_found_gone(brokers: Broke
 
 
 def test_a_packet_of_many_records_arrives_whole(broker: Broker, authority: Authority) -> None:
-    """What spans records would be cut, or the rest of it wait for ever in OpenSSL's buffers."""
+    """A packet in several records would be cut, or its rest wait for ever in OpenSSL's buffers."""
     client = dial(broker, authority, "c")
     client.send(Subscribe(1, [Wanted(b"t", 0)]))
     client.receive()
@@ -126,7 +126,7 @@ class Trickling:
         self._below.close()
 
 
-def test_what_is_no_handshake_is_refused(broker: Broker, authority: Authority) -> None:
+def test_bytes_that_are_not_a_handshake_are_refused(broker: Broker, authority: Authority) -> None:
     """MQTT without TLS on the port of TLS would hold a connection, or go unexplained."""
     client = broker.open(V5, transport(broker, authority.server()))
     client.reading = False
@@ -138,7 +138,7 @@ def test_what_is_no_handshake_is_refused(broker: Broker, authority: Authority) -
 
 
 def test_a_forged_record_ends_the_connection(broker: Broker, authority: Authority) -> None:
-    """Bytes that nobody signed would be taken for MQTT, or cost the worker."""
+    """Forged bytes would be served as MQTT, or end the worker."""
     client = dial(broker, authority, "c")
     raw: socket.socket = client.socket.raw  # type: ignore[attr-defined]
     raw.send(b"\x17\x03\x03\x00\x20" + bytes(32))
@@ -148,8 +148,8 @@ def test_a_forged_record_ends_the_connection(broker: Broker, authority: Authorit
     assert 0 == broker.connected
 
 
-def test_a_goodbye_behind_data_is_heard(broker: Broker, authority: Authority) -> None:
-    """A client that says goodbye and leaves the socket open would be waited for until its keep alive."""
+def test_a_close_notify_behind_data_is_read(broker: Broker, authority: Authority) -> None:
+    """A client that sends close_notify and leaves the socket open would stay until its keep alive ends."""
     client = dial(broker, authority, "c")
     sock = client.socket
     assert isinstance(sock, TlsSocket)
@@ -174,7 +174,7 @@ def test_a_stalled_handshake_ends_at_the_deadline(brokers: Brokers, authority: A
     assert 1 == closed(broker, CloseReason.CONNECT_TIMEOUT)
 
 
-def test_the_last_words_and_the_goodbye_arrive(broker: Broker, authority: Authority) -> None:
+def test_the_last_packet_and_the_close_notify_arrive(broker: Broker, authority: Authority) -> None:
     """A client would see a broken connection instead of why it was closed."""
     client = dial(broker, authority, "c")
     broker.connect("c", V5)
@@ -205,7 +205,7 @@ def test_nothing_is_read_while_the_offload_works(broker: Broker, authority: Auth
 
 @pytest.mark.parametrize("how", ["deadline", "reset"])
 def test_a_connection_may_end_while_the_offload_works(broker: Broker, authority: Authority, how: str) -> None:
-    """What a thread brings for a connection that is gone would break the worker."""
+    """The result of a handshake step for a connection that is gone would be an internal error."""
     threads = Later()
     client = broker.open(V5, transport(broker, authority.server(), threads))
     client.reading = False
@@ -237,7 +237,7 @@ def test_new_connections_get_the_new_certificate(broker: Broker, authority: Auth
 
 
 def test_a_verified_client_certificate_names_the_client(broker: Broker, authority: Authority) -> None:
-    """Who showed a certificate would be nobody."""
+    """A client with a verified certificate would be anonymous."""
     client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
     shake(client, authority.trusted_by(authority.issue("device", common_name="device-7")))
     (stream,) = broker.streams()
@@ -246,7 +246,7 @@ def test_a_verified_client_certificate_names_the_client(broker: Broker, authorit
 
 
 def test_a_client_without_the_required_certificate_is_refused(broker: Broker, authority: Authority) -> None:
-    """Anybody could come in."""
+    """A client without a certificate could connect."""
     client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
     shake(client, authority.trusted_by())
 

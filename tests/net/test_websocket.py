@@ -52,7 +52,7 @@ def mqtt(*packets: Packet) -> bytes:
 
 
 class Browser:
-    """A WebSocket client that says exactly what a test wants."""
+    """A WebSocket client that sends exactly what a test wants."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -191,7 +191,7 @@ async def test_packets_pass_both_ways() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1000])
-async def test_the_borders_of_frames_mean_nothing(cut: int) -> None:
+async def test_packets_may_cross_the_boundaries_of_frames(cut: int) -> None:
     """A packet in two messages, or in fragments of one, would be malformed [MQTT-6.0.0-2]."""
     async with serving() as served:
         browser = await served.connected("b")
@@ -243,7 +243,7 @@ async def test_text_ends_the_connection() -> None:
     ("path", "subprotocol", "status"),
     [("/", "mqtt", "404"), ("/mqtt/", "mqtt", "404"), ("/mqtt", None, "400"), ("/mqtt", "chat", "400")],
 )
-async def test_who_wants_something_else_is_told(path: str, subprotocol: str | None, status: str) -> None:
+async def test_other_requests_are_refused_with_an_answer(path: str, subprotocol: str | None, status: str) -> None:
     """A wrong address would look like a broken network [MQTT-6.0.0-3]."""
     async with serving() as served:
         browser = await served.dial()
@@ -254,7 +254,7 @@ async def test_who_wants_something_else_is_told(path: str, subprotocol: str | No
 
 
 @pytest.mark.parametrize("subprotocol", ["mqtt", "mqttv3.1", "chat, mqtt"])
-async def test_the_names_of_mqtt_are_known(subprotocol: str) -> None:
+async def test_all_subprotocols_of_mqtt_are_accepted(subprotocol: str) -> None:
     """Old clients, and those that speak several protocols, would be turned away [MQTT-6.0.0-4]."""
     async with serving() as served:
         browser = await served.dial()
@@ -272,7 +272,7 @@ async def test_the_names_of_mqtt_are_known(subprotocol: str) -> None:
         b"no HTTP" + REQUEST,
     ],
 )
-async def test_what_is_no_request_is_refused(garbage: bytes) -> None:
+async def test_bytes_that_are_not_a_request_are_refused(garbage: bytes) -> None:
     """MQTT without WebSocket, or a browser that just looks, would hold a connection until the deadline."""
     async with serving() as served:
         browser = await served.dial()
@@ -283,8 +283,8 @@ async def test_what_is_no_request_is_refused(garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", frame(BINARY, b"x", masked=False), frame(3, b"x")])
-async def test_what_is_no_frame_ends_the_connection(garbage: bytes) -> None:
-    """A client that does not speak WebSocket any more would be listened to for ever."""
+async def test_bytes_that_are_not_a_frame_end_the_connection(garbage: bytes) -> None:
+    """A client that sends anything but frames would be read for ever."""
     async with serving() as served:
         browser = await served.connected("b")
         await browser.stream.send_all(garbage)
@@ -305,7 +305,7 @@ async def test_a_message_that_is_too_large_ends_the_connection() -> None:
 
 
 async def test_empty_fragments_cost_no_memory() -> None:
-    """One client could fill the memory with frames that hold nothing."""
+    """One client could fill the memory with empty frames."""
     async with serving() as served:
         browser = await served.connected("b")
         (stream,) = served.worker.reactor.streams()
@@ -341,7 +341,7 @@ async def test_a_request_without_end_is_refused() -> None:
         assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
 
 
-async def test_a_client_that_goes_while_it_is_answered_is_no_mistake_of_ours() -> None:
+async def test_a_client_that_closes_during_the_answer_is_not_an_internal_error() -> None:
     """Anybody could fill the log with tracebacks."""
     async with serving() as served:
         for ending in (b"", frame(CLOSE), frame(PING) * 100):
@@ -364,8 +364,8 @@ async def test_the_client_may_close_as_websocket_does() -> None:
         assert 1 == served.closed(CloseReason.PEER_CLOSED)
 
 
-async def test_what_comes_before_a_close_frame_counts_and_nothing_behind_it() -> None:
-    """The last messages of a page that is closed would be lost, or what no client may send be taken."""
+async def test_packets_before_a_close_frame_are_served_and_none_behind_it() -> None:
+    """The last messages of a page that is closed would be lost, or bytes be accepted that no client may send."""
     async with serving() as served:
         browser, other = await served.connected("b"), await served.connected("other")
         await other.say(Subscribe(1, [Wanted(b"#", 0)]))
@@ -385,8 +385,8 @@ async def test_what_comes_before_a_close_frame_counts_and_nothing_behind_it() ->
     ("said", "answer"),
     [(b"", b""), ((5000).to_bytes(2, "big"), (1002).to_bytes(2, "big")), (b"\x03\xe8\xff", (1007).to_bytes(2, "big"))],
 )
-async def test_each_goodbye_gets_its_answer(said: bytes, answer: bytes) -> None:
-    """A client would wait for it, or not learn what it does wrong (RFC 6455, 5.5.1)."""
+async def test_each_close_frame_is_answered(said: bytes, answer: bytes) -> None:
+    """A client would wait for the close frame, or not learn its mistake (RFC 6455, 5.5.1)."""
     async with serving() as served:
         browser = await served.dial()
         await browser.upgrade()
@@ -395,7 +395,7 @@ async def test_each_goodbye_gets_its_answer(said: bytes, answer: bytes) -> None:
         assert b"" == await browser.rest()
 
 
-async def test_our_goodbye_waits_for_theirs_and_no_longer() -> None:
+async def test_the_socket_is_shut_after_both_close_frames() -> None:
     """A client would see its connection break, or wait a second at the end of each (RFC 6455, 7.1.1)."""
     async with serving() as served:
         served.worker.reactor.linger = 2 * PATIENCE
@@ -410,8 +410,8 @@ async def test_our_goodbye_waits_for_theirs_and_no_longer() -> None:
 
 
 @pytest.mark.parametrize("broken", [frame(TEXT, b"x"), frame(BINARY, b"x", masked=False)])
-async def test_who_broke_the_rules_is_not_waited_for(broken: bytes) -> None:
-    """Its answer could not be found among what is no WebSocket: it would hang until the deadline (RFC 6455, 7.1.7)."""
+async def test_the_socket_is_shut_at_once_after_a_violation(broken: bytes) -> None:
+    """The connection would wait until the deadline for a close frame that cannot be found (RFC 6455, 7.1.7)."""
     async with serving() as served:
         served.worker.reactor.linger = 2 * PATIENCE
         browser = await served.dial()
@@ -421,8 +421,8 @@ async def test_who_broke_the_rules_is_not_waited_for(broken: bytes) -> None:
         assert b"" == await browser.rest()
 
 
-async def test_a_client_that_is_still_sending_hears_the_last_words() -> None:
-    """A reset would eat why it was closed: here, taken over."""
+async def test_the_last_packet_reaches_a_client_that_is_still_sending() -> None:
+    """A reset would discard the reason of the close: here, a takeover."""
     async with serving() as served:
         browser = await served.connected("b")
         async with trio.open_nursery() as nursery:
@@ -457,7 +457,7 @@ async def test_a_client_that_vanishes_is_forgotten() -> None:
         assert 4 == served.closed(CloseReason.PEER_CLOSED) + served.closed(CloseReason.PEER_RESET)
 
 
-async def test_a_client_that_is_gone_before_our_last_word_is_no_mistake_of_ours() -> None:
+async def test_a_client_that_is_gone_before_the_answer_is_not_an_internal_error() -> None:
     """Each would be an internal error, with its traceback in the log."""
     async with serving() as served:
         browser = await served.connected("b")
@@ -469,7 +469,7 @@ async def test_a_client_that_is_gone_before_our_last_word_is_no_mistake_of_ours(
         await served.until_empty()
 
 
-async def test_connections_leave_no_cycle_of_ours(garbage: list[object]) -> None:
+async def test_connections_leave_no_cycles(garbage: list[object]) -> None:
     """Each WebSocket connection would stay in memory after its end, with all that trio-websocket has."""
     async with serving() as served:
         for ending in (b"", b"GET /mq", b"\xff\xff", frame(TEXT, b"t"), frame(CLOSE), mqtt(PingReq())):
@@ -517,8 +517,8 @@ async def test_a_reader_that_stops_costs_its_watermark() -> None:
         assert 0 < served.worker.base.counters.dropped_by_reason["not_writable"]
 
 
-async def test_a_publisher_that_is_held_is_not_read() -> None:
-    """Back-pressure would end at the task: what the reactor does not take would pile up in it."""
+async def test_a_paused_publisher_is_not_read() -> None:
+    """Back-pressure would end in the layer, where unread bytes would pile up."""
     async with serving() as served:
         browser = await served.connected("b")
         (stream,) = served.worker.reactor.streams()
@@ -535,6 +535,6 @@ async def test_a_publisher_that_is_held_is_not_read() -> None:
 
 
 def send_now(browser: Browser, data: bytes) -> int:
-    """Send what the kernel takes at once; how many bytes."""
+    """Send what the kernel takes at once; return how many bytes."""
     sock: socket.socket = browser.stream.socket._sock  # type: ignore[attr-defined]  # trio's own send waits
     return sock.send(data)

@@ -80,14 +80,14 @@ def said(opcode: int, payload: bytes = b"") -> bytes:
 
 
 def dial(broker: Broker, start: StartUpgrade = at_once) -> Client:
-    """A client that has not asked yet."""
+    """A client that has sent no request yet."""
     client = broker.open(transport=WebSocketTransport("ws", broker.reactor, None, MESSAGE_BYTES, start))
     client.reading = False
     return client
 
 
 def connect(broker: Broker, client_id: str, *behind: bytes) -> tuple[Client, Stream]:
-    """A client on a WebSocket that has its CONNACK, and its stream; it says *behind* with the same breath."""
+    """A client on a WebSocket that has its CONNACK, and its stream; it sends *behind* together with CONNECT."""
     client = dial(broker)
     client.send_bytes(REQUEST + said(BINARY, encode(Connect(V311, client_id), V311)) + b"".join(behind))
     broker.settle()
@@ -130,8 +130,8 @@ def heard(client: Client, before: bytes = b"") -> list[tuple[int, bytes]]:
     return whole(data)
 
 
-def test_empty_frames_are_paid_for(brokers: Brokers) -> None:
-    """Who sends nothing but empty frames would have the worker for nothing: they are work without bytes."""
+def test_empty_frames_cost_units(brokers: Brokers) -> None:
+    """A client that sends only empty frames would use the worker for free: they are work without bytes."""
     broker = brokers()
     client, stream = connect(broker, "me")
     others = [broker.connect(f"other{n}") for n in range(600)]
@@ -162,7 +162,7 @@ def test_a_ping_is_answered_between_the_frames_of_a_large_message(brokers: Broke
     assert packet == b"".join(payload for opcode, payload in frames if opcode == BINARY)[5:]
 
 
-def test_who_asks_and_does_not_read_costs_the_answers_of_one_read(brokers: Brokers) -> None:
+def test_a_client_that_pings_and_does_not_read_costs_the_pongs_of_one_read(brokers: Brokers) -> None:
     """A client that sends pings and never reads would cost memory without a bound (RFC 6455, 5.5.3)."""
     broker = brokers()
     client, stream = connect(broker, "me")
@@ -187,8 +187,8 @@ def test_who_asks_and_does_not_read_costs_the_answers_of_one_read(brokers: Broke
 @pytest.mark.parametrize(
     "last, code", [(said(BINARY, encode(Disconnect(), V311)), NORMAL), (said(TEXT, b"x"), NOT_BINARY)]
 )
-def test_a_goodbye_waits_for_room(brokers: Brokers, before: bytes, last: bytes, code: int) -> None:
-    """A client that reads slowly would hear an end without a word: its library reports a failure."""
+def test_a_close_frame_waits_for_room(brokers: Brokers, before: bytes, last: bytes, code: int) -> None:
+    """A slow client would see an end without a close frame, which its library reports as a failure."""
     broker = brokers()
     client, stream = connect(broker, "me")
     with pytest.raises(BlockingIOError):
@@ -201,8 +201,8 @@ def test_a_goodbye_waits_for_room(brokers: Brokers, before: bytes, last: bytes, 
     assert (CLOSE, code.to_bytes(2, "big")) == heard(client)[-1]
 
 
-def test_a_slow_reader_is_owed_what_is_framed(brokers: Brokers) -> None:
-    """The watermarks would not see what waits behind them: it would be another buffer."""
+def test_framed_bytes_stay_in_the_outbox_until_they_are_sent(brokers: Brokers) -> None:
+    """The layer would be another buffer, which the watermarks do not see."""
     broker = brokers(LARGE_PACKETS)
     client, stream = connect(broker, "me")
     client.send_bytes(said(BINARY, encode(Subscribe(1, [Wanted(b"t", 0)]), V311)))
@@ -219,8 +219,8 @@ def test_a_slow_reader_is_owed_what_is_framed(brokers: Brokers) -> None:
     assert 0 == stream.outbox.size
 
 
-def test_a_client_that_answers_no_goodbye_is_not_waited_for_long(brokers: Brokers) -> None:
-    """It would hold its descriptor for ever."""
+def test_a_client_that_does_not_answer_a_close_frame_is_closed_at_the_deadline(brokers: Brokers) -> None:
+    """The client would keep a descriptor for ever."""
     broker = brokers()
     client, _ = connect(broker, "me", said(BINARY, encode(Disconnect(), V311)))
     assert [(CLOSE, close_frame(NORMAL)[2:])] == heard(client)
@@ -230,8 +230,8 @@ def test_a_client_that_answers_no_goodbye_is_not_waited_for_long(brokers: Broker
     assert [] == broker.streams()
 
 
-def test_frames_that_are_left_over_come_with_the_next_rounds(brokers: Brokers) -> None:
-    """What follows many small frames would wait for the next thing that the client sends."""
+def test_frames_that_are_left_over_are_parsed_in_the_next_rounds(brokers: Brokers) -> None:
+    """A packet behind many small frames would wait until the client sends something else."""
     broker = brokers()
     client, stream = connect(broker, "me")
     client.send_bytes(EMPTY * 5 * FRAMES_AT_ONCE + said(BINARY, encode(PingReq(), V311)))
@@ -241,8 +241,8 @@ def test_frames_that_are_left_over_come_with_the_next_rounds(brokers: Brokers) -
     assert stream.layer is not None and 0 == stream.layer.buffered
 
 
-def test_who_is_in_debt_is_not_read(brokers: Brokers) -> None:
-    """What frames cost would be written down and never paid."""
+def test_a_stream_in_debt_is_not_read(brokers: Brokers) -> None:
+    """The cost of frames would be counted and never paid."""
     broker = brokers()
     client, stream = connect(broker, "me")
     stream.debt = 10 * LARGEST
@@ -256,7 +256,7 @@ def test_who_is_in_debt_is_not_read(brokers: Brokers) -> None:
     assert [(PONG, b"")] == heard(client)
 
 
-def test_what_comes_before_the_answer_waits_in_the_kernel(brokers: Brokers) -> None:
+def test_bytes_before_the_answer_wait_in_the_kernel(brokers: Brokers) -> None:
     """A client that does not wait for its answer would be taken for one whose request has no end."""
     broker = brokers()
     later = Later()
@@ -273,7 +273,7 @@ def test_what_comes_before_the_answer_waits_in_the_kernel(brokers: Brokers) -> N
     assert ACCEPTED + CONNACK == drain(client)
 
 
-def test_an_answer_that_comes_too_late_is_given_up(brokers: Brokers) -> None:
+def test_an_answer_after_the_end_is_dropped(brokers: Brokers) -> None:
     """Its task would go on for a connection that is gone, or fail."""
     broker = brokers()
     later = Later()
@@ -293,8 +293,8 @@ def test_an_answer_that_comes_too_late_is_given_up(brokers: Brokers) -> None:
     assert 0 == broker.counters.internal_errors
 
 
-def test_who_asks_too_late_is_not_answered(brokers: Brokers) -> None:
-    """A request that is whole after its deadline would start a task that nobody ends."""
+def test_a_request_after_the_deadline_is_not_answered(brokers: Brokers) -> None:
+    """A request that is complete after its deadline would start a task that never ends."""
     broker = brokers()
     later = Later()
     client = dial(broker, later)
@@ -308,7 +308,9 @@ def test_who_asks_too_late_is_not_answered(brokers: Brokers) -> None:
 
 @pytest.mark.parametrize("ending", [b"", said(CLOSE), said(PING)])
 @pytest.mark.parametrize("asked", [REQUEST, REQUEST + said(BINARY, encode(Connect(V311, "me"), V311))])
-def test_who_is_gone_before_it_hears_us_is_no_mistake(brokers: Brokers, asked: bytes, ending: bytes) -> None:
+def test_a_client_that_is_gone_before_the_answer_is_not_an_internal_error(
+    brokers: Brokers, asked: bytes, ending: bytes
+) -> None:
     """Anybody could fill the log with tracebacks."""
     broker = brokers()
     client = dial(broker)
@@ -327,8 +329,8 @@ def test_who_is_gone_before_it_hears_us_is_no_mistake(brokers: Brokers, asked: b
         (said(TEXT, b"x"), said(CLOSE)),
     ],
 )
-def test_what_still_comes_is_read_until_the_deadline(brokers: Brokers, first: bytes, then: bytes) -> None:
-    """A reset would eat our last words: who is still sending may say anything."""
+def test_a_closing_connection_is_read_until_the_deadline(brokers: Brokers, first: bytes, then: bytes) -> None:
+    """A reset would discard the last packet: a client may still send anything."""
     broker = brokers()
     client, _ = connect(broker, "me")
     client.send_bytes(first)
