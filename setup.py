@@ -46,10 +46,14 @@ COMPILED = [
 # Modules that a pattern above matches and that stay ordinary Python.
 INTERPRETED = [
     "broker/auth/files.py",  # runs at the start and at SIGHUP
+    "broker/cluster/parts.py",  # composition, runs once
     "broker/insight/logs.py",  # configures structlog, which is ordinary Python itself
+    "broker/insight/worker_metrics.py",  # runs once a second
     "broker/metrics/record.py",  # the analysis imports it, also where nothing is compiled
     "broker/net/transports/certificates.py",  # runs at the start and at SIGHUP
     "broker/net/transports/upgrade.py",  # runs once per WebSocket connection
+    "broker/net/transports/upgrade_tasks.py",
+    "broker/protocol/parts.py",  # composition, runs once
     "cli/load/conductor.py",  # these four run a few times per load
     "cli/load/plan.py",
     "cli/load/process.py",
