@@ -68,13 +68,13 @@ class Node(Sequence[Broker]):
         if self.workers:
             self.workers[0].settle()
 
-    def mourn(self, broker: Broker, mourner: Broker) -> None:
-        """Have *mourner* publish the wills of the clients of *broker*, which was killed: those that are due now."""
-        wills = mourner.orphaned_wills
+    def publish_wills_of(self, broker: Broker, publisher: Broker) -> None:
+        """Have *publisher* publish the wills of the clients of *broker*, which was killed: those that are due now."""
+        wills = publisher.orphaned_wills
         wills.publish_wills_of(broker.identity.incarnation, self.clock.now)
-        mourner.settle()
-        while wills._unread or wills._asked or (wills._due and wills._due[0][0] <= self.clock.now):
-            mourner.settle()
+        publisher.settle()
+        while wills._unread or wills._unanswered or (wills._due and wills._due[0][0] <= self.clock.now):
+            publisher.settle()
 
     def look_around(self) -> None:
         """Each worker tells who is quick in its shared subscriptions, as it does ten times a second of passing time."""

@@ -1,27 +1,27 @@
--- Whose session a client id is: claimed, claimed again, released and mourned. Each call is one step for everybody.
+-- The owners of sessions: claimed, claimed again, released; and the wills of their clients. Each call is atomic.
 --
--- broker/store/keys.py says what lies under the keys. All keys of a call are in one slice. An owner is
--- "EPOCH INCARNATION SHARD NODE"; of two claims the one with the greater epoch is the later one, whatever order they
--- arrive in. Epochs are microseconds (53 bits of a number last until the year 2255).
+-- broker/store/redis/keys.py describes the keys. All keys of a call are in one slice. An owner is
+-- "EPOCH INCARNATION SHARD NODE"; of two claims the one with the greater epoch is the later one, in whatever order they
+-- arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
---   claim    KEYS wills of the claimant, owner, mark of the dead
+--   claim    KEYS wills of the claimant, owner, fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", client id, will or ""
 --            -> {epoch, the former owner or false}
---   reclaim  KEYS wills of the claimant, owner..., mark of the dead
+--   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, will or ""
---            -> for each {epoch or 0 if another's claim is later, the other owner that was there or false}
+--            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
 --   release  KEYS wills of the claimant, owner...
---            ARGV op, incarnation, then for each: client id, epoch, the owner that it goes back to or ""
---            -> how many were ours
---   unwill   KEYS wills of the claimant
+--            ARGV op, incarnation, then for each: client id, epoch, the owner to be restored or ""
+--            -> how many this worker owned
+--   drop_wills  KEYS wills of the claimant
 --            ARGV op, then for each: client id, epoch
 --            -> how many were there
---   bury     KEYS mark of the dead
---            ARGV op, seconds that it stays
---            -> 1; what the dead one has asked for and Redis has still to read is refused from now on
---   mourn    KEYS wills of the dead, owner...
---            ARGV op, incarnation of the dead, then client ids
---            -> for each the will that is to be published now, or false if its client is back or it is not there
+--   fence    KEYS fence of the dead worker
+--            ARGV op, seconds that the fence lasts
+--            -> 1; claims of the dead worker that Redis has not read yet are refused from now on
+--   take_wills  KEYS wills of the dead worker, owner...
+--            ARGV op, incarnation of the dead worker, then client ids
+--            -> for each the will that is to be published now, or false if its client is back or there is none
 -- A will is "EPOCH DELAY RECORD" in its hash, and "DELAY RECORD" in the arguments.
 local op = ARGV[1]
 
@@ -36,7 +36,7 @@ local function owner_of(key)
     return 0, '', false
   end
   local epoch, incarnation = string.match(text, '^(%d+) (%S+) ')
-  if not epoch then -- not ours, or damaged: as if it were not there
+  if not epoch then -- damaged, or written by another program: as if it were not there
     return 0, '', false
   end
   return tonumber(epoch), incarnation, text
@@ -51,7 +51,7 @@ local function set_will(client, epoch, will, lease)
   end
 end
 
--- Whether a will of *client* that was stored with *epoch*, or before, was there, and is not any more.
+-- Delete the will of *client* if it was stored with *epoch* or before; 1 if there was one.
 local function drop_will(client, epoch)
   local will = redis.call('HGET', KEYS[1], client)
   if will and tonumber(string.match(will, '^%d+')) <= epoch then
@@ -61,9 +61,9 @@ local function drop_will(client, epoch)
   return 0
 end
 
--- A Redis that stood still reads what a worker has sent it after that worker has died and been mourned: nobody would
--- ever take back what such a claim leaves.
-local DEAD = 'ERR the claimant has been mourned'
+-- A Redis that was stalled may read the claim of a worker after that worker has died and its wills have been published:
+-- nothing would ever undo such a claim.
+local DEAD = 'ERR the claimant is fenced'
 
 if op == 'claim' then
   if redis.call('EXISTS', KEYS[3]) == 1 then
@@ -93,7 +93,7 @@ if op == 'reclaim' then
       redis.call('HDEL', KEYS[1], client)
       answers[#answers + 1] = { 0, text }
     else
-      epoch = math.max(epoch, stored) -- ours may be the greater one, of a claim whose answer never reached us
+      epoch = math.max(epoch, stored) -- the stored one may be greater: of a claim whose answer was lost
       redis.call('SET', KEYS[i], text_of(epoch) .. ' ' .. incarnation .. ' ' .. place, 'EX', lease)
       set_will(client, epoch, will, lease)
       answers[#answers + 1] = { epoch, other }
@@ -109,7 +109,7 @@ if op == 'release' then
     local at = 3 + (i - 2) * 3
     local client, epoch, former = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     local stored, holder = owner_of(KEYS[i])
-    if holder == incarnation and stored <= epoch then -- a later one is a claim that was not heard of yet
+    if holder == incarnation and stored <= epoch then -- a later one is a claim whose answer is on its way
       if former == '' then
         redis.call('DEL', KEYS[i])
       else
@@ -145,7 +145,7 @@ if op == 'take_wills' then
     if will then
       redis.call('HDEL', KEYS[1], client)
       local stored, holder = owner_of(KEYS[i])
-      if stored == 0 then -- its claim was lost with the end of a log: nobody else has it
+      if stored == 0 then -- the claim was lost with the end of the log of Redis: no other worker has the session
         due = will
       elseif holder == dead and text_of(stored) == string.match(will, '^%d+') then
         redis.call('DEL', KEYS[i])

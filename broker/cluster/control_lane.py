@@ -1,4 +1,6 @@
-# The control lane from a peer: what its clients want, and how far it has come with what we sent.
+# The control lane from a peer: the filters of its subscribers, and how much of what was sent to it it has processed.
+#
+# It is a lane of its own, so that it never waits behind messages.
 from broker.cluster import wire
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
@@ -13,7 +15,7 @@ class ControlLane(Handler):
         self._peer = peer
         self._listener = listener
         self._routes = routes
-        self._sequence = 0  # of the last change that was taken
+        self._sequence = 0  # of the last change of the peer that was taken
         self._confirmed = 0
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
@@ -85,5 +87,5 @@ class ControlLane(Handler):
             raise MeshError(f"a frame of kind {kind} on the control lane")
 
     def _taken(self, sequence: int) -> None:
-        if sequence:  # 0: a newcomer is told what was there before it, and nobody waits for that
+        if sequence:  # 0: part of a full synchronisation, which nothing waits for
             self._sequence = sequence

@@ -1,9 +1,9 @@
-# The data lane from a peer: messages that its clients published, for subscribers of ours.
+# The data lane from a peer: messages that its clients published, for subscribers of this worker.
 #
-# They were checked, authorised, counted and acknowledged over there; here they are matched again and delivered to whom
-# is here, never on to another worker but for shared subscriptions. A peer is always read: what is taken from it waits
-# for nothing but our own processor. While a publish with thousands of receivers is under way the lane is held, so that
-# messages keep their order.
+# The peer has checked, authorised, counted and acknowledged them. Here they are matched again and delivered to the
+# subscribers here, and go on to another worker only for a shared subscription. A peer is always read, so no circle of
+# waiting can form; only while a publish with thousands of receivers is under way the lane is paused, so that messages
+# keep their order.
 from broker.cluster import wire
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
@@ -20,9 +20,9 @@ from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
 
-TELL_EVERY = 64 * 1024  # bytes processed between two words about it, or
-TELL_EACH = 8  # packets and frames, fewer than a gate lets pass unanswered, or
-TELL_AFTER = 0.01  # seconds: gates measure by it how long things take
+TELL_EVERY = 64 * 1024  # bytes processed between two DONE frames, or
+TELL_EACH = 8  # packets and frames (fewer than a gate lets pass without an answer), or
+TELL_AFTER = 0.01  # seconds: gates measure delays by these frames
 NOTHING_DUE = float("inf")
 
 
@@ -48,7 +48,7 @@ class DataLane(Handler):
         self._processed = 0
         self._told = 0
         self._told_at = 0.0
-        self._untold = 0  # packets and frames
+        self._untold = 0  # packets and frames since the last DONE
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         data = stream.input
@@ -111,7 +111,7 @@ class DataLane(Handler):
         return spent
 
     def tick(self, now: float) -> float:
-        """Say how much was processed, if it is time to; when it will be."""
+        """Send DONE if it is due; return the time at which it will be."""
         if self._told == self._processed:
             return NOTHING_DUE
         if now < self._told_at + TELL_AFTER:
@@ -126,7 +126,7 @@ class DataLane(Handler):
         self._peer.tell(wire.number(wire.DONE, self._processed))
 
     def drained(self, stream: Stream, now: float) -> None:
-        pass  # nobody waits for the outbox: gates bound what is in it
+        pass  # nothing waits for the outbox: gates bound its content
 
     def lost(self, stream: Stream, reason: CloseReason, now: float) -> None:
         self._listener.lane_lost(self._peer, stream)
@@ -134,7 +134,7 @@ class DataLane(Handler):
     def _take_publish(
         self, stream: Stream, data: bytes, first: int, position: int, body: int, stop: int, now: float
     ) -> int:
-        """A PUBLISH as it is, without retain flag and expiry; the units used."""
+        """Take a PUBLISH packet, which has no retain flag and no expiry; return the units used."""
         after = body + 2 + (data[body] << 8 | data[body + 1])
         qos = first >> 1 & 3
         section = after + 2 if qos else after
@@ -155,7 +155,7 @@ class DataLane(Handler):
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
 
     def _take_frame(self, stream: Stream, data: bytes, kind: int, start: int, stop: int, now: float) -> int:
-        """The units used."""
+        """Take a frame; return the units used."""
         if kind == wire.RUN:
             run = wire.read_run(data, start, stop)
             route = self._routes.find(run.topic)
@@ -178,7 +178,9 @@ class DataLane(Handler):
         if kind == wire.ALL_RETAINED:
             self._listener.all_retained(self._peer)
             return 1
-        self._origin.worker = self._origin.here  # what follows from it, a will perhaps, is published here
+        self._origin.worker = (
+            self._origin.here
+        )  # what follows from the frame, such as a will, is published by this worker
         try:
             if self._listener.about_session(self._peer, kind, data[start:stop]):
                 return PUBLISH_COST

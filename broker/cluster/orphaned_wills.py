@@ -1,13 +1,14 @@
-# OrphanedWills: the wills of a worker that died are published by another one, each once [MQTT-3.1.2-8].
+# Orphaned wills: the wills of a worker that has died are published by another worker, each once [MQTT-3.1.2-8].
 #
-# First Redis is told, slice by slice, that the worker is dead: what it had asked for and Redis has not read yet, as it
-# stood still, would else be carried out afterwards, and stay.
-# The dead worker's wills are read from Redis a page at a time and wait here for their delay, which counts from now on,
-# as nobody knows the moment. When some are due, claim.lua takes them out of Redis and says which of them to publish, in
-# one step: not those whose client is back, and none of them twice, whoever else mourns. So a mourner that dies leaves
-# all but its last batch to the next one; that batch, or one whose answer is lost with the connection, is lost rather
-# than said twice.
-# At most RATE a second are published: a hundred thousand clients of a dead worker must not hold up those of ours.
+# First the dead worker is fenced, slice by slice: claims that it had sent, and that a stalled Redis has not read yet,
+# would otherwise be carried out afterwards, and stay.
+# Its wills are read from Redis page by page and wait here for their delay, which counts from now on, as the moment of
+# the death is not known. When some are due, claim.lua deletes them in Redis and answers which of them to publish, in
+# one step: not those whose client is back, and none of them twice, even if several workers publish for the same dead
+# one. If this worker dies, the next one publishes all but the last batch. That batch, or one whose answer is lost with
+# the connection, is lost: a will is rather lost than published twice.
+# At most RATE wills a second are published, or a dead worker with a hundred thousand clients would delay the clients
+# here.
 import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -24,7 +25,7 @@ RATE: Final = 2000  # wills a second
 INTERVAL: Final = 0.05  # seconds between two batches
 BATCH: Final = int(RATE * INTERVAL)
 PAGE: Final = 500  # wills read at once
-PATIENCE: Final = 5.0  # seconds for a page or a batch
+TIMEOUT: Final = 5.0  # seconds for a page or a batch
 
 
 PublishWill = Callable[[str, str | None, Will, float], None]  # client id, user name, will, time
@@ -33,7 +34,7 @@ PublishWill = Callable[[str, str | None, Will, float], None]  # client id, user 
 class OrphanedWillsStatistics:
     def __init__(self) -> None:
         self.published = 0
-        self.spared = 0  # their clients were back, or another worker had published them
+        self.spared = 0  # their clients are back, or another worker has published them
         self.damaged = 0  # records that cannot be read
 
 
@@ -49,32 +50,32 @@ class OrphanedWills:
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
         self._done: dict[
             tuple[str, bytes], int
-        ] = {}  # (incarnation, client id): epoch, of wills the dead did themselves
-        self._asked = 0  # pages and batches under way
+        ] = {}  # epoch by (incarnation, client id): wills that the dead worker has settled itself
+        self._unanswered = 0  # pages and batches
         self._next = 0.0
 
     def publish_wills_of(self, incarnation: int, now: float, done: Iterable[tuple[str, int]] = ()) -> None:
-        """The worker *incarnation* is dead: publish what its clients left. Twice does no harm.
+        """The worker *incarnation* is dead: publish its wills. A second call does no harm.
 
-        *done*: (client id, epoch of its claim) of those whose wills it was done with, and could not tell Redis so.
+        *done*: client id and epoch of the claim, for wills that it has settled and that Redis could not be told of.
         """
         name = f"{incarnation:016x}"
         self._done.update({(name, client_id.encode()): epoch for client_id, epoch in done})
         self._unfenced += [(name, number) for number in range(SLICES)]
 
     def idle(self) -> bool:
-        """Nothing is left to do."""
-        return not (self._unfenced or self._unread or self._due or self._asked)
+        """Whether nothing is left to do."""
+        return not (self._unfenced or self._unread or self._due or self._unanswered)
 
     def tick(self, now: float) -> float:
-        """Do what is due; when the next thing will be."""
-        if self._asked or self._commands.state != READY or self.idle():
+        """Do what is due; return the time of the next thing that will be."""
+        if self._unanswered or self._commands.state != READY or self.idle():
             return float("inf") if self.idle() else now + INTERVAL
         if self._unfenced:
             self._fence(now)
         elif self._unread:
             incarnation, number, cursor = self._unread.pop()
-            self._asked += 1
+            self._unanswered += 1
             command = packed("HSCAN", self._keys.wills(number, incarnation.encode()), cursor, "COUNT", PAGE)
             self._commands.submit(_Read(command, self, incarnation, number, cursor), now)
         elif now >= self._next and self._due[0][0] <= now:
@@ -85,7 +86,7 @@ class OrphanedWills:
     def _fence(self, now: float) -> None:
         unfenced, self._unfenced = self._unfenced, []
         for incarnation, number in unfenced:
-            self._asked += 1
+            self._unanswered += 1
             command = self._script.call([self._keys.dead(number, incarnation.encode())], ["fence", FENCED_FOR])
             self._commands.submit(_Fence(command, self, incarnation, number), now)
 
@@ -99,21 +100,21 @@ class OrphanedWills:
         for (incarnation, number), clients in batches.items():
             keys = [self._keys.wills(number, incarnation.encode()), *map(self._keys.owner, clients)]
             words: list[str | bytes | int] = ["take_wills", incarnation, *clients]
-            self._asked += 1
+            self._unanswered += 1
             self._commands.submit(_Take(self._script.call(keys, words), self, incarnation, number, clients), now)
 
     def _fenced(self, incarnation: str, number: int) -> None:
-        self._asked -= 1
+        self._unanswered -= 1
         self._unread.append((incarnation, number, b"0"))
 
     def _not_fenced(self, incarnation: str, number: int, failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
-        self._asked -= 1
+        self._unanswered -= 1
         self._unfenced.append((incarnation, number))
 
     def _read(self, incarnation: str, number: int, reply: object, now: float) -> None:
         assert isinstance(reply, list)
-        self._asked -= 1
+        self._unanswered -= 1
         cursor, pairs = reply
         for at in range(0, len(pairs), 2):
             words = pairs[at + 1].split(b" ", 2)
@@ -123,12 +124,12 @@ class OrphanedWills:
             self._unread.append((incarnation, number, cursor))
 
     def _unread_again(self, incarnation: str, number: int, cursor: bytes) -> None:
-        self._asked -= 1
+        self._unanswered -= 1
         self._unread.append((incarnation, number, cursor))
 
     def _taken(self, incarnation: str, clients: list[bytes], reply: object, now: float) -> None:
         assert isinstance(reply, list)
-        self._asked -= 1
+        self._unanswered -= 1
         for client, text in zip(clients, reply, strict=True):
             if not isinstance(text, bytes):
                 self.statistics.spared += 1
@@ -149,14 +150,14 @@ class OrphanedWills:
         self, incarnation: str, number: int, clients: list[bytes], failure: StoreFailure, now: float
     ) -> None:
         self._script.failed(failure, now)
-        self._asked -= 1
+        self._unanswered -= 1
         for client in clients:
             heapq.heappush(self._due, (now, incarnation, number, client))
 
 
 class _Fence(Command):
     def __init__(self, command: bytes, wills: OrphanedWills, incarnation: str, number: int) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._wills = wills
         self._incarnation = incarnation
         self._number = number
@@ -170,7 +171,7 @@ class _Fence(Command):
 
 class _Read(Command):
     def __init__(self, command: bytes, wills: OrphanedWills, incarnation: str, number: int, cursor: bytes) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._wills = wills
         self._incarnation = incarnation
         self._number = number
@@ -187,7 +188,7 @@ class _Take(Command):
     def __init__(
         self, command: bytes, wills: OrphanedWills, incarnation: str, number: int, clients: list[bytes]
     ) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._wills = wills
         self._incarnation = incarnation
         self._number = number
@@ -200,6 +201,6 @@ class _Take(Command):
         self._wills._not_taken(self._incarnation, self._number, self._clients, failure, now)
 
     def replied_late(self, reply: object, now: float) -> None:
-        """Redis has taken them out after all: they are ours to publish, and will not be found when asked for again."""
-        self._wills._asked += 1
+        """Redis has deleted the wills after all: publish them, as the next try will not find them."""
+        self._wills._unanswered += 1
         self._wills._taken(self._incarnation, self._clients, reply, now)

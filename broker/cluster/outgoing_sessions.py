@@ -60,7 +60,7 @@ class OutgoingSessions:
     # What peers ask.
 
     def asked_whether(self, peer: Peer, number: int, client_id: str) -> None:
-        self._claims.tell_whether(client_id, partial(self._answer_whether, peer, number))
+        self._claims.answer_whether(client_id, partial(self._answer_whether, peer, number))
 
     def _answer_whether(self, peer: Peer, number: int, has: bool) -> None:
         if not peer.gone:
@@ -80,7 +80,7 @@ class OutgoingSessions:
         now = self._clock()
         if peer.gone:
             if session is not None:
-                self._claims.keep_after_all(session, epoch + 1)
+                self._claims.keep_owned(session, epoch + 1)
             return
         if result.superseded or session is None:
             self._answer(peer, number, SUPERSEDED if result.superseded else NOTHING, result.epoch, UNKNOWN)
@@ -164,7 +164,7 @@ class OutgoingSessions:
         """Its new owner is gone: this worker owns it, after that claim and before claims that came since."""
         session = outgoing.exported.session
         if not session.ended:
-            self._claims.keep_after_all(session, outgoing.epoch + 1)
+            self._claims.keep_owned(session, outgoing.epoch + 1)
         self._decide(outgoing)
 
     def _end(self, outgoing: OutgoingSession) -> None:

@@ -1,11 +1,11 @@
-# The sessions that this worker owns, and telling Redis of them again when it may not know.
+# The sessions that this worker owns, and claiming them again when Redis may not know.
 #
-# Redis may have been away, or have lost what it knew: the end of its log, a replica's lag, everything. So all that is
-# held is claimed again, a page at a time, whenever the registry says `all_again()`; of two owners the later CONNECT
-# stays, and the conflict is left for session_claims.py to settle.
-# What is held is in two dicts: `_current`, and `_stale`, which Redis has to be told. That everything has become stale
-# is then a matter of exchanging them, also for a million sessions. What ends while Redis is away is remembered, as a
-# will that stayed there would be published when this worker dies.
+# Redis may have been away, or have lost data: the end of its log, what a replica did not have yet, everything. So after
+# `mark_all_stale()` all sessions that are held are claimed again, page by page. Of two owners the later CONNECT keeps
+# the session, and the conflict is left for session_claims.py to settle.
+# The sessions are in two dicts: `_current`, and `_stale`, which Redis has to be told. To mark all of them stale the
+# dicts are exchanged, which takes no time for a million sessions. Sessions that end while Redis is away are remembered:
+# a will that stayed in Redis would be published when this worker dies.
 from typing import Final
 
 from broker.cluster.owner import Owner, Ownership, epoch_and_owner, read_owner
@@ -16,11 +16,11 @@ from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
-PATIENCE: Final = 5.0  # seconds for what no client waits for
-PAGE: Final = 512  # sessions told of in one go: a million take two thousand pages, and none holds the loop for long
-PAGE_BYTES: Final = 1024 * 1024  # of wills in it
-REST: Final = 0.5  # seconds after Redis did not take a page
-MOST_ENDED: Final = 100_000  # sessions that have ended and that Redis holds for ours; a lease ends the others
+TIMEOUT: Final = 5.0  # seconds for commands that no client waits for
+PAGE: Final = 512  # sessions: a million take two thousand pages, and no page holds the loop for long
+PAGE_BYTES: Final = 1024 * 1024  # of wills in a page
+PAUSE: Final = 0.5  # seconds after a page that failed
+MOST_ENDED: Final = 100_000  # ended sessions that Redis has to be told of; the lease ends the others
 
 
 class OwnershipConflict:
@@ -38,10 +38,10 @@ class OwnershipConflict:
 class OwnedSessionsStatistics:
     def __init__(self) -> None:
         self.held = 0
-        self.stale = 0  # of those that are held
-        self.ended = 0  # not held any more, and Redis does not know
-        self.superseded = 0
-        self.unreleased = 0  # ended in an outage, and too many to tell Redis of
+        self.stale = 0  # of the sessions that are held
+        self.ended = 0  # released here, and Redis has not been told
+        self.superseded = 0  # given up, as another worker has the later claim
+        self.unreleased = 0  # ended in an outage, and beyond MOST_ENDED
 
 
 class OwnedSessions:
@@ -53,83 +53,83 @@ class OwnedSessions:
         worker: WorkerId,
         alone: bool = False,
     ) -> None:
-        """Who is *alone* finds other owners only among the dead."""
+        """*alone*: no other worker registers sessions, so any other owner that Redis names is dead."""
         self._counts = OwnedSessionsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
-        self._conflicts: list[OwnershipConflict] = []  # at most those of the pages that were answered in this turn
+        self._conflicts: list[OwnershipConflict] = []  # of the pages that were answered in this turn
         self._me = worker.incarnation_text
         self._place = f"{worker.shard} {worker.node}"
         self._alone = alone
         self._current: dict[str, Ownership] = {}
         self._stale: dict[str, Ownership] = {}
-        self._ended: dict[str, tuple[int, str]] = {}  # their epochs, and who is the owner again, or ""
-        self._pages = 0  # parts of a page that are under way
-        self._rest_until = 0.0
+        self._ended: dict[str, tuple[int, str]] = {}  # by client id: epoch, and the owner to be restored, or ""
+        self._unanswered = 0  # parts of a page
+        self._paused_until = 0.0
 
     def get(self, client_id: str) -> Ownership | None:
         return self._current.get(client_id) or self._stale.get(client_id)
 
     def hold(self, client_id: str, epoch: int, will: bytes) -> None:
-        """Redis says that the session is ours."""
+        """This worker owns the session, and Redis knows."""
         self._stale.pop(client_id, None)
         self._current[client_id] = Ownership(epoch, will, True)
 
-    def hold_unknown(self, client_id: str, epoch: int, will: bytes) -> None:
-        """The session is ours, and Redis has to be told."""
+    def hold_stale(self, client_id: str, epoch: int, will: bytes) -> None:
+        """This worker owns the session, and Redis has to be told."""
         former = self._drop(client_id)
         self._stale[client_id] = Ownership(epoch, will, former is not None and former.told)
 
-    def outdated(self, client_ids: list[str]) -> None:
-        """Redis does not know what we hold of these."""
+    def mark_stale(self, client_ids: list[str]) -> None:
+        """Redis may not know that this worker owns the sessions of *client_ids*."""
         for client_id in client_ids:
             held = self._current.pop(client_id, None)
             if held is not None:
                 self._stale[client_id] = held
 
-    def all_again(self) -> None:
-        """Redis may not know what we hold of any."""
+    def mark_all_stale(self) -> None:
+        """Redis may not know any session of this worker."""
         if len(self._stale) < len(self._current):
             self._stale, self._current = self._current, self._stale
         self._stale.update(self._current)
         self._current = {}
 
     def release(self, client_id: str) -> None:
-        """The session is not ours any more. If somebody else has claimed it meanwhile, it stays theirs."""
+        """This worker does not own the session any more. If another worker has claimed it since, that claim stays."""
         held = self._drop(client_id)
         if held is not None and held.told:
             self.release_epoch(client_id, held.epoch)
 
     def ended(self, client_id: str) -> bool:
-        """It was released, and Redis may not know."""
+        """Whether the session was released, and Redis may not know."""
         return client_id in self._ended
 
-    def goes_back_to(self, client_id: str) -> Owner | None:
-        """Who is the owner again of what was claimed too late, which Redis may not know."""
+    def restored_owner(self, client_id: str) -> Owner | None:
+        """The owner to be restored for a claim that Redis carried out too late; Redis may not know yet."""
         _, former = self._ended.get(client_id, (0, ""))
         return read_owner(former.encode())
 
     def release_epoch(self, client_id: str, epoch: int, former: str = "") -> None:
-        """The same, of a claim with *epoch* that is not held; *former*: who is the owner again, as Redis has it."""
+        """Release a claim with *epoch* that is not held; *former*: the text of the owner to be restored, or ""."""
         self._ended[client_id] = (epoch, former)
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem()
             self._counts.unreleased += 1
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
-        """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
+        """Give the session up if *epoch*, with which another worker owns it, is the later one; true if it is."""
         held = self.get(client_id)
         if held is None or held.epoch >= epoch:
             return False
         self._drop(client_id)
-        if held.will:  # its key is ours: nobody else takes it away
+        if held.will:  # it is under the incarnation of this worker: no other worker deletes it
             self.release_epoch(client_id, held.epoch)
         self._counts.superseded += 1
         return True
 
     def drop_will(self, client_id: str, now: float) -> bool:
-        """The will of *client_id* was published or taken back: nobody else has to publish it. False: Redis is away."""
+        """The will of *client_id* was published or withdrawn: delete it in Redis. False: Redis is away."""
         held = self.get(client_id)
         if held is None or not held.will:
             return True
@@ -140,18 +140,18 @@ class OwnedSessions:
             command = self._script.call([wills], ["drop_wills", client, held.epoch])
             self._commands.submit(_DropWill(command, self, client_id), now)
             return True
-        self.outdated([client_id])
+        self.mark_stale([client_id])
         return False
 
     def drop_will_of(self, former: Owner, client_id: str, now: float) -> None:
-        """*client_id* is ours now: what it left to be published when *former* dies, or has died, is taken back.
+        """This worker owns *client_id* now: withdraw the will that is stored for the death of *former*.
 
-        Whoever mourns would find nobody who has the session, once it has ended here [MQTT-3.1.3-9].
+        Once the session has ended here, nothing else would tell that the client came back in time [MQTT-3.1.3-9].
         """
         client = client_id.encode()
         wills = self._keys.wills(self._keys.slice_of(client), former.worker.incarnation_text.encode())
         self._commands.submit(
-            _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), PATIENCE), now
+            _DropFormerWill(self._script.call([wills], ["drop_wills", client, former.epoch]), TIMEOUT), now
         )
 
     def found_conflict(self, conflict: OwnershipConflict) -> None:
@@ -164,9 +164,9 @@ class OwnedSessions:
         conflicts, self._conflicts = self._conflicts, []
         return conflicts
 
-    def go_on(self, now: float) -> None:
-        """Tell Redis the next page of what it has to be told, once the last one is answered."""
-        if self._pages == 0 and self._commands.state == READY and now >= self._rest_until:
+    def send_page(self, now: float) -> None:
+        """Send Redis the next page of what it has to be told, once the last page is answered."""
+        if self._unanswered == 0 and self._commands.state == READY and now >= self._paused_until:
             if self._ended:
                 self._release_page(now)
             if self._stale:
@@ -208,25 +208,25 @@ class OwnedSessions:
             keys.append(self._keys.owner(client))
             words += [client, held.epoch, held.will]
         keys.append(self._keys.dead(number, self._me.encode()))
-        self._pages += 1
+        self._unanswered += 1
         self._commands.submit(_Reclaim(self._script.call(keys, words), self, client_ids), now)
 
     def claimed_again(self, client_ids: list[str], reply: object, now: float) -> None:
         assert isinstance(reply, list)
-        self._pages -= 1
+        self._unanswered -= 1
         for client_id, answer in zip(client_ids, reply, strict=True):
             epoch, other = epoch_and_owner(answer)
             held = self.get(client_id)
             if held is None:
-                continue  # it was released after this was asked, and Redis was told in that order
+                continue  # released since; Redis gets the release after this page
             if epoch > held.epoch:
                 held.epoch = epoch
             if other is None:
                 continue
             if epoch:
                 self.found_conflict(OwnershipConflict(client_id, other, held.epoch))
-            elif self._alone:  # the clock was turned back since then
-                self.hold_unknown(client_id, max(held.epoch, other.epoch + 1), held.will)
+            elif self._alone:  # the clock of Redis was set back
+                self.hold_stale(client_id, max(held.epoch, other.epoch + 1), held.will)
             elif other.epoch >= held.epoch:
                 self._drop(client_id)
                 self._counts.superseded += 1
@@ -234,9 +234,9 @@ class OwnedSessions:
 
     def not_claimed_again(self, client_ids: list[str], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
-        self._rest_until = now + REST
-        self._pages -= 1
-        self.outdated(client_ids)
+        self._paused_until = now + PAUSE
+        self._unanswered -= 1
+        self.mark_stale(client_ids)
 
     # Releasing.
 
@@ -257,16 +257,16 @@ class OwnedSessions:
             client = client_id.encode()
             keys.append(self._keys.owner(client))
             words += [client, epoch, former]
-        self._pages += 1
+        self._unanswered += 1
         self._commands.submit(_Release(self._script.call(keys, words), self, ended), now)
 
     def released(self) -> None:
-        self._pages -= 1
+        self._unanswered -= 1
 
     def not_released(self, ended: dict[str, tuple[int, str]], failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
-        self._rest_until = now + REST
-        self._pages -= 1
+        self._paused_until = now + PAUSE
+        self._unanswered -= 1
         for client_id, (epoch, former) in ended.items():
             if client_id not in self._ended:
                 self.release_epoch(client_id, epoch, former)
@@ -274,7 +274,7 @@ class OwnedSessions:
 
 class _Reclaim(Command):
     def __init__(self, command: bytes, owned: OwnedSessions, client_ids: list[str]) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._owned = owned
         self._client_ids = client_ids
 
@@ -287,7 +287,7 @@ class _Reclaim(Command):
 
 class _Release(Command):
     def __init__(self, command: bytes, owned: OwnedSessions, ended: dict[str, tuple[int, str]]) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._owned = owned
         self._ended = ended
 
@@ -300,7 +300,7 @@ class _Release(Command):
 
 class _DropWill(Command):
     def __init__(self, command: bytes, owned: OwnedSessions, client_id: str) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._owned = owned
         self._client_id = client_id
 
@@ -308,11 +308,11 @@ class _DropWill(Command):
         pass
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._owned.outdated([self._client_id])
+        self._owned.mark_stale([self._client_id])
 
 
 class _DropFormerWill(Command):
-    """If this fails the will is published should its time come after the session has ended here."""
+    """If this fails, the will is published if the session has ended here before the delay of the will has passed."""
 
     def replied(self, reply: object, now: float) -> None:
         pass

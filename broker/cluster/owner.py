@@ -1,4 +1,4 @@
-# Who owns a session, as Redis says it, and what a worker knows of a session that it owns.
+# The owner of a session, as Redis has it, and what a worker knows of a session that it owns.
 from broker.worker_id import WorkerId
 
 
@@ -15,8 +15,8 @@ class Owner:
 class Ownership:
     def __init__(self, epoch: int, will: bytes, told: bool) -> None:
         self.epoch = epoch
-        self.will = will  # as `will_record.encode()` makes it; b"": it has none
-        self.told = told  # Redis has, or may have, an owner of this client id that is us
+        self.will = will  # as `will_record.encode()` makes it; b"": there is none
+        self.told = told  # Redis names this worker as the owner, or may
 
 
 def read_owner(text: bytes) -> Owner | None:
@@ -32,7 +32,7 @@ def read_owner(text: bytes) -> Owner | None:
 
 
 def epoch_and_owner(reply: object) -> tuple[int, Owner | None]:
-    """What claim.lua answers to claim and, for each, to reclaim."""
+    """The answer of claim.lua to claim, or to one session of a reclaim."""
     assert isinstance(reply, list)
     text = reply[1]
     return int(reply[0]), read_owner(text) if isinstance(text, bytes) else None

@@ -1,8 +1,8 @@
 # A peer: another worker of the node, at the other end of two lanes.
 #
-# It is never refused what is for it. Publishes are put to its gate before they are offered; how many of them it has
-# processed follows from how much of the lane it has, by marks that are made as the lane is written. Over SHUT bytes on
-# the lane, of whatever kind, nobody begins a publish that it needs, until it is down to OPEN.
+# Nothing that is for a peer is dropped. A publish takes room at the gate of the peer before it is written to the data
+# lane. The peer reports how many bytes of the lane it has processed; marks, which are made as the lane is written, say
+# how many publishes that is. Above SHUT bytes on the lane, of whatever kind, the gate is closed until OPEN are left.
 from collections import deque
 from typing import Final
 
@@ -18,14 +18,14 @@ from broker.session.message import NEVER, Message
 from broker.session.run import Run
 from broker.worker_id import WorkerId
 
-SHUT: Final = 2 * 1024 * 1024  # bytes on their way to a peer: tens of milliseconds of work for it
+SHUT: Final = 2 * 1024 * 1024  # bytes on their way to a peer: tens of milliseconds of its work
 MARK: Final = 0.001  # seconds between two marks
 OPEN: Final = 1024 * 1024
 ANY: Final = 1 << 40
 
 
 class Mark:
-    """What had been put to the gate when the lane was *written* bytes long."""
+    """How much had been taken at the gate when *written* bytes had been written to the lane."""
 
     def __init__(self, written: int, count: int, size: int, at: float) -> None:
         self.written = written
@@ -39,23 +39,25 @@ class Peer(Neighbour):
         super().__init__(worker, gate)
         self.data = data
         self.control = control
-        self.confirmed = 0  # the last change of interest that it has taken, and we all that it sent before that
-        self.taken = 0  # bytes of its data lane that we have processed
-        self._promised: deque[tuple[int, int]] = deque()  # (change that it has taken, what it had written until then)
-        self.writer: Final = writer_of(worker)  # in the stamps of what it retains
-        self.told_all = False  # we know all that its clients have subscribed to
-        self.retained_all = False  # and all that it had retained
+        self.confirmed = 0  # the last change that the peer has taken, all that it sent before being processed here
+        self.taken = 0  # bytes of the data lane from the peer that are processed here
+        self._promised: deque[tuple[int, int]] = (
+            deque()
+        )  # (change that the peer has taken, bytes it had written before)
+        self.writer: Final = writer_of(worker)  # the lower bits of its stamps
+        self.told_all = False  # it has told all filters of its subscribers
+        self.retained_all = False  # it has told all its retained messages
         self.filters: dict[bytes, None] = {}  # of its subscribers
         self._outbox = data.outbox
-        self._written = 0  # bytes, on the data lane
-        self._done = 0  # those of them that it has processed
+        self._written = 0  # bytes, to the data lane
+        self._done = 0  # bytes of them that the peer has processed
         self._marks: deque[Mark] = deque()
-        self._mark = Mark(0, 0, 0, 0.0)  # the last that was reached
+        self._mark = Mark(0, 0, 0, 0.0)  # the last one that the peer has reached
         self._format = V311
 
     def offer(self, message: Message, now: float) -> None:
         if message.retain:
-            return  # it has crossed already: everybody keeps it, subscribed or not
+            return  # it was written to every peer already: all workers retain it
         if message.expires != NEVER:
             self.write(wire.message(message, wire.DELIVER, "", 0))
             return
@@ -84,7 +86,7 @@ class Peer(Neighbour):
         self.control.outbox.write(chunk)
 
     def mark(self, now: float) -> None:
-        """Between two publishes, each slice at least: all that was put to the gate until now has been offered."""
+        """Mark the lane: all publishes taken at the gate so far are written. To be called between two publishes."""
         marks = self._marks
         last = marks[-1] if marks else self._mark
         gate = self.gate
@@ -96,12 +98,12 @@ class Peer(Neighbour):
             last.size = gate.taken_bytes
         else:
             marks.append(Mark(self._written, gate.taken, gate.taken_bytes, gate.latest()))
-        if self._written <= self._done:  # nothing of it came to be sent, as when its publisher might not publish it
+        if self._written <= self._done:  # they were not written, as when their publishers were not authorised
             self._reach(now)
 
     def processed(self, count: int, now: float) -> bool:
-        """It has processed *count* bytes of the data lane in all; true if its gate is open now."""
-        self.mark(now)  # it may be so quick that it answers within the slice in which it was written to
+        """The peer has processed *count* bytes of the data lane in all; true if its gate is open now."""
+        self.mark(now)  # it may answer within the slice in which it was written to
         self._done = count
         if self.gate.blocked and self._written - count <= OPEN:
             self.gate.unblock()
@@ -109,7 +111,7 @@ class Peer(Neighbour):
         return self.gate.open
 
     def _reach(self, now: float) -> None:
-        """What lies before the byte up to which it has processed the lane is done."""
+        """Tell the gate that the publishes before the last mark that the peer has reached are done."""
         reached = self._mark
         marks = self._marks
         while marks and marks[0].written <= self._done:
@@ -120,31 +122,31 @@ class Peer(Neighbour):
             self.gate.done(reached.count - before.count, reached.size - before.size, now - reached.at, now)
 
     def promise(self, sequence: int, written: int) -> None:
-        """It has taken our changes up to *sequence*, and had written *written* bytes to its data lane until then."""
+        """The peer has taken changes up to *sequence*, before which it had written *written* bytes to its data lane."""
         self._promised.append((sequence, written))
 
     def promised(self) -> bool:
         return bool(self._promised)
 
     def confirm(self) -> None:
-        """What it had written before it took a change is here by now, or is not."""
+        """Note the changes that the peer took, as far as what it had written before is processed here."""
         promised = self._promised
         while promised and promised[0][1] <= self.taken:
             self.confirmed = promised.popleft()[0]
 
     def written(self) -> int:
-        """Bytes, on the data lane to it."""
+        """Bytes written to the data lane so far."""
         return self._written
 
     def backlog(self) -> int:
-        """Bytes on their way to it, as far as we know."""
+        """Bytes of the data lane that the peer has not reported as processed."""
         return self._written - self._done
 
 
 def unbounded(fd: int, dirty: "Ring[Outbox]") -> Outbox:
-    """An outbox that is always writable, as gates bound what it is given, and goes before those of clients.
+    """An outbox that is always writable, as gates bound its content, and that is sent before those of clients.
 
-    Behind a pass over thousands of readers the others would begin theirs when ours ends.
+    Otherwise peers would start to deliver a publish only after this worker has sent it to thousands of clients.
     """
     outbox = Outbox(fd, ANY, ANY >> 1, OutboundBudget(ANY), dirty)
     outbox.first = True

@@ -1,17 +1,16 @@
--- What is left of a quota that all workers share, and who they are. Each call is one step for everybody.
+-- What is left of a quota that workers share, and how many workers there are. Each call is atomic.
 --
--- A quota is token buckets, one for each window of its rate, filled by Redis' own clock: a hash with the level of each
--- under its seconds, and the time of these levels under "at". What is not there is full. Amounts that are asked and
--- granted are thousandths.
+-- A quota is one token bucket for each window of its rate, filled by the clock of Redis: a hash with the level of each
+-- under its seconds, and the time of these levels under "at". A missing bucket is full. Amounts are thousandths.
 --
 --   beat   KEYS sorted set of the workers
 --          ARGV op, incarnation of the worker, seconds that it is remembered
 --          -> how many workers there are
 --   lease  KEYS quota
---          ARGV op, number of workers, used up without us, 1 if that was while we were away, else 0,
---               wanted for QoS 1 and 2, wanted for anybody,
---               then for each window: count, seconds, how much of it is for QoS 1 and 2 alone
---          -> {granted for QoS 1 and 2, granted for anybody}
+--          ARGV op, number of workers, used without a lease, 1 if that was while Redis was away, else 0,
+--               wanted for QoS 1 and 2, wanted for any QoS,
+--               then for each window: count, seconds, how much of it is reserved for QoS 1 and 2
+--          -> {granted for QoS 1 and 2, granted for any QoS}
 local op = ARGV[1]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -29,7 +28,7 @@ if op == 'lease' then
   local workers, used, settles = tonumber(ARGV[2]), tonumber(ARGV[3]) / 1000, ARGV[4] == '1'
   local firm, loose = tonumber(ARGV[5]), tonumber(ARGV[6])
   local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)
-  local passed = math.max(0, now - at) -- a server that takes over may have a slower clock
+  local passed = math.max(0, now - at) -- after a failover the clock may be behind
   local levels, longest = {}, 1
   local for_firm, for_loose = math.huge, math.huge
   for i = 7, #ARGV, 3 do
@@ -38,7 +37,7 @@ if op == 'lease' then
     local level = tonumber(redis.call('HGET', KEYS[1], ARGV[i + 1]) or count)
     level = math.min(count, level + passed * rate)
     level = settles and math.max(math.min(0, level), level - used) or level - used
-    -- Of what comes in 100 ms the others find their parts, or who asks just before them would have them every time.
+    -- Each worker leaves the others their parts of what comes in 100 ms, or the first to ask would get everything.
     local part = rate * SLICE / workers
     local mine = math.min(level, math.max(part, level - part * (workers - 1)))
     for_firm = math.min(for_firm, mine)

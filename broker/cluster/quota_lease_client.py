@@ -1,8 +1,8 @@
-# The quotas that all workers share, as far as Redis is concerned: what is asked of quota_lease.lua, and when.
+# Quotas that workers share: the calls of quota_lease.lua.
 #
-# Each worker tells Redis each second that it is there, and hears how many there are: when Redis is away, each goes on
-# with that part of every rate. That, or any ask, failing means that Redis is away; the next answer that it is back.
-# What to ask for, and what follows from an answer, is overload/quotas/lease.py.
+# Each second a worker sends Redis a beat, and Redis answers how many workers there are: while Redis is away each worker
+# goes on with its part of every rate. A beat or a lease that fails means that Redis is away, the next answer that it is
+# back. overload/quotas/lease.py decides what to ask for, and what follows from an answer.
 from importlib.resources import files
 from typing import Final
 
@@ -13,16 +13,16 @@ from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
-PATIENCE: Final = 0.3  # seconds; an answer takes well below a millisecond, and clients wait for it
+TIMEOUT: Final = 0.3  # seconds; an answer takes well below a millisecond, and clients wait for it
 BEAT: Final = 1.0  # seconds
-REMEMBERED: Final = 3  # seconds that Redis counts a worker after its last beat: one that is late, or lost, is no end
+REMEMBERED: Final = 3  # seconds for which Redis counts a worker after its last beat: one beat may be late or lost
 
 
 class QuotaLeaseStatistics:
     def __init__(self) -> None:
         self.asked = 0
-        self.short = 0  # answers that gave less than what was asked for
-        self.failed = 0  # asks and beats
+        self.short = 0  # answers that granted less than was asked for
+        self.failed = 0  # leases and beats
         self.outages = 0
 
 
@@ -35,14 +35,16 @@ class QuotaLeaseClient:
         self._leases = leases
         self._incarnation = worker.incarnation_text
         self._beat = 0.0
-        self._connected = -1  # times that the line had been made when it was told the script
+        self._script_sent = -1  # `times_ready` when the script was sent last
 
     def tick(self, now: float) -> float:
-        """Do what is due; when the next thing will be."""
+        """Do what is due; return the time of the next thing that will be."""
         leases = self._leases
         leases.redis.tick(now)
-        if self._connected != self._commands.times_ready:  # who is back late keeps the others by their shares
-            self._connected = self._commands.times_ready
+        if (
+            self._script_sent != self._commands.times_ready
+        ):  # at once: the others go on with their shares until all are back
+            self._script_sent = self._commands.times_ready
             self.script.load(now)
             self._beat = now
         if now >= self._beat:
@@ -64,7 +66,7 @@ class QuotaLeaseClient:
         return self.script.call([self._keys.quota(lease.name)], words)
 
     def beaten(self, workers: object, now: float) -> None:
-        """Redis knows that we are here, and has said how many are."""
+        """Redis has answered a beat with the number of workers."""
         assert isinstance(workers, int)
         self._leases.redis.heard(workers, now)
 
@@ -93,7 +95,7 @@ def _amounts(reply: object) -> tuple[int, int]:
 
 class _Beat(Command):
     def __init__(self, leasing: QuotaLeaseClient, command: bytes) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._leasing = leasing
 
     def replied(self, reply: object, now: float) -> None:
@@ -105,7 +107,7 @@ class _Beat(Command):
 
 class _Lease(Command):
     def __init__(self, leasing: QuotaLeaseClient, command: bytes, ask: Ask) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._leasing = leasing
         self._ask = ask
 

@@ -40,7 +40,7 @@ class RegisteredStore:
             epoch = self._registry.epoch_of(client_id)
             self._registry.release(client_id)
             if session.will is not None:  # it is published now: were this worker killed next, it would be once more
-                self._registry.tell(self._clock())
+                self._registry.send_now(self._clock())
                 if self._registry.owned.ended(client_id):  # Redis cannot be told now
                     self._will_settled(client_id, epoch)
         self._memory.forget(session)

@@ -1,11 +1,11 @@
 # The registry: which worker owns the session of a client id, in the whole cluster [MQTT-3.1.4-3].
 #
-# It is kept in Redis, and each step is one call of claim.lua, so as far as Redis can tell two workers never own a
-# session at once. A claim gives an epoch that is greater than all before, and names who owned the session until then;
-# what an owner says later with a lower epoch changes nothing (it is fenced).
-# Redis is not needed to go on: what is claimed while it is away, and all that it may have forgotten, it is told of
-# again (owned_sessions.py): when the connection is ready again, when the generation key is another one, and before a
-# lease ends.
+# It is kept in Redis, and each step is one call of claim.lua, so Redis never has two owners of a session. A claim
+# returns an epoch that is greater than all epochs before, and the former owner; later calls of that owner, with a lower
+# epoch, change nothing (it is fenced).
+# The workers go on without Redis: sessions that were claimed while it was away, and all that it may have lost, are
+# claimed again (owned_sessions.py) when the connection is ready again, when the generation key has another value, and
+# before a lease ends.
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
@@ -20,7 +20,7 @@ from broker.cluster.claim_policy import (
     before_asking,
     patience,
 )
-from broker.cluster.owned_sessions import PATIENCE, OwnedSessions, OwnershipConflict
+from broker.cluster.owned_sessions import TIMEOUT, OwnedSessions, OwnershipConflict
 from broker.cluster.owner import Owner, epoch_and_owner
 from broker.config.schema import Overload
 from broker.overload.gate import Gate
@@ -31,33 +31,37 @@ from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
-CLAIMED: Final = 0  # `epoch` and `former` say what Redis said
+CLAIMED: Final = 0  # Redis has answered with `epoch` and `former`
 LOCAL: Final = 1  # Redis is away, and the session may be claimed within the node: see `Registry.hold_locally()`
-REFUSED: Final = 2  # Redis is away, and the session may be elsewhere: SERVER_UNAVAILABLE (0x88; 3.x: 3)
+REFUSED: Final = 2  # Redis is away, and the session may be at another node: SERVER_UNAVAILABLE (0x88; 3.x: 3)
 
-NO_RESOURCE: Final = 0  # no publish waits for claims
-LOOK: Final = 1.0  # seconds between two looks at the generation
-LETTING_IN: Final = 1000  # units of the reactor's quantum: what follows from a claim, 50 us; few are done at a time
-DOUBT: Final = 2 * LONGEST_PAUSE  # seconds in which all workers tell Redis, when it is back, what it may have forgotten
-RENEW: Final = LEASE / 3  # seconds after which everything is claimed again, so that no lease ends
+NO_RESOURCE: Final = 0  # publishes do not need the gate of claims
+CHECK_EVERY: Final = 1.0  # seconds between two checks of the generation
+CLAIM_COST: Final = 1000  # units of the reactor's quantum: the answer to a claim costs 50 us
+UNCERTAIN_FOR: Final = (
+    2 * LONGEST_PAUSE
+)  # seconds within which all workers have told a Redis that is back what it may have lost
+RENEW: Final = LEASE / 3  # seconds after which all sessions are claimed again, so that no lease ends
 
 
 class Verdict:
-    """What a claim came to."""
+    """The result of a claim."""
 
-    def __init__(self, outcome: int, epoch: int, former: Owner | None, doubtful: bool = False) -> None:
+    def __init__(self, outcome: int, epoch: int, former: Owner | None, uncertain: bool = False) -> None:
         self.outcome = outcome
         self.epoch = epoch
-        self.former = former  # None also if it was this worker
-        self.doubtful = doubtful  # Redis named this worker for a claim that nobody heard of, or has just come back and
-        # may have forgotten what it knew: anybody may have the session
+        self.former = former  # None also if this worker was the owner
+        self.uncertain = (
+            uncertain  # any worker may have the session: Redis named this worker for a claim whose answer was
+        )
+        # lost, or has just come back and may have lost data
 
 
 class RegistryStatistics:
     def __init__(self) -> None:
         self.claims = 0
         self.outcomes = [0, 0, 0]  # by CLAIMED, LOCAL, REFUSED
-        self.forgotten = 0  # times that the generation was another one
+        self.forgotten = 0  # times that the generation had changed
 
 
 class Registry(OnReady):
@@ -74,8 +78,8 @@ class Registry(OnReady):
     ) -> None:
         """*wall*: Unix time in seconds; *new_generation* returns a random text.
 
-        Who is *alone*, the only worker of all that use this Redis, has nobody to ask: it claims at once, and Redis is
-        told afterwards, of many in one go, for the sake of the wills and of whoever comes after it.
+        *alone*: this is the only worker that registers sessions. It claims at once, and Redis is told afterwards, of
+        many sessions in one call, for the wills and for the worker that replaces this one.
         """
         self.worker = worker
         self.statistics = RegistryStatistics()
@@ -86,22 +90,24 @@ class Registry(OnReady):
         self._me = worker.incarnation_text
         self._place = f"{worker.shard} {worker.node}"
         self._overload = overload
-        self._gate = Gate(overload, "", NO_RESOURCE, 0.0)  # for claims
+        self._gate = Gate(overload, "", NO_RESOURCE, 0.0)  # of claims
         self._alone = alone
         self._wall = wall
         self._new_generation = new_generation
         self._generation: object = None
-        self._look = 0.0
-        self._doubtful_until = 0.0
+        self._next_check = 0.0
+        self._uncertain_until = 0.0
         self._renew = 0.0
-        self._again: dict[_Claim, float] = {}  # claims that ask again, by when; few, and at most as old as PAUSE
+        self._retries: dict[
+            _Claim, float
+        ] = {}  # claims that are tried again, and when; few, and at most as old as PAUSE
         commands.on_ready(self)
 
     def claim(self, client_id: str, lasting: bool, will: bytes, then: Callable[[Verdict], None], now: float) -> None:
-        """A CONNECT wants the session of *client_id*; *then* is called once, perhaps before this returns.
+        """A CONNECT claims the session of *client_id*; *then* is called once, perhaps before this returns.
 
-        *lasting*: it outlives its connection. *will*: as `will_record.encode()` makes it, or b"". What is CLAIMED is
-        held until `release()`.
+        *lasting*: the session outlives its connection. *will*: as `will_record.encode()` makes it, or b"". A session
+        that is CLAIMED is held until `release()`.
         """
         self.statistics.claims += 1
         claim = _Claim(self, client_id, lasting, will, then, now)
@@ -115,67 +121,69 @@ class Registry(OnReady):
         return self._alone or self._gate.fits(1, 0) or self._commands.unresponsive_for(now) >= CLAIM_PATIENCE
 
     def next_epoch(self, client_id: str) -> int:
-        """For a claim that Redis is not asked for: by our clock, and later than what we know."""
+        """An epoch for a claim without Redis: from the clock of this worker, and later than the epoch it holds."""
         return max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
 
     def hold_locally(self, client_id: str, epoch: int, will: bytes) -> None:
         """The session was claimed within the node with *epoch*. Redis is told when it is back."""
-        self.owned.hold_unknown(client_id, epoch, will)
+        self.owned.hold_stale(client_id, epoch, will)
 
     def release(self, client_id: str) -> None:
-        """The session has ended, or went elsewhere. If somebody else has claimed it meanwhile, it stays theirs."""
+        """The session has ended here. If another worker has claimed it since, that claim stays."""
         self.owned.release(client_id)
 
-    def tell(self, now: float) -> None:
-        """Have Redis know now what it is told soon in any case, unless it is being told something of that."""
-        self.owned.go_on(now)
+    def send_now(self, now: float) -> None:
+        """Send Redis now what `tick()` would send, unless a page is unanswered."""
+        self.owned.send_page(now)
 
     def yield_to(self, client_id: str, epoch: int) -> bool:
-        """Another worker says that it owns the session with *epoch*: true if that is later, and ours is given up."""
+        """Give the session up if *epoch*, with which another worker owns it, is the later one; true if it is."""
         return self.owned.yield_to(client_id, epoch)
 
-    def leaves(self, client_id: str, will: bytes) -> None:
-        """*client_id*, which is held, leaves *will*, and not what was claimed with it."""
+    def replace_will(self, client_id: str, will: bytes) -> None:
+        """The session of *client_id*, which is held, has *will* now, and not the one it was claimed with."""
         held = self.owned.get(client_id)
         if held is not None and held.will != will:
-            self.owned.hold_unknown(client_id, held.epoch, will)
+            self.owned.hold_stale(client_id, held.epoch, will)
 
     def drop_will(self, client_id: str, now: float) -> bool:
-        """The will of *client_id* was published or taken back: nobody else has to publish it. False: Redis is away."""
+        """The will of *client_id* was published or withdrawn: delete it in Redis. False: Redis is away."""
         return self.owned.drop_will(client_id, now)
 
     def epoch_of(self, client_id: str) -> int:
-        """The epoch that this worker holds *client_id* with; 0 if it does not."""
+        """The epoch with which this worker owns *client_id*; 0 if it does not."""
         held = self.owned.get(client_id)
         return 0 if held is None else held.epoch
 
     def tick(self, now: float) -> float:
-        """Do what is due; when the next thing will be."""
-        due = now + LOOK
-        again = self._again
+        """Do what is due; return the time of the next thing that will be."""
+        due = now + CHECK_EVERY
+        again = self._retries
         if again:
             for claim in [claim for claim, when in again.items() if when <= now]:
                 del again[claim]
                 self._ask(claim, now)
             due = min([due, *again.values()])
         if self._commands.state == READY:
-            if now >= self._look:
-                self._look_at_generation(now)
+            if now >= self._next_check:
+                self._check_generation(now)
             if now >= self._renew:
-                self._claim_all_again(now)
-            self.owned.go_on(now)
-            due = min(due, self._look)
+                self._reclaim_all(now)
+            self.owned.send_page(now)
+            due = min(due, self._next_check)
         return due
 
     def redis_ready(self, now: float) -> None:
-        """The line is there (again): the script first, then the generation, then all that we hold."""
-        self._gate = Gate(self._overload, "", NO_RESOURCE, now)  # it may be another server, and be elsewhere
+        """Redis is (again) connected: send the script, then check the generation, then claim all sessions again."""
+        self._gate = Gate(self._overload, "", NO_RESOURCE, now)  # it may be another server, at another distance
         self.script.load(now)
-        self._commands.submit(_Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now)
-        self._look_at_generation(now)
+        self._commands.submit(
+            _MakeGeneration(packed("SET", self._keys.generation, self._new_generation(), "NX"), TIMEOUT), now
+        )
+        self._check_generation(now)
         if self._generation is not None:
-            self._doubtful_until = now + DOUBT
-        self._claim_all_again(now)
+            self._uncertain_until = now + UNCERTAIN_FOR
+        self._reclaim_all(now)
 
     def _ask(self, claim: "_Claim", now: float) -> None:
         client = claim.client_id.encode()
@@ -189,72 +197,72 @@ class Registry(OnReady):
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, named = epoch_and_owner(reply)
-        former = claim.comes_after(named)
+        former = claim.former_owner(named)
         ours = former is not None and former.worker == self.worker
         held = self.owned.get(claim.client_id)
-        doubtful = ours or (former is None and now < self._doubtful_until)
-        doubtful = doubtful and held is None and not self.owned.ended(claim.client_id)
+        uncertain = ours or (former is None and now < self._uncertain_until)
+        uncertain = uncertain and held is None and not self.owned.ended(claim.client_id)
         if ours:  # perhaps by an earlier CONNECT, whose claim came too late: then the session is still where it was
-            former = self.owned.goes_back_to(claim.client_id) if held is None else None
+            former = self.owned.restored_owner(claim.client_id) if held is None else None
         if held is None or held.epoch < epoch:
             self.owned.hold(claim.client_id, epoch, claim.will)
-        else:  # claimed within the node by a clock that is ahead of Redis': that epoch stays
+        else:  # claimed within the node, by a clock that is ahead of Redis: that epoch stays
             epoch = held.epoch
-            self.owned.hold_unknown(claim.client_id, epoch, claim.will)
+            self.owned.hold_stale(claim.client_id, epoch, claim.will)
         if former is not None:
             self.owned.drop_will_of(former, claim.client_id, now)
-        claim.decide(CLAIMED, epoch, former, doubtful)
+        claim.decide(CLAIMED, epoch, former, uncertain)
 
     def failed(self, claim: "_Claim", failure: StoreFailure, now: float) -> None:
         self.script.failed(failure, now)
         step = after_failure(failure, claim.lasting, now - claim.since)
         if step == ASK_AGAIN:
-            self._again[claim] = now + PAUSE
+            self._retries[claim] = now + PAUSE
         else:
             claim.decide(REFUSED if step == REFUSE else LOCAL, 0, None)
 
     def came_late(self, claim: "_Claim", reply: object, now: float) -> None:
-        """Redis did what we had given up: what it wrote holds if the session is ours, and is else taken back."""
+        """Redis has carried out a claim that had timed out: undo that unless this worker owns the session."""
         epoch, named = epoch_and_owner(reply)
-        former = claim.comes_after(named)
+        former = claim.former_owner(named)
         if not claim.decided:
-            return  # it has asked again, and that answer is the later one
+            return  # it was tried again, and that answer is the later one
         held = self.owned.get(claim.client_id)
         ours = former is not None and former.worker == self.worker
         if held is None:
             if former is None or not ours:
                 self.owned.release_epoch(claim.client_id, epoch, "" if former is None else former.text())
-            return  # ours by a claim nobody heard of: it stays, and who claims next will ask all, as we have nothing
+            return  # this worker owns it since another late claim; the next claimant asks all workers
         if held.epoch < epoch:
             held.epoch = epoch
         if former is not None and not ours:
             self.owned.found_conflict(OwnershipConflict(claim.client_id, former, held.epoch))
 
-    def _claim_all_again(self, now: float) -> None:
+    def _reclaim_all(self, now: float) -> None:
         self._renew = now + RENEW
-        self.owned.all_again()
+        self.owned.mark_all_stale()
 
-    def _look_at_generation(self, now: float) -> None:
-        self._look = now + LOOK
-        self._commands.submit(_Look(self, packed("GET", self._keys.generation)), now)
+    def _check_generation(self, now: float) -> None:
+        self._next_check = now + CHECK_EVERY
+        self._commands.submit(_CheckGeneration(self, packed("GET", self._keys.generation)), now)
 
     def generation_is(self, generation: object, now: float) -> None:
-        """What Redis said when it was asked; None: it has lost everything while the line was up."""
+        """Redis has answered; None: it has lost everything while the connection was up."""
         if generation is None:
             self._commands.submit(
-                _Begin(packed("SET", self._keys.generation, self._new_generation(), "NX"), PATIENCE), now
+                _MakeGeneration(packed("SET", self._keys.generation, self._new_generation(), "NX"), TIMEOUT), now
             )
-            self._look_at_generation(now)
+            self._check_generation(now)
         elif generation != self._generation:
             if self._generation is not None:
                 self.statistics.forgotten += 1
-                self._doubtful_until = now + DOUBT
-                self._claim_all_again(now)
+                self._uncertain_until = now + UNCERTAIN_FOR
+                self._reclaim_all(now)
             self._generation = generation
 
 
 class _Claim:
-    """A CONNECT that waits for its session."""
+    """A CONNECT that waits for the answer of Redis."""
 
     def __init__(
         self,
@@ -275,23 +283,23 @@ class _Claim:
         self._heard = False
         self._former: Owner | None = None
 
-    def comes_after(self, former: Owner | None) -> Owner | None:
-        """Who had the session before all tries of this claim; *former*: before the one that Redis speaks of."""
+    def former_owner(self, former: Owner | None) -> Owner | None:
+        """The owner before the first try of this claim; *former*: the owner before this try."""
         if not self._heard:
             self._heard = True
             self._former = former
         return self._former
 
-    def decide(self, outcome: int, epoch: int, former: Owner | None, doubtful: bool = False) -> None:
+    def decide(self, outcome: int, epoch: int, former: Owner | None, uncertain: bool = False) -> None:
         self.decided = True
         self.registry.statistics.outcomes[outcome] += 1
-        self._then(Verdict(outcome, epoch, former, doubtful))
+        self._then(Verdict(outcome, epoch, former, uncertain))
 
 
 class _ClaimStep(Command):
     def __init__(self, command: bytes, patience: float, claim: _Claim, gate: Gate, now: float) -> None:
         super().__init__(command, patience)
-        self.units = LETTING_IN
+        self.units = CLAIM_COST
         self._claim = claim
         self._gate = gate
         self._asked = now
@@ -309,8 +317,8 @@ class _ClaimStep(Command):
         self._claim.registry.came_late(self._claim, reply, now)
 
 
-class _Begin(Command):
-    """The generation is set, unless somebody was first. A look comes after it, and sees what came of it."""
+class _MakeGeneration(Command):
+    """Set the generation, unless another worker was first. A check follows, and reads the result."""
 
     def replied(self, reply: object, now: float) -> None:
         pass
@@ -319,11 +327,11 @@ class _Begin(Command):
         pass
 
 
-class _Look(Command):
-    """A look at the generation; if it fails, there will be another."""
+class _CheckGeneration(Command):
+    """Read the generation; if this fails, another check follows."""
 
     def __init__(self, registry: Registry, command: bytes) -> None:
-        super().__init__(command, PATIENCE)
+        super().__init__(command, TIMEOUT)
         self._registry = registry
 
     def replied(self, reply: object, now: float) -> None:

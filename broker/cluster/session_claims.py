@@ -80,7 +80,7 @@ class SessionClaims:
         for epoch, then in claim.askers:
             self.give_up(client_id, epoch, then)
         for tell in claim.questions:
-            self.tell_whether(client_id, tell)
+            self.answer_whether(client_id, tell)
         if claim.behind:
             self.begin(_Claim(self, claim.behind.popleft(), claim.behind))
 
@@ -106,7 +106,7 @@ class SessionClaims:
             self.counts.given_up += 1
         then(TakeoverResult(session, held))
 
-    def tell_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
+    def answer_whether(self, client_id: str, then: Callable[[bool], None]) -> None:
         """Call *then*, once no claim is under way, with whether there is a session here."""
         claim = self._claims.get(client_id)
         if claim is not None:
@@ -114,7 +114,7 @@ class SessionClaims:
         else:
             then(self.store.find(client_id) is not None)
 
-    def keep_after_all(self, session: Session, epoch: int) -> None:
+    def keep_owned(self, session: Session, epoch: int) -> None:
         """The peer that had asked for *session* is gone: this worker owns it with *epoch*, the one after that claim."""
         self.registry.hold_locally(session.client_id, epoch, _will_of(session))
 
@@ -148,7 +148,7 @@ class SessionClaims:
         if has:
             self.evict(session)
         else:
-            self.keep_after_all(session, owner.epoch + 1)
+            self.keep_owned(session, owner.epoch + 1)
 
 
 class _Claim:
@@ -180,7 +180,7 @@ class _Claim:
         here = claims.store.find(client_id)
         if verdict.outcome == CLAIMED and verdict.former is not None:
             claims.requests.take_over(client_id, verdict.former, self.epoch, not claimant.clean_start, self.handed_over)
-        elif here is None and (self._local or verdict.doubtful):
+        elif here is None and (self._local or verdict.uncertain):
             self._ask_all()
         else:
             self.handed_over(TakeoverResult(None))
@@ -239,7 +239,7 @@ class _Claim:
             else:
                 self.claimant.found(session)
                 if session is not None and session.outbox is None and not session.ended:  # its client is not there
-                    self.claims.registry.leaves(session.client_id, _will_of(session))
+                    self.claims.registry.replace_will(session.client_id, _will_of(session))
         finally:
             self.claims.over(self)
 

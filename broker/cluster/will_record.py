@@ -1,8 +1,8 @@
-# A will as it is kept in Redis: what another worker needs to publish it when this one is dead.
+# A will as it is stored in Redis, for another worker to publish when this one is dead.
 #
-# "DELAY RECORD": the seconds to wait as text, a space, then the length of the user's name (0xffff: none), the name, and
-# the will as a PUBLISH of MQTT 5 that the wire's own code reads and checks again. Its QoS is in that packet's first
-# byte, and its packet id means nothing.
+# "DELAY RECORD": the seconds to wait as text, a space, then the length of the user name in two bytes (0xffff: there is
+# none), the name, and the will as an MQTT 5 PUBLISH packet, which the usual decoder reads and checks. The packet id has
+# no meaning.
 from typing import Final
 
 from broker.mqtt.encode import encode as encode_packet
@@ -15,7 +15,7 @@ LARGEST: Final = 1 << 28
 
 
 def encode(will: Will, delay: int, user: str | None) -> bytes:
-    """*delay*: seconds, the lesser of the will's own and the session's expiry; *user*: whom its client is."""
+    """*delay*: in seconds, the smaller of the will delay and the session expiry; *user*: the verified user name."""
     properties = {key: value for key, value in will.properties.items() if key != WILL_DELAY_INTERVAL}
     packet_id = 1 if will.qos else 0
     publish = Publish(will.topic, will.payload, will.qos, will.retain, packet_id=packet_id, properties=properties)
@@ -25,7 +25,7 @@ def encode(will: Will, delay: int, user: str | None) -> bytes:
 
 
 def decode(record: bytes) -> tuple[Will, str | None]:
-    """The will and its user from what follows "DELAY ". ValueError, ProtocolError: it is damaged."""
+    """The will and the user name from what follows "DELAY ". ValueError, ProtocolError: the record is damaged."""
     length = int.from_bytes(record[:2], "big")
     user: str | None = None
     start = 2

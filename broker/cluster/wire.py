@@ -1,13 +1,13 @@
-# What workers say to each other, as bytes.
+# The bytes that two workers exchange.
 #
-# Two workers have two lanes between them, a stream each. On the *data* lane messages cross, in the order in which they
-# were accepted: PUBLISH packets as MQTT has them, without retain flag and expiry, in the format of 3.1.1 or of 5.0 as
-# the last FORMAT byte said (their packet ids mean nothing); and frames for what such a packet has no place for. On the
-# *control* lane, which never has to wait behind messages, there are frames only: who wants what, how far one has come.
+# Two workers have two lanes between them, a stream each. The *data* lane carries messages, in the order in which they
+# were accepted: MQTT PUBLISH packets without retain flag and expiry, in the format of 3.1.1 or of 5.0 according to the
+# last FORMAT byte (packet ids have no meaning); and frames for what such a packet has no place for. The *control* lane,
+# which never waits behind messages, carries frames only: interest, confirmations, progress.
 #
-# A frame is its length in four bytes, and as many more: its kind and what belongs to it. On the data lane a FRAME byte
-# stands before it. All numbers are big-endian. Both ends are the same program, started by the same supervisor: what
-# cannot be read is a mistake of ours and not to be lived with.
+# A frame is its length in four bytes, its kind in one, and its body. On the data lane a FRAME byte precedes it. All
+# numbers are big-endian. Both ends run the same version, started by the same supervisor: a frame that cannot be read is
+# a mistake in our own code, and ends the worker.
 import struct
 from typing import Final
 
@@ -24,23 +24,23 @@ FORMAT_5: Final = V5
 # Frames on the data lane.
 RUN: Final = 1  # QoS 0 packets to one topic: struct, topic, packets
 MESSAGE: Final = 2  # struct, topic, owner, properties, payload
-SHARED: Final = 3  # hop, share and filter (each with its length), then as MESSAGE without its kind
-BARRIER: Final = 4  # a number, to be sent back once all before it was processed
-ALL_RETAINED: Final = 5  # the newcomer has been told all that is retained
+SHARED: Final = 3  # hop, share name and filter (each with its length), then as MESSAGE without its kind
+BARRIER: Final = 4  # a number, to be sent back once everything before it is processed
+ALL_RETAINED: Final = 5  # the sender has told all its retained messages
 
 # Frames on the control lane.
 GAINED: Final = 16  # sequence, filter
 LOST: Final = 17
-MEMBERS: Final = 18  # sequence, members, quick ones, length of the share name, share name, filter
-CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane until then
-RETELL: Final = 24  # all that is retained once more, please: who was to tell it has died
-SYNC: Final = 23  # a sequence without a change: to be confirmed
-DONE: Final = 20  # bytes of the data lane that were processed, since its beginning
+MEMBERS: Final = 18  # sequence, members, writable members, length of the share name, share name, filter
+CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane before
+RETELL: Final = 24  # asks for the retained messages again: a peer that was to tell its part has died
+SYNC: Final = 23  # a sequence number without a change, to be confirmed
+DONE: Final = 20  # bytes of the data lane that were processed since its beginning
 PASSED: Final = 21  # the number of a barrier
-ALL_TOLD: Final = 22  # the newcomer has been told all that somebody subscribes to
-REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: broker/cluster/overload_reports.py
+ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
+REPORT: Final = 25  # how overloaded a worker is, at most LARGEST_REPORT bytes: overload_reports.py
 
-# Frames about sessions that go from one worker to another: takeovers.py.
+# Frames about sessions that go from one worker to another: takeover.py.
 ASK: Final = 32
 ANSWER: Final = 33
 SWITCH: Final = 34
@@ -48,18 +48,18 @@ TAKEN: Final = 35
 ABANDON: Final = 36
 CHUNK: Final = 37  # on the data lane
 MARK: Final = 38  # on the data lane
-OFFER: Final = 39  # the client id of a session that is to be had
+OFFER: Final = 39  # the client id of a session whose worker ends
 WHETHER: Final = 40  # number, client id
 HAS: Final = 41
 
-# What is to be done with a message that crosses in a frame.
+# What a worker does with a message in a frame.
 DELIVER: Final = 1
 KEEP: Final = 2  # retain it
 
-LARGEST_REPORT: Final = 4096  # bytes; they go ahead of messages, and must not be what those wait for
+LARGEST_REPORT: Final = 4096  # bytes; reports go ahead of messages, and must not delay them
 
 DATA_HEAD: Final = b"\x00"  # FRAME, before each frame on the data lane
-HEAD: Final = 5  # bytes of a frame before what belongs to its kind
+HEAD: Final = 5  # bytes of a frame before its body
 _HEAD: Final = struct.Struct(">IB")
 _RUN: Final = struct.Struct(">BIIIH")
 _MESSAGE: Final = struct.Struct(">BBQQdHHI")
@@ -72,7 +72,7 @@ def frame(kind: int, body: bytes = b"") -> bytes:
 
 
 def number(kind: int, value: int) -> bytes:
-    """A frame that is a number."""
+    """A frame whose body is a number."""
     return _HEAD.pack(9, kind) + _NUMBER.pack(value)
 
 
@@ -123,7 +123,7 @@ def run(what: Run) -> bytes:
 
 
 def read_run(data: bytes, start: int, stop: int) -> Run:
-    """What `run()` wrote, behind the kind."""
+    """The body that `run()` wrote."""
     version, count, payload_bytes, longest, length = _RUN.unpack_from(data, start)
     start += _RUN.size
     topic = data[start : start + length]
@@ -131,7 +131,7 @@ def read_run(data: bytes, start: int, stop: int) -> Run:
 
 
 def message(what: Message, flags: int, owner: str, stamp: int) -> bytes:
-    """A message with all that belongs to it, on the data lane; *flags*: DELIVER, KEEP or both."""
+    """A message with everything that belongs to it, on the data lane; *flags*: DELIVER, KEEP or both."""
     body = _message(what, flags, owner, stamp)
     return b"%b%b%b" % (b"\x00", _HEAD.pack(1 + len(body), MESSAGE), body)
 

@@ -1,7 +1,8 @@
-# Where a message comes from: the worker that is being served now; and what of it is for a session that moves.
+# The worker that published the messages that are being delivered, and which of them a session that moves takes.
 #
-# While a session moves from one worker to another, both are subscribed. Of each worker the messages up to a certain one
-# are for the session at its old place, and those behind it for the one at its new place (mesh/takeovers.py).
+# While a session moves from one worker to another it is subscribed at both. Of the messages of each worker those before
+# a mark are for the session at its old worker, and those after the mark for the session at its new one
+# (cluster/takeover.py).
 
 
 from typing import Final
@@ -12,7 +13,7 @@ NOWHERE: Final = WorkerId("", 0, 0)  # the origin in a worker that has no peers,
 
 
 class Origin:
-    """The worker whose messages are being delivered."""
+    """The worker whose messages are being delivered: *here*, or a peer."""
 
     def __init__(self, here: WorkerId) -> None:
         self.here: Final = here
@@ -20,14 +21,14 @@ class Origin:
 
 
 class TransferFilter:
-    """What a session that moves takes: messages of those workers that are marked, or of the others."""
+    """Which messages a session that moves takes: those of the workers that have marked, or those of the others."""
 
     def __init__(self, marked: bool) -> None:
         self._marked = marked
         self._workers: set[WorkerId] = set()
 
     def mark(self, worker: WorkerId) -> None:
-        """All that *worker* sends from now on is for the new place."""
+        """What *worker* sends from now on is for the session at its new worker."""
         self._workers.add(worker)
 
     def takes(self, worker: WorkerId) -> bool:

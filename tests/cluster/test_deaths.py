@@ -27,7 +27,7 @@ def leave_a_will(broker: Broker, delay: int) -> Client:
 
 def die(node: Node, broker: Broker) -> None:
     node.kill(broker)
-    node.mourn(broker, node[0])
+    node.publish_wills_of(broker, node[0])
 
 
 def test_the_will_is_published_once_its_delay_has_passed(node: Node) -> None:

@@ -68,7 +68,7 @@ def test_what_a_dead_worker_had_asked_for_is_not_done_any_more(start_redis: Star
 
     verdicts = dead.ask("late", will=left("late"))  # what is read now was sent before it died
     loop.until(lambda: bool(verdicts))
-    dead.registry.owned.all_again()
+    dead.registry.owned.mark_all_stale()
     loop.for_seconds(0.3)
 
     with server.client() as client:

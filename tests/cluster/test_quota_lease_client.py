@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.cluster.quota_lease_client import PATIENCE, REMEMBERED, QuotaLeaseClient
+from broker.cluster.quota_lease_client import REMEMBERED, TIMEOUT, QuotaLeaseClient
 from broker.config.rate import Window, parse
 from broker.overload.quotas.lease import SLICE, Ask, Lease, Leases
 from broker.reasons import StoreFailure
@@ -233,4 +233,4 @@ def test_a_late_grant_counts(start_redis: StartRedis, loop: Loop) -> None:
     loop.until(lambda: tenant.commands.statistics.waiting == 0)
     assert tenant.leases.redis.share == 0.0  # nothing of what is here is its share: it has not settled
     assert tenant.lease.room(True, loop.now()) == tenant.lease.capacity
-    assert PATIENCE > SLICE
+    assert TIMEOUT > SLICE

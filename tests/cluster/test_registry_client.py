@@ -193,7 +193,7 @@ def test_who_has_a_session_that_is_elsewhere_closes_it(server: RunningRedis, mak
     client = broker.arrive("me", properties=LASTING)
     with server.client() as redis:
         redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 1 elsewhere")
-    broker.registration.registry.owned.all_again()
+    broker.registration.registry.owned.mark_all_stale()
     broker.until(lambda: client.closed)
 
     assert [0x8E] == [packet.code for packet in client.inbox if isinstance(packet, Disconnect)]

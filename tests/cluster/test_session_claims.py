@@ -44,7 +44,7 @@ class Node:
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         worker = self.workers.get(owner.worker.incarnation_text)
-        self._do(lambda: worker.claims.tell_whether(client_id, then) if worker else then(False))
+        self._do(lambda: worker.claims.answer_whether(client_id, then) if worker else then(False))
 
     def go_on(self) -> None:
         waiting, self.waiting = self.waiting, None
@@ -271,7 +271,7 @@ def test_a_session_that_ends_is_released(server: RunningRedis, loop: Loop) -> No
 
 
 def test_a_session_that_ends_takes_its_will_back_at_once(server: RunningRedis, loop: Loop) -> None:
-    """A worker that is killed a moment later would have its will published again, by whoever mourns it."""
+    """A worker that is killed a moment later would have its will published again, by another worker."""
     loop.stop_clock()
     worker = Worker(loop, server, 1)
     coming = Coming(worker.store, "me", False, 0)

@@ -633,7 +633,7 @@ def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode
     registration = node[0].registration
     assert registration is not None
     owned = registration.registry.owned
-    owned.all_again()
+    owned.mark_all_stale()
     until(node[0], lambda: not owned.statistics().stale and owned.get("me") is not None)
 
     assert not first.closed
@@ -651,7 +651,7 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
     registration = node[0].registration
     assert registration is not None
-    registration.registry.owned.all_again()
+    registration.registry.owned.mark_all_stale()
     until(node[0], lambda: first.closed)
 
     assert [1] == sessions(node)
@@ -698,6 +698,6 @@ def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> N
     assert [True] == [packet.session_present for packet in elsewhere.receive()]
     owner = node[0]
     node.kill(owner)
-    node.mourn(owner, node[0])
+    node.publish_wills_of(owner, node[0])
 
     assert [b"gone"] == payloads(listener)

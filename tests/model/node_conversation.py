@@ -80,7 +80,7 @@ class NodeConversation(Conversation):
         new = self.node[mourner % len(self.node)]
         self.mourning.setdefault(new, []).extend(unmourned)
         for one in unmourned:
-            self.node.mourn(one, new)
+            self.node.publish_wills_of(one, new)
         self.reference.die(names, dead, unmourned)
         self.mourned = self.model.now
 
@@ -111,7 +111,7 @@ class NodeConversation(Conversation):
         new = self.node.start(leaving.shard)
         self.mourning[new] = unmourned
         for one in unmourned:
-            self.node.mourn(one, new)
+            self.node.publish_wills_of(one, new)
         self.reference.die([], leaving, unmourned)
 
     @precondition(lambda self: _anybody(_lasts)(self) and _anybody(_is_connected)(self))

@@ -20,10 +20,10 @@ from tests.model.sessions import Copy, Message, Offer, Session, Share
 
 
 class NodeOffer(Offer):
-    doubtful = False  # it may have been dropped, for somebody who is coming
+    uncertain = False  # it may have been dropped, for somebody who is coming
 
     def explained(self) -> bool:
-        return self.doubtful or super().explained()
+        return self.uncertain or super().explained()
 
     def _takes_now(self, session: Session, copy: Copy) -> bool:
         return session.has_room() or (session.connected and copy.qos == 0 and copy.message.qos > 0)
@@ -101,7 +101,7 @@ class NodeModel(Model):
     def _offer(self, shares: list[Share], message: Message, expires: int, owed: set[Session]) -> Offer:
         offer = NodeOffer(shares, message, expires, owed)
         coming = {session for share in shares for session in share.copies if session.coming}
-        offer.doubtful = any(copy.qos == 0 for share in shares for one in coming for copy in share.copies.get(one, ()))
+        offer.uncertain = any(copy.qos == 0 for share in shares for one in coming for copy in share.copies.get(one, ()))
         offer.fresh = self._first and not any(session.coming for session in self.sessions.values())
         self._first = False
         return offer
