@@ -61,6 +61,16 @@ demo: $(VENV)/needs $(VENV)/dashboard $(VENV)/analytics
 wheel: installed
 	@mkdir -p dist && cp "$$($(INSTALL) --wheel)" dist && ls dist/*.whl
 
+# The wheel is trained and never interpreted; it is tried in an environment of its own before the commit is tagged.
+release: $(VENV)/needs
+	@$(BIN)/python deploy/release.py check "$(VERSION)"
+	@WEIR_COMPILE=1 $(INSTALL) && rm -rf dist $(VENV)/release && mkdir -p dist && \
+		cp "$$(WEIR_COMPILE=1 $(INSTALL) --wheel)" dist
+	@$(PYTHON) -m venv $(VENV)/release
+	@$(VENV)/release/bin/python -m pip --quiet --disable-pip-version-check install $(CONSTRAINT) dist/*.whl
+	@$(VENV)/release/bin/weir --version | grep -F "weir $(VERSION) (compiled" && rm -rf $(VENV)/release
+	@$(BIN)/python deploy/release.py tag "$(VERSION)" && ls dist/*.whl
+
 lint: $(VENV)/dev
 	@$(BIN)/ruff format --quiet --check .  || { echo 'Run "$(BIN)/ruff format ." to put this right.'; exit 1; }
 	@$(BIN)/ruff check --quiet .

@@ -1,22 +1,25 @@
 # Which tests run where: the phases of `make test`, which CI runs for each change, and of `make nightly`.
 #
 # The code exists in two forms: the sources, interpreted, and an installed copy whose hot modules are compiled.
-# - Unit tests run once, on the sources: a mistake in Weir's logic shows there, with the best traceback.
-# - Unit tests of packages that have compiled modules run on the compiled copy, too. What can differ there is mypyc's:
-#   types checked at run time, integers, attributes and inheritance of native classes, and when objects are freed. The
-#   other packages are the same bytecode in both forms.
+# - Quick unit tests run on the sources: a mistake in Weir's logic shows there, with the best traceback.
+# - Quick unit tests of packages that have compiled modules run on the compiled copy, too. What can differ there is
+#   mypyc's: types checked at run time, integers, attributes and inheritance of native classes, and when objects are
+#   freed. The other packages are the same bytecode in both forms.
 # - System tests run once, on the compiled copy, which is what users run. Every node has four workers, so the clients of
 #   a topic, a session or a group are on different workers. Tests that choose the number of workers run by themselves.
-# The night has what takes long and rarely finds anything: interpreted nodes, one and two workers, long models, and all
-# unit tests on the compiled copy.
+# - Slow unit tests, mostly simulations, run once, on the compiled copy, where they take a fraction of the time.
+# The night has what takes long and rarely finds anything: all of it interpreted, one and two workers, long models.
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 REST: Final = "not faults and not nightly"
-UNIT: Final = f"not system and {REST}"
+QUICK: Final = f"not slow and not system and {REST}"
+SLOW: Final = f"slow and not system and {REST}"
 ANY_WORKERS: Final = f"any_workers and {REST}"  # tests/system/conftest.py gives this mark
 OWN_WORKERS: Final = f"system and not any_workers and {REST}"
+SLOW_OR_OWN_WORKERS: Final = f"(slow or system) and not any_workers and {REST}"
 
 # Folders and files of tests/ that execute compiled modules; tests/architecture/test_compiled.py compares with setup.py.
 COMPILED: Final = (
@@ -60,20 +63,33 @@ class Phase:
 
     def arguments(self) -> list[str]:
         """What both runs of pytest are told."""
-        return ["-m", self.marks, *(f"tests/{path}".rstrip("/") for path in self.paths)]
+        return ["-m", self.marks, *(str(Path("tests", path)) for path in self.paths)]
 
 
 CHANGE: Final = (
-    Phase(name="unit tests, interpreted", marks=UNIT, compiled=False, coverage=True),
-    Phase(name="unit tests of compiled packages, compiled", marks=UNIT, paths=COMPILED),
-    Phase(name="system tests, compiled, 4 workers", marks=ANY_WORKERS, paths=["system"], workers=4),
-    Phase(name="system tests that choose their workers, compiled", marks=OWN_WORKERS),
+    Phase(name="quick unit tests, interpreted", marks=QUICK, compiled=False, coverage=True),
+    Phase(name="quick unit tests of compiled packages, compiled", marks=QUICK, paths=COMPILED),
+    Phase(
+        name="system tests with any number of workers, compiled, 4 workers",
+        marks=ANY_WORKERS,
+        paths=["system"],
+        workers=4,
+    ),
+    Phase(name="slow unit tests and other system tests, compiled", marks=SLOW_OR_OWN_WORKERS),
 )
 NIGHT: Final = (
-    Phase(name="unit tests, compiled", marks=UNIT),
+    Phase(name="quick unit tests, compiled", marks=QUICK),
     Phase(name="long models, compiled", marks="nightly and not faults"),
-    Phase(name="system tests, compiled, 1 worker", marks=ANY_WORKERS, paths=["system"]),
-    Phase(name="system tests, compiled, 2 workers", marks=ANY_WORKERS, paths=["system"], workers=2),
-    Phase(name="system tests, interpreted, 1 worker", marks=ANY_WORKERS, paths=["system"], compiled=False),
-    Phase(name="system tests that choose their workers, interpreted", marks=OWN_WORKERS, compiled=False),
+    Phase(name="system tests with any number of workers, compiled, 1 worker", marks=ANY_WORKERS, paths=["system"]),
+    Phase(
+        name="system tests with any number of workers, compiled, 2 workers",
+        marks=ANY_WORKERS,
+        paths=["system"],
+        workers=2,
+    ),
+    Phase(
+        name="system tests with any number of workers, interpreted", marks=ANY_WORKERS, paths=["system"], compiled=False
+    ),
+    Phase(name="slow unit tests, interpreted", marks=SLOW, compiled=False),
+    Phase(name="other system tests, interpreted", marks=OWN_WORKERS, compiled=False),
 )

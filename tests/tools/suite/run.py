@@ -16,9 +16,7 @@ from typing import Final
 from tests.tools.suite.phases import COVERED, LEAST_COVERAGE, Phase
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-FAILED: Final = (
-    ROOT / ".venv" / "tried" / "v" / "cache" / "lastfailed"
-)  # pytest's list, below cache_dir of pyproject.toml
+CACHE: Final = ROOT / ".venv" / "tried"  # pytest lists there the tests that failed
 TESTS_FAILED: Final = 1  # an exit code of pytest: all others say that pytest itself could not go on
 INSTALL: Final = [sys.executable, "deploy/install.py"]
 
@@ -49,8 +47,9 @@ def environment(phase: Phase) -> dict[str, str]:
     return variables
 
 
-def last_failed() -> list[str]:
-    return sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
+def last_failed(cache: Path) -> list[str]:
+    listed = cache / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(listed.read_text())) if listed.exists() else []
 
 
 def pytest(phase: Phase, variables: Mapping[str, str], *options: str) -> int:
@@ -58,20 +57,30 @@ def pytest(phase: Phase, variables: Mapping[str, str], *options: str) -> int:
     return subprocess.run(command, env=variables, cwd=ROOT).returncode
 
 
-def run(phase: Phase) -> Done:
+def run(phase: Phase, cache: Path = CACHE) -> Done:
     """Run the tests of *phase*, several at a time, and then those that failed, one at a time."""
     print(f"== {phase.name} ==", flush=True)
     begin = time.monotonic()
     variables = environment(phase)
-    options = ["--cache-clear", "-n", str(phase.parallel), "--dist", "worksteal", "--durations=10", "--durations-min=5"]
+    place = ["-o", f"cache_dir={cache}"]
+    options = [
+        *place,
+        "--cache-clear",
+        "-n",
+        str(phase.parallel),
+        "--dist",
+        "worksteal",
+        "--durations=10",
+        "--durations-min=5",
+    ]
     if phase.coverage:
         options += [*(f"--cov=broker.{package}" for package in COVERED), "--cov-branch", "--cov-report="]
     done = Done(phase, pytest(phase, variables, *options))
-    if done.code == TESTS_FAILED and (failed := last_failed()):
+    if done.code == TESTS_FAILED and (failed := last_failed(cache)):
         print("== what failed, once more by itself ==", flush=True)
-        alone = ["--no-cov", "-W", "ignore::pytest_cov.CovDisabledWarning"]
+        alone = [*place, "--no-cov", "-W", "ignore::pytest_cov.CovDisabledWarning"]
         done.code = pytest(phase, variables, *alone, "--last-failed", "--last-failed-no-failures", "none")
-        done.failed = last_failed()
+        done.failed = last_failed(cache)
         done.flaky = sorted(set(failed) - set(done.failed))
     if phase.coverage and done.code == 0:
         print(f"Coverage of {', '.join(COVERED)}: at least {LEAST_COVERAGE} %", flush=True)
