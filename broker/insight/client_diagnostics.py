@@ -39,7 +39,7 @@ from broker.session.session import Session
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
-DIGITS: Final = 3  # of times: nobody needs less than a millisecond
+DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
 
 
 class ClientDiagnostics:

@@ -75,7 +75,7 @@ class Counters:
         self.publishes_refused_by_reason[reason.label] += 1
 
     def record_dropped(self, reason: StoreFailure) -> None:
-        """Count a metrics record that is not in the log, or of which nobody knows whether it is."""
+        """Count a metrics record that is not in the log, or may not be."""
         self.records_dropped_by_reason[reason.label] += 1
 
     def filter_refused(self, reason: FilterRefusal) -> None:
