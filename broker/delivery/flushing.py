@@ -1,25 +1,27 @@
-# Flushing: when what a connection is owed goes to the kernel.
+# Flushing: when the bytes that a connection is owed go to the kernel.
 #
 # A send costs microseconds, a message in it a fraction of one. At the end of each tick all that was written leaves in
-# one send for each connection; while the worker is busy it pays to wait a little longer, as more will be written
+# one send for each connection. While the worker is busy it pays to wait a little longer, because more will be written
 # meanwhile. So a connection has a strategy:
 #
 # - AT_ONCE: at the end of the tick.
-# - ADAPTIVE: the same while the worker is calm; the busier it is, the longer it waits, up to the longest hold. Only for
-#   a connection whose messages come a GAP or less apart, and not once it has ENOUGH. Who is held once is held again if
-#   enough joined; else not for the next DOUBTS sends, as in a closed loop, where the reader answers before more is
-#   written. Where messages are rarer the delay would save next to nothing.
-# - BUFFERED: after so many messages, or so long after the first of them.
+# - ADAPTIVE: at the end of the tick while the worker is calm; the busier it is, the longer the connection is held, up
+#   to
+#   the longest hold. Only a connection whose messages come a GAP or less apart is held, and not once it has ENOUGH. A
+#   connection that was held is held again if enough messages joined; else not for the next DOUBTS sends, as in a closed
+#   loop, where the reader answers before more is written. For less frequent messages a hold saves next to nothing.
+# - BUFFERED: after a number of messages, or a time after the first of them.
 #
-# While nothing but holds that are joined leaves, nobody waits for an answer of ours, so the reactor may look away for a
-# moment: what comes meanwhile comes with one poll, and its readers' messages leave in one send. At 20 000 messages a
-# second from 1000 clients that saves more than half of the CPU, where the holds alone save a tenth.
+# While only connections whose holds are joined are sent to, no client waits for an answer, so the reactor may stop
+# polling for a moment: input that arrives meanwhile comes with one poll, and the messages of its readers leave in one
+# send. At 20 000 messages a second from 1000 clients that saves more than half of the CPU; holds alone save a tenth.
 #
-# What a client waits for (acknowledgements, answers, pings) is never held, and takes along what is. Holds are bounded
-# in number: the oldest is sent when there are too many. Whoever closes a connection has it sent before.
+# What a client waits for (acknowledgements, answers, pings) is never held, and takes held messages along. The number
+# of holds is bounded: when there are too many, the oldest connection is sent to. A connection is sent to before it is
+# closed.
 #
-# TBMQ's write-and-flush is AT_ONCE, its buffered delivery BUFFERED; its cache of sessions that are not flushed is our
-# line of those that are held.
+# TBMQ's write-and-flush is AT_ONCE, and its buffered delivery is BUFFERED. The list of held connections stands for its
+# cache of sessions that are not flushed.
 from collections import deque
 from typing import Final
 
@@ -30,43 +32,43 @@ STRATEGIES: Final = {"always": AT_ONCE, "adaptive": ADAPTIVE, "buffered": BUFFER
 NEVER: Final = float("inf")
 
 GAP: Final = 0.0014  # seconds: with fewer than four messages in five milliseconds it saves a tenth at best
-ENOUGH: Final = 16  # pieces in one send: what it costs is spread over them
+ENOUGH: Final = 16  # chunks in one send, which share its cost
 ENOUGH_BYTES: Final = 4096
 DOUBTS: Final = 32  # sends
 WINDOW: Final = 0.020  # seconds over which it is measured how busy the worker is
 SMOOTHING: Final = 0.3
-PAUSE: Final = 0.001  # seconds that the reactor looks away; it is late by as much for whoever comes next
-ASLEEP: Final = 0.2  # seconds: what was before does not matter any more
-CALM: Final = 0.05  # share of the time: up to it nothing is held; a thousand messages a second take as much
-BUSY: Final = 0.15  # from it on the longest hold: sends are a third of the work already, and most can be saved
+PAUSE: Final = 0.001  # seconds that the reactor does not poll, and so is late for the next input
+ASLEEP: Final = 0.2  # seconds without work, after which earlier measurements do not count
+CALM: Final = 0.05  # share of the time that the worker works; up to it no connection is held (1000 messages a second)
+BUSY: Final = 0.15  # from it on holds are the longest: sends are a third of the work, and most of them can be saved
 
 
 class Flushing:
-    """Which of the connections that were written to are sent to now.
+    """Decides which of the connections that were written to are sent to now.
 
-    *longest*, seconds, is the most that ADAPTIVE holds, *buffered* the most that BUFFERED does; *most*: connections
-    that are held at the same time, of each.
+    *longest* is the longest hold of ADAPTIVE and *buffered* that of BUFFERED, both in seconds. *most* is the number of
+    connections that are held at the same time, for each of the two.
     """
 
     def __init__(self, dirty: "Ring[Outbox]", *, longest: float, buffered: float, most: int) -> None:
-        self.due = NEVER  # when the next one that is held has to go, or earlier
-        self.filled = 0  # sends of what was held and had enough
-        self.waited = 0  # of what was held long enough
-        self.evicted = 0  # of what was held when too much was
+        self.due = NEVER  # when the next held connection has to be sent to, or earlier
+        self.filled = 0  # holds that ended because the connection had enough to send
+        self.waited = 0  # holds that ended because their time was over
+        self.evicted = 0  # holds that ended because there were too many
         self._dirty = dirty
         self._longest = longest
         self._buffered = buffered
         self._most = most
-        self._hold = 0.0  # seconds that ADAPTIVE holds now
-        self._adaptive: deque[tuple[float, Outbox]] = deque()  # by due, nearly: the hold changes
+        self._hold = 0.0  # the current hold of ADAPTIVE, seconds
+        self._adaptive: deque[tuple[float, Outbox]] = deque()  # nearly ordered by due, as the hold changes
         self._buffering: deque[tuple[float, Outbox]] = deque()
         self._since = 0.0  # when the window began
-        self._worked = 0.0  # seconds in it
+        self._worked = 0.0  # seconds of work in the window
         self._share = 0.0
-        self._answered = 0.0  # when something was sent that did not stay for all of a hold
+        self._answered = 0.0  # when a connection was last sent to before the end of its hold
 
     def holds(self, outbox: Outbox, now: float) -> bool:
-        """Whether *outbox*, which was written to and does not press, is sent later; false: send it now."""
+        """Whether *outbox*, which was written to and is not pressing, is sent later; false: send it now."""
         if outbox.strategy != ADAPTIVE:
             return self._buffers(outbox, now)
         if outbox.size >= ENOUGH_BYTES or outbox.pieces() >= ENOUGH:
@@ -108,26 +110,26 @@ class Flushing:
                 first.press()
 
     def sends(self, outbox: Outbox, now: float) -> None:
-        """*outbox*, a client's, is sent to."""
+        """Take note that *outbox*, of a client, is sent."""
         if not outbox.held or (outbox.pressing and now < outbox.due):
             self._answered = now
 
     def pause(self, now: float) -> float:
-        """Seconds for which the reactor need not look what has come."""
+        """Seconds for which the reactor need not poll for input."""
         if not self._adaptive or now - self._answered < self._longest:
             return 0.0
         due, outbox = self._adaptive[0]
         return min(PAUSE, due - now) if outbox.held and outbox.joined else 0.0
 
     def release(self, now: float) -> None:
-        """Have those sent whose time has come."""
+        """Have the held connections sent to whose time is over."""
         self.due = min(self._release(self._adaptive, now), self._release(self._buffering, now))
 
     def _release(self, line: "deque[tuple[float, Outbox]]", now: float) -> float:
-        """The same for one line; when the time of the next one comes."""
+        """Do so for one line; return when the next hold of it is over."""
         while line:
             due, outbox = line[0]
-            if outbox.held and outbox.due == due:  # else it was sent meanwhile
+            if outbox.held and outbox.due == due:  # else it was sent before
                 if due > now:
                     return due
                 self.waited += 1
@@ -139,7 +141,7 @@ class Flushing:
         return NEVER
 
     def worked(self, seconds: float, now: float) -> None:
-        """The worker was busy for *seconds* since this was last said, until *now*."""
+        """Take note that the worker worked for *seconds* since the last call, until *now*."""
         self._worked += seconds
         elapsed = now - self._since
         if elapsed < WINDOW:

@@ -1,36 +1,36 @@
-# The outbox: the bytes one connection is still owed.
+# The outbox: the bytes that a connection is owed and that are not sent yet.
 #
-# What a tick appends leaves in one send at its end. A slow reader costs a fixed number of bytes and nobody
-# else any time: over the high watermark the connection is not writable, and whoever wants to deliver to it
-# must skip, wait or go elsewhere until it has fallen to the low one. write() itself never refuses, because
-# acknowledgements and pings must get out; they are bounded by not reading a connection with a `reply_backlog()`.
-# All outboxes of a worker share one budget; the fuller it is, the lower everybody's high watermark.
-# One that stands behind a toll (toll.py) is not writable either, but for the batches that are let pass.
+# What is written during a tick leaves in one send at its end. A slow reader costs a fixed number of bytes and delays
+# no other client: over the high watermark the connection is not writable, and a message for it is skipped, waits or
+# goes to another receiver until the outbox has fallen to the low watermark. write() itself never refuses, because
+# acknowledgements and pings must leave; they are bounded by not reading a connection with a `reply_backlog()`. All
+# outboxes of a worker share one budget; the fuller it is, the lower the high watermark of each outbox. An outbox with
+# an egress limit (egress_limit.py) is not writable either, except during a delivery that the limit allows.
 from typing import Final
 
 from broker.delivery.egress_limit import EgressLimit
 from broker.delivery.ring import Ring
 from broker.reasons import DropReason
 
-GATHER: Final = 256 * 1024  # the most handed to the kernel in one send; twice what it takes at the default low-at mark
-LEAST: Final = 16 * 1024  # bytes anybody may be owed, however full the budget is
-MANY: Final = 1024  # chunks
-SMALL: Final = 64  # bytes
+GATHER: Final = 256 * 1024  # bytes of one send at most; twice what the kernel takes at the default TCP_NOTSENT_LOWAT
+LEAST: Final = 16 * 1024  # bytes that each connection may be owed, however full the budget is
+MANY: Final = 1024  # chunks, which are joined when they are SMALL
+SMALL: Final = 64  # bytes of a chunk on average
 REPLY_ROOM: Final = 256 * 1024  # bytes above the high watermark for replies to the client itself
 
-AT_ONCE: Final = 0  # the strategies: when it is sent, see flushing.py
+AT_ONCE: Final = 0  # the strategies, see flushing.py
 ADAPTIVE: Final = 1
 BUFFERED: Final = 2
 
 
 class OutboundBudget:
-    """The bytes that all connections of a worker together may be owed, and how many of these are slow."""
+    """The bytes that all connections of a worker together may be owed, and the number of slow connections."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.non_writable = 0  # connections over their high watermark, or that were and are not below the low one
-        self.became_non_writable = 0  # times that one did
+        self.non_writable = 0  # connections that are full, see `Outbox.full`
+        self.became_non_writable = 0  # how often a connection became full
 
     def fill(self) -> float:
         """The share of the budget that is used."""
@@ -41,33 +41,33 @@ class Outbox:
     def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "Ring[Outbox]") -> None:
         self.fd = fd
         self.size = 0  # bytes
-        self.writable = True  # it is not full, and nobody has to be asked
-        self.full = False  # it was over the high watermark, and not down at the low one since
+        self.writable = True  # it is not full, and has no egress limit
+        self.full = False  # it was over the high watermark, and has not fallen to the low one since
         self.egress_limit: EgressLimit | None = None
-        self.queued = False  # in the list of those to flush
-        self.blocked = False  # the kernel took less than we had; it tells when there is room
+        self.queued = False  # in the ring of outboxes to flush
+        self.blocked = False  # the kernel took only a part, and will report when it takes more
         self.high = high
         self.low = low
-        self.first = False  # flushed before all others: many wait for what it brings
+        self.first = False  # flushed before all others, because many clients wait for its bytes
         self.strategy = AT_ONCE
-        self.enough = 0  # messages, if it is BUFFERED
-        self.pressing = False  # goes out at the end of the tick, whatever its strategy is
-        self.held = False  # until `due`, unless something is to be sent before
+        self.enough = 0  # BUFFERED: the number of messages that is sent at once
+        self.pressing = False  # sent at the end of the tick, whatever its strategy is
+        self.held = False  # not sent before `due`, unless it becomes pressing or is large enough
         self.held_at = 0.0
-        self.joined = False  # enough was written during its last hold
+        self.joined = False  # enough messages were written during its last hold
         self.due = 0.0
-        self.doubts = 0  # sends until it may be held again
+        self.doubts = 0  # number of sends before it may be held again
         self.sent_at = 0.0
         self.further = 0  # messages beyond one in each chunk
         self._chunks: list[bytes] = []
-        self._sent = 0  # bytes of the first chunk that are gone
-        self._messages_before = 0  # when the batch that is open began
+        self._sent = 0  # bytes of the first chunk that were sent
+        self._messages_before = 0  # when the current delivery began
         self._bytes_before = 0
         self._budget = budget
         self._dirty = dirty
 
     def write(self, chunk: bytes) -> None:
-        """Append *chunk*, to leave at the end of the tick, or later if the strategy says so."""
+        """Append *chunk*, to be sent at the end of the tick, or later if the strategy says so."""
         n = len(chunk)
         self._chunks.append(chunk)
         size = self.size + n
@@ -89,7 +89,7 @@ class Outbox:
                 budget.became_non_writable += 1
 
     def answer(self, chunk: bytes) -> None:
-        """Append *chunk*, which the client waits for: an acknowledgement, an answer, a ping."""
+        """Append *chunk*, which the client waits for: an acknowledgement or another answer. It is never held."""
         self.pressing = True
         self.write(chunk)
 
@@ -99,13 +99,13 @@ class Outbox:
         self.writable = False
 
     def accepts_delivery(self) -> bool:
-        """Something could be delivered now, though it may not be writable."""
+        """Whether a delivery could begin now, although the outbox may not be writable."""
         return not self.full and (self.egress_limit is None or self.egress_limit.refusal() is None)
 
     def begin_delivery(self, messages: int) -> DropReason | None:
-        """It is not writable, and something is to be delivered: None, and it is until `end_delivery()`; or why not.
+        """Make an outbox that is not writable writable until `end_delivery()`; or return why that is not possible.
 
-        *messages*: a count that grows by one with each that is written.
+        *messages* is a counter that grows by one with each message written.
         """
         if self.full or self.egress_limit is None:
             return DropReason.NOT_WRITABLE
@@ -117,7 +117,7 @@ class Outbox:
         return reason
 
     def end_delivery(self, messages: int) -> None:
-        """What was written since is charged."""
+        """End the delivery, and charge what was written during it."""
         self.writable = False
         if self.egress_limit is not None:
             self.egress_limit.charge(messages - self._messages_before, self.size - self._bytes_before)
@@ -130,15 +130,15 @@ class Outbox:
             self._dirty.append(self)
 
     def pieces(self) -> int:
-        """In how many it was written."""
+        """The number of chunks."""
         return len(self._chunks)
 
     def messages(self) -> int:
-        """How many it was written, at least: answers count, too."""
+        """The number of messages, or more: answers count, too."""
         return len(self._chunks) + self.further
 
     def reply_backlog(self) -> bool:
-        """So many bytes wait that the client must not be read either, or its replies would pile up."""
+        """Whether so many bytes wait that the client must not be read, or its replies would pile up."""
         size = self.size
         if size <= LEAST:
             return False
@@ -148,7 +148,7 @@ class Outbox:
         return size > self.high + REPLY_ROOM or (self.full and size > (self._budget.limit - self._budget.used) >> 1)
 
     def gather(self) -> bytes | memoryview:
-        """The next bytes to send, at most about GATHER of them; say how many went with `sent()`."""
+        """The next bytes to send, at most about GATHER of them. `sent()` removes those that were sent."""
         chunks = self._chunks
         if self.size > GATHER:
             self._merge_first(chunks)
@@ -163,7 +163,7 @@ class Outbox:
         return chunks[0]
 
     def sent(self, count: int) -> bool:
-        """*count* bytes of what was gathered are gone; true if it is full no longer by that."""
+        """Remove *count* bytes that were sent; true if the outbox is not full any more because of that."""
         self.size -= count
         self._budget.used -= count
         at = self._sent + count
@@ -181,14 +181,14 @@ class Outbox:
         return True
 
     def flushed(self, now: float) -> None:
-        """It was sent, as far as the kernel took it."""
+        """Take note that all that the kernel took was sent."""
         self.pressing = False
         self.held = False
         self.further = 0
         self.sent_at = now
 
     def discard(self) -> int:
-        """Forget all of it, as the connection is gone, once; the bytes that never left."""
+        """Drop all bytes, because the connection is closed; return how many. To be called once."""
         owed = self.size
         self._budget.used -= owed
         self.size = 0
@@ -201,7 +201,7 @@ class Outbox:
         return owed
 
     def _drop_sent(self, chunks: list[bytes]) -> None:
-        """Before chunks are joined: with what is gone they would grow, for as long as never all is gone at once."""
+        """Cut the bytes that were sent off the first chunk before chunks are joined, or it would grow for ever."""
         chunks[0] = chunks[0][self._sent :]
         self._sent = 0
 

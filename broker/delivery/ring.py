@@ -1,8 +1,8 @@
-# A ring: a queue for what comes and goes several times with each message.
+# A ring: a queue for items that are added and removed several times for each message.
 #
-# Compiled, its methods are called as C functions, at a fifth of what a deque's cost there; it has as many of them as
-# its users need. Interpreted they cost more than a deque's, and to ask whether it is empty would take four times what
-# it takes to look: `count` is there to be read. It grows to what was in it at once, and stays as large.
+# Compiled, its methods are called as C functions and cost a fifth of those of a deque; it has only the methods that are
+# used. Interpreted they cost more than those of a deque, and a method that says whether the ring is empty would cost
+# four times what reading `count` does. A ring grows to the largest number of items it has had, and stays as large.
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -12,9 +12,9 @@ FIRST_ROOM: Final = 16
 
 class Ring(Generic[T]):
     def __init__(self) -> None:
-        self.count = 0  # how many are in it: for others to read
+        self.count = 0  # items; to be read directly
         self._slots: list[Any] = [None] * FIRST_ROOM
-        self._head = 0  # where the first one is
+        self._head = 0  # the index of the first item
 
     def append(self, item: T) -> None:
         """Put *item* last."""
@@ -38,14 +38,14 @@ class Ring(Generic[T]):
         self.count += 1
 
     def first(self) -> T:
-        """The one that `popleft()` would give. IndexError: there is none."""
+        """The item that `popleft()` would return. IndexError: the ring is empty."""
         if self.count == 0:
             raise IndexError("an empty ring")
         item: T = self._slots[self._head]
         return item
 
     def popleft(self) -> T:
-        """Take out the first one. IndexError: there is none."""
+        """Remove and return the first item. IndexError: the ring is empty."""
         if self.count == 0:
             raise IndexError("an empty ring")
         slots = self._slots
@@ -58,7 +58,7 @@ class Ring(Generic[T]):
         return item
 
     def _grow(self) -> list[Any]:
-        """Make room for twice as many; the slots."""
+        """Make room for twice as many items; return the slots."""
         slots = self._slots
         self._slots = slots[self._head :] + slots[: self._head] + [None] * len(slots)
         self._head = 0
