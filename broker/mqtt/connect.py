@@ -1,7 +1,7 @@
-# CONNECT, from bytes: the packet that says which protocol is spoken, and the one whose rules differ most.
+# CONNECT from bytes: the packet that names the protocol version, and whose rules differ most between versions.
 #
-# 3.1 leaves many bits "not used" and lets user name and password be missing although their flags are set;
-# 3.1.1 made both errors; 5.0 added properties and allows a password without a user name.
+# 3.1 leaves many bits "not used" and allows user name and password to be missing although their flags are set. 3.1.1
+# made both an error. 5.0 added properties and allows a password without a user name.
 from typing import Final
 
 from broker.mqtt.fields import malformed, read_binary, read_string, read_uint16
@@ -21,9 +21,9 @@ USER_NAME: Final = 0x80
 
 
 def decode_connect(data: bytes, start: int, stop: int) -> Connect:
-    """The CONNECT whose body is data[start:stop]; it names its version itself.
+    """The CONNECT whose body is data[start:stop]. Its version is a field of it.
 
-    Its fields stand in a fixed order [MQTT-3.1.3-1], and each is there if and only if its flag says so.
+    The fields are in a fixed order [MQTT-3.1.3-1], and each is present if and only if its flag is set.
     """
     version, position = _decode_version(data, start, stop)
     if position == stop:
@@ -54,7 +54,7 @@ def decode_connect(data: bytes, start: int, stop: int) -> Connect:
 
 
 def _decode_version(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """The version that protocol name and level stand for, and the position after them."""
+    """The version that protocol name and level denote, and the position after them."""
     name, position = read_binary(data, start, stop)
     check_utf8(name)
     if position == stop:
@@ -73,7 +73,7 @@ def _check_flags(flags: int, version: int) -> None:
     if version != V5 and flags & PASSWORD and not flags & USER_NAME:
         raise malformed("password without user name")  # 3.1.1 [MQTT-3.1.2-22]
     if version == V31:
-        return  # the bits below are "not used" there
+        return  # 3.1 does not use the bits below
     if flags & RESERVED:
         raise malformed("reserved connect flag")  # [MQTT-3.1.2-3]
     if not flags & WILL_FLAG and flags & (WILL_QOS | WILL_RETAIN):
@@ -81,7 +81,7 @@ def _check_flags(flags: int, version: int) -> None:
 
 
 def _check_anonymous(version: int, clean_start: bool) -> None:
-    """Who may leave the client id empty: 5.0 always, 3.1.1 with a clean session, 3.1 never; 3.1.1 [MQTT-3.1.3-7]."""
+    """Check that the client id may be empty: in 5.0, and in 3.1.1 with clean session; 3.1.1 [MQTT-3.1.3-7]."""
     if version == V31 or (version == V311 and not clean_start):
         raise ProtocolError(CloseReason.CLIENT_ID_INVALID, "empty client identifier")  # 3.1.1 [MQTT-3.1.3-8]
 
@@ -97,18 +97,20 @@ def _decode_will(data: bytes, position: int, stop: int, version: int, flags: int
 
 
 def _left_out(position: int, stop: int, version: int) -> bool:
-    """True where 3.1 lets the end of the packet take precedence over the flags for user name and password."""
+    """Whether a field is missing though its flag is set, which 3.1 allows for user name and password."""
     return version == V31 and position == stop
 
 
 def peek_version(data: bytes, start: int, stop: int) -> int:
-    """The version whose CONNACK the sender of this CONNECT would understand, 0 if there is none to guess.
+    """The version in which to answer a CONNECT that cannot be decoded; 0 if there is no hint of it.
 
-    For refusing what cannot be decoded: a level above 5 is answered as 5.0 [MQTT-3.1.2-2], others as 3.1.1.
+    A level above 5 is answered as 5.0 [MQTT-3.1.2-2], others as 3.1.1.
     """
     if stop - start < 2:
         return 0
     level = start + 2 + (data[start] << 8 | data[start + 1])
     if level >= stop:
         return 0
-    return V5 if data[level] & 0x7F >= V5 else V311  # the high bit: a Mosquitto bridge, which tries without it next
+    return (
+        V5 if data[level] & 0x7F >= V5 else V311
+    )  # the high bit is set by Mosquitto bridges, which then try without it

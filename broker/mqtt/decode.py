@@ -1,9 +1,9 @@
-# Packets from bytes, in both directions: what is not exactly a packet of its version is a ProtocolError.
+# Packets from bytes, in both directions. Bytes that are not exactly a packet of the version are a ProtocolError.
 #
-# Two kinds of mistake: a packet that cannot be read, or whose flag bits are wrong, is MALFORMED_PACKET; one
-# that can be read and says something it must not say is PROTOCOL_ERROR, or the more exact reason that the
-# specification names for it. What depends on the sender's role or on what was said before (a second CONNECT,
-# an alias never set, a client that sends a SUBACK) is the session's to judge.
+# There are two kinds of errors. A packet that cannot be read, or whose flag bits are wrong, is MALFORMED_PACKET. A
+# packet that can be read and contains what MQTT forbids is PROTOCOL_ERROR, or the more exact reason that the
+# specification names. What depends on the role of the sender or on earlier packets (a second CONNECT, an alias never
+# set, a client that sends a SUBACK) is checked by the layers above.
 from typing import Final
 
 from broker.mqtt.codes import allowed_codes
@@ -49,9 +49,9 @@ FILTERS: Final = 1024  # of one SUBSCRIBE or UNSUBSCRIBE
 
 
 def decode(first: int, data: bytes, start: int, stop: int, version: int) -> Packet:
-    """The packet whose first byte is *first* and whose body, all after the fixed header, is data[start:stop].
+    """The packet whose first byte is *first* and whose body, all bytes after the fixed header, is data[start:stop].
 
-    *version* is V31, V311 or V5, or 0 while a CONNECT still has to name it. Raises nothing but ProtocolError.
+    *version* is V31, V311 or V5, or 0 before the CONNECT. Raises nothing but ProtocolError.
     """
     check_first_byte(first, version)
     kind = first >> 4
@@ -81,7 +81,7 @@ def decode(first: int, data: bytes, start: int, stop: int, version: int) -> Pack
 
 
 def check_first_byte(first: int, version: int) -> None:
-    """Refuse a type or flags that no packet of *version* begins with; 0: that no CONNECT begins with."""
+    """Refuse a first byte that no packet of *version* has; with version 0, one that no CONNECT has."""
     if _FIRST_BYTES[version << 8 | first]:
         return
     if version == 0 and first >> 4 != CONNECT:
@@ -136,7 +136,7 @@ def _decode_ack(kind: int, data: bytes, start: int, stop: int, version: int) -> 
 
 
 def _decode_code(kind: int, data: bytes, position: int, stop: int) -> tuple[int, Properties]:
-    """A reason code and properties that end a 5.0 packet; each may be left out, but not the code alone."""
+    """The reason code and the properties at the end of a 5.0 packet. Both, or the properties, may be left out."""
     if position == stop:
         return 0, {}
     code = data[position]
@@ -147,7 +147,7 @@ def _decode_code(kind: int, data: bytes, position: int, stop: int) -> tuple[int,
 
 
 def _decode_last_properties(kind: int, data: bytes, position: int, stop: int) -> Properties:
-    """The properties of a 5.0 packet that has nothing after them."""
+    """The properties at the end of a 5.0 packet."""
     properties, position = decode_properties(data, position, stop, kind)
     if position != stop:
         raise malformed("a packet goes on after its properties")
@@ -179,13 +179,13 @@ def _decode_subscribe(data: bytes, start: int, stop: int, version: int) -> Subsc
 
 
 def _check_count(filters: int) -> None:
-    """One packet is one piece of work, so what it may ask for is bounded."""
+    """Limit the filters of one packet, because it is handled in one piece."""
     if filters >= FILTERS:
         raise ProtocolError(CloseReason.QUOTA_EXCEEDED, f"more than {FILTERS} topic filters in a packet")
 
 
 def _decode_filter(data: bytes, position: int, stop: int) -> tuple[bytes, int]:
-    """A filter that is text; where its wildcards may stand is answered filter by filter, not here."""
+    """A filter. The place of its wildcards is not checked here, because each filter is answered by itself."""
     filter, position = read_binary(data, position, stop)
     if not filter:
         raise ProtocolError(CloseReason.TOPIC_FILTER_INVALID, "empty topic filter")  # [MQTT-4.7.3-1]

@@ -1,6 +1,6 @@
-# Packets to bytes. What the version does not know is left out: properties and most codes before 5.0, session
-# present before 3.1.1. The caller answers for the rest: what it sends is valid in the version it names.
-# What cannot be put into its field at all is an OverflowError, or a ValueError for a packet of 256 MiB.
+# Packets to bytes. Fields that the version does not have are left out: properties and most codes before 5.0, session
+# present before 3.1.1. Otherwise the caller ensures that the packet is valid in the version. A value that does not fit
+# into its field is an OverflowError; a packet of 256 MiB is a ValueError.
 from broker.mqtt.connect import CLEAN_START, PASSWORD, USER_NAME, WILL_FLAG, WILL_RETAIN
 from broker.mqtt.fields import encode_binary, encode_length, encode_string, encode_uint16
 from broker.mqtt.packets import (
@@ -35,7 +35,7 @@ from broker.mqtt.properties import encode_properties
 
 
 def encode(packet: Packet, version: int) -> bytes:
-    """The bytes of *packet* for a peer that speaks *version* (V31, V311 or V5); a Connect goes by its own."""
+    """The bytes of *packet* in *version* (V31, V311 or V5); a Connect has a version of its own."""
     if isinstance(packet, Publish):
         return _encode_publish(packet, version)
     if isinstance(packet, Ack):
@@ -96,7 +96,7 @@ def _encode_ack(packet: Ack, version: int) -> bytes:
 
 
 def _encode_code(code: int, properties: Properties) -> bytes:
-    """A 5.0 reason code and properties in as few bytes as the end of a packet needs."""
+    """A 5.0 reason code and properties at the end of a packet, in as few bytes as possible."""
     if properties:
         return bytes((code,)) + encode_properties(properties)
     return bytes((code,)) if code else b""

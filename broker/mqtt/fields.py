@@ -1,28 +1,27 @@
-# The data types that every packet is made of (MQTT 5.0, section 1.5), from and to bytes.
+# The data types that packets consist of (MQTT 5.0, section 1.5), from and to bytes.
 #
-# Readers take the data, a position and the end that they may not pass, and give the value and the position
-# after it: no cursor object, no copy but the value itself, and no length that is believed before the bytes
-# it speaks of are there.
+# A reader takes the data, a position and an end, and returns the value and the position after it. There is no cursor
+# object and no copy but the value, and a length is not trusted before its bytes have been received.
 from broker.mqtt.packets import V5
 from broker.mqtt.topics import check_utf8
 from broker.reasons import CloseReason, ProtocolError
 
 
 def malformed(detail: str) -> ProtocolError:
-    """What to raise for bytes that cannot be read as MQTT."""
+    """The error for bytes that cannot be read as MQTT."""
     return ProtocolError(CloseReason.MALFORMED_PACKET, detail)
 
 
 def protocol_error(detail: str) -> ProtocolError:
-    """What to raise for a packet that can be read, and holds what MQTT does not allow there."""
+    """The error for a packet that can be read and contains what MQTT forbids."""
     return ProtocolError(CloseReason.PROTOCOL_ERROR, detail)
 
 
 def read_length(data: bytes, position: int, end: int, version: int) -> tuple[int, int]:
-    """A Variable Byte Integer: (value, position after it), or (-1, *position*) when *end* comes before its last byte.
+    """A Variable Byte Integer: (value, position after it), or (-1, *position*) if it is not complete at *end*.
 
-    Raises MALFORMED_PACKET for a fourth byte that announces a fifth, and in 5.0 for more bytes than the value
-    needs. Before 5.0, and while the version is not known yet, padding is allowed.
+    Raises MALFORMED_PACKET for more than four bytes, and in 5.0 for more bytes than the value needs. Before 5.0, and
+    before the version is known, padding is allowed.
     """
     value = 0
     shift = 0
@@ -42,19 +41,19 @@ def read_length(data: bytes, position: int, end: int, version: int) -> tuple[int
 
 
 def read_uint16(data: bytes, position: int, end: int) -> int:
-    """A Two Byte Integer; the position after it is two further."""
+    """A Two Byte Integer."""
     if position + 2 > end:
         raise malformed("packet ends in a two byte integer")
     return data[position] << 8 | data[position + 1]
 
 
 def read_uint32(data: bytes, position: int, end: int) -> int:
-    """A Four Byte Integer; the position after it is four further."""
+    """A Four Byte Integer."""
     return read_uint16(data, position, end) << 16 | read_uint16(data, position + 2, end)
 
 
 def read_packet_id(data: bytes, position: int, end: int) -> int:
-    """A Packet Identifier, which is never 0 [MQTT-2.2.1-3], [MQTT-2.2.1-4]: PROTOCOL_ERROR."""
+    """A Packet Identifier. PROTOCOL_ERROR for 0 [MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
     packet_id = read_uint16(data, position, end)
     if packet_id == 0:
         raise protocol_error("packet identifier 0")
@@ -62,7 +61,7 @@ def read_packet_id(data: bytes, position: int, end: int) -> int:
 
 
 def read_binary(data: bytes, position: int, end: int) -> tuple[bytes, int]:
-    """Binary Data, and the position after it; two bytes of length, so at most 65 535 [MQTT-4.7.3-3]."""
+    """Binary Data, at most 65 535 bytes [MQTT-4.7.3-3], and the position after it."""
     begin = position + 2
     after = begin + read_uint16(data, position, end)
     if after > end:
@@ -92,12 +91,12 @@ def encode_length(value: int) -> bytes:
 
 
 def encode_uint16(value: int) -> bytes:
-    """A Two Byte Integer; OverflowError when it does not fit."""
+    """A Two Byte Integer; OverflowError if *value* is too large."""
     return value.to_bytes(2, "big")
 
 
 def encode_binary(value: bytes) -> bytes:
-    """Binary Data, or a string that is bytes already; OverflowError above 65 535 bytes [MQTT-4.7.3-3]."""
+    """Binary Data, or a string that is encoded already; OverflowError above 65 535 bytes [MQTT-4.7.3-3]."""
     return len(value).to_bytes(2, "big") + value
 
 

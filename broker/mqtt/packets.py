@@ -1,9 +1,9 @@
 # The packets of MQTT 3.1, 3.1.1 and 5.0 as values.
 #
-# Topics and filters are the bytes of the wire, already checked to be UTF-8: the broker compares them and
-# splits them at "/", it never needs their characters. Everything a person may read (client id, user name,
-# reason string) is str. Properties are a dict by identifier; only the two kinds that may occur more than
-# once hold a list: USER_PROPERTY a list of (name, value), SUBSCRIPTION_IDENTIFIER a list of int.
+# Topics and filters are bytes, checked to be UTF-8: the broker compares them and splits them at "/", and never needs
+# their characters. Text that people read (client id, user name, reason string) is str. Properties are a dict by
+# identifier; only the two that may occur more than once have a list as value: USER_PROPERTY a list of (name, value),
+# SUBSCRIPTION_IDENTIFIER a list of int.
 from dataclasses import dataclass, field
 from typing import Final
 

@@ -1,8 +1,8 @@
-# The properties of MQTT 5.0 (section 2.2.2): one table says what each is, where it may stand and what it may hold.
+# The properties of MQTT 5.0 (section 2.2.2), from and to bytes. One table has the type and the packets of each.
 #
-# The specification tells two mistakes apart: an identifier that is unknown or not allowed in its packet, or a
-# value that cannot be read, is a malformed packet; a property that occurs twice, or holds a value that it must
-# not have, is a protocol error. A topic alias of 0 has a reason code of its own.
+# The specification knows two errors. An identifier that is unknown or not allowed in its packet, or a value that cannot
+# be read, is a malformed packet. A property that occurs twice, or has a forbidden value, is a protocol error. A topic
+# alias of 0 has a reason code of its own.
 from typing import Final, cast
 
 from broker.mqtt.fields import (
@@ -112,14 +112,14 @@ PROPERTIES: Final[dict[int, tuple[int, frozenset[int]]]] = {
 }
 
 
-USER_PROPERTIES: Final = 1024  # of one packet: it is one piece of work, so what it may hold is bounded
+USER_PROPERTIES: Final = 1024  # of one packet at most, because it is handled in one piece
 
 
 def decode_properties(data: bytes, start: int, stop: int, packet_type: int) -> tuple[Properties, int]:
     """The section of properties that begins with its length at *start*, and the position after it.
 
     *packet_type* is that of the packet, or WILL. Raises ProtocolError MALFORMED_PACKET, PROTOCOL_ERROR or
-    TOPIC_ALIAS_INVALID. Rules that need the sender's role are left to the session: a client must not send
+    TOPIC_ALIAS_INVALID. A rule that depends on the role of the sender is checked elsewhere: a client must not send
     subscription identifiers in a PUBLISH [MQTT-3.3.4-6].
     """
     properties: Properties = {}
@@ -143,7 +143,7 @@ def decode_properties(data: bytes, start: int, stop: int, packet_type: int) -> t
 def _decode_property(
     data: bytes, position: int, end: int, identifier: int, wire: int, packet_type: int, properties: Properties
 ) -> int:
-    """Put the value at *position* into *properties*; the position after it."""
+    """Put the value at *position* into *properties*; return the position after it."""
     if wire == PAIRS:
         return _decode_pair(data, position, end, properties)
     if wire == VARINTS:
@@ -179,7 +179,7 @@ def _decode_property(
 
 
 def _decode_pair(data: bytes, position: int, end: int, properties: Properties) -> int:
-    """A user property; it may occur often, and keeps its order [MQTT-3.3.2-18]."""
+    """A user property. There may be many, and their order is kept [MQTT-3.3.2-18]."""
     name, position = read_string(data, position, end)  # [MQTT-1.5.7-1]
     value, position = read_string(data, position, end)
     pairs = cast(list[tuple[str, str]], properties.setdefault(USER_PROPERTY, []))
@@ -192,7 +192,7 @@ def _decode_pair(data: bytes, position: int, end: int, properties: Properties) -
 def _decode_subscription_identifier(
     data: bytes, position: int, end: int, packet_type: int, properties: Properties
 ) -> int:
-    """One in a SUBSCRIBE, and in a PUBLISH one for each subscription that it matched."""
+    """A subscription identifier: one in a SUBSCRIBE, and in a PUBLISH one for each matching subscription."""
     number, position = read_length(data, position, end, V5)
     if number < 0:
         raise malformed("packet ends in a property")
@@ -206,7 +206,7 @@ def _decode_subscription_identifier(
 
 
 def _check_response_topic(topic: str) -> None:
-    """A response topic is a topic name [MQTT-3.3.2-14]; but 0x90 speaks of the PUBLISH's own."""
+    """Check that a response topic is a topic name [MQTT-3.3.2-14]. Code 0x90 is for the topic of the PUBLISH itself."""
     try:
         check_topic(topic.encode())
     except ProtocolError:
@@ -221,7 +221,7 @@ def _check_zero(identifier: int) -> None:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The section with its length. Trusts the caller: KeyError, OverflowError or ValueError for what cannot be sent."""
+    """The section with its length. KeyError, OverflowError or ValueError for a value that cannot be encoded."""
     if not properties:
         return b"\0"  # [MQTT-2.2.2-1]
     section = bytearray()

@@ -1,10 +1,9 @@
-# Packets out of a stream that is cut anywhere.
+# Packets out of a byte stream that arrives in pieces of any size.
 #
-# What is read does not depend on the cuts: a packet comes out as soon as its last byte is in, a bad first byte
-# or a packet over the limit is refused at the byte that shows it, and packets in front of a mistake come out
-# before it. A packet that is not whole yet waits in a bytearray that grows with what arrives, so a peer that
-# sends byte by byte makes nobody copy more than twice, and a peer that announces much and sends little costs
-# what it sent.
+# The result does not depend on the pieces: a packet is returned as soon as its last byte has arrived, a bad first
+# byte or a packet over the limit is refused at the byte that shows it, and packets in front of an error are returned
+# before it. An incomplete packet waits in a bytearray that grows with what arrives. So a peer that sends byte by byte
+# causes at most two copies, and a peer that announces a large packet and sends little costs what it sent.
 from collections.abc import Iterator
 
 from broker.mqtt.decode import check_first_byte, decode
@@ -17,20 +16,20 @@ from broker.reasons import CloseReason, ProtocolError
 class PacketReader:
     """The packets of one direction of one connection.
 
-    *version* is that of the connection; 0 on the server's side, where the CONNECT names it. *limit* is the
-    largest packet in bytes, fixed header included. After a ProtocolError the reader repeats it for ever.
+    *version* is that of the connection; 0 for a server, where the CONNECT contains it. *limit* is the size of the
+    largest packet in bytes, with its fixed header. After a ProtocolError, each further call raises the error again.
     """
 
     def __init__(self, version: int, limit: int) -> None:
         self.version = version
         self.limit = limit
-        self._data = b""  # being read, from _position on
+        self._data = b""  # read from _position on
         self._position = 0
-        self._rest = bytearray()  # what came after _data
-        self._needed = 1  # bytes of _rest without which there is nothing to read
+        self._rest = bytearray()  # received after _data
+        self._needed = 1  # bytes of _rest without which no packet can be complete
 
     def feed(self, data: bytes) -> Iterator[Packet]:
-        """Add what arrived; the packets to take are those of the iterator, or of next_packet()."""
+        """Add received bytes; the iterator, or next_packet(), gives the complete packets."""
         if self._rest or self._position < len(self._data):
             self._rest += data
         else:
@@ -48,7 +47,7 @@ class PacketReader:
         return packet
 
     def next_packet(self) -> Packet | None:
-        """The next whole packet, None until more is fed; raises ProtocolError."""
+        """The next complete packet; None until more bytes are fed. Raises ProtocolError."""
         while True:
             packet = self._read()
             if packet is not None:
@@ -60,16 +59,16 @@ class PacketReader:
             self._needed = 1
 
     def waiting(self) -> int:
-        """Bytes that were fed and are not read yet."""
+        """The number of bytes that were fed and not read."""
         return len(self._data) - self._position + len(self._rest)
 
     def _read(self) -> Packet | None:
-        """A packet from _data, or None and _data moved to the front of _rest."""
+        """A packet from _data; or None, after _data was moved to the front of _rest."""
         data = self._data
         start = self._position
         end = len(data)
         if start == end:
-            self._data = b""  # an idle connection does not hold on to the last thing it read
+            self._data = b""  # an idle connection does not keep the bytes it read last
             self._position = 0
             return None
         first = data[start]
@@ -82,13 +81,13 @@ class PacketReader:
             return None
         packet = decode(first, data, body, stop, self.version)
         if self.version == 0 and isinstance(packet, Connect):
-            read_length(data, start + 1, end, packet.version)  # only now known whether padding is allowed
+            read_length(data, start + 1, end, packet.version)  # only now it is known whether padding is allowed
             self.version = packet.version
         self._position = stop
         return packet
 
     def _keep(self, needed: int) -> None:
-        """Wait for *needed* bytes from the start of this packet on, without holding on to what was in front of it."""
+        """Wait for *needed* bytes from the start of this packet on, and drop the bytes in front of it."""
         self._rest[0:0] = self._data[self._position :]
         self._data = b""
         self._position = 0

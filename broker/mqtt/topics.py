@@ -1,8 +1,8 @@
-# Text on the wire, and what makes a topic name or a topic filter.
+# The rules for strings, topic names and topic filters.
 #
-# All of it works on the bytes that came in: nothing is normalised, stripped or decoded to be looked at
-# [MQTT-1.5.4-3], [MQTT-4.7.3-4]. Bytes that are not UTF-8 are a malformed packet; a name or a filter that
-# is text but breaks the rules of section 4.7 has reason codes of its own.
+# They are applied to the received bytes: nothing is normalised, stripped or decoded first [MQTT-1.5.4-3],
+# [MQTT-4.7.3-4]. Bytes that are not UTF-8 are a malformed packet; a name or a filter that breaks the rules of section
+# 4.7 has reason codes of its own.
 from typing import Final
 
 from broker.reasons import CloseReason, ProtocolError
@@ -11,7 +11,7 @@ SHARE_PREFIX: Final = b"$share/"
 
 
 def check_utf8(raw: bytes) -> None:
-    """Refuse what is no UTF-8 Encoded String (MQTT 5.0, 1.5.4): ProtocolError MALFORMED_PACKET."""
+    """Raise MALFORMED_PACKET unless *raw* is a UTF-8 Encoded String (MQTT 5.0, 1.5.4)."""
     if b"\0" in raw:
         raise ProtocolError(CloseReason.MALFORMED_PACKET, "U+0000 in a string")  # [MQTT-1.5.4-2], [MQTT-4.7.3-2]
     if raw.isascii():
@@ -23,7 +23,7 @@ def check_utf8(raw: bytes) -> None:
 
 
 def check_topic(topic: bytes) -> None:
-    """Refuse what no message can be published to: ProtocolError TOPIC_NAME_INVALID, MALFORMED_PACKET if no UTF-8."""
+    """Raise TOPIC_NAME_INVALID unless *topic* is a topic name; MALFORMED_PACKET if it is not UTF-8."""
     if not topic:
         raise ProtocolError(CloseReason.TOPIC_NAME_INVALID, "empty topic name")  # [MQTT-4.7.3-1]
     check_utf8(topic)
@@ -32,9 +32,9 @@ def check_topic(topic: bytes) -> None:
 
 
 def check_filter(filter: bytes) -> None:
-    """Refuse what nobody can subscribe to: ProtocolError TOPIC_FILTER_INVALID, MALFORMED_PACKET if no UTF-8.
+    """Raise TOPIC_FILTER_INVALID unless *filter* is a topic filter; MALFORMED_PACKET if it is not UTF-8.
 
-    Shared subscriptions follow the same rules in every version of the protocol.
+    The rules for shared subscriptions hold in every version of the protocol.
     """
     if not filter:
         raise _invalid("empty topic filter")  # [MQTT-4.7.3-1]
@@ -53,7 +53,7 @@ def check_filter(filter: bytes) -> None:
 def split_share(filter: bytes) -> tuple[bytes, bytes] | None:
     """(share name, topic filter) of a `$share/{name}/{filter}`, None for any other filter.
 
-    Either part is empty where it is missing; check_filter() has refused those.
+    A part that is missing is empty; check_filter() refuses such filters.
     """
     if not filter.startswith(SHARE_PREFIX):
         return None

@@ -1,7 +1,7 @@
-# Decisions: what overload protection and quotas did with one client lately, for whoever asks why.
+# Decisions: the latest decisions of overload protection and quotas about one client, for `weir why`.
 #
-# The same decision as before is counted with it, or a client that is held back a hundred times a second would show
-# nothing but its last tenth of one.
+# A decision that repeats the one before it is counted with it. Otherwise a client that is throttled a hundred times a
+# second would show only the last tenth of a second.
 from collections import deque
 from typing import Final
 
@@ -11,20 +11,20 @@ KEPT: Final = 8
 class Decision:
     def __init__(self, kind: int, reason: str, at: float) -> None:
         self.kind = kind  # as in overload/admit.py
-        self.reason = reason  # its label
+        self.reason = reason  # the label of the reason
         self.first = at
         self.last = at
         self.times = 1
 
 
 class Decisions:
-    """The latest of one client, the latest last."""
+    """The latest decisions about one client, in the order in which they were made."""
 
     def __init__(self) -> None:
         self.latest: deque[Decision] = deque(maxlen=KEPT)
 
     def add(self, kind: int, reason: str, now: float) -> bool:
-        """Whether it is another one than the latest."""
+        """Add a decision; false if it repeats the latest one."""
         if self.latest:
             before = self.latest[-1]
             if before.kind == kind and before.reason == reason:

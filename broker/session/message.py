@@ -1,9 +1,9 @@
-# A message on its way out: what every receiver of one variant shares.
+# A message on its way to its receivers, which all share it.
 #
-# One publish becomes one Message for each (QoS, retain flag, subscription identifiers) that its receivers
-# need, usually just one. It carries its own encoding for both wire formats (3.x and 5.0), made when the first
-# receiver needs it; a receiver's packet differs from another's only in the two bytes of the packet id. So a
-# Message in an inflight window or in a queue is one reference, whatever the number of its receivers.
+# One publish becomes one Message for each (QoS, retain flag, subscription identifiers) that its receivers need, usually
+# just one. A Message has its own encoding for both wire formats (3.x and 5.0), made when the first receiver needs it;
+# the packets of two receivers differ only in the two bytes of the packet id. So a Message in a window or in a queue is
+# one reference, whatever the number of its receivers.
 from typing import Final
 
 from broker.delivery.completion import Completion
@@ -20,9 +20,9 @@ NEVER: Final = 0.0
 class Message:
     """One variant of a published message.
 
-    *properties* is the encoded property section without its length and without the message expiry: user
-    properties and the like as they came, then the receiver's subscription identifiers. *expires* is a time of
-    the worker's monotonic clock in seconds, NEVER if it has none.
+    *properties* is the encoded property section without its length and without the message expiry: user properties
+    and others as they were received, then the subscription identifiers of the receiver. *expires* is a time of the
+    worker's monotonic clock in seconds, NEVER if the message has no expiry.
     """
 
     def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes, expires: float) -> None:
@@ -35,19 +35,19 @@ class Message:
         self.size = len(topic) + len(payload) + len(properties)  # bytes of the message, whatever its encoding
         self.completion: Completion | None = None  # of what was published: made by its first receiver that needs time
         self.original: Message | None = None  # of a variant: the message as it was published
-        self.head3 = b""  # fixed header, topic: up to the packet id; made when needed, or cut out of what came in
+        self.head3 = b""  # fixed header and topic, as made when needed or as received
         self.head5 = b""
         self._section = NO_PROPERTIES if not properties and expires == NEVER else b""
-        self._left = 0  # seconds to live that are written in the section
+        self._left = 0  # the remaining seconds that are written in the section
         self._whole3 = b""  # QoS 0: the whole packet
         self._whole5 = b""
 
     def expired(self, now: float) -> bool:
-        """Its message expiry interval has passed [MQTT-3.3.2-5]."""
+        """Whether the message expiry interval has passed [MQTT-3.3.2-5]."""
         return self.expires != NEVER and now >= self.expires
 
     def variant(self, qos: int, retain: bool, identifiers: bytes) -> "Message":
-        """The same message for receivers with another QoS, retain flag or subscription identifiers."""
+        """A variant for receivers with another QoS, retain flag or subscription identifiers."""
         variant = Message(self.topic, self.payload, qos, retain, self.properties + identifiers, self.expires)
         variant.original = self if self.original is None else self.original
         return variant
@@ -99,15 +99,15 @@ class Message:
         return b"%b%b%b" % (head, identifier, self.payload)
 
     def again(self, version: int, packet_id: int, now: float) -> bytes:
-        """The packet sent once more, on a new connection: marked as a duplicate [MQTT-3.3.1-1], so never QoS 0.
+        """The packet to send again on a new connection, marked as a duplicate [MQTT-3.3.1-1].
 
-        [MQTT-3.3.1-2]
+        Its QoS is never 0 [MQTT-3.3.1-2].
         """
         packet = self.packet(version, packet_id, now)
         return bytes((packet[0] | DUP,)) + packet[1:]
 
     def aliased(self, topic: bytes, alias: int, packet_id: int, now: float) -> bytes:
-        """The 5.0 packet for one receiver with a topic alias: with *topic* to set it, with none to use it."""
+        """The 5.0 packet for one receiver with a topic alias: *topic* sets the alias, an empty topic uses it."""
         section = self._section_at(now)
         _, start = read_length(section, 0, len(section), V5)
         inside = bytes((TOPIC_ALIAS,)) + alias.to_bytes(2, "big") + section[start:]
@@ -117,7 +117,7 @@ class Message:
         return bytes((first,)) + encode_length(len(body) + len(self.payload)) + body + self.payload
 
     def length(self, version: int, now: float) -> int:
-        """Bytes of the whole packet, which a receiver's maximum packet size limits [MQTT-3.1.2-24]."""
+        """The size of the packet in bytes, which the receiver's maximum packet size limits [MQTT-3.1.2-24]."""
         size = len(self._head(version)) + len(self.payload) + (2 if self.qos else 0)
         return size + len(self._section_at(now)) if version == V5 else size
 
@@ -139,12 +139,12 @@ class Message:
         return head
 
     def _section_at(self, now: float) -> bytes:
-        """The property section, with the seconds to live that remain now [MQTT-3.3.2-6]."""
+        """The property section, with the seconds to live that remain at *now* [MQTT-3.3.2-6]."""
         if self.expires == NEVER:
             if not self._section:
                 self._section = encode_length(len(self.properties)) + self.properties
             return self._section
-        left = max(0, int(self.expires - now + 0.999))  # a second just begun counts whole: who did not wait lost none
+        left = max(0, int(self.expires - now + 0.999))  # rounded up: a message that did not wait keeps its expiry
         if not self._section or left != self._left:
             self._left = left
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")

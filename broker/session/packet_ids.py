@@ -1,18 +1,18 @@
-# A set of packet ids, which may become as many as there are.
+# A set of packet ids that costs little memory, whether it has a few ids or all of them.
 #
 # A client of 3.x has no receive maximum: it may leave 65 535 QoS 2 messages unreleased, and as a set of ints they
-# would cost 4 MB, for as long as its session lasts. Nearly always there are a few, for which a set is the smallest
-# and the quickest; once there are more, a bit for each id there is.
+# would cost 4 MB for as long as its session lasts. Nearly always there are a few ids, for which a set is the smallest
+# and the fastest. With more than FEW ids, there is one bit for each possible id.
 from typing import Final
 
-FEW: Final = 64  # a set of so many is about 4 KiB, objects and all: half of what the bits cost
+FEW: Final = 64  # ids; a set of so many is about 4 KiB with its objects, half of what the bits cost
 BITS_BYTES: Final = 8192  # a bit for each of 0..65535
 
 
 class PacketIds:
     def __init__(self) -> None:
         self.count = 0
-        self._few: set[int] = set()  # all of them, while there are no bits
+        self._few: set[int] = set()  # all ids, unless there are bits
         self._bits: bytearray | None = None
 
     def holds(self, packet_id: int) -> bool:
@@ -22,7 +22,7 @@ class PacketIds:
         return bits[packet_id >> 3] & 1 << (packet_id & 7) != 0
 
     def add(self, packet_id: int) -> bool:
-        """False if it is there already."""
+        """Add an id; false if it is in the set already."""
         if self.holds(packet_id):
             return False
         self.count += 1
@@ -36,7 +36,7 @@ class PacketIds:
         return True
 
     def discard(self, packet_id: int) -> bool:
-        """False if it is not there."""
+        """Remove an id; false if it is not in the set."""
         if not self.holds(packet_id):
             return False
         self.count -= 1
@@ -45,7 +45,7 @@ class PacketIds:
             self._few.discard(packet_id)
         elif self.count:
             bits[packet_id >> 3] &= ~(1 << (packet_id & 7)) & 0xFF
-        else:  # not at FEW: a client whose window is about that large would have us move them all the time
+        else:  # not at FEW, or a client whose window is about that large would cause a conversion all the time
             self._bits = None
         return True
 
@@ -57,7 +57,7 @@ class PacketIds:
         return twin
 
     def pack(self) -> bytes:
-        """All of them for `unpack()`: two bytes each, or a bit for each id there is."""
+        """The ids in the form of `unpack()`: two bytes for each, or one bit for each possible id."""
         bits = self._bits
         if bits is not None:
             return bytes(bits)
@@ -71,7 +71,7 @@ class PacketIds:
 
 
 def unpack(packed: bytes) -> PacketIds:
-    """The ids that `PacketIds.pack()` made *packed* of."""
+    """The ids that `PacketIds.pack()` has packed."""
     ids = PacketIds()
     if len(packed) == BITS_BYTES:
         ids.count = int.from_bytes(packed, "big").bit_count()

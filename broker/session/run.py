@@ -1,9 +1,8 @@
-# A run: QoS 0 packets of one publisher to one topic that came in next to each other.
+# A run: consecutive QoS 0 packets of one publisher to one topic.
 #
-# A publisher that is fast sends many packets before we look. When neither they nor a receiver need anything of
-# their own (no properties, no retain flag), a receiver of the same wire format is given the very bytes that came
-# in, and those of the other format share one translation. So a burst of a hundred messages to five hundred
-# receivers is five hundred appends, not fifty thousand.
+# A fast publisher sends many packets between two reads. If they have no properties and no retain flag, a receiver of
+# the same wire format is sent the received bytes as they are, and all receivers of the other format share one
+# translation. So a burst of a hundred messages to five hundred receivers is five hundred appends, not fifty thousand.
 from typing import Final
 
 from broker.mqtt.fields import encode_length
@@ -11,11 +10,11 @@ from broker.mqtt.packets import V5
 from broker.mqtt.scanner import read_header
 from broker.session.message import NEVER, Message
 
-GROWTH: Final = 5  # bytes that translation adds to a packet at most, beside identifiers: two lengths and a section
+GROWTH: Final = 5  # bytes that the translation adds to a packet at most, beside identifiers: lengths and a section
 
 
 class Run:
-    """*count* whole PUBLISH packets of format *version*, each *topic* and a payload and nothing else."""
+    """*count* complete PUBLISH packets of *version*, each with *topic* and a payload and nothing else."""
 
     def __init__(
         self, packets: bytes, version: int, count: int, topic: bytes, payload_bytes: int, longest: int
@@ -34,7 +33,7 @@ class Run:
 
     def encoded(self, version: int, identifiers: bytes) -> bytes:
         """All packets in the format of *version*, in 5.0 each with subscription identifiers (encoded properties)."""
-        if identifiers and version == V5:  # a session may have subscribed with them, and be back with 3.x
+        if identifiers and version == V5:  # a session may have subscribed with 5.0 and be connected with 3.x
             if identifiers != self._identifiers:
                 self._identifiers = identifiers
                 self._identified = b"".join(self.split(version, identifiers))
@@ -46,7 +45,7 @@ class Run:
         return self._other
 
     def split(self, version: int, identifiers: bytes) -> list[bytes]:
-        """The same, packet by packet."""
+        """The packets one by one, in the format of *version*, in 5.0 with *identifiers*."""
         topic = len(self.topic).to_bytes(2, "big") + self.topic
         section = encode_length(len(identifiers)) + identifiers if version == V5 else b""
         packets = []
@@ -56,11 +55,11 @@ class Run:
         return packets
 
     def messages(self, identifiers: bytes) -> list[Message]:
-        """The same as messages, for receivers who do not take all of them alike."""
+        """The packets as messages, for receivers that do not take the whole run."""
         return [Message(self.topic, payload, 0, False, identifiers, NEVER) for payload in self.payloads()]
 
     def payloads(self) -> list[bytes]:
-        """What was published."""
+        """The payloads of all packets."""
         if self._payloads is not None:
             return self._payloads
         data = self._packets

@@ -1,5 +1,5 @@
 class Subscriber:
-    """What stands behind a topic filter: one client's subscription, or the group of a shared one."""
+    """A receiver that has a topic filter: the subscription of a session, a shared group, or another worker."""
 
-    share: bytes  # its share name, b"" if it is not shared
-    filter: bytes  # without $share/name/
+    share: bytes  # the share name, b"" if the subscription is not shared
+    filter: bytes  # without "$share/name/"

@@ -1,9 +1,9 @@
-# The will: what a client asked us to publish when it goes without a word.
+# The will: the message that a client asked the broker to publish if its connection ends without a DISCONNECT.
 #
-# It is published when the connection ended in any way but a DISCONNECT that says otherwise, after its delay or when
-# the session ends, whichever is first [MQTT-3.1.2-8]; a connection that resumes the session in time takes it back
-# [MQTT-3.1.3-9]. A clean start resumes nothing: it ends the session, and so publishes the will (3.1.4, the comment on
-# takeovers).
+# It is published when the connection has ended in any way but a DISCONNECT that cancels it, after its delay or when
+# the session ends, whichever is first [MQTT-3.1.2-8]. A connection that resumes the session in time cancels it
+# [MQTT-3.1.3-9]. A clean start resumes nothing: it ends the session, and so the will is published (3.1.4, the comment
+# on takeovers).
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Properties
 from broker.mqtt.packets import Will as WillFields
@@ -18,11 +18,11 @@ from broker.session.message import NEVER, Message
 
 
 def forwardable(properties: Properties) -> bytes:
-    """What of a publish's properties goes on to its receivers, encoded without a length.
+    """The properties of a publish that are sent on to its receivers, encoded without a length.
 
-    All but a few, as they are [MQTT-3.3.2-4], [MQTT-3.3.2-15] to [MQTT-3.3.2-17], [MQTT-3.3.2-20]; user properties in
-    their order [MQTT-3.3.2-18], [MQTT-3.1.3-10]. Left out is what each receiver gets anew: the expiry that remains,
-    its own identifiers, its own topic alias.
+    Nearly all are sent on unchanged [MQTT-3.3.2-4], [MQTT-3.3.2-15] to [MQTT-3.3.2-17], [MQTT-3.3.2-20], user
+    properties in their order [MQTT-3.3.2-18], [MQTT-3.1.3-10]. The others are made for each receiver: the remaining
+    expiry, its subscription identifiers, its topic alias.
     """
     own = (MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER, WILL_DELAY_INTERVAL)
     kept = {identifier: value for identifier, value in properties.items() if identifier not in own}
@@ -34,7 +34,7 @@ def forwardable(properties: Properties) -> bytes:
 
 
 def expires_at(properties: Properties, now: float) -> float:
-    """When a message with these properties expires; NEVER if they do not say [MQTT-3.3.2-5]."""
+    """When a message with these properties expires; NEVER if it has no expiry [MQTT-3.3.2-5]."""
     interval = properties.get(MESSAGE_EXPIRY_INTERVAL)
     return now + interval if isinstance(interval, int) else NEVER
 
@@ -47,7 +47,7 @@ class Will:
         self.delay = delay if isinstance(delay, int) else 0  # seconds
 
     def message(self, now: float) -> Message:
-        """It as a message published now, retained or not [MQTT-3.1.2-14], [MQTT-3.1.2-15]; its expiry begins now."""
+        """The message to publish now, retained or not [MQTT-3.1.2-14], [MQTT-3.1.2-15]; its expiry begins now."""
         fields = self.fields
         return Message(
             fields.topic,
