@@ -56,7 +56,7 @@ HOUSEKEEPING: Final = 1.0  # seconds between two runs
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not processed yet
 
 
-def _tell_nobody(client_id: str, epoch: int) -> None:
+def _ignore(client_id: str, epoch: int) -> None:
     pass
 
 
@@ -75,12 +75,13 @@ class Worker:
         neighbours: TakeoverRequests | None = None,
         wall: Callable[[], float] = time.time,
         trace: str = "",
-        will_settled: Callable[[str, int], None] = _tell_nobody,
+        will_settled: Callable[[str, int], None] = _ignore,
     ) -> None:
-        """One of *workers* that share the machine; AccessFileError.
+        """One of *workers* that share the machine. AccessFileError, CertificateError.
 
-        *threads*: the executor of the offload, if it is not to make its own. *redis*: where sessions are registered.
-        *alone*: no other worker registers sessions there. *neighbours*: replaces the mesh in requests for sessions.
+        *connections*: how many clients may be connected. *threads*: the executor of the offload, if not its own.
+        *redis*: where sessions are registered. *alone*: no other worker registers sessions there. *neighbours*:
+        replaces the other workers in requests for sessions.
         *clock* is monotonic and *wall* Unix time, both in seconds. *trace*: the file in which the decisions of overload
         protection are recorded; "" for none. *will_settled*: see `RegisteredStore`.
         """

@@ -106,7 +106,7 @@ class IncomingSessions:
             peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
         elif what == COMES:
             incoming.source = peer
-            incoming.imported = self._transfer.expect()
+            incoming.imported = self._transfer.begin_import()
         self._check(incoming)
 
     def received(self, peer: Peer, number: int, chunk: bytes) -> None:
@@ -123,7 +123,7 @@ class IncomingSessions:
         if imported.session is not None and not incoming.subscribing:
             incoming.subscribing = True
             imported.session.transfer_filter = incoming.filter
-            self._transfer.enrol(imported, partial(self._subscribed, incoming))
+            self._transfer.subscribe(imported, partial(self._subscribed, incoming))
         self._check(incoming)
 
     def _subscribed(self, incoming: IncomingSession) -> None:
@@ -154,7 +154,7 @@ class IncomingSessions:
         if imported is None or incoming.source is None:
             self._conclude(incoming, TakeoverResult(None, incoming.epoch, nowhere=incoming.epoch == 0))
         elif imported.complete and incoming.switched and not incoming.unmarked:
-            session = self._transfer.take_in(imported)
+            session = self._transfer.finish_import(imported)
             session.transfer_filter = None
             incoming.source.tell(wire.frame(wire.TAKEN, NUMBER.pack(incoming.number)))
             incoming.imported = None
@@ -169,8 +169,8 @@ class IncomingSessions:
     def _conclude(self, incoming: IncomingSession, result: TakeoverResult) -> None:
         del self._pending[incoming.number]
         if incoming.imported is not None:
-            self._transfer.turn_away(incoming.imported)
-        self._transfer.bring_credits(incoming.client_id, incoming.credits, self._clock())
+            self._transfer.cancel_import(incoming.imported)
+        self._transfer.restore_credits(incoming.client_id, incoming.credits, self._clock())
         incoming.then(result)
 
     # Peers that come and go, and time.

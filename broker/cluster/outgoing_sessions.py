@@ -87,10 +87,10 @@ class OutgoingSessions:
             return
         exported = None
         if wanted:
-            exported = self._transfer.give_up(session, now)
+            exported = self._transfer.begin_export(session, now)
         else:
-            self._transfer.end_elsewhere(session, now)
-        credits = self._transfer.credits(session.client_id, now)
+            self._transfer.end_instead(session, now)
+        credits = self._transfer.credits_of(session.client_id, now)
         if exported is None:
             self._barriers.when_passed(partial(self._ended, peer, number, result.epoch, credits), now)
             return
@@ -145,7 +145,7 @@ class OutgoingSessions:
         """*peer* has all of it."""
         outgoing = self._pending.pop((peer.shard, number), None)
         if outgoing is not None:
-            self._transfer.gone(outgoing.exported)
+            self._transfer.finish_export(outgoing.exported)
             self._decide(outgoing)
 
     def abandoned(self, peer: Peer, number: int) -> None:
@@ -158,7 +158,7 @@ class OutgoingSessions:
         """Make it a session of this worker again, without a connection, and call *then*."""
         del self._pending[outgoing.peer.shard, outgoing.number]
         outgoing.exported.session.transfer_filter = None
-        self._transfer.take_back(outgoing.exported, self._clock(), partial(then, outgoing))
+        self._transfer.cancel_export(outgoing.exported, self._clock(), partial(then, outgoing))
 
     def _keep(self, outgoing: OutgoingSession) -> None:
         """Its new owner is gone: this worker owns it, after that claim and before claims that came since."""
@@ -168,7 +168,7 @@ class OutgoingSessions:
         self._decide(outgoing)
 
     def _end(self, outgoing: OutgoingSession) -> None:
-        self._transfer.end_elsewhere(outgoing.exported.session, self._clock())
+        self._transfer.end_instead(outgoing.exported.session, self._clock())
         self._decide(outgoing)
 
     def _decide(self, outgoing: OutgoingSession) -> None:

@@ -24,5 +24,7 @@ async def at_whole(seconds: float, job: Callable[[float], None]) -> None:
     """
     while True:
         left = seconds - time.time() % seconds
-        await trio.sleep(left if left > seconds / 2 else left + seconds)  # the wall clock may go slower than ours
+        await trio.sleep(
+            left if left > seconds / 2 else left + seconds
+        )  # the wall clock may be behind the monotonic one
         job(time.time())

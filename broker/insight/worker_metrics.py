@@ -109,7 +109,7 @@ class WorkerMetrics:
         """End the interval of the metrics record at *wall*, Unix time."""
         try:
             self._interval_metrics.close_interval(self.gauges(), self._stores(), wall, self._clock())
-        except Exception as error:  # a mistake of ours costs this record, and not the worker
+        except Exception as error:  # a bug costs this record, and not the worker
             self._internal_errors.report(error)
         self._reactor.wake()
 

@@ -1,3 +1,4 @@
+# A client's connection: what belongs to it and not to the session.
 import socket
 from typing import Final
 
@@ -20,14 +21,14 @@ class Replay:
     def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
         self.subscription = subscription
         self.scan = scan
-        self.page: list[bytes] = []  # topics found, the next one last
+        self.page: list[bytes] = []  # topics that were found, the next one last
 
 
 class PendingConnect:
     """A CONNECT that is not answered yet, as far as its connection knows it: a `ConnectAttempt`."""
 
     def __init__(self, named: str) -> None:
-        self.named = named  # the client id in the CONNECT, before anybody has verified it
+        self.named = named  # the client id in the CONNECT, which is not verified
 
     def cancel(self, now: float) -> None:
         """Stop what is under way for this CONNECT: its connection ends."""
@@ -39,7 +40,7 @@ class PendingConnect:
 
 
 class Connection(Stream):
-    """A stream that speaks MQTT: what belongs to one connection and not to the session."""
+    """A stream that carries MQTT."""
 
     def __init__(self, sock: socket.socket, address: str, outbox: Outbox, now: float) -> None:
         super().__init__(sock, address, outbox)

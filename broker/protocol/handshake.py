@@ -74,9 +74,7 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
             return CloseReason.NOT_AUTHORIZED
         if len(packet.will.topic) > limits.topic_bytes:
             return CloseReason.TOPIC_BYTES
-        if (
-            packet.will.topic.count(b"/") >= limits.topic_levels
-        ):  # nobody could be told when it has to be published and is refused
+        if packet.will.topic.count(b"/") >= limits.topic_levels:  # later, no client could be told of the refusal
             return CloseReason.TOPIC_LEVELS
     return None
 

@@ -1,4 +1,4 @@
-# Mistakes in Weir's own code: each is counted and logged, and costs no more than the work in which it happened.
+# Bugs in Weir: each exception is counted and logged, and costs no more than the work in which it was raised.
 from broker.log import Log
 from broker.metrics.counters import Counters
 

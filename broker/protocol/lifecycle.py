@@ -207,7 +207,7 @@ class ConnectionLifecycle:
         self._reactor.close(connection, now)
 
     def failed(self, connection: Connection, error: Exception, now: float) -> None:
-        """Report *error*, a mistake of ours in serving *connection*, and close the connection. 3.1.1 [MQTT-4.8.0-2]"""
+        """Report *error*, a bug in serving *connection*, and close the connection. 3.1.1 [MQTT-4.8.0-2]"""
         self._internal_errors.report_for(connection.address, error)
         self.close(connection, CloseReason.INTERNAL_ERROR, now)
 

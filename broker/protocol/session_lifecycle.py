@@ -150,7 +150,5 @@ class SessionLifecycle:
             return
         try:
             self._publish(will.message(now), publisher, now)
-        except (
-            Exception
-        ) as error:  # a mistake of ours costs the will, and does not leave the end of a session half done
+        except Exception as error:  # a bug costs the will, and does not leave the end of a session half done
             self._internal_errors.report(error)

@@ -4,16 +4,15 @@
 # that no message is lost or overtakes another one. cluster/takeovers.py takes these steps on both workers in turn:
 #
 #   at the worker that has it                at the worker that asks
-#   give_up(): no connection, no timers
-#   next_chunk() ...                         expect(), take() ... until the session itself has come
-#                                            enrol(): it is subscribed; wait until all peers know
+#   begin_export(): no connection, no timers
+#   next_chunk() ...                         begin_import(), take() ... until the session itself has come
+#                                            subscribe(); wait until all peers know
 #   withdraw(): nothing is delivered to it
-#   next_chunk() ... until all is sent       take() ... until all has come; take_in(): the client gets it
-#   gone()
+#   next_chunk() ... until all is sent       take() ... until all has come; finish_import(): the client gets it
+#   finish_export()
 #
-# Until gone(), take_back() undoes the transfer on the one side, and until take_in(), turn_away() on the other: a
-# session is whole on one of the two workers. For a client that asks for a clean start nothing is moved:
-# end_elsewhere().
+# Each side can cancel until its last step, so a session is whole on one of the two workers. For a client that asks for
+# a clean start nothing is moved: end_instead().
 from collections.abc import Callable
 from functools import partial
 
@@ -57,11 +56,11 @@ class SessionTransfer:
 
     # At the worker that has the session.
 
-    def credits(self, client_id: str, now: float) -> float:
+    def credits_of(self, client_id: str, now: float) -> float:
         """The credits that the client has left, which go with it."""
         return self._accounts.balance_of(client_id, now)
 
-    def give_up(self, session: Session, now: float) -> SessionExport | None:
+    def begin_export(self, session: Session, now: float) -> SessionExport | None:
         """Begin to move *session*, which is in the store, to another worker; None if it ends with its connection.
 
         A connection is closed as for any takeover: a will without a delay is published now, on this worker (3.1.4, the
@@ -88,11 +87,11 @@ class SessionTransfer:
         export.leaving = True
         self._subscribing.withdraw(export.session, then)
 
-    def gone(self, export: SessionExport) -> None:
+    def finish_export(self, export: SessionExport) -> None:
         """Drop what is left of the session: the other worker has all of it."""
         export.release()
 
-    def take_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
+    def cancel_export(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
         """Keep the session here, without a connection, as the other worker has died; then call *then*.
 
         If its client has begun another session on this worker meanwhile, this one ends.
@@ -110,7 +109,7 @@ class SessionTransfer:
             self._keep(session, export.expires, export.will_due, export.owed)
         then()
 
-    def end_elsewhere(self, session: Session, now: float) -> None:
+    def end_instead(self, session: Session, now: float) -> None:
         """End *session*, and publish its will [MQTT-3.1.2-8]: its client has begun a new one at another worker."""
         self._close(session, now)
         if not session.ended:
@@ -123,15 +122,15 @@ class SessionTransfer:
 
     # At the worker that asks for the session.
 
-    def bring_credits(self, client_id: str, credits: float, now: float) -> None:
+    def restore_credits(self, client_id: str, credits: float, now: float) -> None:
         """Give the client the *credits* that it had left at another worker."""
         self._accounts.bring(client_id, credits, now)
 
-    def expect(self) -> SessionImport:
+    def begin_import(self) -> SessionImport:
         """Begin to receive a session, chunk by chunk."""
         return SessionImport(self._sessions.limits, self._counters)
 
-    def enrol(self, incoming: SessionImport, then: Callable[[], None]) -> None:
+    def subscribe(self, incoming: SessionImport, then: Callable[[], None]) -> None:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.
 
         Messages that are delivered from now on are queued behind those that are still to come.
@@ -139,7 +138,7 @@ class SessionTransfer:
         assert incoming.session is not None
         self._subscribing.enrol(incoming.session, incoming.subscriptions, then)
 
-    def take_in(self, incoming: SessionImport) -> Session:
+    def finish_import(self, incoming: SessionImport) -> Session:
         """Keep the session, which is complete. It has no connection until it is claimed.
 
         If there is a session of this client here, it was made when the other one could not be asked for: it ends, with
@@ -152,7 +151,7 @@ class SessionTransfer:
         self._keep(session, incoming.expires, incoming.will_due, incoming.owed)
         return session
 
-    def turn_away(self, incoming: SessionImport) -> None:
+    def cancel_import(self, incoming: SessionImport) -> None:
         """Drop a session that will not be complete; its shared messages go to other members (4.8.2)."""
         if incoming.session is not None:
             self._subscribing.withdraw(incoming.session)

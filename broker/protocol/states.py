@@ -88,7 +88,7 @@ DEADLINES: Final = {
 
 
 class IllegalStep(Exception):
-    """The broker itself, and not the client, did something that the table does not have: a mistake in Weir."""
+    """The broker, and not the client, did something that the table does not have: a bug in Weir."""
 
 
 def step(state: State, event: Input) -> State:

@@ -29,31 +29,31 @@ class Steps:
         found = session_of(here, client_id)
         assert found is not None
         self.session: Session = found
-        frozen = here.transfer.give_up(self.session, here.clock.now)
-        assert frozen is not None
-        self.frozen: SessionExport = frozen
-        self.thaw: SessionImport = there.transfer.expect()
+        export = here.transfer.begin_export(self.session, here.clock.now)
+        assert export is not None
+        self.export: SessionExport = export
+        self.incoming: SessionImport = there.transfer.begin_import()
         here.settle()
 
     def carry(self) -> None:
-        while chunk := self.frozen.next_chunk():
-            self.thaw.take(chunk)
+        while chunk := self.export.next_chunk():
+            self.incoming.take(chunk)
 
     def enrol(self) -> None:
-        self.there.transfer.enrol(self.thaw, lambda: self.done.append("enrolled"))
+        self.there.transfer.subscribe(self.incoming, lambda: self.done.append("enrolled"))
         self.there.settle()
 
     def withdraw(self) -> None:
-        self.here.transfer.withdraw(self.frozen, lambda: self.done.append("withdrawn"))
+        self.here.transfer.withdraw(self.export, lambda: self.done.append("withdrawn"))
         self.here.settle()
 
     def end(self) -> Session:
         self.carry()
-        self.here.transfer.gone(self.frozen)
-        return self.there.transfer.take_in(self.thaw)
+        self.here.transfer.finish_export(self.export)
+        return self.there.transfer.finish_import(self.incoming)
 
     def take_back(self) -> None:
-        self.here.transfer.take_back(self.frozen, self.here.clock.now, lambda: self.done.append("back"))
+        self.here.transfer.cancel_export(self.export, self.here.clock.now, lambda: self.done.append("back"))
         self.here.settle()
 
 
@@ -158,12 +158,12 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     client.receive()
     steps = Steps(here, there)
     steps.carry()
-    there.transfer.enrol(steps.thaw, lambda: steps.done.append("enrolled"))
+    there.transfer.subscribe(steps.incoming, lambda: steps.done.append("enrolled"))
     publish(here, b"t/1", b"late")
-    here.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+    here.transfer.withdraw(steps.export, lambda: steps.done.append("withdrawn"))
     steps.carry()
 
-    assert ([], False, False) == (steps.done, steps.frozen.finished, steps.thaw.complete)
+    assert ([], False, False) == (steps.done, steps.export.finished, steps.incoming.complete)
     there.settle()
     here.settle()
     assert ["enrolled", "withdrawn"] == steps.done
@@ -273,7 +273,7 @@ def test_a_session_that_ends_with_its_connection_is_not_moved(brokers: Brokers) 
     session = session_of(here)
     assert session is not None
 
-    assert here.transfer.give_up(session, here.clock.now) is None
+    assert here.transfer.begin_export(session, here.clock.now) is None
     assert TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
     assert session_of(here) is None
@@ -294,7 +294,7 @@ def test_a_client_that_begins_anew_elsewhere_ends_what_it_left(
     assert session is not None
     if away:
         client.drop()
-    here.transfer.end_elsewhere(session, here.clock.now)
+    here.transfer.end_instead(session, here.clock.now)
 
     assert away or TAKEN_OVER == goodbye(client)
     assert [[b"gone"]] == seen(watcher)
@@ -383,7 +383,7 @@ def test_rights_are_those_of_the_worker_where_it_comes(brokers: Brokers, tmp_pat
 # When the other worker dies.
 
 
-@pytest.mark.parametrize("stage", ["frozen", "carried", "withdrawing", "withdrawn"])
+@pytest.mark.parametrize("stage", ["export", "carried", "withdrawing", "withdrawn"])
 @pytest.mark.parametrize("count", [2, MANY])
 def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: int) -> None:
     """A worker that dies would take along sessions that were not even its own."""
@@ -394,10 +394,10 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     client.receive()
     steps = Steps(here, there)
     publish(here, b"t/0", b"1")
-    if stage != "frozen":
+    if stage != "export":
         steps.carry()
     if stage == "withdrawing":
-        here.transfer.withdraw(steps.frozen, lambda: steps.done.append("withdrawn"))
+        here.transfer.withdraw(steps.export, lambda: steps.done.append("withdrawn"))
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()
@@ -448,10 +448,10 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
     steps = Steps(here, there)
     publish(here, b"t/0", b"1")
     steps.carry()
-    there.transfer.enrol(steps.thaw, lambda: None)
+    there.transfer.subscribe(steps.incoming, lambda: None)
     if enrolled:
         publish(there, b"t/0", b"2")
-    there.transfer.turn_away(steps.thaw)
+    there.transfer.cancel_import(steps.incoming)
     there.settle()
 
     assert nothing_left(there)
@@ -461,7 +461,7 @@ def test_a_session_that_will_not_be_whole_leaves_nothing(brokers: Brokers, enrol
 def test_a_session_that_goes_away_before_its_first_page_leaves_nothing(brokers: Brokers) -> None:
     """A worker that dies with its first words would be an error in ours."""
     there = brokers()
-    there.transfer.turn_away(there.transfer.expect())
+    there.transfer.cancel_import(there.transfer.begin_import())
 
     assert nothing_left(there)
 
