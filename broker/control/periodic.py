@@ -24,7 +24,9 @@ async def at_whole(seconds: float, job: Callable[[float], None]) -> None:
     """
     while True:
         left = seconds - time.time() % seconds
-        await trio.sleep(
-            left if left > seconds / 2 else left + seconds
-        )  # the wall clock may be behind the monotonic one
+        if (
+            left < seconds / 2
+        ):  # the wall clock is a little slower than the one of sleep(): this time was called already
+            left += seconds
+        await trio.sleep(left)
         job(time.time())
