@@ -1,0 +1,90 @@
+# The level of a worker: from its signals to what it reports, logs and enforces.
+import pytest
+
+from broker.config.schema import Overload
+from broker.overload.reports import Report, decode
+from broker.worker_id import WorkerId
+from tests.overload.protected import HERE, Protected
+
+LATE = 10.0  # seconds of lag, 200 targets
+
+
+def test_a_worker_that_is_late_raises_its_level_and_enforces_credits() -> None:
+    """Nobody would be slowed down, however late the worker is."""
+    protected = Protected()
+    protected.advance(1.0)
+    assert (0.0, False) == (protected.monitor.level.value, protected.protection.judging)
+    protected.lag = LATE
+    protected.advance(1.0)
+
+    assert protected.monitor.level.value > 4.0
+    assert "lag" == protected.monitor.level.cause
+    assert protected.protection.judging
+    protected.lag = 0.0
+    protected.advance(20.0)
+    assert (0.0, False) == (protected.monitor.level.value, protected.protection.judging)
+
+
+def test_the_level_of_another_worker_is_in_force_here_and_lapses() -> None:
+    """Workers would not slow their clients for a worker that they overload; or for ever for one that has died."""
+    protected = Protected()
+    report = Report(WorkerId("far", 1, 1), 1, 5.5, "memory", 1.5, ())
+    protected.protection.reports.hear(report.encode(), protected.now)
+    protected.advance(0.2)
+    assert (5.5, True) == (protected.protection.ledger.level, protected.protection.judging)
+    assert 0.0 == protected.monitor.level.value
+    protected.advance(1.2)
+
+    assert (0.0, False) == (protected.protection.ledger.level, protected.protection.judging)
+
+
+def test_a_level_is_told_and_logged_with_its_cause() -> None:
+    """Other workers would not know, or an operator look in the wrong place."""
+    protected = Protected()
+    protected.lag = LATE
+    protected.advance(1.0)
+    last = decode(protected.told[-1])
+    line = next(line for line in protected.log.lines if line["event"] == "overload_level_changed")
+
+    assert (HERE, "lag") == (last.worker, last.cause)
+    assert ("lag", "weir", 0) == (line["cause"], line["cause_node"], line["cause_worker"])
+    protected.lag = 0.0
+    protected.advance(20.0)
+    assert 0 == protected.log.lines[-1]["reached"]
+
+
+def test_a_test_can_set_a_signal_for_some_time() -> None:
+    """The screens could not be shown, and `weir` be tested, without real overload."""
+    protected = Protected()
+    protected.monitor.inject("lag", LATE, protected.now + 1.0)
+    assert {"lag": pytest.approx(1.0)} == protected.monitor.injected(protected.now)
+    protected.advance(0.5)
+    assert protected.monitor.level.value > 1.0
+    protected.advance(0.6)
+    assert {} == protected.monitor.injected(protected.now)
+    with pytest.raises(ValueError, match="There is no signal 'log'"):
+        protected.monitor.inject("log", 1.0, protected.now)
+
+
+def test_protection_that_is_off_measures_and_enforces_nothing() -> None:
+    """`overload.enabled = false` would slow clients down, or show no signals."""
+    protected = Protected(Overload(enabled=False))
+    protected.lag = LATE
+    protected.advance(1.0)
+
+    assert ["overload_protection_off"] == protected.log.events()
+    assert protected.monitor.level.value > 4.0
+    assert ([], 0.0) == (protected.told, protected.protection.ledger.level)
+    assert not protected.protection.judging
+
+
+def test_the_figures_count_clients_that_wait() -> None:
+    """Prometheus would not show that clients are held."""
+    protected = Protected(Overload(gate_floor=1))
+    gate, client = protected.gate(), protected.client("client")
+    gate.take(1, 10, protected.now)
+    protected.publish(client, gate)
+    figures = protected.monitor.figures(protected.now)
+
+    assert (1, 0, 50_000) == (figures.throttled, figures.level, figures.credits_per_tick)
+    assert "store" in figures.signals

@@ -1,0 +1,179 @@
+# Clients that are paused: for what, until when, and what becomes of those that leave meanwhile.
+import pytest
+
+from broker.config.schema import Overload, Quotas, QuotaScope
+from broker.mqtt.packets import V5, V311
+from broker.overload.admit import ACCEPT, CLOSE, DROP, NOT_WAITING, PAUSE, REFUSE, UNBOUNDED
+from broker.overload.gate import Gate
+from broker.reasons import PauseReason
+from tests.overload.protected import Client, Protected
+
+FLOOR = 2
+SMALL = Overload(gate_floor=FLOOR, wait=1.0)
+
+
+def full(protected: Protected) -> Gate:
+    """A gate without room."""
+    gate = protected.gate()
+    gate.take(FLOOR, 10, protected.now)
+    return gate
+
+
+def held(protected: Protected) -> dict[str, int]:
+    return protected.pauses.paused()
+
+
+def test_a_client_waits_for_its_gate_and_goes_on_when_it_opens() -> None:
+    """A resource that is full would be given more, or a client be paused for ever."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client")
+    verdict = protected.publish(client, gate)
+    assert (PAUSE, PauseReason.GATE, gate) == (verdict.kind, verdict.reason, verdict.gate)
+    assert not client.reading
+    assert (1, {"gate": 1}) == (protected.throttle.waiting, held(protected))
+    protected.advance(0.1)
+    assert not client.reading
+    gate.done(FLOOR, 10, 0.1, protected.now)
+    protected.throttle.opened(gate, protected.now)
+    protected.throttle.tick(protected.now)
+
+    assert client.reading
+    assert {} == held(protected)
+    assert ACCEPT == protected.publish(client, gate).kind
+    assert (0, NOT_WAITING) == (protected.throttle.waiting, client.waits_since)
+
+
+@pytest.mark.parametrize(("qos", "version", "kind"), [(0, V5, DROP), (1, V5, REFUSE), (1, V311, CLOSE)])
+def test_a_wait_at_a_gate_ends(qos: int, version: int, kind: int) -> None:
+    """A store that hangs would hold its publishers for ever."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client", version)
+    protected.publish(client, gate, qos=qos)
+    protected.advance(1.1)
+    assert client.reading  # to be judged again
+
+    assert kind == protected.publish(client, gate, qos=qos).kind
+    assert 0 == protected.throttle.waiting
+
+
+def test_the_time_of_a_wait_counts_from_its_first_verdict() -> None:
+    """A client that is tried again and again would wait for ever."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client")
+    protected.publish(client, gate)
+    since = client.waits_since
+    protected.advance(0.5)
+    protected.throttle.forget(client)
+    client.waits_since = since
+    protected.throttle.waiting += 1
+    protected.publish(client, gate)
+
+    assert since == client.waits_since
+    assert 1 == protected.throttle.waiting
+
+
+def test_a_gate_that_is_removed_releases_its_clients() -> None:
+    """Publishers would wait for a worker that is dead."""
+    protected = Protected(SMALL)
+    gate = full(protected)
+    clients = [protected.client(f"{number}") for number in range(3)]
+    for client in clients:
+        protected.publish(client, gate)
+    protected.throttle.remove_gate(gate, protected.now)
+
+    assert all(client.reading for client in clients)
+    assert {} == held(protected)
+    assert "store" not in protected.protection.signals.values()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_leaves_is_not_resumed(leaves: bool) -> None:
+    """A closed connection would be read; or, if none left, this test would show nothing."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client")
+    protected.publish(client, gate)
+    if leaves:
+        protected.protection.leave(client, protected.now)
+    gate.done(FLOOR, 10, 0.1, protected.now)
+    protected.advance(1.5)
+
+    assert (0 if leaves else 1) == client.resumed
+    assert {} == held(protected)
+    assert (0 if leaves else 1) == protected.throttle.waiting  # resumed, and not judged again yet
+
+
+def test_woken_clients_share_the_room_of_the_gate() -> None:
+    """A client that floods would take all the room, and the others wait until it pauses."""
+    protected = Protected(Overload(gate_floor=4))
+    gate = protected.gate()
+    gate.take(4, 10, protected.now)
+    clients = [protected.client(f"{number}") for number in range(2)]
+    for client in clients:
+        protected.publish(client, gate)
+    gate.done(4, 10, 0.1, protected.now)
+    protected.throttle.opened(gate, protected.now)
+    protected.throttle.tick(protected.now)
+
+    assert [2, 2] == [client.turn for client in clients]
+    assert [ACCEPT, ACCEPT, PAUSE] == [protected.publish(clients[0], gate).kind for _ in range(3)]
+    assert [ACCEPT, ACCEPT] == [protected.publish(clients[1], gate).kind for _ in range(2)]
+
+
+def test_a_client_alone_may_fill_the_gate() -> None:
+    """A resource would idle for a share that nobody takes."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client")
+    protected.publish(client, gate)
+    gate.done(FLOOR, 10, 0.1, protected.now)
+    protected.throttle.opened(gate, protected.now)
+    protected.throttle.tick(protected.now)
+
+    assert not gate.in_turns
+    assert gate.room() == client.turn < UNBOUNDED
+
+
+def test_a_client_waits_for_its_quota_by_the_clock() -> None:
+    """A client of MQTT 3 would be paused for ever by a quota, or not at all."""
+    protected = Protected(quotas=Quotas(session=QuotaScope(incoming_messages="1:1"), reserve=0.0))
+    client = protected.client("client")
+    assert [ACCEPT, PAUSE] == [protected.publish(client).kind for _ in range(2)]
+    assert protected.looks  # otherwise nobody would look when the time has come
+    protected.advance(0.9)
+    assert not client.reading
+    protected.advance(0.2)
+
+    assert client.reading
+    assert ACCEPT == protected.publish(client).kind
+
+
+def test_a_subscribe_over_the_quota_waits_and_mqtt_5_is_told() -> None:
+    """MQTT 5 would wait although it can be told, or MQTT 3 subscribe as fast as it likes."""
+    protected = Protected(quotas=Quotas(session=QuotaScope(subscriptions="1:1"), reserve=0.0))
+    old, new = protected.client("old", V311), protected.client("new", V5)
+    for client in (old, new):
+        assert client.quota is not None
+        client.quota.take_filters(1, protected.now)
+
+    assert protected.protection.defers(old, 1, protected.now)
+    assert not protected.protection.defers(new, 1, protected.now)
+    assert (False, True) == (old.reading, new.reading)
+
+
+def passing(protected: Protected, client: Client, gate: Gate) -> bool:
+    return protected.publish(client, gate, cost=10_000).kind == ACCEPT
+
+
+def test_a_client_without_credits_waits_only_while_its_gate_is_busy() -> None:
+    """A client would be held back although nothing is gained by it."""
+    protected = Protected(Overload(gate_floor=1, gate_idle=0.001, cap=1000))
+    gate, client, other = protected.gate(), protected.client("client"), protected.client("other")
+    client.account.zero = protected.protection.ledger.granted(protected.now)  # it has no credits
+    assert passing(protected, client, gate)
+    gate.done(1, 100, 0.001, protected.now)
+    gate.take(1, 100, protected.now)
+    gate.done(1, 100, 0.1, protected.now + 0.1)  # the gate learns: two publishes in 100 ms and no idle room for one
+    client.account.zero = protected.protection.ledger.granted(protected.now) + 100_000
+    gate.take(1, 100, protected.now)
+
+    assert not passing(protected, client, gate)
+    assert other.reading
