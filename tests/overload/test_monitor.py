@@ -62,6 +62,8 @@ def test_a_test_can_set_a_signal_for_some_time() -> None:
     assert protected.monitor.level.value > 1.0
     protected.advance(0.6)
     assert {} == protected.monitor.injected(protected.now)
+    protected.advance(20.0)
+    assert 0.0 == protected.monitor.level.value
     with pytest.raises(ValueError, match="There is no signal 'log'"):
         protected.monitor.inject("log", 1.0, protected.now)
 
