@@ -250,7 +250,7 @@ class _Demo:
         _say(f"{FLEET} modest clients publish {FLEET_RATE} messages a second, all the time. Look: level 0, calm.")
 
     def _start(self, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        from supervisor.workers import interpreter_flags
+        from supervisor.process import interpreter_flags
 
         with self._log(log).open("wb") as output:
             process = subprocess.Popen(

@@ -13,8 +13,8 @@ import typer
 from broker.config.schema import Config
 from cli.options import GAVE_UP, refuse
 from supervisor.folder import NodeFolder
+from supervisor.process import interpreter_flags
 from supervisor.start import GaveUp, StartError, run
-from supervisor.workers import interpreter_flags
 
 LONGEST: Final = 64 * 1024  # bytes
 

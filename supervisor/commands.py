@@ -12,8 +12,10 @@ import trio
 from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
 from supervisor.limits import LimitRefused
-from supervisor.node import Node, Shard
-from supervisor.workers import NoAnswer, WorkerProcess, process_stat
+from supervisor.node import Node
+from supervisor.process import process_stat
+from supervisor.worker_process import NoAnswer, WorkerProcess
+from supervisor.workers import Shard
 
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
@@ -83,7 +85,7 @@ class Commands:
             "version": VERSION,
             "form": form(),
             "state": node.state(),
-            "began": node.began,
+            "began": node.started_at,
             "listeners": node.addresses,
             "workers": [_worker(shard) for shard in node.shards],
             "totals": node.statistics(),
@@ -106,14 +108,14 @@ class Commands:
             for shard in node.shards:
                 began = time.monotonic()
                 former = shard.process
-                process = await node.replace(shard)
-                if process is None:
+                pid = await node.replace(shard)
+                if pid is None:
                     raise Refused(f"Worker {shard.number} did not get ready: the node's log says why.")
                 lost = former.sessions_lost if former is not None else 0
                 replaced.append(
                     {
                         "worker": shard.number,
-                        "pid": process.pid,
+                        "pid": pid,
                         "seconds": round(time.monotonic() - began, 3),
                         "sessions_lost": lost,
                     }
@@ -123,7 +125,7 @@ class Commands:
         return {"workers": replaced}
 
     async def _reload(self, arguments: Arguments) -> object:
-        wrong = await self._node.read_again()
+        wrong = await self._node.reload()
         if wrong:
             raise Refused(" ".join(wrong))
         return {}
@@ -272,7 +274,7 @@ def _worker(shard: Shard) -> dict[str, Any]:
         "state": process.state,
         "pid": process.pid,
         "deaths": shard.deaths,
-        "uptime": 0.0 if process.ready_at is None else time.monotonic() - process.ready_at,
+        "uptime": process.served() or 0.0,
         "cpu_seconds": _cpu_seconds(process.pid),
         "statistics": process.statistics,
     }

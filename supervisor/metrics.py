@@ -28,7 +28,7 @@ class NodeCollector(Collector):
         info.add_metric([VERSION, form()], 1)
         yield info
         yield GaugeMetricFamily("weir_ready", "1 if all workers serve, else 0.", value=float(node.ready()))
-        yield GaugeMetricFamily("weir_start_time_seconds", "Start of the node, in Unix time.", value=node.began)
+        yield GaugeMetricFamily("weir_start_time_seconds", "Start of the node, in Unix time.", value=node.started_at)
         yield from _from_table(node.statistics())
         yield from self._workers()
 

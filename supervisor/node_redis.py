@@ -1,9 +1,10 @@
-# The Redis of a node: a private server of its own, or the one that `redis.url` names.
+# The Redis of a node: its embedded server, or the server that `redis.url` names.
 #
-# The first worker begins when it serves. Later the workers go on without it. What a name or a sentinel stands for may
-# change, and workers look nothing up: it is looked up here, again and again, and they are told.
-from collections.abc import Callable
-from typing import Final
+# Workers start when Redis can be used; afterwards they continue without it. A host name or a sentinel in the URL may
+# stand for another server after a while. Workers look up no names: the supervisor does, again and again, and sends them
+# the new address.
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import trio
 
@@ -11,19 +12,19 @@ from broker.config.schema import Config
 from broker.control.machine import memory_limit
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
+from supervisor.child import Child
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.redis_address import find_redis
 from supervisor.redis_server import RedisUnusable, find_server
 
-LOOK: Final = 2.0  # seconds: as long as the client of a lasting session waits
-SHARE: Final = 4  # of the memory limit, for the data of a private server
+LOOKUP: Final = 2.0  # seconds between two; the client of a persistent session waits as long for Redis
+SHARE: Final = 4  # the data of the embedded server may take the memory limit divided by this
 
 
 class NodeRedis:
     def __init__(self, config: Config, folder: NodeFolder, log: Log) -> None:
-        """RedisUnusable: there is none that can be used."""
-        self.moved: Callable[[], None] = _nothing  # called when `address` is another one
+        """RedisUnusable."""
         self._url = config.redis.url
         self._embedded: EmbeddedRedis | None = None
         if self._url:
@@ -37,30 +38,21 @@ class NodeRedis:
         self.address = self._embedded.address
 
     def private(self) -> bool:
-        """Nobody else uses it."""
+        """Whether no other node can use it."""
         return self._embedded is not None
 
-    async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until `stop()` or a cancellation; started when workers can use it. RedisUnusable: they cannot."""
-        if self._embedded is not None:
-            await self._embedded.run(task_status)
-            return
-        task_status.started()
-        while True:
-            await trio.sleep(LOOK)
+    def children(self) -> Sequence[Child[Any]]:
+        """The processes that the supervisor has to keep for it."""
+        return [] if self._embedded is None else [self._embedded]
+
+    async def watch(self, moved: Callable[[], None]) -> None:
+        """Call *moved* each time that the URL stands for another address."""
+        while self._url:
+            await trio.sleep(LOOKUP)
             try:
                 found = await trio.to_thread.run_sync(find_redis, self._url, abandon_on_cancel=True)
             except RedisUnusable:
-                continue  # the workers say so, and try on
+                continue  # the workers log that they cannot reach it
             if found.address.parts() != self.address.parts():
                 self.address = found.address
-                self.moved()
-
-    async def stop(self) -> None:
-        """A private one writes what it has, and ends."""
-        if self._embedded is not None:
-            await self._embedded.stop()
-
-
-def _nothing() -> None:
-    pass
+                moved()

@@ -21,9 +21,10 @@ from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
 from supervisor.logfile import LogFile
-from supervisor.node import CANNOT_START, SIGNALS, Door, Node
+from supervisor.node import CANNOT_START, SIGNALS, Node
 from supervisor.node_redis import NodeRedis
 from supervisor.redis_server import RedisUnusable
+from supervisor.workers import Listener
 
 
 class StartError(Exception):
@@ -47,9 +48,7 @@ def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | N
         signal.signal(number, signal.SIG_DFL)
     try:
         with ExitStack() as held:
-            node, services = _prepare(config, detached, held)
-            if on_ready is not None:
-                node.on_ready = on_ready
+            node, services = _prepare(config, detached, held, on_ready or _nothing)
             code = trio.run(node.serve, services)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -69,7 +68,9 @@ def check_files(config: Config) -> str:
     return ""
 
 
-def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, list[Callable[[], object]]]:
+def _prepare(
+    config: Config, detached: bool, held: ExitStack, on_ready: Callable[[], None]
+) -> tuple[Node, list[Callable[[], object]]]:
     """A node that is ready to serve, and what is to be served beside it; *held* gives back what they hold."""
     check = partial(check_files, config)
     wrong = check()
@@ -99,7 +100,7 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
     tested = os.environ.get(TESTED) == "1"
     if tested:
         structlog.get_logger().warning("signals_can_be_injected", variable=TESTED)
-    node = Node(config, folder, doors, log_file, check, redis)
+    node = Node(config, folder, doors, log_file, check, redis, on_ready)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
@@ -108,10 +109,10 @@ def _prepare(config: Config, detached: bool, held: ExitStack) -> tuple[Node, lis
     return node, services
 
 
-def _open_doors(config: Config) -> list[list[Door]]:
+def _open_doors(config: Config) -> list[list[Listener]]:
     """For each shard its listening sockets. ListenError: none is open."""
     shards = config.node.workers or len(os.sched_getaffinity(0))
-    doors: list[list[Door]] = [[] for _ in range(shards)]
+    doors: list[list[Listener]] = [[] for _ in range(shards)]
     try:
         for one in fields(config.listeners):
             settings = getattr(config.listeners, one.name)
@@ -124,7 +125,7 @@ def _open_doors(config: Config) -> list[list[Door]]:
     return doors
 
 
-def _close_doors(doors: list[list[Door]]) -> None:
+def _close_doors(doors: list[list[Listener]]) -> None:
     for mine in doors:
         _close([door for _, door in mine])
 
@@ -134,7 +135,7 @@ def _close(sockets: list[socket.socket]) -> None:
         one.close()
 
 
-def _tell_doors(config: Config, doors: list[list[Door]], admin: list[socket.socket]) -> None:
+def _tell_doors(config: Config, doors: list[list[Listener]], admin: list[socket.socket]) -> None:
     log = structlog.get_logger()
     for name, door in [*doors[0], *(("admin", one) for one in admin)]:
         host, port = door.getsockname()[:2]
@@ -142,3 +143,7 @@ def _tell_doors(config: Config, doors: list[list[Door]], admin: list[socket.sock
     open_to = [host for _, host in exposed(config)]
     if config.access.allow_anonymous and open_to:
         log.warning("anonymous_clients_allowed", hosts=open_to, setting="access.allow_anonymous")
+
+
+def _nothing() -> None:
+    pass

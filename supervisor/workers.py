@@ -1,315 +1,285 @@
-# A worker's process, seen from its supervisor: started, talked to, watched, ended.
+# The workers of a node: one per shard, what all of them share, and what the supervisor tells them of each other.
 #
-# It is executed afresh (`python -m broker`) with the descriptors it needs and nothing else: no fork of a running
-# interpreter, whose locks and event loop would come along. It is started from this very thread, because the kernel
-# kills a process that asked for it when the *thread* that started it ends.
-import contextlib
+# The listening sockets of a shard belong to the supervisor: while a worker is replaced, new connections wait in their
+# backlog. During a longer pause the sockets are shut, so that clients are refused and may try another worker or node.
 import mmap
 import os
-import signal
+import secrets
 import socket
-import subprocess
-import sys
-import time
-from array import array
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
+import structlog
 import trio
 
+from broker.config.schema import Config
+from broker.config.sources import described
 from broker.control import heartbeat
-from broker.control.frame_codec import FrameError, FrameReader, encode
 from broker.control.frames import (
-    WORKER_FRAMES,
-    Answer,
     Assignment,
-    CannotStart,
-    Drain,
-    Ended,
     FromSupervisor,
     FromWorker,
-    LoopStarted,
-    NewPeer,
+    ListenerSocket,
+    OtherWorkers,
+    PeerSockets,
+    PublishWills,
     Ready,
-    Report,
-    Request,
+    Reload,
+    Reloaded,
     StatisticsReport,
+    WillSettled,
 )
+from broker.control.machine import raise_descriptor_limit
+from broker.metrics.report import Report
+from broker.net.listeners import shut
 from broker.worker_id import WorkerId
-from supervisor.supervision import LOOK_EVERY, Silence, too_silent
+from supervisor.child import Child
+from supervisor.dead_workers import DeadWorkers
+from supervisor.folder import NodeFolder
+from supervisor.limits import ClientLimits
+from supervisor.logfile import LogFile
+from supervisor.node_redis import NodeRedis
+from supervisor.process import DEAD, SERVING, STARTING
+from supervisor.restarts import CrashLoop, RestartPolicy
+from supervisor.totals import Totals
+from supervisor.worker_process import LATE, WorkerProcess
 
-QUEUE: Final = 1000  # frames to a worker that does not read; then it is no better than a dead one
-READ: Final = 64 * 1024
-LAST_FRAMES: Final = 1.0  # seconds to read what a dead worker had sent
-ENDING: Final = 1.0  # seconds that a worker may go on after it has closed its link
-WORDS: Final = 64 * 1024  # bytes that are kept of what a worker wrote to its stderr
-TAIL: Final = 2000  # characters of them that are told
-ANSWER: Final = 5.0  # seconds a worker has for an answer
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SHUT_AFTER: Final = 1.0  # seconds; during a longer pause the listening sockets of a shard are shut
+UNTIL_READY: Final = 35.0  # seconds; a worker that hangs while it starts is killed after 30
 
-
-class NoAnswer(Exception):
-    """A worker did not answer, or not what was asked. Its text is one sentence."""
-
-
-class Audience(Protocol):
-    """What wants to know what a worker says."""
-
-    def heard(self, process: "WorkerProcess", frame: FromWorker) -> None: ...
+Listener = tuple[str, socket.socket]  # transport, listening socket
 
 
-class WorkerProcess:
-    def __init__(self, identity: WorkerId, page: mmap.mmap, audience: Audience) -> None:
-        self.identity = identity
-        self.shard = identity.shard
-        self.pid = 0
-        self.state = "starting"  # then "serving", "draining" or "dead"
-        self.began = time.monotonic()
-        self.ready_at: float | None = None
-        self.statistics: Report = {}
-        self.others: Report = {}  # what it was last told of the other workers
-        self.sentence = ""  # why it cannot start, in its own words
-        self.killed_for = ""  # why we killed it
-        self.told_to_go = False
-        self.sessions_lost = 0  # as it said at its end
-        self.reloaded: str | None = None  # what it said to the last reload: "" or what was wrong
-        self._audience = audience
-        self._page = page
-        self._silence = Silence(self.began)
-        self._words = os.memfd_create(f"weir-worker-{identity.shard}-words", os.MFD_CLOEXEC)
-        ours, theirs = socket.socketpair()
-        self._theirs: socket.socket | None = theirs
-        self._link = trio.socket.from_stdlib_socket(ours)
-        self._to_send, self._sending = trio.open_memory_channel[tuple[bytes, list[socket.socket]]](QUEUE)
-        self._asked = 0
-        self._answers: dict[int, trio.MemorySendChannel[Answer]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._to_meet: list[tuple[WorkerProcess, list[socket.socket]]] = []
+class Shard(Child[WorkerProcess]):
+    """The place of one worker, with its listening sockets."""
 
-    def will_meet(self, other: "WorkerProcess", lanes: list[socket.socket]) -> None:
-        """Tell *other* of this one, and give it its ends of the *lanes* between them, once the loop of this one turns.
+    def __init__(self, number: int, listeners: list[Listener], workers: "Workers", crash_loop: CrashLoop) -> None:
+        super().__init__(RestartPolicy(f"worker {number}", crash_loop))
+        self.number = number
+        self.listeners = listeners
+        self._workers = workers
+        self._shut = False
+        self._log = structlog.get_logger()
 
-        Until then *other* would wait for it: with each SUBACK, and with each session that goes from worker to worker.
+    def serves(self) -> bool:
+        return self.process is not None and self.process.state == SERVING
+
+    # A Child.
+
+    def make(self) -> WorkerProcess:
+        return self._workers.new_process(self.number, self.ready.set)
+
+    def start(self, process: WorkerProcess) -> None:
+        if self._shut:
+            self._shut = False
+            for transport, listener in self.listeners:
+                listener.listen(getattr(self._workers.config.listeners, transport).backlog)
+        self._workers.start(process, self.listeners)
+
+    def ended(self, process: WorkerProcess) -> None:
+        self._workers.ended(process)
+
+    def stopped(self, process: WorkerProcess) -> None:
+        self._log.info("worker_stopped", worker=self.number, pid=process.pid)
+
+    def died(self, process: WorkerProcess) -> None:
+        facts: dict[str, object] = {"worker": self.number, "pid": process.pid, "how": process.how()}
+        if process.killed_because:
+            facts["killed_because"] = process.killed_because
+        if process.last_output:
+            facts["last_output"] = process.last_output
+        lost = process.statistics.get("gauges", {}).get("sessions", 0)
+        self._log.error("worker_died", **facts, sessions_lost=lost)
+
+    def restarting(self, pause: float) -> None:
+        self._log.info("worker_restarting", worker=self.number, pause_s=pause)
+        if pause >= SHUT_AFTER:
+            self._shut = True
+            for _, listener in self.listeners:
+                shut(listener)
+
+    def failure(self, process: WorkerProcess, why: str) -> str:
+        last = process.sentence or process.last_output.rpartition("\n")[2] or process.how()
+        if not why:
+            return process.sentence or f"Worker {self.number} cannot start: {last}."
+        self._log.error("restart_limit_reached", why=why, last_output=last)
+        return f"The node gave up: {why}. The last output of the last one: {last}"
+
+    def is_first_start(self) -> bool:
+        return not self._workers.were_ready  # the start of the node needs all of them
+
+
+class Workers:
+    def __init__(
+        self,
+        config: Config,
+        folder: NodeFolder,
+        listeners: list[list[Listener]],
+        log_file: LogFile,
+        redis: NodeRedis,
+        limits: ClientLimits,
+        all_ready: Callable[[int], None],
+    ) -> None:
+        """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts."""
+        crash_loop = CrashLoop()
+        self.config = config
+        self.shards = [Shard(number, opened, self, crash_loop) for number, opened in enumerate(listeners)]
+        self.were_ready = False  # all of them, at some time
+        self.totals = Totals()
+        self._folder = folder
+        self._log_file = log_file
+        self._redis = redis
+        self._limits = limits
+        self._all_ready = all_ready
+        self._log = structlog.get_logger()
+        self._dead = DeadWorkers(folder.path / "incarnations")
+        self._change = trio.Event()  # of the state of a worker; a new event after each
+        self._descriptor_limit = raise_descriptor_limit()
+        self._memory = os.memfd_create("weir-heartbeat", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, heartbeat.SLOT * len(listeners))
+        self._page = mmap.mmap(self._memory, 0)
+
+    def running(self) -> list[WorkerProcess]:
+        found = [shard.process for shard in self.shards if shard.process is not None]
+        return [process for process in found if process.state != DEAD]
+
+    def all_serve(self) -> bool:
+        return all(shard.serves() for shard in self.shards)
+
+    def connected(self) -> int:
+        """Clients, as of the last second."""
+        return sum(process.statistics.get("gauges", {}).get("connected", 0) for process in self.running())
+
+    def statistics(self) -> Report:
+        """The sum over all workers."""
+        return self.totals.sum([process.statistics for process in self.running()])
+
+    def send_all(self, frame: FromSupervisor) -> None:
+        for process in self.running():
+            process.send(frame)
+
+    async def replace(self, shard: Shard, stopping: trio.Event) -> WorkerProcess | None:
+        """Stop the worker of *shard*, whose sessions go to the others, and start another. None: it is not ready."""
+        former = shard.process
+        if former is not None and former.state in (STARTING, SERVING):
+            if len(self.shards) > 1:
+                former.hand_over()
+            else:
+                former.stop()
+        with trio.move_on_after(self.config.drain.timeout + LATE + UNTIL_READY):
+            await self._until(lambda: (shard.process is not former and shard.serves()) or stopping.is_set())
+        return shard.process if shard.serves() and shard.process is not former else None
+
+    async def reload(self) -> list[str]:
+        """Have the workers read their files again; the errors.
+
+        The supervisor has read the files before. If they change in between, some workers use the former ones.
         """
-        self._to_meet.append((other, lanes))
+        processes = [process for process in self.running() if process.state == SERVING]
+        for process in processes:
+            process.reloaded = None
+            process.send(Reload())
+        with trio.move_on_after(UNTIL_READY):
+            await self._until(lambda: all(one.reloaded is not None or one.state == DEAD for one in processes))
+        failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
+        if failed:
+            self._log.error("reload_incomplete", why=" ".join(failed), workers=len(processes), failed=len(failed))
+        return failed
 
-    def start(self, assignment: Assignment, descriptors: Sequence[int]) -> None:
-        """Execute it; it inherits *descriptors*. OSError."""
-        assert self._theirs is not None
-        heartbeat.clear(self._page, self.shard)
-        words = os.open(f"/proc/self/fd/{self._words}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        # What the terminal sends to the whole group is not to end it before it has learned to ignore that.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    # For the shards.
+
+    def new_process(self, number: int, ready: Callable[[], None]) -> WorkerProcess:
+        identity = WorkerId(self.config.node.name, number, secrets.randbits(63))
+        return WorkerProcess(identity, self._page, self.config.drain.timeout, self.received, ready)
+
+    def start(self, process: WorkerProcess, listeners: list[Listener]) -> None:
+        """Start *process* with its assignment. OSError."""
+        assert self._folder.alive is not None
+        sockets = [ListenerSocket(transport, listener.fileno()) for transport, listener in listeners]
+        log = self._log_file.descriptor
+        self._dead.started(process.identity.incarnation)
+        peers, lanes = self._connect(process)
+        assignment = Assignment(
+            worker=process.identity,
+            workers=len(self.shards),
+            folder=str(self._folder.path),
+            config=described(self.config),
+            descriptor_limit=self._descriptor_limit,
+            heartbeat=self._memory,
+            log=log,
+            log_path=self._log_file.path,
+            listeners=sockets,
+            peers=peers,
+            redis=self._redis.address,
+            alone=len(self.shards) == 1 and self._redis.private(),
+            limits=self._limits.holding(),
+        )
+        inherited = [self._memory, log, self._folder.alive, *(one.descriptor for one in sockets)]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *interpreter_flags(), "-m", "broker", str(self._theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                pass_fds=(self._theirs.fileno(), *descriptors),
-            )
+            process.start(assignment, [*inherited, *(lane.fileno() for lane in lanes)])
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(words)
-            self._theirs.close()
-            self._theirs = None
-        self.pid = self._process.pid
-        self.send(assignment)
-
-    async def watch(self) -> int:
-        """Carry frames to and fro until the process has ended; its exit code, or minus the signal that ended it."""
-        assert self._process is not None
-        process_descriptor = os.pidfd_open(self.pid)
-        try:
-            async with trio.open_nursery() as nursery:
-                reading = trio.CancelScope()
-                gone = trio.Event()
-                nursery.start_soon(self._send_frames)
-                nursery.start_soon(self._look)
-                nursery.start_soon(self._until_gone, process_descriptor, gone, reading)
-                with reading:
-                    await self._read_frames()
-                with trio.move_on_after(ENDING):
-                    await gone.wait()
-                self.kill("it closed its link")  # does nothing to one that has ended
-                await gone.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            self.kill("the supervisor ends")
-            code = self._process.wait()
-            self.state = "dead"
-            os.close(process_descriptor)
-            self._link.close()
-            for waiting in self._answers.values():
-                waiting.close()
-        return code
-
-    def send(self, frame: FromSupervisor, sockets: Sequence[socket.socket] = ()) -> None:
-        """Tell the worker; *sockets*, which are ours no longer, go with the frame."""
-        try:
-            self._to_send.send_nowait((encode(frame), list(sockets)))
-        except trio.WouldBlock:
-            self.kill("it does not read")
-        except trio.BrokenResourceError:  # it has ended
-            for one in sockets:
-                one.close()
-
-    def drain(self, hand_over: bool = False) -> None:
-        """Have it tell its clients to go, and end; *hand_over*: with its sessions given to the other workers."""
-        if self.state in ("starting", "serving"):
-            self.state = "draining"
-            self.told_to_go = True
-            self.send(Drain(hand_over))
-
-    def kill(self, why: str) -> None:
-        """End it at once, if it has not ended."""
-        if self._process is not None and self._process.poll() is None:
-            self.killed_for = self.killed_for or why
-            self._process.kill()
-
-    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:
-        """What it answers; NoAnswer."""
-        if self.state != "serving":
-            raise NoAnswer(f"Worker {self.shard} is {self.state} and cannot be asked now.")
-        self._asked += 1
-        number = self._asked
-        answered, answer = trio.open_memory_channel[Answer](1)
-        self._answers[number] = answered
-        try:
-            with trio.fail_after(ANSWER):
-                self.send(Request(number, what, arguments))
-                found = await answer.receive()
-        except trio.TooSlowError:
-            raise NoAnswer(f"Worker {self.shard} did not answer within {ANSWER:g} seconds.") from None
-        except trio.EndOfChannel:
-            raise NoAnswer(f"Worker {self.shard} ended before it answered.") from None
-        finally:
-            self._answers.pop(number, None)
-        if found.error:
-            raise NoAnswer(found.error)
-        return found.result
-
-    def words(self) -> str:
-        """What it wrote to its stderr since this was last asked, the end of it."""
-        size = os.fstat(self._words).st_size
-        if not size:
-            return ""
-        text = os.pread(self._words, WORDS, max(0, size - WORDS)).decode(errors="replace")
-        os.ftruncate(self._words, 0)  # it appends, so the next words begin the file again
-        text = text.strip()
-        # What the interpreter says of a crash begins with what it was, and ends with a list of all modules.
-        return text if len(text) <= TAIL else f"{text[: TAIL // 2]}\n...\n{text[-TAIL // 2 :]}"
-
-    def close(self) -> None:
-        """Forget what is left of it."""
-        for _, lanes in self._to_meet:
             for lane in lanes:
                 lane.close()
-        os.close(self._words)
-        self._to_send.close()
-        with contextlib.suppress(trio.ClosedResourceError, trio.EndOfChannel):
-            while True:
-                for one in self._sending.receive_nowait()[1]:
-                    one.close()
 
-    async def _send_frames(self) -> None:
-        try:
-            async for data, sockets in self._sending:
-                if sockets:
-                    rights = array("i", [one.fileno() for one in sockets])
-                    sent = await self._link.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                    data = data[sent:]
-                    for one in sockets:
-                        one.close()  # the end of it is to be seen when the worker ends
-                while data:
-                    data = data[await self._link.send(data) :]
-        except OSError:
-            self._sending.close()  # it has ended
+    def ended(self, process: WorkerProcess) -> None:
+        self.totals.add_ended(process.statistics)
+        self._dead.ended(process.identity.incarnation)
+        self._assign_wills()
+        self._changed()
 
-    async def _read_frames(self) -> None:
-        """Hear what it says, until it has closed the link."""
-        reader: FrameReader[FromWorker] = FrameReader(WORKER_FRAMES)
-        while True:
-            try:
-                data = await self._link.recv(READ)
-                frames = reader.feed(data)
-            except OSError:
-                return
-            except FrameError as error:
-                self.kill(f"it sent {error}")
-                return
-            if not data:
-                return
-            for found in frames:
-                self._hear(found)
-
-    def _hear(self, frame: FromWorker) -> None:
+    def received(self, process: WorkerProcess, frame: FromWorker) -> None:
+        """Handle *frame* of *process*."""
         match frame:
-            case Answer():
-                waiting = self._answers.get(frame.number)
-                if waiting is not None:
-                    waiting.send_nowait(frame)
-                return
-            case LoopStarted():
-                self._meet_others()
-                return
             case Ready():
-                self.ready_at = time.monotonic()
-                if self.state == "starting":
-                    self.state = "serving"
+                self._log.info("worker_ready", worker=process.shard, pid=process.pid)
+                self._assign_wills()
+                if not self.were_ready and self.all_serve():
+                    self.were_ready = True
+                    self._all_ready(len(self.shards) * frame.connections)
+            case Reloaded():
+                process.reloaded = frame.error
+            case WillSettled():
+                self._dead.will_settled(process.identity.incarnation, frame.client_id, frame.epoch)
             case StatisticsReport():
-                self.statistics = frame.report
-            case Ended():
-                self.sessions_lost = frame.sessions_lost
-            case CannotStart():
-                self.sentence = frame.sentence
-        self._audience.heard(self, frame)
+                output = process.error_output()
+                if output:
+                    self._log.warning("worker_stderr", worker=process.shard, text=output)
+                self._send_others(process)
+                return
+        self._changed()
 
-    def _meet_others(self) -> None:
-        to_meet, self._to_meet = self._to_meet, []
-        for other, lanes in to_meet:
-            if other.state == "dead":
-                for lane in lanes:
-                    lane.close()
-            else:
-                other.send(NewPeer(self.identity), lanes)
+    def _connect(self, new: WorkerProcess) -> tuple[list[PeerSockets], list[socket.socket]]:
+        """Make two socket pairs, one per lane, between *new* and each running worker; the ends that *new* inherits."""
+        peers: list[PeerSockets] = []
+        lanes: list[socket.socket] = []
+        for process in self.running():
+            if process is new:
+                continue
+            data, control = socket.socketpair(), socket.socketpair()
+            lanes += [data[0], control[0]]
+            peers.append(PeerSockets(process.identity, data[0].fileno(), control[0].fileno()))
+            new.connect_later(process, [data[1], control[1]])
+        return peers, lanes
 
-    async def _until_gone(self, process_descriptor: int, gone: trio.Event, reading: trio.CancelScope) -> None:
-        await trio.lowlevel.wait_readable(process_descriptor)
-        gone.set()
-        reading.deadline = (
-            trio.current_time() + LAST_FRAMES
-        )  # the end of the link comes by then, if nobody inherited it
-
-    async def _look(self) -> None:
-        """Watch the heartbeat."""
-        phase = heartbeat.STARTING
-        while True:
-            await trio.sleep(LOOK_EVERY)
-            incarnation, stamped, told = heartbeat.read(self._page, self.shard)
-            if incarnation == self.identity.incarnation:
-                phase = told
-            silent = self._silence.look(stamped, time.monotonic())
-            if too_silent(silent, phase, partial(stopped, self.pid)):
-                self.kill(f"its loop has not turned for {silent:.1f} s")
+    def _assign_wills(self) -> None:
+        """Have the first worker that serves publish the wills of those that have ended."""
+        for shard in self.shards:
+            if shard.process is not None and shard.serves():
+                for incarnation in self._dead.assign(shard.process.identity.incarnation):
+                    shard.process.send(PublishWills(incarnation, self._dead.settled_wills(incarnation)))
                 return
 
+    def _send_others(self, process: WorkerProcess) -> None:
+        """Send *process* the sum of the other workers' reports, if it has changed."""
+        others = self.totals.sum([one.statistics for one in self.running() if one is not process])
+        if others != process.others:
+            process.others = others
+            process.send(OtherWorkers(others))
 
-def process_stat(pid: int) -> list[str]:
-    """What proc(5) says of process *pid*, from its state on; [] when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    async def _until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            await self._change.wait()
 
-
-def stopped(pid: int) -> bool:
-    """Whether a signal has stopped it, and none continued it."""
-    return process_stat(pid)[:1] in (["T"], ["t"])
-
-
-def interpreter_flags() -> list[str]:
-    """Options that have it import Weir from where we did: `-m` alone puts the current folder first on its path."""
-    return [] if os.getcwd() in sys.path else ["-P"]
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = trio.Event()

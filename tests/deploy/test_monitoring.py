@@ -17,13 +17,11 @@ from broker.metrics.gauges import Gauges
 from broker.metrics.overload_figures import OverloadFigures
 from broker.metrics.report import report
 from broker.reasons import CloseReason, DropReason, FilterRefusal, FlushCause, PauseReason, PublishRefusal
-from broker.worker_id import WorkerId
 from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.metrics import exposition
 from supervisor.node import Node
 from supervisor.node_redis import NodeRedis
-from supervisor.workers import WorkerProcess
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 METRIC: Final = re.compile(r"\b(?:weir_\w+|up)\b(?=\s*(?:\{|\[|$|[^\w(]))")
@@ -62,15 +60,13 @@ async def served(folder: NodeFolder) -> str:
         told["reasons"][kind] = told["reasons"][kind] or {"any": 1}
     config = Config()
     redis = NodeRedis(config, folder, structlog.get_logger())
-    node = Node(config, folder, [[]], LogFile(), lambda: "", redis)
-    worker = WorkerProcess(WorkerId("weir", 0, 1), node._page, node)
+    node = Node(config, folder, [[]], LogFile(), lambda: "", redis, lambda: None)
+    (shard,) = node.shards
+    shard.process = worker = shard.make()
     worker.state = "serving"
     worker.statistics = dict(told)
-    node.shards[0].process = worker
     text = exposition(node).decode()
-    worker._link.close()
-    assert worker._theirs is not None
-    worker._theirs.close()
+    worker.mark_dead()
     return text
 
 

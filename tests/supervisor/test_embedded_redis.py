@@ -17,7 +17,7 @@ import trio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from supervisor import embedded_redis
+from supervisor import redis_process
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.redis_server import RedisServer, RedisUnusable
 from tests.conftest import ROOT
@@ -59,19 +59,36 @@ async def running(
 ) -> AsyncIterator[EmbeddedRedis]:
     """A server that answers; it is stopped at the end, as the node would."""
     embedded = EmbeddedRedis(folder, server, memory, log or Log())
-    async with trio.open_nursery() as nursery:
-        with trio.fail_after(PATIENCE):
-            await nursery.start(embedded.run)
-        yield embedded
-        with trio.fail_after(PATIENCE):
-            await embedded.stop()
+    with trio.CancelScope() as limit:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(embedded.keep, fail)
+            with trio.fail_after(PATIENCE):
+                await embedded.ready.wait()
+            yield embedded
+            limit.deadline = trio.current_time() + PATIENCE
+            embedded.stop()
+    assert not limit.cancelled_caught
+
+
+def fail(sentence: str) -> None:
+    pytest.fail(sentence)
+
+
+def pid(embedded: EmbeddedRedis) -> int:
+    assert embedded.process is not None
+    return embedded.process.pid
 
 
 async def refused(folder: Path, server: RedisServer) -> str:
     """Start a server that must not start; the sentence."""
-    with pytest.raises(RedisUnusable) as said, trio.fail_after(PATIENCE):
-        await EmbeddedRedis(folder, server, 0, Log()).run()
-    return str(said.value)
+    sentences: list[str] = []
+    with trio.fail_after(PATIENCE):
+        try:
+            await EmbeddedRedis(folder, server, 0, Log()).keep(sentences.append)
+        except RedisUnusable as error:
+            return str(error)
+    (sentence,) = sentences
+    return sentence
 
 
 def ask(embedded: EmbeddedRedis, *words: Any) -> Any:
@@ -103,8 +120,8 @@ async def test_it_serves_on_its_socket_alone_and_keeps_what_it_has(folder: Path,
         assert {"appendfsync": "everysec"} == ask(embedded, "CONFIG", "GET", "appendfsync")
         assert (0o700, 0o700) == (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(embedded.socket.stat().st_mode))
         assert str(embedded.socket) == str(embedded.address)
-        pid = embedded.pid
-    assert (True, 0) == (ended(pid), embedded.pid)
+        former = pid(embedded)
+    assert ended(former)
     async with running(folder, server) as embedded:
         assert "v" == ask(embedded, "GET", "k")
 
@@ -114,11 +131,11 @@ async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: 
     log = Log()
     async with running(folder, server, log) as embedded:
         ask(embedded, "SET", "k", "v")
-        former = embedded.pid
+        former = pid(embedded)
         os.kill(former, signal.SIGKILL)
         await until(lambda: len(log.named("embedded_redis_started")) == 2)
 
-        assert embedded.pid not in (0, former)
+        assert pid(embedded) not in (0, former)
         assert "v" == ask(embedded, "GET", "k")
     assert [-signal.SIGKILL] == [facts["code"] for facts in log.named("embedded_redis_died")]
 
@@ -136,11 +153,11 @@ async def test_a_server_that_hangs_is_replaced(
     folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Redis that is stuck would be waited for for ever."""
-    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
-    monkeypatch.setattr(embedded_redis, "HANG", 3)
+    monkeypatch.setattr(redis_process, "CHECK", 0.05)
+    monkeypatch.setattr(redis_process, "HANG", 3)
     log = Log()
     async with running(folder, newest, log) as embedded:
-        os.kill(embedded.pid, signal.SIGSTOP)
+        os.kill(pid(embedded), signal.SIGSTOP)
         await until(lambda: len(log.named("embedded_redis_started")) == 2)
 
     assert ["does not answer" in str(facts["why"]) for facts in log.named("embedded_redis_died")] == [True]
@@ -150,16 +167,16 @@ async def test_a_server_that_pauses_is_left_alone(
     folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow disk would cost a restart, which is slower still."""
-    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
-    monkeypatch.setattr(embedded_redis, "HANG", 12)
+    monkeypatch.setattr(redis_process, "CHECK", 0.05)
+    monkeypatch.setattr(redis_process, "HANG", 12)
     async with running(folder, newest) as embedded:
         for _ in range(3):  # some four looks each
-            os.kill(embedded.pid, signal.SIGSTOP)
+            os.kill(pid(embedded), signal.SIGSTOP)
             await trio.sleep(0.4)
-            os.kill(embedded.pid, signal.SIGCONT)
+            os.kill(pid(embedded), signal.SIGCONT)
             await trio.sleep(0.2)
 
-        assert 1 == embedded.starts
+        assert 0 == embedded.deaths
         assert ask(embedded, "PING")
 
 
@@ -167,11 +184,12 @@ async def test_it_is_stopped_when_its_task_is_cancelled(folder: Path, newest: Re
     """A supervisor that ends by an error of its own would leave a server behind."""
     embedded = EmbeddedRedis(folder, newest, 0, Log())
     async with trio.open_nursery() as nursery:
-        await nursery.start(embedded.run)
-        pid = embedded.pid
+        nursery.start_soon(embedded.keep, fail)
+        await embedded.ready.wait()
+        former = pid(embedded)
         nursery.cancel_scope.cancel()
 
-    assert ended(pid)
+    assert ended(former)
 
 
 def test_it_dies_with_its_supervisor(folder: Path, newest: RedisServer) -> None:
@@ -186,8 +204,9 @@ from tests.supervisor.test_embedded_redis import Log
 async def main():
     embedded = EmbeddedRedis(Path({str(folder)!r}), RedisServer(Path({str(newest.path)!r}), {newest.version}), 0, Log())
     async with trio.open_nursery() as nursery:
-        await nursery.start(embedded.run)
-        print(embedded.pid, flush=True)
+        nursery.start_soon(embedded.keep, print)
+        await embedded.ready.wait()
+        print(embedded.process.pid, flush=True)
 
 trio.run(main)
 """
@@ -197,8 +216,7 @@ trio.run(main)
     )
     assert supervisor.stdout is not None
     with supervisor.stdout:
-        pid = int(supervisor.stdout.readline())
-    pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(int(supervisor.stdout.readline()))
     supervisor.kill()
     supervisor.wait()
     watch = select.poll()
@@ -219,8 +237,8 @@ async def test_it_is_limited_in_memory_and_says_no(folder: Path, server: RedisSe
 async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: RedisServer) -> None:
     """After a crash somebody would have to clear up."""
     async with running(folder, newest) as embedded:
-        os.kill(embedded.pid, signal.SIGKILL)
-        await until(lambda: embedded.starts == 2)
+        os.kill(pid(embedded), signal.SIGKILL)
+        await until(lambda: embedded.deaths == 1)
     embedded.socket.unlink(missing_ok=True)
     embedded.socket.write_text("not even a socket")
     async with running(folder, newest) as embedded:
@@ -285,17 +303,17 @@ async def test_a_full_disk_is_told_and_gets_better(
 
     A limit on the size of files stands in for the disk: it fails as a full one does, and can be lifted.
     """
-    monkeypatch.setattr(embedded_redis, "LOOK", 0.05)
+    monkeypatch.setattr(redis_process, "CHECK", 0.05)
     log = Log()
     async with running(folder, newest, log) as embedded:
-        hard = resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE)[1]
-        resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (200_000, hard))
+        hard = resource.prlimit(pid(embedded), resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid(embedded), resource.RLIMIT_FSIZE, (200_000, hard))
         ask(embedded, "SET", "large", "x" * 300_000)
         await until(lambda: bool(log.named("embedded_redis_write_failed")))
         with pytest.raises(redis.ResponseError, match="MISCONF"):
             ask(embedded, "SET", "more", "x")
-        resource.prlimit(embedded.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        resource.prlimit(pid(embedded), resource.RLIMIT_FSIZE, (hard, hard))
         await until(lambda: bool(log.named("embedded_redis_write_recovered")))
 
         assert ask(embedded, "SET", "more", "x")
-        assert 1 == embedded.starts
+        assert 0 == embedded.deaths

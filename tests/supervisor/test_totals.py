@@ -21,16 +21,16 @@ def report(packets: int, connected: int, **dropped: int) -> dict[str, Any]:
 def test_a_counter_never_goes_back_when_a_worker_dies() -> None:
     """Prometheus would take a death for a restart of everything, and show a burst that never was."""
     totals = Totals()
-    totals.bury(report(100, 7, expired=3))
-    totals.bury({})  # died before its first report
+    totals.add_ended(report(100, 7, expired=3))
+    totals.add_ended({})  # died before its first report
 
-    told = totals.with_([report(10, 2, expired=1, too_large=1), report(1, 1)])
+    told = totals.sum([report(10, 2, expired=1, too_large=1), report(1, 1)])
 
     assert {"packets_received": 111} == told["counters"]
     assert {"expired": 4, "too_large": 1} == told["reasons"]["dropped"]
     gauges = {"connected": 3, "retained": 7}  # each worker has all of those
     assert gauges == {name: told["gauges"][name] for name in gauges}
-    assert told == totals.with_([report(10, 2, expired=1, too_large=1), report(1, 1)])
+    assert told == totals.sum([report(10, 2, expired=1, too_large=1), report(1, 1)])
 
 
 def busy(level: int, throttled: int, p99_ms: float) -> Report:
@@ -44,13 +44,13 @@ def busy(level: int, throttled: int, p99_ms: float) -> Report:
 def test_the_overload_of_a_node_is_that_of_its_workers_who_live() -> None:
     """A level would be the sum of levels, a latency that of latencies, or a dead worker be overloaded for ever."""
     totals = Totals()
-    totals.bury(busy(9, 7, 900.0))
+    totals.add_ended(busy(9, 7, 900.0))
 
-    told = totals.with_([busy(3, 2, 5.0), {}, busy(4, 1, 3.0)])
+    told = totals.sum([busy(3, 2, 5.0), {}, busy(4, 1, 3.0)])
 
     overload = told["overload"]
     assert (4, "cause 4", 3, {"lag": 2.0}) == tuple(overload[key] for key in ("level", "cause", "throttled", "signals"))
     assert (5.0, 2) == (told["gauges"]["p99_ms"], told["gauges"]["non_writable"])
     assert {"credits": 3} == told["reasons"]["pauses"]  # those of the dead happened, too
     assert {"credits": 300} == told["reasons"]["paused_ms"]
-    assert 0 == totals.with_([])["overload"]["level"]
+    assert 0 == totals.sum([])["overload"]["level"]

@@ -264,7 +264,7 @@ def test_workers_that_cannot_live_end_the_node(start_node: StartNode, tmp_path: 
 
     assert 3 == weir.process.wait(30.0)
     gave_up = weir.lines("restart_limit_reached")[-1]
-    assert f"The password file {passwords}, line 1" in gave_up["last_words"]
+    assert f"The password file {passwords}, line 1" in gave_up["last_output"]
     assert "worker 0 died 5 times" in gave_up["why"]
     assert 0 != reached(weir.port)
 
@@ -297,7 +297,7 @@ def test_what_a_worker_says_before_it_dies_is_told(start_node: StartNode) -> Non
 
     os.kill(weir.pids[0], signal.SIGABRT)
 
-    assert "Fatal Python error: Aborted" in weir.wait_for("worker_died")["last_words"]
+    assert "Fatal Python error: Aborted" in weir.wait_for("worker_died")["last_output"]
 
 
 # --- the supervisor dies, or all of them stop
