@@ -89,7 +89,7 @@ class Worker:
         limits, delivery, overload = config.limits, config.delivery, config.overload
         files = AccessFiles(config.access)
         memory = memory_limit() // workers
-        self.budget = OutboundBudget(delivery.outbound_budget or memory // 4)
+        self.outbound_budget = OutboundBudget(delivery.outbound_budget or memory // 4)
         self.queue_budget = QueueBudget(limits.queue_budget or memory // 4)
         self.reactor = Reactor(
             clock,
@@ -142,7 +142,7 @@ class Worker:
             connects,
             base.log,
             lag=self.reactor.take_lag,
-            outbound=self.budget.fill,
+            outbound=self.outbound_budget.fill,
             memory=partial(memory_use, memory),
             tell=self.reports.tell,
             now=clock(),
@@ -161,7 +161,7 @@ class Worker:
             links.stamps,
             origin,
             files.acl,
-            self.budget,
+            self.outbound_budget,
             self.queue_budget,
             addresses,
             connects,
@@ -191,7 +191,7 @@ class Worker:
         self.hub = protocol.hub(self.attempts, cluster.background)
         self.collector = Collector()
         self.loop = Loop(
-            self.reactor, self.hub, self.collector, self.budget, stall_timeout=delivery.slow_consumer_timeout
+            self.reactor, self.hub, self.collector, self.outbound_budget, stall_timeout=delivery.slow_consumer_timeout
         )
         upgrades = UpgradeTasks(self.reactor, config.websocket.path, base.internal_errors.report)
         self.transports = EnabledTransports(config, self.reactor, self.offload, upgrades.start)
@@ -221,7 +221,7 @@ class Worker:
             self.routes,
             self.retained,
             self.queue_budget,
-            self.budget,
+            self.outbound_budget,
             self.loop,
             None if links.registry_client is None else links.registry_client.commands,
             resident_bytes,

@@ -56,8 +56,8 @@ class Node(Sequence[Broker]):
         for each in self._all:
             each.node = self.workers
         broker.settle()
-        registration = broker.registration
-        while registration is not None and registration.commands.state != READY:
+        registry_client = broker.registry_client
+        while registry_client is not None and registry_client.commands.state != READY:
             broker.settle()
         return broker
 

@@ -138,7 +138,7 @@ class Probe:
 
     @property
     def outbound_budget(self) -> OutboundBudget:
-        return self.worker.budget
+        return self.worker.outbound_budget
 
     @property
     def queue_budget(self) -> QueueBudget:
@@ -260,7 +260,7 @@ class Probe:
         return self.worker.cluster.orphaned_wills
 
     @property
-    def registration(self) -> RegistryClient | None:
+    def registry_client(self) -> RegistryClient | None:
         return self.worker.links.registry_client
 
     @property
@@ -405,8 +405,8 @@ class Broker(Probe):
 
     def waits_for_redis(self) -> bool:
         """Redis has been asked something and has not answered; it has a moment to do so."""
-        registration = self.worker.links.registry_client
-        if not self.answered or registration is None or not registration.commands.statistics.waiting:
+        registry_client = self.worker.links.registry_client
+        if not self.answered or registry_client is None or not registry_client.commands.statistics.waiting:
             return False
         select.select([self.worker.loop], [], [], 0.01)
         return True

@@ -68,9 +68,9 @@ class Cluster:
 
 
 def lines(worker: Broker) -> Iterator[RedisConnection]:
-    registration, reports = worker.registration, worker.reports.redis
-    assert registration is not None and reports is not None
-    yield registration.commands
+    registry_client, reports = worker.registry_client, worker.reports.redis
+    assert registry_client is not None and reports is not None
+    yield registry_client.commands
     yield reports.subscription
 
 
@@ -128,8 +128,8 @@ def test_a_redis_that_moves_is_followed(nodes: Nodes, start_redis: StartRedis) -
     former, new = start_redis(), start_redis()
     cluster = Cluster(nodes, former)
     for worker in cluster.workers:
-        assert worker.registration is not None
-        worker.registration.move(new.address, worker.clock.now)
+        assert worker.registry_client is not None
+        worker.registry_client.move(new.address, worker.clock.now)
         worker.reports.move(new.address, worker.clock.now)
     cluster.until(cluster.listens)
 

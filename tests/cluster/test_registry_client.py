@@ -47,10 +47,10 @@ class Registered(Broker):
         super().__init__(config, redis=address, identity=identity, alone=alone, neighbours=others)
 
     @property
-    def registration(self) -> RegistryClient:
-        registration = super().registration
-        assert registration is not None
-        return registration
+    def registry_client(self) -> RegistryClient:
+        registry_client = super().registry_client
+        assert registry_client is not None
+        return registry_client
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -63,12 +63,12 @@ class Registered(Broker):
                 self.clock.now += time.monotonic() - before
 
     def ready(self) -> None:
-        self.until(lambda: self.registration.commands.state == READY)
+        self.until(lambda: self.registry_client.commands.state == READY)
 
     def told(self) -> None:
         """Until Redis knows all that it has to be told."""
-        found = self.registration.registry.owned.statistics
-        self.until(lambda: not (found().stale or found().ended or self.registration.commands.statistics.waiting))
+        found = self.registry_client.registry.owned.statistics
+        self.until(lambda: not (found().stale or found().ended or self.registry_client.commands.statistics.waiting))
 
     def arrive(self, client_id: str, version: int = V5, will: Will | None = None, **more: Properties) -> Client:
         """A client whose CONNECT is answered."""
@@ -193,7 +193,7 @@ def test_who_has_a_session_that_is_elsewhere_closes_it(server: RunningRedis, mak
     client = broker.arrive("me", properties=LASTING)
     with server.client() as redis:
         redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 1 elsewhere")
-    broker.registration.registry.owned.mark_all_stale()
+    broker.registry_client.registry.owned.mark_all_stale()
     broker.until(lambda: client.closed)
 
     assert [0x8E] == [packet.code for packet in client.inbox if isinstance(packet, Disconnect)]

@@ -579,12 +579,12 @@ def until(broker: Broker, done: Callable[[], bool]) -> None:
 
 def leave_a_claim(broker: Broker, client_id: str) -> None:
     """One that Redis carried out, and that nobody heard of."""
-    registration = broker.registration
-    assert registration is not None
+    registry_client = broker.registry_client
+    assert registry_client is not None
     verdicts: list[Verdict] = []
-    registration.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
+    registry_client.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
     until(broker, lambda: bool(verdicts))
-    registration.registry.owned._current.pop(client_id)
+    registry_client.registry.owned._current.pop(client_id)
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -630,9 +630,9 @@ def test_a_session_stays_though_redis_names_who_has_it_not(start_node: StartNode
     leave_a_claim(node[1], "me")
     if not alive:
         node.kill(node[1])
-    registration = node[0].registration
-    assert registration is not None
-    owned = registration.registry.owned
+    registry_client = node[0].registry_client
+    assert registry_client is not None
+    owned = registry_client.registry.owned
     owned.mark_all_stale()
     until(node[0], lambda: not owned.statistics().stale and owned.get("me") is not None)
 
@@ -649,9 +649,9 @@ def test_a_session_that_another_worker_has_ends_here(start_node: StartNode) -> N
     leave_a_claim(node[1], "me")
     elsewhere = node[1]
     elsewhere.store.keep(Session("me", elsewhere.session_lifecycle.limits, elsewhere.counters))
-    registration = node[0].registration
-    assert registration is not None
-    registration.registry.owned.mark_all_stale()
+    registry_client = node[0].registry_client
+    assert registry_client is not None
+    registry_client.registry.owned.mark_all_stale()
     until(node[0], lambda: first.closed)
 
     assert [1] == sessions(node)

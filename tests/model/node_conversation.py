@@ -141,8 +141,8 @@ class NodeConversation(Conversation):
     def _turn(self, broker: Broker) -> None:
         """A slice; what it asks Redis is answered before anything else happens."""
         broker.turn()
-        registration = broker.registration
-        if registration is not None and registration.commands.statistics.waiting:
+        registry_client = broker.registry_client
+        if registry_client is not None and registry_client.commands.statistics.waiting:
             self.redis.ping()  # which is answered behind it,
             self.redis.ping()  # and when that was sent
 

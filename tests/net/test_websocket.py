@@ -513,7 +513,7 @@ async def test_a_reader_that_stops_costs_its_watermark() -> None:
         await fast.say(PingReq())
         await fast.hear()
 
-        assert served.worker.budget.used < 64 * 1024 + 2 * len(LARGE)
+        assert served.worker.outbound_budget.used < 64 * 1024 + 2 * len(LARGE)
         assert 0 < served.worker.base.counters.dropped_by_reason["not_writable"]
 
 

@@ -314,9 +314,9 @@ def test_no_more_ask_redis_than_it_answers_in_time(
     most = 0
     while waiting(node[0]) or not most:
         node[0].loop.turn()
-        registration = node[0].registration
-        assert registration is not None
-        most = max(most, registration.commands.statistics.waiting)
+        registry_client = node[0].registry_client
+        assert registry_client is not None
+        most = max(most, registry_client.commands.statistics.waiting)
     node[0].settle()
 
     assert 1 < most < len(clients) / 2

@@ -1,4 +1,4 @@
-# Who may come in: passwords that are checked elsewhere, while everybody else is served.
+# Authentication of clients: passwords are checked in another thread, while all other clients are served.
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
