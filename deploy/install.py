@@ -170,7 +170,7 @@ class Installer:
         self.stop_background(unless=self.wanted.name)
         with LOG.open("wb") as log:
             subprocess.Popen(
-                [sys.executable, __file__, "--only-build"],
+                ["nice", "-n", str(LOWEST_PRIORITY), sys.executable, __file__, "--only-build"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -186,9 +186,7 @@ class Installer:
         if self.options.compile == "0":
             self.build()
             return
-        if background:
-            os.nice(LOWEST_PRIORITY)
-        else:
+        if not background:
             self.stop_background(unless=self.wanted.name)
         with locked(BUILDS / "lock", f"{os.getpid()} {self.wanted.name}" if background else ""):
             if not usable(self.wanted, self.options):
@@ -266,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="install.py", description="Build and install Weir.")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--now", action="store_true", help="install the best build that exists; build in the background")
-    what.add_argument("--only-build", action="store_true", help="build with the lowest priority, and install nothing")
+    what.add_argument("--only-build", action="store_true", help="build, and install nothing")
     what.add_argument("--stop", action="store_true", help="end the build that runs in the background")
     what.add_argument("--wheel", action="store_true", help="print the file of the build that is installed")
     arguments = parser.parse_args()
@@ -276,6 +274,7 @@ def main() -> None:
     elif arguments.wheel:
         print(wheel_of(BUILDS / INSTALLED.read_text()))
     elif arguments.only_build:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so temporary folders are removed
         installer.build_alone(background=True)
     elif arguments.now:
         installer.install_now()

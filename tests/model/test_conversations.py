@@ -9,9 +9,10 @@ from tests.model.sessions import FOREVER
 from tests.model.vocabulary import Asked, Parting
 
 
-def test_conversations_go_as_the_reference_says() -> None:
+@pytest.mark.parametrize("share", [0.2, pytest.param(2, marks=pytest.mark.slow)])
+def test_conversations_go_as_the_reference_says(share: float) -> None:
     """Some client would receive what it should not, or not receive what it should, after some history."""
-    examples = 2 * settings().max_examples
+    examples = int(share * settings().max_examples)
     run_state_machine_as_test(Conversation, settings=settings(max_examples=examples, stateful_step_count=40))
 
 

@@ -19,6 +19,11 @@ class Scenario:
     later: float = 1.0  # the capacity is multiplied by it after half of the time
     seconds: float = 30.0
 
+    @property
+    def quick(self) -> bool:
+        """Whether it is computed in a second or two."""
+        return self.modest < 1000 and self.seconds <= 30.0
+
 
 SCENARIOS = {
     "demand 0.9 of capacity": Scenario(200, 4.5),
@@ -32,8 +37,8 @@ SCENARIOS = {
 LATENCIES = [0.001, 0.02, 0.15]
 BATCHES = [0.0, 0.05]
 GRID = [
-    pytest.param(name, latency, batch, marks=[] if latency == 0.02 and batch else pytest.mark.slow)
-    for name in SCENARIOS
+    pytest.param(name, latency, batch, marks=[] if scenario.quick and latency == 0.02 and batch else pytest.mark.slow)
+    for name, scenario in SCENARIOS.items()
     for latency in LATENCIES
     for batch in BATCHES
 ]

@@ -2,6 +2,8 @@
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import pytest
+
 from broker.mqtt.packets import V5, PingReq, PingResp, Publish
 from broker.protocol.timers import WILL
 from broker.reasons import CloseReason
@@ -47,6 +49,7 @@ def test_a_failure_of_a_timer_is_told_and_others_fire(brokers: Brokers, log: Log
     assert 1 == len(internal_errors(log))
 
 
+@pytest.mark.slow
 def test_a_failure_in_a_large_fan_out_ends_its_publisher_alone(brokers: Brokers, log: Log) -> None:
     """A fan-out that fails would be tried again for ever, or hold its publisher for ever."""
     broker = brokers()

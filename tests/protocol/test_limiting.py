@@ -114,6 +114,7 @@ def busy(broker: Broker, client_id: str) -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_overload_protection_leaves_alone_whom_it_is_told_to(brokers: Brokers) -> None:
     """A client that must never wait would wait; or nobody would."""
     broker = brokers()

@@ -2,6 +2,8 @@
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import pytest
+
 from broker.config.schema import Config, Delivery
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, V5, V311, PingReq, PingResp, Publish
@@ -63,6 +65,7 @@ def test_the_largest_debtors_go_until_the_rest_fits(brokers: Brokers, log: Log) 
     assert 0 == broker.outbound_budget.used
 
 
+@pytest.mark.slow
 def test_clients_that_send_and_do_not_read_are_held_together(brokers: Brokers) -> None:
     """Answers are not refused: without reading those who do not take them, they would grow beyond any budget."""
     broker = brokers(Config(delivery=DELIVERY))

@@ -211,6 +211,7 @@ def test_a_busy_client_is_held_back_and_a_modest_one_is_not(brokers: Brokers) ->
     assert 1 == broker.counters.pauses_by_reason[PauseReason.CREDITS.label]
 
 
+@pytest.mark.slow
 def test_who_is_held_back_goes_on_when_the_overload_is_over(brokers: Brokers) -> None:
     """It would be held back for ever, or lose what it had sent."""
     broker = brokers()

@@ -197,6 +197,7 @@ def stuff(broker: Broker) -> tuple[Client, int]:
     return client, push(client, ACKED)
 
 
+@pytest.mark.slow
 def test_a_publisher_that_reads_no_acknowledgement_is_held(brokers: Brokers) -> None:
     """Its acknowledgements would pile up without end."""
     broker = brokers(Config(delivery=SMALL))
@@ -225,6 +226,7 @@ def test_who_is_held_is_not_closed_for_its_silence(brokers: Brokers) -> None:
     assert {CloseReason.SLOW_CONSUMER: 1} == closed(broker)
 
 
+@pytest.mark.slow
 def test_a_held_client_that_reads_again_is_kept_alive_again(brokers: Brokers) -> None:
     """Once held, a client would never be missed any more."""
     broker = brokers(Config(delivery=SMALL))
@@ -250,6 +252,7 @@ def test_a_held_client_that_is_reset_is_gone_at_once(brokers: Brokers) -> None:
     assert [] == broker.streams()
 
 
+@pytest.mark.slow
 def test_the_session_of_a_held_client_can_be_taken_over(brokers: Brokers) -> None:
     """The former connection could not read why it ended, as long as it is busy sending."""
     broker = brokers(Config(delivery=SMALL))

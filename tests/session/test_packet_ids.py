@@ -9,6 +9,7 @@ from broker.session.packet_ids import FEW, PacketIds
 EVERY = range(1, 65536)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * FEW)), max_size=6 * FEW))
 def test_it_is_a_set(steps: list[tuple[bool, int]]) -> None:
     """A QoS 2 message would be delivered twice, or taken for one that was."""

@@ -48,6 +48,7 @@ def report(outcome: Outcome) -> str:
         "pair: " + ", ".join(f"{count} {name}" for name, count in outcome.pair.items()),
         "counters:",
         *[f"  {name} {count}" for name, count in sorted(outcome.counters.items()) if count],
+        *([f"void: this machine stood still for {outcome.stood_still:.1f} s"] if outcome.stood_still else []),
         f"failures: {len(outcome.failures) or 'none'}",
         *outcome.failures,
     ]
@@ -68,7 +69,7 @@ def main() -> int:
         broker, transport = stack.enter_context(victim(folder, arguments.transport))
         outcome = Campaign(broker, transport, inputs, arguments.first, arguments.inputs).run(Progress())
     print(report(outcome))
-    return 1 if outcome.failures else 0
+    return 1 if outcome.failures or outcome.stood_still else 0
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ CONCURRENT_LAYERED: Final = (
     150  # the same over TLS and WebSocket: the pair has to come in within the CONNECT's time, too
 )
 LOOK_EVERY: Final = 0.5  # seconds
+# Seconds that this process may stand still. After more, the broker lawfully closes a client that is silent and ends the
+# session of one that is away: of these limits in SETTINGS the CONNECT's is the shortest.
+STANDSTILL: Final = 3.0
 SETTLE: Final = 20.0  # seconds for the broker to forget everybody
 TENTHS: Final = 10
 WARM: Final = 1  # the tenth that the last one is compared with; in the one before it, limits fill
@@ -77,6 +80,7 @@ class Outcome:
     pair: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)  # of $SYS/broker/weir
     failures: list[str] = field(default_factory=list)
+    stood_still: float = 0.0  # seconds, if the pair failed after a standstill: the run then shows nothing
 
     def memory_by_tenths(self) -> list[int]:
         """The mean of each tenth of the run, or what was measured, if that is less often."""
@@ -187,6 +191,10 @@ class Campaign:
         self._failed(f"input {number}: {what}\n  {self._command(number, 1)}")
 
     def _pair_failed(self, what: str) -> None:
+        if self._loop.longest_pause > STANDSTILL:
+            self.outcome.stood_still = self._loop.longest_pause
+            self._stopped = True
+            return
         running = self._swarm.running()
         begin = running[0] if running else self._first
         end = running[-1] if running else self._first + self._swarm.sent

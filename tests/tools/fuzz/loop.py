@@ -15,6 +15,7 @@ EVENTS: Final = 512  # taken in one turn
 class Loop:
     def __init__(self) -> None:
         self.now = time.monotonic()
+        self.longest_pause = 0.0  # seconds that a turn came later than it was to come
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -43,7 +44,8 @@ class Loop:
         if self._timers:
             wait = min(wait, max(0.0, self._timers[0][0] - time.monotonic()))
         events = self._epoll.poll(wait, EVENTS)
-        self.now = time.monotonic()
+        before, self.now = self.now, time.monotonic()
+        self.longest_pause = max(self.longest_pause, self.now - before - wait)
         for fd, mask in events:
             ready = self._ready.get(fd)  # None: an earlier event of this turn ended it
             if ready is not None:
