@@ -14,7 +14,7 @@ from analytics.backtest.policy import Policy, read_policy
 from analytics.backtest.spreading import backtest, here
 from broker.config.schema import ConfigError, Quotas
 from tests.inprocess import Broker
-from tests.protocol.test_tracing import QUOTA, TIGHT, Load, loads
+from tests.protocol.test_trace_recorder import QUOTA, TIGHT, Load, loads
 
 BY_PUBLISHES = ("credits", "gate", "quota_session_messages")  # reasons for which who publishes is held
 AGGRESSOR: list[tuple[Any, ...]] = [  # client 0 floods a worker that is behind, client 1 is modest
