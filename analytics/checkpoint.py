@@ -1,12 +1,12 @@
-# What the job needs to go on where it was: a folder, with
+# The checkpoint: a folder with what the job needs to resume.
 #
-#   VERSION         of what is in it, and which log it is of
-#   lock            held while a job runs: two at once would spoil it
-#   spark/          Spark's own: which entries each batch is of, and which records were seen
-#   state/N         what the driver knows after batch N, as MessagePack
+#   VERSION         the version of the checkpoint, and the key of the stream
+#   lock            locked while a job runs: two jobs at the same time would corrupt the checkpoint
+#   spark/          Spark's own checkpoint: the entries of each batch, and the keys of recent records
+#   state/N         the state of the driver after batch N, as MessagePack
 #
-# state/N appears whole, and after all of batch N is written elsewhere. So a batch that has one is done; one that
-# has none is done again, from the state after the batch before it, and comes out the same.
+# state/N is written atomically, after all results of batch N. So a batch with a state is finished. A batch without one
+# is repeated from the state of the previous batch, with the same result.
 import fcntl
 import json
 import os
@@ -17,17 +17,17 @@ import msgpack
 
 from analytics.rows import VERSION
 
-KEPT: Final = 5  # states; one more than Spark may go back is enough
-LARGE: Final = 0  # the extension for integers of more than 64 bits: sums of figures that somebody made up
+KEPT: Final = 5  # states: more than the batches that Spark may repeat
+LARGE: Final = 0  # the MessagePack extension for integers above 64 bits, which sums of forged figures may reach
 
 
 class CheckpointUnusable(Exception):
-    """Its text is one sentence that says what to do."""
+    """The text is one sentence that says what to do."""
 
 
 class Checkpoint:
     def __init__(self, folder: Path, key: str) -> None:
-        """That of a job that analyses the log *key*; made if it is not there. CheckpointUnusable."""
+        """Open and lock the checkpoint of the stream *key*; create it if necessary. Raises CheckpointUnusable."""
         self.spark = folder / "spark"
         self._states = folder / "state"
         self._lock = -1
@@ -41,12 +41,12 @@ class Checkpoint:
         except BlockingIOError:
             self.close()
             raise CheckpointUnusable(
-                f"Another analysis runs with the checkpoint {folder}: end it, or name another one with --checkpoint."
+                f"Another analysis uses the checkpoint {folder}: stop it, or choose another folder with --checkpoint."
             ) from None
         except OSError as error:
             self.close()
             raise CheckpointUnusable(
-                f"The checkpoint {folder} cannot be used: {error.strerror}; name another one with --checkpoint."
+                f"The checkpoint {folder} cannot be used: {error.strerror}; choose another folder with --checkpoint."
             ) from None
         except CheckpointUnusable:
             self.close()
@@ -60,7 +60,7 @@ class Checkpoint:
         return self._path(batch).exists()
 
     def state_before(self, batch: int) -> dict[str, Any] | None:
-        """What was saved after the batch before *batch*, which is not to be changed; None: there is none."""
+        """Return the state after the batch before *batch*; None if there is none. The caller must not change it."""
         if self._saved is not None and self._saved[0] == batch - 1:
             return self._saved[1]
         for number in sorted(self._numbers(), reverse=True):
@@ -69,7 +69,7 @@ class Checkpoint:
         return None
 
     def save(self, batch: int, state: dict[str, Any]) -> None:
-        """*batch* is done, and this is the state after it. OSError."""
+        """Record that *batch* is finished, with the *state* after it. Raises OSError."""
         _write(self._path(batch), _packed(state))
         self._saved = batch, state
         for number in self._numbers():
@@ -77,7 +77,7 @@ class Checkpoint:
                 self._path(number).unlink(missing_ok=True)
 
     def offset(self, batch: int) -> dict[str, Any]:
-        """Up to where *batch* reads. OSError, ValueError: Spark keeps it otherwise."""
+        """Return the end offset of *batch*. OSError, ValueError: this version of Spark stores offsets differently."""
         lines = (self.spark / "offsets" / str(batch)).read_text().splitlines()
         return cast(dict[str, Any], json.loads(lines[-1]))
 
@@ -89,7 +89,7 @@ class Checkpoint:
 
 
 def _check(folder: Path, key: str) -> None:
-    """See that what is in *folder* is ours, of this version and of *key*. CheckpointUnusable."""
+    """Check that *folder* has a checkpoint of this version and of the stream *key*. Raises CheckpointUnusable."""
     named = folder / "VERSION"
     try:
         found = json.loads(named.read_text())
@@ -97,7 +97,7 @@ def _check(folder: Path, key: str) -> None:
     except FileNotFoundError:
         if {one.name for one in folder.iterdir()} - {"lock", "VERSION.unfinished"}:
             raise CheckpointUnusable(
-                f"The folder {folder} is not empty and no checkpoint: name another one with --checkpoint."
+                f"The folder {folder} is not empty and is not a checkpoint: choose another folder with --checkpoint."
             ) from None
         _write(named, json.dumps({"version": VERSION, "log": key}).encode())
         return
@@ -105,15 +105,17 @@ def _check(folder: Path, key: str) -> None:
         version, of = "unknown", key
     if version != VERSION:
         raise CheckpointUnusable(
-            f"The checkpoint {folder} is of version {version}, and this analysis of {VERSION}: remove it, or name "
-            "another one with --checkpoint; the analysis then begins with what Redis still has."
+            f"The checkpoint {folder} has version {version}, but this analysis needs version {VERSION}: remove it, or "
+            "choose another folder with --checkpoint. The analysis then starts with the oldest record in Redis."
         )
     if of != key:
-        raise CheckpointUnusable(f"The checkpoint {folder} is of the log {of}: name another one with --checkpoint.")
+        raise CheckpointUnusable(
+            f"The checkpoint {folder} belongs to the stream {of}: choose another folder with --checkpoint."
+        )
 
 
 def _packed(state: dict[str, Any]) -> bytes:
-    # A name may have what UTF-8 has not, as JSON may.
+    # Names may have lone surrogates, which JSON can express and UTF-8 cannot.
     return cast(bytes, msgpack.packb(state, default=_large, unicode_errors="surrogatepass"))
 
 

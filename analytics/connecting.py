@@ -1,7 +1,7 @@
-# From the address of Redis, in the forms that `redis.url` has, to a connection of the analysis.
+# Redis clients of the analysis, from an address in one of the forms of `redis.url`.
 #
-# What is wrong with an address was said before, by the command (supervisor/redis_address.py). A sentinel is asked
-# with each new client, so that a job that goes on after a failure finds the master that there is by then.
+# The command has validated the address before (supervisor/redis_address.py). Each new client asks the sentinels for the
+# current master, so that a job finds the new master when it resumes after a failover.
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -10,17 +10,18 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-URL: Final = "WEIR_ANALYTICS_REDIS"  # the variable that the job finds its address in: it may hold a password
-PATIENCE: Final = 5.0  # seconds, for each answer
+# The environment variable with the address: an address may contain a password, and command lines are public.
+URL: Final = "WEIR_ANALYTICS_REDIS"
+TIMEOUT: Final = 5.0  # seconds, for connecting and for each reply
 SENTINEL_PORT: Final = 26379
 
 
 def connect(url: str) -> "redis.Redis":
-    """A client that connects when it is first used. redis.RedisError: no sentinel knows the master."""
+    """Return a client that connects at its first use. Raises redis.RedisError if no sentinel knows the master."""
     options: dict[str, Any] = {
-        "socket_timeout": PATIENCE,
-        "socket_connect_timeout": PATIENCE,
-        "retry": Retry(NoBackoff(), 0),  # who asks knows better when to ask again
+        "socket_timeout": TIMEOUT,
+        "socket_connect_timeout": TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),  # the callers retry, each at its own pace
     }
     if not url.startswith("redis+sentinel:"):
         client: redis.Redis = redis.Redis.from_url(url, **options)
@@ -31,8 +32,8 @@ def connect(url: str) -> "redis.Redis":
         host = urlsplit(f"//{one}")
         hosts.append((host.hostname, host.port or SENTINEL_PORT))
     service, _, db = parts.path[1:].partition("/")
-    ask: Any = Sentinel  # says nothing of its types
-    sentinels = ask(hosts, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    untyped: Any = Sentinel  # the class has no type annotations
+    sentinels = untyped(hosts, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
     host, port = sentinels.discover_master(unquote(service))
     user, password = unquote(parts.username or "") or None, unquote(parts.password or "") or None
     return redis.Redis(host=host, port=port, username=user, password=password, db=int(db or 0), **options)

@@ -1,12 +1,12 @@
-# From an entry of the log to one worker's second, or to why it is none.
+# Decodes an entry of the metrics stream to a Second (second.py), or marks it as invalid.
 #
-# The type of a record is made from the broker's RECORD, and msgspec reads bodies by it: what fits is as `misfit` has
-# it, found at the speed of C (from_json of Spark, and conditions on what it gives, cost three times as much). What
-# exactly is wrong with the few that do not fit is said by `misfit`, later. Nothing of a body can stop the job.
+# The msgspec type of a record is built from the broker's RECORD. msgspec accepts what `misfit` accepts, at the speed of
+# C (Spark's from_json with conditions on its result costs three times as much). `misfit` explains later what is wrong
+# with the few invalid entries. No content of an entry can stop the job.
 #
-# Event time is the record's own, by the clock of its node. One that is ahead would push the watermark and make the
-# records of all others late, so it is at most AHEAD seconds after the log took the record in; a record was certainly
-# made before that.
+# The event time is the timestamp of the record, by the clock of its node. A clock that is ahead would advance the
+# watermark and make the records of all other nodes late. Therefore the event time is at most AHEAD seconds after Redis
+# added the entry: the record was certainly made before that.
 from collections.abc import Iterable, Iterator
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import pyarrow
 
-from analytics.seconds import fewer, second_of
+from analytics.seconds import names_per_row, second_of
 from broker.metrics.record import REAL, RECORD, TEXT, VERSION, WHOLE_LIMIT, Group, Kind, Table, Value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-AHEAD: Final = 5  # seconds that clocks may differ, and nobody is the worse for it: half of DELAY
-DELAY: Final = "10 seconds"  # of the watermark: what comes later than that is late, and counted
-LATEST: Final = 4e9  # Unix time; what is later is no time
+AHEAD: Final = 5  # seconds by which clocks may differ without harm: half of DELAY
+DELAY: Final = "10 seconds"  # of the watermark: later records are dropped and counted as late
+LATEST: Final = 4e9  # Unix time; a later timestamp is invalid
 MICROSECONDS: Final = 1_000_000
-SHOWN: Final = 4096  # characters of a body that does not fit that are kept
+SHOWN: Final = 4096  # characters of an invalid body that are kept
 
-# Of an entry. `key` names the record for ever; `time` is event time; `ahead`: its clock was, by more than AHEAD
-# seconds; `second`: a Second, as JSON; `unfit`: the beginning of a body that is no record. One of the two is null.
+# A decoded entry. `key` identifies the record; `time` is the event time; `ahead` is true if the clock of the node was
+# ahead by more than AHEAD seconds; `second` is a Second, as JSON; `unfit` is the beginning of an invalid body. Either
+# `second` or `unfit` is null.
 ENTRY: Final = pyarrow.schema(
     [
         ("id", pyarrow.string()),
@@ -40,26 +41,26 @@ ENTRY: Final = pyarrow.schema(
 )
 
 
-def form(kind: Kind = RECORD, name: str = "record") -> Any:
-    """The type of *kind*, for msgspec. A field that is a word of Python has an underscore behind it."""
+def record_type(kind: Kind = RECORD, name: str = "record") -> Any:
+    """Return the msgspec type of *kind*. The attribute of a field that is a Python keyword ends with an underscore."""
     if isinstance(kind, Value):
         whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_LIMIT - 1)]
         return {TEXT: str, REAL: float}.get(kind.type, whole)
     if isinstance(kind, Group):
         attributes = {field: f"{field}_" if iskeyword(field) else field for field in kind.fields}
-        fields = [(attributes[field], form(of, field)) for field, of in kind.fields.items()]
+        fields = [(attributes[field], record_type(of, field)) for field, of in kind.fields.items()]
         renamed = {attribute: field for field, attribute in attributes.items()}
         return msgspec.defstruct(name, fields, rename=renamed, gc=False)
     if isinstance(kind, Table):
-        return dict[str, form(kind.of, name)]  # type: ignore[misc]
-    return Annotated[list[form(kind.of, name)], msgspec.Meta(max_length=kind.most)]  # type: ignore[misc]
+        return dict[str, record_type(kind.of, name)]  # type: ignore[misc]
+    return Annotated[list[record_type(kind.of, name)], msgspec.Meta(max_length=kind.most)]  # type: ignore[misc]
 
 
-DECODER: Final = msgspec.json.Decoder(form())
+DECODER: Final = msgspec.json.Decoder(record_type())
 
 
 def record_of(body: bytes | None) -> Any:
-    """What *body* says, as `form` has it; None: it is no record of ours."""
+    """Return the record in *body*, an instance of the type of `record_type`; None if *body* is not a valid record."""
     if body is None:
         return None
     try:
@@ -70,14 +71,14 @@ def record_of(body: bytes | None) -> Any:
 
 
 def decoded(entries: "DataFrame") -> "DataFrame":
-    """*entries* of a log (source.COLUMNS), as ENTRY has them."""
+    """Return *entries* of the stream (source.COLUMNS) with the columns of ENTRY."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return entries.mapInArrow(_of_batches, from_arrow_schema(ENTRY))
 
 
-def once(records: "DataFrame") -> "DataFrame":
-    """*records* as `decoded` gives them, each once, and those that are too late left out."""
+def deduplicated(records: "DataFrame") -> "DataFrame":
+    """Return *records* (see `decoded`) without duplicates and without records that are later than the watermark."""
     return records.withWatermark("time", DELAY).dropDuplicatesWithinWatermark(["key"])
 
 
@@ -86,8 +87,8 @@ def _of_batches(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Reco
 
 
 def of_entries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """What `decoded` makes of a part of the log."""
-    most = fewer(max(batch.column("among").to_pylist(), default=0))
+    """Decode one Arrow batch of the stream."""
+    most = names_per_row(max(batch.column("among").to_pylist(), default=0))
     ids = batch.column("id").to_pylist()
     taken_in = batch.column("at").cast(pyarrow.int64()).to_pylist()
     keys: list[str] = []

@@ -1,18 +1,19 @@
-# Episodes: when the cluster was overloaded, by what, who caused it and what it cost.
+# Episodes: when the cluster was overloaded, the cause, the clients that caused the overload, and its effects.
 #
-# A second is warm while a worker has level FROM or more, or clients were held back. Warm seconds that are at most GAP
-# apart belong together, and are an episode if one of them is serious: level SERIOUS, clients held back by credits or
-# gates for HELD_MS, or CONNECTs kept waiting for CONNECTS_MS or turned away meanwhile. A worker that touches level 1
-# now and then is thus no news, and an episode that begins with level 1 begins there, but at most LEAD before it is
-# serious. A storm of connects need not raise any level: those seconds have the cause "connects", and so have those in
-# which the signal `connect` is what raised it.
+# A second is warm if a worker has at least level WARM, or clients were throttled. Warm seconds that are at most GAP
+# apart belong together. They are an episode if one of them is serious: level SERIOUS, clients throttled by credits or
+# gates for THROTTLED_MS, CONNECTs delayed for CONNECTS_MS, or CONNECTs delayed and refused in one second. A worker that
+# reaches level 1 now and then is thus not an episode. An episode includes the warm seconds before the first serious
+# one, but at most LEAD of them. A storm of CONNECTs need not raise any level: such seconds have the cause "connects",
+# as have seconds in which the signal `connect` raised the level.
 #
-# So an episode follows from the seconds alone, not from the order in which they came, nor from the batches. As they
-# come late and from several clocks, each second of the last HORIZON is kept apart, as a moment; what is older is rolled
-# into the one span that may still go on. An episode is named by its first second: when a late one comes before it, or
-# bridges two, the later name is told once more, as "merged".
+# So an episode is a function of the seconds alone, not of their order or of the batches. Rows arrive late and with the
+# times of several clocks; therefore each second of the last HORIZON is kept separately, as a moment. Older moments are
+# merged into the one span that may still continue. The id of an episode is its first second. If a late row extends the
+# episode backwards, or bridges two episodes, the later id is reported once more, with state "merged".
 #
-# The state, JSON: {"moments": second -> Moment, "span": Span or None, "told": id -> Episode, "rolled_to": second}.
+# The state, JSON: {"moments": second -> Moment, "span": Span or None, "told": id -> Episode (the episodes that were
+# reported), "rolled_to": second}.
 from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import Any, Final
@@ -23,24 +24,24 @@ from analytics.sequences import Hole
 from analytics.story import story
 from analytics.tops import COST, PAUSED, Tops, add_counts, add_hitters, add_tops, copied, cut, first
 
-FROM: Final = 1  # level: anything above 0 is
-SERIOUS: Final = 3  # level: a hiccup of a moment reaches 1 or 2, and a client notices nothing
-HELD_MS: Final = 200  # in one second of a worker: one client that was held for a fifth of it
-CONNECTS_MS: Final = 1000  # in one second of a worker: all the time somebody waited to be let in
-GAP: Final = 10  # seconds: quiet for so long, it was over; the level takes some to fall and come back
+WARM: Final = 1  # level
+SERIOUS: Final = 3  # level: a brief peak reaches 1 or 2, which no client notices
+THROTTLED_MS: Final = 200  # in one second of a worker: for example, one client throttled for a fifth of the second
+CONNECTS_MS: Final = 1000  # in one second of a worker: for example, one CONNECT that waits all the time
+GAP: Final = 10  # seconds without a warm one that end an episode: the level takes some seconds to fall and rise again
 LEAD: Final = 15  # seconds
-HORIZON: Final = 30  # seconds: 15 that records are late, and clocks that differ by as much
+HORIZON: Final = 30  # seconds: records may be 15 s late, and clocks may differ by as much
 
 CONNECTS: Final = "connects"
-CONNECT_SIGNAL: Final = "connect"  # of broker/overload/level.py, and the reason of the pauses
-HELD: Final = ("credits", "gate")  # reasons of pauses that are overload's; quotas are somebody's wish
+CONNECT_SIGNAL: Final = "connect"  # of broker/overload/level.py; also the reason of the pauses
+OVERLOAD_REASONS: Final = ("credits", "gate")  # of pauses; pauses by quotas are configured, not caused by overload
 
-TOLD: Final = 50  # episodes that may still be amended
-AMENDED: Final = 600  # seconds after which one is not any more
+REPORTED: Final = 50  # episodes that may still change
+AMENDED_FOR: Final = 600  # seconds after its end during which an episode may change
 NODES: Final = 200
 CAUSES: Final = 200
 CULPRITS: Final = 5
-GUILTY: Final = 0.05  # share of the cost: who has less did not cause it
+LEAST_SHARE: Final = 0.05  # of the cost: a client with less is no culprit
 SHOWN: Final = 10
 
 State = dict[str, Any]
@@ -56,33 +57,33 @@ def begin() -> State:
 def fold(
     state: State, seconds: list[Second], holes: list[Hole], newest: int, rolled_to: int
 ) -> tuple[State, list[Episode]]:
-    """The state and the episodes that changed. *newest*: the second it is; nothing of *rolled_to* or before comes now.
+    """Return the new state and the episodes that changed.
 
-    None of *seconds* is of a second that was rolled before.
+    *newest* is the current second. No later row is of the second *rolled_to* or before.
     """
     moments = {int(at): moment for at, moment in state["moments"].items()}
     _add(moments, seconds)
-    told: dict[str, Episode] = dict(state["told"])
+    reported: dict[str, Episode] = dict(state["told"])
     changed: dict[str, Episode] = {}
 
-    done = state["rolled_to"]
-    span = _tell_of_holes(state["span"], told, changed, [hole for hole in holes if hole.new], done)
-    lost = _lost(holes, done + 1 if span is None else span["last"] + 1, newest + 1)
+    rolled = state["rolled_to"]
+    span = _add_holes(state["span"], reported, changed, [hole for hole in holes if hole.new], rolled)
+    lost = _lost(holes, rolled + 1 if span is None else span["last"] + 1, newest + 1)
     span, finished = _roll(span, moments, rolled_to, lost)
     last, live = _roll(_copied(span), dict(moments), max(moments, default=rolled_to), lost)
     spans = [*finished, *live] if last is None else [*finished, *live, last]
-    now = [_episode(each, closed=newest - each["last"] > GAP) for each in spans]
+    current = [_episode(each, closed=newest - each["last"] > GAP) for each in spans]
 
-    for id in [id for id in told if any(_covers(each, told[id]) for each in now)]:
-        changed[id] = Episode(**{**told.pop(id), "state": "merged"})
-    for episode in now:
-        if told.get(episode["id"]) != episode:
-            told[episode["id"]] = changed[episode["id"]] = episode
-    kept = sorted((id for id in told if not _is_old(told[id], newest)), key=int)[-TOLD:]
+    for id in [id for id in reported if any(_covers(each, reported[id]) for each in current)]:
+        changed[id] = Episode(**{**reported.pop(id), "state": "merged"})
+    for episode in current:
+        if reported.get(episode["id"]) != episode:
+            reported[episode["id"]] = changed[episode["id"]] = episode
+    kept = sorted((id for id in reported if not _is_old(reported[id], newest)), key=int)[-REPORTED:]
     return {
         "moments": {str(at): moments[at] for at in sorted(moments)},
         "span": span,
-        "told": {id: told[id] for id in kept},
+        "told": {id: reported[id] for id in kept},
         "rolled_to": rolled_to,
     }, [changed[id] for id in sorted(changed, key=int)]
 
@@ -91,7 +92,7 @@ def fold(
 
 
 def _add(moments: dict[int, Moment], seconds: list[Second]) -> None:
-    """Add *seconds*; a moment that changes is another object."""
+    """Add *seconds* to *moments*. A moment that changes is replaced by a changed copy."""
     fresh: set[int] = set()
     for second in seconds:
         at = second["second"]
@@ -140,10 +141,10 @@ def _count(moment: Moment, second: Second) -> None:
     paused = second["paused"]
     waited = paused.get(CONNECT_SIGNAL, 0)
     stormed = waited >= CONNECTS_MS or (waited > 0 and second["connects_refused"] > 0)
-    held = sum(paused.get(reason, 0) for reason in HELD) >= HELD_MS
-    if level >= FROM or stormed or held:
+    throttled = sum(paused.get(reason, 0) for reason in OVERLOAD_REASONS) >= THROTTLED_MS
+    if level >= WARM or stormed or throttled:
         moment["warm"] = True
-        moment["serious"] = moment["serious"] or level >= SERIOUS or stormed or held
+        moment["serious"] = moment["serious"] or level >= SERIOUS or stormed or throttled
         cause = _cause(second, stormed)
         if not moment["worker"] or (-level, worker, cause) < (-moment["level"], moment["worker"], moment["cause"]):
             moment["level"], moment["worker"], moment["cause"] = level, worker, cause
@@ -162,24 +163,23 @@ def _count(moment: Moment, second: Second) -> None:
 
 
 def _cause(second: Second, stormed: bool) -> str:
-    """What made this second of a worker warm."""
+    """Return the signal or pause reason that made this second of a worker warm."""
     if second["level"] and second["cause"]:
         return CONNECTS if second["cause"] == CONNECT_SIGNAL else second["cause"]
     if stormed:
         return CONNECTS
     signals = second["signals"]
     worst = min(signals, key=lambda name: (-signals[name], name), default="")
-    return worst or max(HELD, key=lambda reason: second["paused"].get(reason, 0))
+    return worst or max(OVERLOAD_REASONS, key=lambda reason: second["paused"].get(reason, 0))
 
 
 # Spans.
 
 
 def _roll(span: Span | None, moments: dict[int, Moment], upto: int, lost: Lost) -> tuple[Span | None, list[Span]]:
-    """Take the moments up to *upto* out of *moments*, into *span* and those that follow it.
+    """Move the moments up to *upto* from *moments* into *span* and new spans after it. *span* is changed.
 
-    The one that may still go on, and those that do not. What comes later is looked at, to see what belongs together.
-    *span* is changed.
+    Return the span that may still continue, and the finished spans. Later moments decide what belongs together.
     """
     finished = []
     warm = sorted(at for at, moment in moments.items() if moment["warm"])
@@ -206,13 +206,13 @@ def _roll(span: Span | None, moments: dict[int, Moment], upto: int, lost: Lost) 
 
 
 def _after(warm: list[int], last: int, at: int) -> float:
-    """The first warm second from *at* on, infinity if there is none."""
+    """Return the first warm second that is at least *at* and after *last*; infinity if there is none."""
     place = bisect_left(warm, max(at, last + 1))
     return warm[place] if place < len(warm) else float("inf")
 
 
 def _leads(at: int, warm: list[int], serious: list[int]) -> bool:
-    """Whether an episode may begin at *at*: it is warm, and a serious second follows within LEAD without a gap."""
+    """Return whether *at* may begin an episode: it is warm, and a serious second follows within LEAD, without a gap."""
     place = bisect_left(warm, at)
     if place == len(warm) or warm[place] != at:
         return False
@@ -277,7 +277,7 @@ def _merge(span: Span, moment: Moment, at: int) -> None:
 
 
 def _cut_causes(causes: dict[str, dict[str, int]]) -> None:
-    """A cause, and a worker of it, that held the highest level shortest goes when there are too many."""
+    """Limit the number of causes, and of workers of each, to CAUSES: the one with the least weight is removed."""
     if len(causes) > CAUSES:
         del causes[min(causes, key=lambda cause: (sum(causes[cause].values()), cause))]
     for workers in causes.values():
@@ -285,11 +285,11 @@ def _cut_causes(causes: dict[str, dict[str, int]]) -> None:
             del workers[min(workers, key=lambda worker: (workers[worker], worker))]
 
 
-# What was lost.
+# Missing records.
 
 
 def _lost(holes: list[Hole], start: int, end: int) -> Lost:
-    """How many records are missing, by second, from *start* to before *end*."""
+    """Return how many records are missing, by second, from *start* to before *end*."""
     missing: dict[int, int] = {}
     for hole in holes:
         for at in range(max(start, hole.start), min(end, hole.end)):
@@ -297,26 +297,26 @@ def _lost(holes: list[Hole], start: int, end: int) -> Lost:
     return missing
 
 
-def _tell_of_holes(
-    span: Span | None, told: dict[str, Episode], changed: dict[str, Episode], new: list[Hole], done: int
+def _add_holes(
+    span: Span | None, reported: dict[str, Episode], changed: dict[str, Episode], new: list[Hole], rolled: int
 ) -> Span | None:
-    """*span*, and the episodes of *told* that are over, with what *new* holes have of the seconds up to *done*.
+    """Add the seconds up to *done* of *new* holes to *span* and to the ended episodes of *reported*. Return the span.
 
-    A worker that was silent for longer than HORIZON tells only afterwards that records are missing.
+    If a worker was silent for longer than HORIZON, its missing records are known only when it reports again.
     """
     span = _copied(span)
     for hole in new:
         if span is not None:
-            span["lost"] += hole.within(span["start"], min(span["last"], done) + 1)
-        for id, episode in told.items():
+            span["lost"] += hole.within(span["start"], min(span["last"], rolled) + 1)
+        for id, episode in reported.items():
             end = episode["end"]
-            if end is None or end > done + 1 or (span is not None and id == str(span["start"])):
+            if end is None or end > rolled + 1 or (span is not None and id == str(span["start"])):
                 continue
             lost = hole.within(episode["start"], end)
             if lost:
                 amended = Episode(**{**episode, "lost_seconds": episode["lost_seconds"] + lost})
                 amended["story"] = story(amended)
-                told[id] = changed[id] = amended
+                reported[id] = changed[id] = amended
     return span
 
 
@@ -324,7 +324,7 @@ def _tell_of_holes(
 
 
 def _episode(span: Span, closed: bool) -> Episode:
-    cause, worker = _blamed(span["causes"])
+    cause, worker = _main_cause(span["causes"])
     episode = Episode(
         id=str(span["start"]),
         start=float(span["start"]),
@@ -352,8 +352,8 @@ def _episode(span: Span, closed: bool) -> Episode:
     return episode
 
 
-def _blamed(causes: dict[str, dict[str, int]]) -> tuple[str, str]:
-    """The cause that held the highest level longest, in levels times seconds, and the worker where it did."""
+def _main_cause(causes: dict[str, dict[str, int]]) -> tuple[str, str]:
+    """Return the cause with the greatest weight (level times seconds), and its worker with the greatest weight."""
     cause = min(causes, key=lambda cause: (-sum(causes[cause].values()), cause))
     workers = causes[cause]
     return cause, min(workers, key=lambda worker: (-workers[worker], worker))
@@ -365,14 +365,14 @@ def _culprits(clients: Tops, cost: int) -> list[Share]:
         Share(name=client["name"], share=round(client["cost"] / max(1, cost, known), 3))
         for client in first(clients, CULPRITS, COST)
     ]
-    return [share for share in shares if share["share"] >= GUILTY]
+    return [share for share in shares if share["share"] >= LEAST_SHARE]
 
 
 def _covers(episode: Episode, other: Episode) -> bool:
-    """Whether *other*, which is another one by name, is a part of *episode*."""
+    """Return whether *other* has a different id and lies within *episode*."""
     end = float("inf") if episode["end"] is None else episode["end"]
     return episode["id"] != other["id"] and episode["start"] <= other["start"] < end
 
 
 def _is_old(episode: Episode, newest: int) -> bool:
-    return episode["end"] is not None and episode["end"] < newest - AMENDED
+    return episode["end"] is not None and episode["end"] < newest - AMENDED_FOR

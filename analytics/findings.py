@@ -1,12 +1,13 @@
-# Findings: what somebody should look at now, before it is an episode, or to see why it is one.
+# Findings: what an operator should examine now, before an overload or during one.
 #
-# A warning is a signal that rises: a line through its values of the last TREND seconds, if it is clearly no accident.
-# When it will have brought the level to 5 follows from the broker's own rule (broker/overload/level.py): each 100 ms
-# the level moves by how far the signal is off its target, and by how it has changed; a signal that rises evenly raises
-# it with the square of the time. The gains are those that the broker has if nobody changed them.
+# A warning is a rising signal: the slope of a line through its values of the last TREND seconds is positive with
+# statistical certainty. The time until level 5 follows from the rule of the broker (broker/overload/level.py): every
+# 100 ms the level changes by the distance of the signal from its target, and by the change of the signal. A signal that
+# rises at a constant rate raises the level with the square of time. The gains are the defaults of the broker.
 #
-# The state, JSON: {"workers": "NODE/NUMBER" -> what it told last, its signals of the last seconds, and its mean cost;
-# "tops": second -> {"clients", "topics"}}. Unlike episodes, findings are of the moment: who is late is left out.
+# The state, JSON: {"workers": "NODE/NUMBER" -> the latest figures, the signals of the last seconds, the mean cost;
+# "tops": second -> {"clients", "topics"}}. Unlike episodes, findings describe the current moment: late rows are
+# ignored.
 from math import sqrt
 from typing import Any, Final
 
@@ -17,26 +18,26 @@ from broker.config.schema import Overload
 from broker.metrics.overload_figures import CALM_CREDITS
 from broker.overload.level import STEP
 
-ALARM: Final = 5  # level: clients that ask for much are held back then
-TREND: Final = 10  # seconds: a shorter line is noise, a longer one is late
-POINTS: Final = 5  # of a line at least
-CERTAIN: Final = 4.0  # times its own error that a slope has to be
-STEEP: Final = 0.01  # targets a second: below that it takes minutes
-HIGH: Final = 0.1  # targets: what has been below is at peace, and not remembered
+ALARM: Final = 5  # level: costly clients are throttled from here on
+TREND: Final = 10  # seconds: a shorter trend is noise, a longer one is noticed too late
+POINTS: Final = 5  # of a trend, at least
+CERTAIN: Final = 4.0  # a slope must be so many times its standard error
+STEEP: Final = 0.01  # targets per second: a flatter slope needs minutes
+HIGH: Final = 0.1  # targets: lower values are not kept
 SOON: Final = 60.0  # seconds
-SIGNALS: Final = 3  # of a worker that are looked at, the highest
+SIGNALS: Final = 3  # per worker, the highest
 SHOWN: Final = 10  # of each kind
 
-FRESH: Final = 5  # seconds: who has told nothing since is not spoken of
+FRESH: Final = 5  # seconds: findings ignore workers that have not reported for so long
 FORGOTTEN: Final = 60
-RECENT: Final = 0.1  # of a mean cost is the last second's: what has been for ten seconds or so is no accident
+RECENT: Final = 0.1  # weight of the last second in the mean cost, which so spans about ten seconds
 UNEVEN: Final = 1.5  # times the mean
-WORTH: Final = 1000  # units of cost a second of a worker on the mean: with less to do it does not matter who does it
-SPANS: Final = (10, 60)  # seconds that heavy hitters are told over
+WORTH: Final = 1000  # units of cost per second and worker, on average: uneven loads below that do not matter
+SPANS: Final = (10, 60)  # seconds over which heavy hitters are summed
 KEPT: Final = 20  # names of one second, by each measure; ten are shown
 
 DEFAULTS: Final = Overload()
-CLIMB: Final = DEFAULTS.position_gain / STEP  # levels a second for a signal that is one target off
+CLIMB: Final = DEFAULTS.position_gain / STEP  # levels per second, for a signal that is one target too high
 BRAKE: Final = DEFAULTS.trend_gain  # levels for a change by one target
 
 State = dict[str, Any]
@@ -49,34 +50,34 @@ def begin() -> State:
 def fold(
     state: State, seconds: list[Second], moments: dict[str, dict[str, Tops]], newest: int
 ) -> tuple[State, Findings]:
-    """The state, and what is so at *newest*. *moments*: who cost most, by second, as the episodes have it."""
+    """Return the new state and the findings of the second *newest*. *moments* are the moments of episodes.py."""
     workers = dict(state["workers"])
     tops = dict(state["tops"])
     for second in sorted(seconds, key=lambda second: second["second"]):
         worker = f"{second['node']}/{second['worker']}"
-        workers[worker] = _told(workers.get(worker), second)
+        workers[worker] = _latest(workers.get(worker), second)
     for at in {str(second["second"]) for second in seconds}:
         moment = moments.get(at)
         if moment is not None:
             tops[at] = {what: copied(cut(moment[what], KEPT)) for what in ("clients", "topics")}
     tops = {at: found for at, found in tops.items() if int(at) > newest - SPANS[-1]}
-    workers = {worker: told for worker, told in workers.items() if told["second"] > newest - FORGOTTEN}
-    heard = {worker: told for worker, told in sorted(workers.items()) if told["second"] > newest - FRESH}
+    workers = {worker: latest for worker, latest in workers.items() if latest["second"] > newest - FORGOTTEN}
+    current = {worker: latest for worker, latest in sorted(workers.items()) if latest["second"] > newest - FRESH}
     return {"workers": workers, "tops": tops}, Findings(
         at=float(newest),
-        warnings=_warnings(heard),
-        skew=_skew(heard),
-        slow_readers=_slow_readers(heard),
-        credit_pressure=_credit_pressure(heard),
+        warnings=_warnings(current),
+        skew=_skew(current),
+        slow_readers=_slow_readers(current),
+        credit_pressure=_credit_pressure(current),
         clients={str(span): _heaviest(tops, "clients", newest - span) for span in SPANS},
         topics={str(span): _heaviest(tops, "topics", newest - span) for span in SPANS},
     )
 
 
-def _told(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
-    """What is known of a worker after *second*; another object."""
+def _latest(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
+    """Return the state of a worker after *second*, as a new object."""
     at = second["second"]
-    if known is not None and known["second"] > at:  # it comes late, and something newer is known already
+    if known is not None and known["second"] > at:  # *second* is late
         return known
     high = {name: value for name, value in second["signals"].items() if value >= HIGH}
     if len(high) > SIGNALS:
@@ -108,27 +109,27 @@ def _told(known: dict[str, Any] | None, second: Second) -> dict[str, Any]:
 # Warnings.
 
 
-def _warnings(heard: dict[str, dict[str, Any]]) -> list[Warning]:
+def _warnings(current: dict[str, dict[str, Any]]) -> list[Warning]:
     found = []
-    for worker, told in heard.items():
-        if told["level"] >= ALARM:
+    for worker, latest in current.items():
+        if latest["level"] >= ALARM:
             continue
-        for signal in told["signals"][-1][1]:
-            points = [(at, values[signal]) for at, values in told["signals"] if signal in values]
+        for signal in latest["signals"][-1][1]:
+            points = [(at, values[signal]) for at, values in latest["signals"] if signal in values]
             slope = _slope(points)
             if slope < STEEP:
                 continue
-            value = told["signals"][-1][1][signal]
-            left = seconds_left(told["level"], value, slope)
+            value = latest["signals"][-1][1][signal]
+            left = seconds_left(latest["level"], value, slope)
             if left < SOON:
                 said = (
-                    f"{_name(signal)} of worker {worker} is at {value:.2f} of its target and rises by {slope:.2f} a "
-                    f"second: level {ALARM} in about {left:.0f} s if it goes on."
+                    f"{_name(signal)} of worker {worker} is at {value:.2f} of its target and rises by {slope:.2f} per "
+                    f"second: level {ALARM} in about {left:.0f} s if the trend continues."
                 )
                 found.append(
                     Warning(
-                        node=told["node"],
-                        worker=told["worker"],
+                        node=latest["node"],
+                        worker=latest["worker"],
                         signal=signal,
                         value=value,
                         slope=round(slope, 3),
@@ -141,11 +142,11 @@ def _warnings(heard: dict[str, dict[str, Any]]) -> list[Warning]:
 
 
 def _name(signal: str) -> str:
-    return f"The work before {signal}, as seen by a peer," if "/" in signal else f"The signal {signal}"
+    return f"The queue to {signal}, measured by a peer," if "/" in signal else f"The signal {signal}"
 
 
 def _slope(points: list[tuple[int, float]]) -> float:
-    """Of the line through *points*, by least squares; 0.0 if there are too few, or it could as well be level."""
+    """Return the least-squares slope of *points*; 0.0 if the points are too few or the slope is not certain."""
     count = len(points)
     if count < POINTS:
         return 0.0
@@ -160,10 +161,10 @@ def _slope(points: list[tuple[int, float]]) -> float:
 
 
 def seconds_left(level: float, value: float, slope: float) -> float:
-    """Until a worker is at level 5 whose signal is *value* and rises by *slope* a second, which is above 0.
+    """Return the seconds until a worker reaches level 5. Its signal is *value* and rises by *slope* (> 0) per second.
 
-    The level moves by CLIMB * (signal - 1) + BRAKE * slope a second. While that is below 0 it falls, to 0 at least;
-    from then on it grows by CLIMB * slope / 2 * t^2.
+    The level changes by CLIMB * (signal - 1) + BRAKE * slope per second. While this is negative, the level falls, but
+    not below 0; from then on it grows by CLIMB * slope / 2 * t^2.
     """
     speed = CLIMB * (value - 1.0) + BRAKE * slope
     growth = CLIMB * slope
@@ -175,15 +176,15 @@ def seconds_left(level: float, value: float, slope: float) -> float:
     return waited + (-speed + sqrt(speed * speed + 2.0 * growth * max(0.0, ALARM - level))) / growth
 
 
-# Who does more than their share.
+# Uneven load.
 
 
-def _skew(heard: dict[str, dict[str, Any]]) -> list[Skew]:
+def _skew(current: dict[str, dict[str, Any]]) -> list[Skew]:
     nodes: dict[str, dict[str, float]] = {}
-    for worker, told in heard.items():
-        nodes.setdefault(told["node"], {})[worker] = told["cost"]
+    for worker, latest in current.items():
+        nodes.setdefault(latest["node"], {})[worker] = latest["cost"]
     found = [_uneven(f"workers of {node}", costs, 1) for node, costs in nodes.items()]
-    mean = max(1.0, len(heard) / max(1, len(nodes)))  # a node has as many workers
+    mean = max(1.0, len(current) / max(1, len(nodes)))  # workers per node
     found.append(_uneven("nodes", {node: sum(costs.values()) for node, costs in nodes.items()}, mean))
     uneven = [each for each in found if each is not None]
     uneven.sort(key=lambda each: (-each["ratio"], each["of"]))
@@ -191,7 +192,7 @@ def _skew(heard: dict[str, dict[str, Any]]) -> list[Skew]:
 
 
 def _uneven(of: str, costs: dict[str, float], workers: float) -> Skew | None:
-    """Something to say of who shares the work with *costs* a second; each is so many *workers* on the mean."""
+    """Return a Skew if *costs* (per second, by name) are uneven. Each name stands for *workers* workers on average."""
     if len(costs) < 2:
         return None
     mean = sum(costs.values()) / len(costs)
@@ -199,41 +200,41 @@ def _uneven(of: str, costs: dict[str, float], workers: float) -> Skew | None:
     if mean < WORTH * workers or costs[busiest] < UNEVEN * mean:
         return None
     ratio = round(costs[busiest] / mean, 2)
-    said = f"{busiest} does {ratio:.1f} times as much as the mean of the {len(costs)} {of}."
+    said = f"{busiest} has {ratio:.1f} times the mean load of the {len(costs)} {of}."
     return Skew(of=of, busiest=busiest, ratio=ratio, said=said)
 
 
 # Readers and credits.
 
 
-def _slow_readers(heard: dict[str, dict[str, Any]]) -> list[SlowReaders]:
+def _slow_readers(current: dict[str, dict[str, Any]]) -> list[SlowReaders]:
     slow = [
         SlowReaders(
-            node=told["node"],
-            worker=told["worker"],
-            non_writable=told["non_writable"],
-            outbound_share=told["outbound_share"],
-            since=float(told["slow_since"]),
+            node=latest["node"],
+            worker=latest["worker"],
+            non_writable=latest["non_writable"],
+            outbound_share=latest["outbound_share"],
+            since=float(latest["slow_since"]),
         )
-        for told in heard.values()
-        if told["non_writable"]
+        for latest in current.values()
+        if latest["non_writable"]
     ]
     slow.sort(key=lambda each: (-each["non_writable"], each["since"], each["node"], each["worker"]))
     return slow[:SHOWN]
 
 
-def _credit_pressure(heard: dict[str, dict[str, Any]]) -> list[CreditPressure]:
-    """Of the nodes whose clients are granted less than when all is calm, and have used some."""
+def _credit_pressure(current: dict[str, dict[str, Any]]) -> list[CreditPressure]:
+    """Return the nodes that grant fewer credits than without overload, and whose clients have used some."""
     nodes: dict[str, list[dict[str, Any]]] = {}
-    for told in heard.values():
-        nodes.setdefault(told["node"], []).append(told)
+    for latest in current.values():
+        nodes.setdefault(latest["node"], []).append(latest)
     pressed = []
     for node, workers in nodes.items():
-        connected = sum(told["connected"] for told in workers)
-        using = sum(told["using_credits"] for told in workers)
-        granted = min(told["credits_per_tick"] for told in workers)
+        connected = sum(latest["connected"] for latest in workers)
+        using = sum(latest["using_credits"] for latest in workers)
+        granted = min(latest["credits_per_tick"] for latest in workers)
         if using and granted < CALM_CREDITS:
-            credits = sum(told["average_credits"] * told["connected"] for told in workers)
+            credits = sum(latest["average_credits"] * latest["connected"] for latest in workers)
             pressed.append(
                 CreditPressure(
                     node=node,

@@ -1,13 +1,13 @@
-# What the driver does with a batch: its seconds are folded into a state, and rows come out.
+# The work of the driver: it folds the seconds of a batch into the state, and returns the rows that changed.
 #
-# State is plain JSON. It is bounded, whatever is folded into it; it survives json.dumps and json.loads unchanged, so
-# that the job can save it by batch, and a batch that is folded again into the state before it gives the same rows.
-# Nothing here reads a clock, a file or a network.
+# The state is plain JSON of bounded size. json.dumps and json.loads preserve it, so the job can save it after each
+# batch. A batch that is folded again into the same state gives the same rows. Nothing here reads a clock, a file or a
+# network.
 #
-# Seconds come in any order, late, twice, and by clocks that differ. A record is taken once, by its boot and sequence. A
-# second that is more than HORIZON behind the newest of the batches before is too late: what it belongs to is done with.
-# A node whose clock is more than AHEAD before ours must not make all others late: its seconds are taken as of then.
-# While the job catches up it is behind by hours, so how old a record is by our clock says nothing.
+# Seconds arrive in any order, late, twice, and with times of clocks that differ. A record counts once, by its boot and
+# sequence. A second that is more than HORIZON older than the newest second of earlier batches is late, and is ignored.
+# The clock of a node that is ahead must not make all other nodes late: a second more than AHEAD after *now* is taken as
+# *now* plus AHEAD. The age of a record by the clock of the job means nothing: a job that catches up is hours behind.
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,24 +17,24 @@ from analytics.rows import VERSION, Episode, Findings, Window
 from analytics.second import Second
 
 AHEAD: Final = 10  # seconds
-WORKERS: Final = 10_000  # boots that are known; the records of more are not taken until others are forgotten
+WORKERS: Final = 10_000  # boots that are tracked; records of further ones are ignored until others are forgotten
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Folded:
-    """The state after a batch, and what became another than it was before it."""
+    """The state after a batch, and the rows that changed."""
 
     state: State
     windows: list[Window]
-    episodes: list[Episode]  # with state "merged": there is no such episode any more
+    episodes: list[Episode]  # an episode with state "merged" is to be deleted
     findings: Findings
-    late: int  # seconds that were too late, or of too many workers
+    late: int  # seconds that were ignored: late, or of more than WORKERS workers
 
 
 def begin() -> State:
-    """The state before the first batch."""
+    """Return the state before the first batch."""
     return {
         "version": VERSION,
         "newest": 0,
@@ -47,37 +47,37 @@ def begin() -> State:
 
 
 def fold(state: State, seconds: list[Second], now: float) -> Folded:
-    """*seconds* of workers, in any order, at *now*. Pure, and its arguments stay as they are."""
+    """Fold *seconds* (in any order) into *state* at the time *now*. A pure function: the arguments are not changed."""
     known = dict(state["sequences"])
     fresh, late = _fresh(known, seconds, state["rolled_to"], int(now) + AHEAD)
     newest = max([state["newest"], *(second["second"] for second in fresh)])
     rolled_to = max(0, newest - HORIZON)
     holes = sequences.holes(known)
-    sequences.forget(known, rolled_to - GAP - 1)  # a hole may lie in a gap that is not known to be bridged yet
-    told, changed = windows.fold(state["windows"], fresh, rolled_to)
-    # Nobody has told of anything: so it is not the clocks of nodes that say how late it is, but ours.
-    passed = newest if seconds else max(newest, int(now) - HORIZON)
-    overloads, overload = episodes.fold(state["episodes"], fresh, holes, passed, rolled_to)
-    looked, found = findings.fold(state["findings"], fresh, overloads["moments"], newest)
+    sequences.forget(known, rolled_to - GAP - 1)  # a hole may lie in a gap that a later second bridges
+    window_state, changed_windows = windows.fold(state["windows"], fresh, rolled_to)
+    # Without seconds there is no time of the nodes, and *now* decides which episodes have ended.
+    current = newest if seconds else max(newest, int(now) - HORIZON)
+    episode_state, changed_episodes = episodes.fold(state["episodes"], fresh, holes, current, rolled_to)
+    finding_state, found = findings.fold(state["findings"], fresh, episode_state["moments"], newest)
     return Folded(
         state={
             "version": VERSION,
             "newest": newest,
             "rolled_to": rolled_to,
             "sequences": known,
-            "windows": told,
-            "episodes": overloads,
-            "findings": looked,
+            "windows": window_state,
+            "episodes": episode_state,
+            "findings": finding_state,
         },
-        windows=changed,
-        episodes=overload,
+        windows=changed_windows,
+        episodes=changed_episodes,
         findings=found,
         late=late,
     )
 
 
 def _fresh(known: sequences.Sequences, seconds: list[Second], rolled_to: int, latest: int) -> tuple[list[Second], int]:
-    """Those of *seconds* that were not seen yet, in the order of what they are of, and how many cannot be taken."""
+    """Return the *seconds* that are new, in the order of time, and the number of those that are ignored."""
     fresh: list[Second] = []
     late = 0
     for second in sorted(seconds, key=_order):

@@ -1,11 +1,11 @@
-# The job: one streaming query, and what the driver does with each of its batches.
+# The job: one streaming query, and the work of the driver for each batch.
 #
-#   the log -> decoded into seconds, each record once (Spark) -> folded (here) -> Redis, Parquet
+#   the metrics stream -> decoded into seconds, without duplicates (Spark) -> folded (here) -> Redis, Parquet
 #
-# A batch is done when its state is saved (checkpoint.py). Until then all of it can be done again and comes out the
-# same: its entries are exact, folding is a pure function, and "now" is what the offset says.
-# Whatever fails, and Redis being away above all, ends the query and not the job: it begins again from its checkpoint.
-# Only what fails again and again while Redis answers ends it.
+# A batch is finished when its state is saved (checkpoint.py). Until then it can be repeated with the same result: its
+# entries are exact, folding is a pure function, and the current time is taken from the offset.
+# A failure, for example while Redis is unavailable, ends the query but not the job: the query starts again from the
+# checkpoint. The job ends if a batch fails repeatedly while Redis is available.
 import argparse
 import gc
 import os
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 
 TRIGGER: Final = 1.0  # seconds
-QUIET: Final = 4.0  # seconds without a batch, after which the job says that it lives
-MOST_UNFIT: Final = 100  # entries of a batch that are kept; all are counted
-FAILURES: Final = 6  # in a row without a batch between them, while Redis answers
+HEARTBEAT: Final = 4.0  # seconds without a batch, after which the job updates its status
+MOST_UNFIT: Final = 100  # invalid entries of a batch that are kept; all are counted
+FAILURES: Final = 6  # in a row, without a finished batch between them, while Redis is available
 LONGEST_PAUSE: Final = 10.0
-LAST_BATCH: Final = 10.0  # seconds that it may take when the job is to end
-LOOK: Final = 0.5  # seconds
-YOUNG: Final = 100_000  # objects before cycles are looked for: there are none in what is folded, and it is large
+LAST_BATCH: Final = 10.0  # seconds that the last batch may take when the job stops
+POLL: Final = 0.5  # seconds
+GC_THRESHOLD: Final = 100_000  # objects: the folded state is large and has no cycles, so collections are mostly wasted
 
 Counts = dict[str, int]
-NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}  # gone: as a batch was to read it
+# gone: Redis trimmed the entry after the batch was planned
+NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,18 +52,18 @@ class Settings:
     url: str  # of Redis
     prefix: str
     checkpoint: Path
-    history: Path | None  # None: none is kept
-    limit: int = 10_000  # entries of a batch: some 30 MB
+    history: Path | None  # None: no history is written
+    limit: int = 10_000  # entries of a batch: about 30 MB
     trigger: float = TRIGGER
 
 
 class JobClosed(Exception):
-    """A batch came after the last one. It may not wait instead: Spark does not stop a query that waits for Python."""
+    """A batch started after the last one. It must fail: Spark cannot stop a query that waits for Python."""
 
 
 class Job:
     def __init__(self, settings: Settings, spark: "SparkSession") -> None:
-        """CheckpointUnusable."""
+        """Raises CheckpointUnusable."""
         self._settings = settings
         self._spark = spark
         self._key = AnalyticsKeys(settings.prefix).metrics
@@ -70,8 +71,8 @@ class Job:
         self._history = None if settings.history is None else History(settings.history)
         self._query: StreamingQuery | None = None
         self._stopping = threading.Event()
-        self._taking = threading.Lock()  # held while a batch is taken, in a thread of its own
-        self._closed = False  # no batch is taken any more
+        self._taking = threading.Lock()  # held while a batch is processed, in a thread of its own
+        self._closed = False  # true: no further batch is processed
         self._writing = threading.Lock()
         self._status: Status | None = None
         self._away = False
@@ -81,54 +82,54 @@ class Job:
         self._stopping.set()
 
     def run(self) -> str:
-        """Until `stop()`; what ended it otherwise, "" for nothing."""
-        gc.set_threshold(YOUNG)
+        """Run until `stop()`; return "", or the failure that ended the job."""
+        gc.set_threshold(GC_THRESHOLD)
         failures, before = 0, 0
         try:
             while not self._stopping.is_set():
-                wrong = self._run_query()
-                if not wrong:
+                failure = self._run_query()
+                if not failure:
                     continue
                 failures = 1 if self._batches > before else failures + 1
                 before = self._batches
-                if self._answers():
+                if self._redis_available():
                     if failures >= FAILURES:
-                        return wrong
-                    _say(f"A batch failed, and is done again: {wrong}")
+                        return failure
+                    _print(f"A batch failed and is repeated: {failure}")
                 self._stopping.wait(min(LONGEST_PAUSE, 0.5 * 2**failures))
-                while not self._stopping.is_set() and not self._answers():
+                while not self._stopping.is_set() and not self._redis_available():
                     failures = 0
-                    self._stopping.wait(LOOK)
+                    self._stopping.wait(POLL)
         finally:
             self._checkpoint.close()
         return ""
 
     def _run_query(self) -> str:
-        """One life of the query; what ended it, "" for `stop()`."""
+        """Run the query until it ends; return "" after `stop()`, otherwise the failure."""
         from py4j.protocol import Py4JError
         from pyspark.errors import StreamingQueryException
 
         query = None
         try:
             query = self._query = self._start()
-            while not query.awaitTermination(LOOK):  # type: ignore[arg-type]  # seconds with decimals will do
+            while not query.awaitTermination(POLL):  # type: ignore[arg-type]  # seconds with decimals will do
                 if self._stopping.is_set():
                     self._close()
                     query.stop()
                     return ""
-                self._tell_if_quiet()
+                self._write_status_if_idle()
         except (StreamingQueryException, Py4JError) as error:
             return "" if self._stopping.is_set() else _cause(error)
         return ""
 
     def _start(self) -> "StreamingQuery":
-        from analytics.decoding import decoded, once
+        from analytics.decoding import decoded, deduplicated
         from analytics.source import entries
 
         settings = self._settings
         log = entries(self._spark, settings.url, self._key, settings.limit)
         return (
-            once(decoded(log))
+            deduplicated(decoded(log))
             .writeStream.foreachBatch(self.take)
             .option("checkpointLocation", str(self._checkpoint.spark.absolute()))
             .trigger(processingTime=f"{settings.trigger:g} seconds")
@@ -136,14 +137,14 @@ class Job:
         )
 
     def _close(self) -> None:
-        """Let the batch that is being taken be the last one."""
+        """Wait for the current batch and refuse further ones."""
         taken = self._taking.acquire(timeout=LAST_BATCH)
         self._closed = True
         if taken:
             self._taking.release()
 
     def take(self, records: "DataFrame", batch: int) -> None:
-        """All that is done with *batch*. JobClosed: nothing is, and Spark is not to take it for done."""
+        """Process *batch*. Raises JobClosed if the job stops: Spark must not regard the batch as finished."""
         with self._taking:
             if self._closed:
                 raise JobClosed
@@ -152,7 +153,7 @@ class Job:
     def _take(self, records: "DataFrame", batch: int) -> None:
         from analytics.seconds import of_workers, table
 
-        if self._checkpoint.done(batch):  # we were killed before Spark knew; it has its own state to write
+        if self._checkpoint.done(batch):  # the job was killed before Spark committed; only Spark's state is written
             records.write.format("noop").mode("overwrite").save()
             return
         began = time.time()
@@ -163,9 +164,9 @@ class Job:
         expected = max(0, offset["seen"] - (saved["seen"] if saved else 0))
         found = records.toArrow()
         ids, bodies = found.column("id").to_pylist(), found.column("unfit").to_pylist()
-        wrong = len(ids) - bodies.count(None)
-        duplicates = self._count_what_was_dropped(counts, saved["expected"] if saved else 0)
-        counts["unfit"] += wrong
+        invalid = len(ids) - bodies.count(None)
+        duplicates = self._count_dropped(counts, saved["expected"] if saved else 0)
+        counts["unfit"] += invalid
         counts["ahead"] += found.column("ahead").to_pylist().count(True)
         made = of_workers(found.column("second").to_pylist())
         folded = folding.fold(state, made, offset["now"] / 1000)
@@ -173,7 +174,7 @@ class Job:
         newest = max([saved["newest"] if saved else 0, *(one["second"] for one in made)])
         with self._writing, connect(self._settings.url) as client:
             sink = RedisSink(client, self._settings.prefix)
-            if wrong:
+            if invalid:
                 sink.write_unfit(unfit_entries(ids, bodies, MOST_UNFIT))
             if self._history is not None and made:
                 self._history.write(batch, table(made))
@@ -197,9 +198,9 @@ class Job:
         self._checkpoint.save(batch, {"fold": folded.state, "counts": counts, **read})
         self._batches += 1
 
-    def _count_what_was_dropped(self, counts: Counts, expected: int) -> int:
-        """Add to *counts* what the batch before this one found too late, and what of the *expected* entries it did not
-        find at all; how many duplicates it had. What the last batch before a crash dropped, nobody knows.
+    def _count_dropped(self, counts: Counts, expected: int) -> int:
+        """Add the late records and the missing entries (of *expected*) of the previous batch to *counts*; return its
+        number of duplicates. These figures are lost for the last batch before a crash.
         """
         progress = self._query.lastProgress if self._query is not None else None
         if progress is None or not progress["stateOperators"]:
@@ -212,26 +213,26 @@ class Job:
         counts["gone"] += max(0, expected - progress["numInputRows"])
         return int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
 
-    def _tell_if_quiet(self) -> None:
-        """Without records there are no batches; we say that we live."""
+    def _write_status_if_idle(self) -> None:
+        """Update the status if no batch has finished for HEARTBEAT seconds: without records there are no batches."""
         if not self._writing.acquire(blocking=False):
             return
         try:
             status = self._status or _no_batch()
             now = time.time()
-            if now - status["updated"] < QUIET:
+            if now - status["updated"] < HEARTBEAT:
                 return
             self._status = status = {**status, "updated": now}
-            if self._answers():
+            if self._redis_available():
                 with connect(self._settings.url) as client:
-                    RedisSink(client, self._settings.prefix).tell(status)
+                    RedisSink(client, self._settings.prefix).write_status(status)
         except redis.RedisError:
             pass
         finally:
             self._writing.release()
 
-    def _answers(self) -> bool:
-        """Whether Redis does; the change is told."""
+    def _redis_available(self) -> bool:
+        """Return whether Redis is available; print a line if this has changed."""
         try:
             with connect(self._settings.url) as client:
                 client.ping()
@@ -239,9 +240,9 @@ class Job:
         except (redis.RedisError, OSError) as error:
             away = str(error)
         if away and not self._away:
-            _say(f"Redis does not answer ({away}); the analysis goes on by itself when it does.")
+            _print(f"Redis is not available ({away}); the analysis resumes when it is available again.")
         if self._away and not away:
-            _say("Redis answers again, and the analysis goes on.")
+            _print("Redis is available again; the analysis resumes.")
         self._away = bool(away)
         return not away
 
@@ -263,24 +264,24 @@ def _no_batch() -> Status:
 
 
 def _cause(error: Exception) -> str:
-    """The line that says most: Python's own exception if there was one, else Java's."""
+    """Return the most informative line of *error*: the exception of Python if there is one, otherwise that of Java."""
     lines = [line.strip(" :") for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("An error occurred while calling ")]
-    told = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File "))]
-    return (told or lines or [type(error).__name__])[-1 if told else 0][:300]
+    exceptions = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File "))]
+    return (exceptions or lines or [type(error).__name__])[-1 if exceptions else 0][:300]
 
 
-def _say(sentence: str) -> None:
+def _print(sentence: str) -> None:
     print(f"weir: {sentence}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = argparse.ArgumentParser(prog="python -m analytics.job", description="Analyse the log of a broker.")
-    options.add_argument("--master", default="", help="of Spark; without it, this machine")
-    options.add_argument("--prefix", default="weir", help="redis.prefix of the broker")
+    options = argparse.ArgumentParser(prog="python -m analytics.job", description="Analyse the metrics of a cluster.")
+    options.add_argument("--master", default="", help="URL of the Spark master (default: this machine)")
+    options.add_argument("--prefix", default="weir", help="`redis.prefix` of the broker")
     options.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     options.add_argument("--history", type=Path, metavar="DIR")
-    options.add_argument("--limit", type=int, default=10_000, help="entries of a batch")
+    options.add_argument("--limit", type=int, default=10_000, help="maximum number of entries per batch")
     options.add_argument("--trigger", type=float, default=TRIGGER, help="seconds between batches")
     given = options.parse_args(arguments)
     settings = Settings(
@@ -300,16 +301,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = Job(settings, spark)
     except CheckpointUnusable as error:
-        _say(str(error))
+        _print(str(error))
         return 2
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: job.stop())
-    _say(f"The analysis of {settings.prefix}:metrics runs, and keeps its place in {settings.checkpoint}.")
-    wrong = job.run()
-    with suppress(Py4JError, OSError):  # it may be Java that ended
+    _print(f"The analysis of {settings.prefix}:metrics has started; its checkpoint is {settings.checkpoint}.")
+    failure = job.run()
+    with suppress(Py4JError, OSError):  # the Java process may have ended
         spark.stop()
-    if wrong:
-        _say(f"The analysis ended, as this failed again and again: {wrong}")
+    if failure:
+        _print(f"The analysis stopped after repeated failures: {failure}")
         return 1
     return 0
 

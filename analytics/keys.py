@@ -1,22 +1,20 @@
-# Every key of the analysis in Redis. Those of the broker are in broker/store/redis/keys.py. PREFIX is `redis.prefix`.
+# The Redis keys of the analysis. The keys of the broker are in broker/store/redis/keys.py. PREFIX is `redis.prefix`.
 #
 #   PREFIX:analytics:windows:SPAN   hash  start of the window -> Window
 #   PREFIX:analytics:episodes       hash  id of the episode -> Episode
 #   PREFIX:analytics:findings       string  Findings
 #   PREFIX:analytics:status         string  Status
-#   PREFIX:analytics:unfit          stream  entries of the log that are no records: `id`, `problem`, `record` (cut)
-#
-# Whatever a batch writes, it writes under a name that follows from what it is of: written twice, it is there once.
+#   PREFIX:analytics:unfit          stream  invalid entries of the metrics stream: `id`, `problem`, `record` (cut)
 from typing import Final
 
 KEPT: Final = {1: 900, 10: 3 * 3600, 60: 24 * 3600}  # seconds of windows, by span
-EPISODES: Final = 500  # that are kept, the newest
-UNFIT: Final = 1000  # entries, about
+EPISODES: Final = 500  # the newest are kept
+UNFIT: Final = 1000  # entries, approximately
 
 
 class AnalyticsKeys:
     def __init__(self, prefix: str) -> None:
-        self.metrics = f"{prefix}:metrics"  # the broker's: the log that is analysed
+        self.metrics = f"{prefix}:metrics"  # written by the broker: the stream that is analysed
         self.episodes = f"{prefix}:analytics:episodes"
         self.findings = f"{prefix}:analytics:findings"
         self.status = f"{prefix}:analytics:status"

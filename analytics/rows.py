@@ -1,52 +1,52 @@
-# What the analysis says, row by row: the job writes these, the dashboard and whoever else wants to read them.
+# The rows of the analysis: written by the job, read by the dashboard and by other programs.
 #
-# All are JSON objects under the keys of analytics/keys.py. Times are Unix times in seconds, by the clocks of the nodes.
-# Everything counted is counted in the span that its row is of, so that rows can be added up.
+# Each row is a JSON object under a key of analytics/keys.py. Times are Unix times in seconds, by the clocks of the
+# nodes. Counters count within the span of their row, so that rows can be added up.
 from typing import Final, Literal, TypedDict
 
-VERSION: Final = 1  # of these rows and of the checkpoint beside them; who finds another one begins anew, or says so
-SPANS: Final = (1, 10, 60)  # seconds of the windows that are kept
+VERSION: Final = 1  # of the rows and of the checkpoint; a job refuses a checkpoint of another version
+SPANS: Final = (1, 10, 60)  # seconds of the windows
 
 
 class Hitter(TypedDict):
-    """A client or topic that cost much."""
+    """A costly client or topic."""
 
     name: str
-    node: str  # where it was seen most; "" when it does not matter
-    cost: int  # units of the metrics record
+    node: str  # with the highest cost; "" where the node does not matter
+    cost: int  # in the units of the metrics record
     messages: int
     bytes: int
     paused_ms: int
 
 
 class Figures(TypedDict):
-    """What can be said of a worker, of a node, and of the cluster alike."""
+    """Figures of a worker, a node, or the cluster."""
 
     level: int  # the highest, 0 to 10
-    cause: str  # the signal that raised it; "": at peace
-    cause_worker: str  # "NODE/NUMBER" whose signal that is; "" at peace
-    workers: int  # that told of the span
-    throttled: int  # clients held back by overload protection at once, added over workers; the most of the span
-    connected: int  # clients, the last
-    non_writable: int  # slow readers, the most
-    credits_per_tick: int  # the least
-    average_credits: float  # the least
-    paused_ms: int  # by overload and quotas, of all clients
+    cause: str  # the signal that raised the level; "" without overload
+    cause_worker: str  # "NODE/NUMBER" of that signal; "" without overload
+    workers: int  # that reported in the span
+    throttled: int  # clients throttled at the same time, summed over workers; the maximum of the span
+    connected: int  # clients; the last value
+    non_writable: int  # slow readers; the maximum
+    credits_per_tick: int  # the minimum
+    average_credits: float  # the minimum
+    paused_ms: int  # by overload protection and quotas, summed over clients
     messages_in: int
     messages_out: int
     dropped: dict[str, int]  # by reason
-    refused: dict[str, int]  # by reason; the connects that were refused are under their reason, too
-    p99_ms: float  # the worst of a worker
+    refused: dict[str, int]  # by reason; includes refused CONNECTs
+    p99_ms: float  # the maximum over workers
 
 
 class Window(TypedDict):
-    """A span of time of the whole cluster. Written again, under the same start, when more becomes known of it."""
+    """A time span of the whole cluster. The row is replaced, under the same start, when more records arrive for it."""
 
     start: int  # a multiple of *span*
     span: int  # seconds: one of SPANS
     cluster: Figures
     nodes: dict[str, Figures]  # by name
-    worker_levels: dict[str, int]  # by "NODE/NUMBER", those above 0
+    worker_levels: dict[str, int]  # by "NODE/NUMBER"; levels above 0 only
 
 
 class Share(TypedDict):
@@ -55,49 +55,49 @@ class Share(TypedDict):
 
 
 class Episode(TypedDict):
-    """An overload of the cluster: what counts as one, and as its start and end, is said in episodes.py."""
+    """An overload of the cluster. episodes.py defines when an episode starts and ends."""
 
-    id: str  # the same for every version of it: its first second, "" never
+    id: str  # its first second; never ""; the same in every version of the episode
     start: float
-    end: float | None  # the end of its last second; None: it goes on
-    state: Literal["open", "closed", "merged"]  # merged: it was a part of an earlier one; whoever has it deletes it
+    end: float | None  # the end of its last second; None: the episode is open
+    state: Literal["open", "closed", "merged"]  # merged: it is part of an earlier episode; readers delete it
     peak: int  # the highest level
     peak_at: float
-    cause: str  # the signal that held the highest level longest; "connects": more wanted to come in than may at once
+    cause: str  # the signal with the greatest sum of level times seconds; "connects": more CONNECTs than are accepted
     cause_worker: str  # "NODE/NUMBER"
-    nodes: list[str]  # that took part
-    culprits: list[Share]  # clients that cost most, at most 5, the most costly first
+    nodes: list[str]  # with warm seconds
+    culprits: list[Share]  # at most 5 clients, the most costly first
     clients: list[Hitter]
     topics: list[Hitter]
-    throttled: list[Hitter]  # who was held back longest, at most 10
-    throttled_most: int  # clients at once
+    throttled: list[Hitter]  # at most 10 clients, the longest throttled first
+    throttled_most: int  # the maximum of clients throttled at the same time
     paused_ms: int
     dropped: dict[str, int]
     refused: dict[str, int]
-    connects: int  # CONNECT packets that came, and
+    connects: int  # CONNECT packets received
     connects_refused: int
-    lost_seconds: int  # seconds of workers that are missing: no record of them ever came
-    story: list[str]  # sentences, for people
+    lost_seconds: int  # missing records, each of one second of one worker
+    story: list[str]  # sentences for the operator
 
 
 class Warning(TypedDict):
-    """A signal that will reach level 5 soon if it goes on like this."""
+    """A rising signal that will raise the level to 5 soon if the trend continues."""
 
     node: str
     worker: int
     signal: str
-    value: float  # of its target, now
-    slope: float  # of its target, a second
+    value: float  # the current value, as a multiple of the target
+    slope: float  # per second, as a multiple of the target
     seconds_left: float  # until level 5
     said: str  # a sentence
 
 
 class Skew(TypedDict):
-    """Who does more than their share."""
+    """An uneven load of workers or nodes."""
 
     of: str  # "workers of NODE" or "nodes"
     busiest: str
-    ratio: float  # of the busiest to the mean, by cost of what came in; 1: even
+    ratio: float  # of the busiest to the mean, by cost of incoming messages; 1: even
     said: str
 
 
@@ -118,28 +118,28 @@ class CreditPressure(TypedDict):
 
 
 class Findings(TypedDict):
-    """What is so now, and over the last minute."""
+    """Observations about the current second and the last minute."""
 
-    at: float  # the second they are of
+    at: float  # the current second
     warnings: list[Warning]
     skew: list[Skew]
     slow_readers: list[SlowReaders]
     credit_pressure: list[CreditPressure]
-    clients: dict[str, list[Hitter]]  # by window: "10" and "60" seconds, the ten that cost most
+    clients: dict[str, list[Hitter]]  # by window ("10" and "60" seconds): the ten most costly
     topics: dict[str, list[Hitter]]
 
 
 class Status(TypedDict):
-    """How the job is."""
+    """The status of the job."""
 
     version: int
     batch: int
-    updated: float  # when the batch was done
-    newest: float  # the last second that it knows of
-    delay_s: float  # from then to `updated`
-    batch_s: float  # that the batch took
+    updated: float  # when the batch was finished, or the job last reported that it is alive
+    newest: float  # the newest second of all records
+    delay_s: float  # from `newest` to the end of the batch
+    batch_s: float  # duration of the batch
     records: int  # in the batch
     duplicates: int  # in the batch
-    late: int  # too late for the watermark, since the job began
-    unfit: int  # records that are none, since the job began
-    lost: int  # entries that Redis had cut off before they were read, since the job began
+    late: int  # records that arrived after the watermark, in all batches
+    unfit: int  # entries that are not valid records, in all batches
+    lost: int  # entries that Redis trimmed before they were read, in all batches

@@ -1,10 +1,10 @@
-# One worker's second: what a batch is boiled down to before it is folded. seconds.py makes them; windows.py,
-# episodes.py and findings.py fold them.
+# One second of one worker: the compact form of a metrics record. seconds.py makes these rows; windows.py, episodes.py
+# and findings.py fold them.
 from typing import TypedDict
 
 
 class Heavy(TypedDict):
-    """A client or topic that cost much, in this second of this worker."""
+    """A costly client or topic, in one second of one worker."""
 
     name: str
     cost: int
@@ -18,7 +18,7 @@ class Second(TypedDict):
     worker: int
     boot: str
     sequence: int
-    second: int  # Unix time: the second that the middle of the record's interval lies in
+    second: int  # Unix time: the second that contains the middle of the interval of the record
     level: int
     cluster_level: int
     cause: str
@@ -36,7 +36,7 @@ class Second(TypedDict):
     connects_refused: int
     messages_in: int
     messages_out: int
-    cost_in: int  # of what its clients published: the sum of the cost in top.clients (at least)
+    cost_in: int  # the cost of incoming publishes: the sum over top.clients, a lower bound
     dropped: dict[str, int]
     refused: dict[str, int]
     p99_ms: float

@@ -1,7 +1,7 @@
-# One compact row for each second of a worker (second.py): of some 80 rows of tops those that matter are left.
+# Reduces a metrics record to one compact row (second.py): of about 80 rows of top clients and topics, the first remain.
 #
-# Executors make them and the driver takes them as JSON: so they are one column to Spark, which would take longer to
-# move nested ones about than all else that is done with them.
+# Executors pass the rows to the driver as JSON, in a single column: Spark would take longer to move nested columns than
+# all other processing takes.
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
@@ -12,19 +12,19 @@ import pyarrow
 
 from analytics.second import Heavy, Second
 
-MOST: Final = 10  # clients, and topics, of a row, by cost; and clients who were held back
+MOST: Final = 10  # clients (and topics) of a row by cost, and as many by throttled time
 LEAST: Final = 3
-HITTERS: Final = 40_000  # of a batch, that the driver is to fold
-LONGEST_INTERVAL: Final = 60.0  # seconds, as configured
-LARGEST_COST: Final = 9 * 10**18  # a sum of figures that were made up may be more than 63 bits have room for
+HITTERS: Final = 40_000  # clients and topics of a batch, for the driver to fold
+LONGEST_INTERVAL: Final = 60.0  # seconds; the limit of the setting
+LARGEST_COST: Final = 9 * 10**18  # a sum of forged figures may need more than 63 bits
 
 COST: Final = attrgetter("cost")
 PAUSED: Final = attrgetter("paused_ms")
 
 
 def second_of(record: Any, time: float, most: int = MOST) -> Second:
-    """The row of *record* (decoding.py), which is of the interval that ended at *time*, with at most so many clients
-    and topics by each measure.
+    """Return the row of *record* (decoding.py), whose interval ended at *time*, with at most *most* clients and topics
+    by each measure.
     """
     clients, topics = record.top.clients.rows, record.top.topics.rows
     half = max(0.0, min(record.interval_s, LONGEST_INTERVAL)) / 2
@@ -61,9 +61,7 @@ def second_of(record: Any, time: float, most: int = MOST) -> Second:
 
 
 def _first(rows: list[Any], most: int) -> list[Any]:
-    """The first *most* of *rows* by cost, then those of the first *most* by how long they were held back that are not
-    among them.
-    """
+    """Return the first *most* of *rows* by cost, then the others of the first *most* by throttled time."""
     by_cost = sorted(rows, key=COST, reverse=True)[:most]
     held_back = sorted(filter(PAUSED, rows), key=PAUSED, reverse=True)[:most]
     return [*by_cost, *(one for one in held_back if one not in by_cost)]
@@ -80,23 +78,23 @@ def _heavy(name: str, row: Any) -> Heavy:
 
 
 def of_workers(texts: Iterable[str | None]) -> list[Second]:
-    """The Seconds in *texts*."""
+    """Decode the JSON Seconds in *texts*."""
     return cast(list[Second], msgspec.json.decode(f"[{','.join(filter(None, texts))}]"))
 
 
-def fewer(expected: int) -> int:
-    """How many clients and topics of a row there is room for, in a batch of about so many records."""
+def names_per_row(expected: int) -> int:
+    """Return how many clients and topics each row may have by each measure, in a batch of *expected* records."""
     return max(LEAST, min(MOST, HITTERS // (2 * max(1, expected))))
 
 
 def table(seconds: Sequence[Second]) -> pyarrow.Table:
-    """*seconds* by columns, for the history."""
+    """Return *seconds* as an Arrow table, for the history."""
     fields = get_type_hints(Second).items()
     return pyarrow.table({name: _array([*map(itemgetter(name), seconds)], of) for name, of in fields})
 
 
 def _array(values: list[Any], of: Any) -> pyarrow.Array:
-    """*values* of the type *of*, in Arrow. Made of flat lists: Arrow takes its time for lists of dicts."""
+    """Return *values* of the type *of* as an Arrow array. It is built from flat lists: Arrow is slow for dicts."""
     if get_origin(of) is None:
         return pyarrow.array(values, _SCALARS[of])
     offsets = pyarrow.array(accumulate(map(len, values), initial=0), pyarrow.int32())

@@ -1,12 +1,11 @@
-# Where a batch goes: to Redis for the dashboard, to Parquet for later.
+# The sinks of a batch: Redis for the dashboard, Parquet for the history.
 #
-# Whatever is written is written under a name that follows from what it is of, or from the batch, so a batch that is
-# written again after a failure changes nothing:
+# All writes are idempotent, so a batch that is written again after a failure changes nothing:
 # - windows and episodes are fields of hashes, by start and by id;
-# - an entry that is no record goes into its stream under its own id, which Redis takes once;
-# - a file of the history has the number of its batch, and appears whole or not at all.
-# Nothing grows for ever: KEPT, EPISODES and UNFIT say what stays in Redis. Of the history we remove nothing; MERGED
-# files of a day become one, or there would be 80 000 of them.
+# - an invalid entry is added to its stream under its own id, which Redis accepts once;
+# - a history file is named by its batch and is written atomically.
+# Everything in Redis is bounded, by KEPT, EPISODES and UNFIT. The history is never deleted; every MERGED files of a day
+# are merged into one, as a day has 80 000 batches.
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -20,13 +19,13 @@ import redis
 
 from analytics.keys import EPISODES, KEPT, UNFIT, AnalyticsKeys
 from analytics.rows import Episode, Findings, Status, Window
-from analytics.source import order
+from analytics.source import id_order
 from broker.metrics.record import misfit
 
-MERGED: Final = 64  # files of batches become one
-NODES: Final = 32  # whose windows are kept as long as KEPT says, some 40 MB; those of more nodes are kept shorter
-DIGITS: Final = 10  # of a batch's number in a name: they sort as they came
-BAD_ID: Final = "equal or smaller"  # in Redis' words: that entry is there
+MERGED: Final = 64  # batch files that are merged into one
+NODES: Final = 32  # up to here windows are kept for KEPT seconds, about 40 MB; with more nodes, for a shorter time
+DIGITS: Final = 10  # of the batch number in a file name, so that names sort by number
+BAD_ID: Final = "equal or smaller"  # in the error of Redis if the stream already has the entry
 
 
 class RedisSink:
@@ -35,32 +34,32 @@ class RedisSink:
         self._keys = AnalyticsKeys(prefix)
 
     def write(self, windows: list[Window], episodes: list[Episode], findings: Findings, status: Status) -> None:
-        """What a batch made. redis.RedisError: some of it may be written."""
+        """Write the results of a batch. Raises redis.RedisError; the write may have succeeded nevertheless."""
         keys = self._keys
         stale = self._stale(windows, episodes)
-        with self._client.pipeline(transaction=True) as line:
+        with self._client.pipeline(transaction=True) as pipeline:
             for span in {window["span"] for window in windows}:
                 rows = {str(one["start"]): _json(one) for one in windows if one["span"] == span}
-                line.hset(keys.windows(span), mapping=cast(Any, rows))
+                pipeline.hset(keys.windows(span), mapping=cast(Any, rows))
             kept = {one["id"]: _json(one) for one in episodes if one["state"] in ("open", "closed")}
             if kept:
-                line.hset(keys.episodes, mapping=cast(Any, kept))
+                pipeline.hset(keys.episodes, mapping=cast(Any, kept))
             gone = [one["id"] for one in episodes if one["id"] not in kept]
             if gone:
-                line.hdel(keys.episodes, *gone)
+                pipeline.hdel(keys.episodes, *gone)
             for key, fields in stale.items():
-                line.hdel(key, *fields)
-            line.set(keys.findings, _json(findings))
-            line.set(keys.status, _json(status))
-            line.execute()
+                pipeline.hdel(key, *fields)
+            pipeline.set(keys.findings, _json(findings))
+            pipeline.set(keys.status, _json(status))
+            pipeline.execute()
 
-    def tell(self, status: Status) -> None:
-        """Only how the job is. redis.RedisError."""
+    def write_status(self, status: Status) -> None:
+        """Write the status only. Raises redis.RedisError."""
         self._client.set(self._keys.status, _json(status))
 
     def write_unfit(self, entries: Mapping[str, str]) -> None:
-        """*entries* of the log that are no records, by id. redis.RedisError."""
-        for id in sorted(entries, key=order):
+        """Write invalid *entries* of the stream, by id. Raises redis.RedisError."""
+        for id in sorted(entries, key=id_order):
             fields = {"id": id, "problem": problem(entries[id]), "record": entries[id]}
             clean: dict[Any, Any] = {name: value.encode(errors="replace") for name, value in fields.items()}
             try:
@@ -70,7 +69,7 @@ class RedisSink:
                     raise
 
     def _stale(self, windows: list[Window], episodes: list[Episode]) -> dict[str, list[str]]:
-        """What has been kept long enough, by key."""
+        """Return the fields that have expired, by key."""
         found: dict[str, list[str]] = {}
         for span in {window["span"] for window in windows}:
             rows = [window for window in windows if window["span"] == span]
@@ -92,13 +91,13 @@ class RedisSink:
 
 
 class History:
-    """Files of Parquet: FOLDER/seconds/date=YYYY-MM-DD/BATCH.parquet."""
+    """Parquet files: FOLDER/seconds/date=YYYY-MM-DD/BATCH.parquet."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, batch: int, rows: pyarrow.Table) -> None:
-        """The seconds of *batch*. OSError."""
+        """Write the seconds of *batch*. Raises OSError."""
         dates = pyarrow.compute.strftime(
             pyarrow.compute.cast(rows.column("second"), pyarrow.timestamp("s", tz="UTC")), format="%Y-%m-%d"
         )
@@ -110,26 +109,26 @@ class History:
                 _merge(folder, batch)
 
     def batches(self) -> list[int]:
-        """The numbers of all batches that are there, those of merged files by their first."""
+        """Return the batch numbers of all files; a merged file has the number of its first batch."""
         return sorted({int(one.name.partition(".")[0].partition("-")[0]) for one in self._folder.rglob("*.parquet")})
 
 
 def _covered(folder: Path, batch: int) -> bool:
-    """Whether *batch* is in a file of several."""
+    """Return whether a merged file contains *batch*."""
     spans = (one.stem.split("-") for one in folder.glob("*-*.parquet"))
     return any(int(first) <= batch <= int(last) for first, last in spans)
 
 
 def _merge(folder: Path, newest: int) -> None:
-    """Make one file of MERGED; that of *newest*, which may be written again, stays."""
+    """Merge MERGED files into one, except the file of *newest*, which may be written again."""
     single = sorted(one for one in folder.glob("*.parquet") if "-" not in one.name and int(one.stem) < newest)
     if len(single) < MERGED:
         return
-    left = [one for one in single if not _covered(folder, int(one.stem))]  # the others are of a merge that was killed
+    left = [one for one in single if not _covered(folder, int(one.stem))]  # the others: left by an interrupted merge
     if left:
         tables = [pyarrow.parquet.ParquetFile(one).read() for one in left]
         _write(folder / f"{left[0].stem}-{left[-1].stem}.parquet", pyarrow.concat_tables(tables))
-    for one in single:  # who reads meanwhile finds some seconds twice: (boot, sequence) names each
+    for one in single:  # a reader may find some seconds twice at this moment: (boot, sequence) identifies them
         one.unlink()
 
 
@@ -140,24 +139,24 @@ def _write(path: Path, table: pyarrow.Table) -> None:
 
 
 def problem(body: str) -> str:
-    """Why *body*, or its beginning, is no record."""
+    """Return why *body*, or its beginning, is not a valid record."""
     if not body:
         return "the entry has no field `record`"
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
         return "not JSON, or too long"
-    return misfit(found) or "of another version, or of no time"
+    return misfit(found) or "wrong version or invalid timestamp"
 
 
 def unfit_entries(ids: Iterable[str], bodies: Iterable[str | None], most: int) -> dict[str, str]:
-    """The first *most* of those that have a body here."""
+    """Return the first *most* entries that have a body, by id."""
     found = sorted(((id, body) for id, body in zip(ids, bodies, strict=True) if body is not None), key=_by_id)
     return dict(found[:most])
 
 
 def _by_id(entry: tuple[str, str]) -> tuple[int, int]:
-    return order(entry[0])
+    return id_order(entry[0])
 
 
 def _json(row: object) -> str:

@@ -1,18 +1,22 @@
-# The log of metrics records as a source of Spark: the Redis stream PREFIX:metrics.
+# The stream of metrics records (Redis stream PREFIX:metrics) as a streaming source of Spark.
 #
-# An offset says exactly what was read: `after`, the id of the last entry; `seen`, how many entries Redis had taken in
-# by then; `lost`, how many of them Redis had cut off before anybody read them; `now`, what the clock of Redis says, in
-# milliseconds. And how the offset was reached from the one before it: `cuts`, the ids between which the partitions lie,
-# few of them, as each costs its executor more than its first hundred entries do. So a batch that is read again after a
-# failure has the same entries in the same partitions, however the stream has grown since. When nobody writes there is a
-# batch without entries each IDLE milliseconds, so that time passes in what is folded, and on repetition the same.
-# Counting is done in Redis, by a script in small steps: the records themselves go from there to the executors alone.
+# An offset describes exactly what was read:
+# - `after`: the id of the last entry
+# - `seen`: how many entries had been added to the stream up to that entry
+# - `lost`: how many of them Redis trimmed before they were read
+# - `now`: the clock of Redis, in milliseconds
+# - `cuts`: the ids at the boundaries of the partitions since the previous offset. They are few: a partition costs its
+#   executor more than its first hundred entries do.
+# So a batch that is read again after a failure has the same entries in the same partitions, however the stream has
+# grown since. If no entries arrive, an empty batch is made every IDLE milliseconds: time passes in the folded state,
+# and a repetition of the batch has the same time. A script in Redis counts the entries, in small steps: the records go
+# from Redis directly to the executors.
 #
-# Redis away is no failure here: then there is nothing new. Reading what was promised already waits for it a while, and
-# then fails; the job begins again where it was (job.py). An entry may be cut off between the two; the job sees that.
-# A stream that was made anew, by a Redis that has forgotten everything, is read from its beginning.
-# Redis before 7 does not say how many entries there were: then `lost` stays 0, and gaps are seen by the sequences of
-# the records alone.
+# While Redis is unavailable, `latestOffset` reports no new entries. Reading a batch that is already planned retries for
+# a while and then fails; the job resumes from its checkpoint (job.py). If Redis trims an entry between planning and
+# reading, the job notices. A stream that was created anew, by a Redis without data, is read from its beginning. Redis
+# before 7 does not report how many entries were added: `lost` stays 0, and only the sequence numbers of the records
+# reveal gaps.
 import math
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -32,20 +36,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME: Final = "weir_log"
-# Of any source. *at*: when its log took the entry in; *among*: how many entries are in its batch, as far as is known.
+# The columns. `at`: when Redis added the entry; `among`: the number of entries in the batch, an estimate.
 COLUMNS: Final = "id string, at timestamp, body string, among long"
 FIELD: Final = b"record"  # of an entry (broker/store/redis/record_log.py)
-CHUNK: Final = 500  # entries that are counted, or read, in one step: a millisecond or two of Redis
+CHUNK: Final = 500  # entries that are counted or read in one step: one or two milliseconds of Redis
 PARTS: Final = 4  # partitions of a batch, at most
-LIMIT: Final = 10_000  # entries of a batch: some 30 MB
-LONGEST: Final = 1 << 20  # characters of a body; a longer one is no record, and cut
-LAST_MS: Final = 4_102_444_800_000  # 2100: an id may be any number of 64 bits, a timestamp may not
-FROM_THE_BEGINNING: Final = "0-0"
+LIMIT: Final = 10_000  # entries of a batch: about 30 MB
+LONGEST: Final = 1 << 20  # characters of a body; a longer body is cut, and thereby invalid
+LAST_MS: Final = 4_102_444_800_000  # the year 2100: an id may be any number of 64 bits, a timestamp may not
+BEGINNING: Final = "0-0"
 IDLE: Final = 10_000  # milliseconds
-PATIENCE: Final = 20.0  # seconds that reading waits for Redis to come back
-PAUSE: Final = 0.5
+RETRY_FOR: Final = 20.0  # seconds that reading waits for an unavailable Redis
+RETRY_EVERY: Final = 0.5
 
-# How many entries follow *after*, of at most *count*, and which is the last: without their bodies leaving Redis.
+# Returns how many entries (at most ARGV[2]) follow the id ARGV[1], and the id of the last. The bodies stay in Redis.
 STEP: Final = """
 local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', ARGV[2])
 return {#found, #found > 0 and found[#found][1] or ''}
@@ -55,7 +59,7 @@ Offset = dict[str, Any]
 
 
 class Part(InputPartition):
-    """The entries after the id *after*, to the id *to*, of a batch of *among*."""
+    """The entries after the id *after* up to the id *to*; the batch has *among* entries."""
 
     def __init__(self, after: str, to: str, among: int) -> None:
         self.after = after
@@ -64,7 +68,7 @@ class Part(InputPartition):
 
 
 class RedisLog(DataSource):
-    """Options: `url` of Redis, `key` of the stream, `limit` of entries per batch, `parts` of a batch at most."""
+    """Options: `url` of Redis, `key` of the stream, `limit` (entries per batch), `parts` (partitions per batch)."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,13 +89,13 @@ class RedisLogReader(DataSourceStreamReader):
         self._parts = int(options.get("parts") or PARTS)
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"after": FROM_THE_BEGINNING, "seen": -1, "lost": 0, "now": 0, "cuts": ""}
+        return {"after": BEGINNING, "seen": -1, "lost": 0, "now": 0, "cuts": ""}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; *start*, if there is nothing new, or nobody to ask."""
+        """Return the end of the next batch; *start* if no entries are new or Redis is unavailable."""
         most = None if isinstance(limit, ReadAllAvailable) else cast(ReadMaxRows, limit).max_rows
         try:
             with connect(self._url) as client:
@@ -105,29 +109,29 @@ class RedisLogReader(DataSourceStreamReader):
         return [Part(after, to, among) for after, to in pairwise(cuts)]
 
     def read(self, partition: InputPartition) -> "Iterator[tuple[Any, ...]] | Iterator[pyarrow.RecordBatch]":
-        """The entries of *partition*. redis.RedisError: Redis was away too long."""
+        """Return the entries of *partition*. Raises redis.RedisError if Redis is unavailable for too long."""
         part = cast(Part, partition)
-        return iter([_columns(_patiently(self._url, self._key, part), part.among)])
+        return iter([_columns(_read_with_retries(self._url, self._key, part), part.among)])
 
 
 def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None, parts: int = PARTS) -> Offset:
-    """*start* and at most *most* entries further, in at most *parts* partitions. redis.RedisError."""
+    """Return the offset at most *most* entries after *start*, with at most *parts* partitions. redis.RedisError."""
     try:
-        told: dict[str, Any] = client.xinfo_stream(key)
+        info: dict[str, Any] = client.xinfo_stream(key)
     except redis.ResponseError as error:
         if "no such key" in str(error):
-            return _later(client, start)
+            return _idle_offset(client, start)
         raise
-    if not told["length"]:
-        return _later(client, start)
+    if not info["length"]:
+        return _idle_offset(client, start)
     after, seen, lost = start["after"], start["seen"], start["lost"]
-    added = told.get("entries-added")
-    cut_off = max(0, added - told["length"]) if added is not None else 0
-    if order(_text(told["last-generated-id"])) < order(after) or (added is not None and added < seen):
-        after, seen = FROM_THE_BEGINNING, cut_off  # another stream under the same name
+    added = info.get("entries-added")
+    cut_off = max(0, added - info["length"]) if added is not None else 0
+    if id_order(_text(info["last-generated-id"])) < id_order(after) or (added is not None and added < seen):
+        after, seen = BEGINNING, cut_off  # another stream under the same name
     elif seen < 0:
-        seen = cut_off  # before our time
-    elif cut_off > seen and order(_text(told["first-entry"][0])) > order(after):
+        seen = cut_off  # the first read: entries that were trimmed before do not count as lost
+    elif cut_off > seen and id_order(_text(info["first-entry"][0])) > id_order(after):
         lost += cut_off - seen
         seen = cut_off
     cuts = [after]
@@ -142,15 +146,15 @@ def next_offset(client: "redis.Redis", key: str, start: Offset, most: int | None
             break
         left = None if left is None else left - found
     if len(cuts) == 1:
-        return _later(client, start)
-    now = max(start["now"], min(order(cuts[-1])[0], LAST_MS))
-    chunks = math.ceil((len(cuts) - 1) / parts)  # of a partition
+        return _idle_offset(client, start)
+    now = max(start["now"], min(id_order(cuts[-1])[0], LAST_MS))
+    chunks = math.ceil((len(cuts) - 1) / parts)  # per partition
     kept = [*cuts[:-1:chunks], cuts[-1]]
     return {"after": cuts[-1], "seen": seen, "lost": lost, "now": now, "cuts": " ".join(kept)}
 
 
-def _later(client: "redis.Redis", start: Offset) -> Offset:
-    """*start*, or IDLE later the same place at another time."""
+def _idle_offset(client: "redis.Redis", start: Offset) -> Offset:
+    """Return *start*; if IDLE milliseconds have passed, the same position with the current time."""
     if start["seen"] < 0:
         return start
     seconds, _ = client.time()
@@ -158,8 +162,8 @@ def _later(client: "redis.Redis", start: Offset) -> Offset:
     return start if now < start["now"] + IDLE else {**start, "now": now, "cuts": ""}
 
 
-def order(id: str) -> tuple[int, int]:
-    """What ids of entries are compared by."""
+def id_order(id: str) -> tuple[int, int]:
+    """Return the sort key of an entry id."""
     milliseconds, _, number = id.partition("-")
     return int(milliseconds), int(number or 0)
 
@@ -169,15 +173,15 @@ def register(spark: SparkSession) -> None:
 
 
 def entries(spark: SparkSession, url: str, key: str, limit: int = LIMIT) -> "DataFrame":
-    """The log at *url* under *key*, with COLUMNS."""
+    """Return the stream *key* of the Redis at *url*, with COLUMNS."""
     register(spark)
     options: dict[str, str | int] = {"url": url, "key": key, "limit": limit}
     options["parts"] = 2 * spark.sparkContext.defaultParallelism
     return spark.readStream.format(NAME).options(**options).load()
 
 
-def _patiently(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
-    deadline = time.monotonic() + PATIENCE
+def _read_with_retries(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
+    deadline = time.monotonic() + RETRY_FOR
     while True:
         try:
             with connect(url) as client:
@@ -185,7 +189,7 @@ def _patiently(url: str, key: str, part: Part) -> list[tuple[str, str | None]]:
         except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.BusyLoadingError, OSError):
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(PAUSE)
+            time.sleep(RETRY_EVERY)
 
 
 def _read(client: "redis.Redis", key: str, part: Part) -> list[tuple[str, str | None]]:
@@ -203,7 +207,7 @@ def _read(client: "redis.Redis", key: str, part: Part) -> list[tuple[str, str | 
 
 def _columns(rows: list[tuple[str, str | None]], among: int) -> pyarrow.RecordBatch:
     ids = [id for id, _ in rows]
-    at = [min(order(id)[0], LAST_MS) * 1000 for id in ids]
+    at = [min(id_order(id)[0], LAST_MS) * 1000 for id in ids]
     return pyarrow.RecordBatch.from_arrays(
         [
             pyarrow.array(ids, pyarrow.string()),

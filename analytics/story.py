@@ -1,6 +1,6 @@
-# The story of an episode: sentences for whoever is on call, who wants to know what it was, who, and what became of it.
+# The story of an episode: sentences for the operator about cause, culprits and effects.
 #
-# It is told from the row alone, so that a row that is amended gets the story that fits it.
+# The story is made from the row alone, so a row that changes gets a new story.
 from datetime import UTC, datetime
 from typing import Final
 
@@ -8,36 +8,38 @@ from analytics.rows import Episode, Hitter
 from broker.insight.reason_words import SIGNALS, meaning
 
 CONNECTS: Final = "connects"
-MOST: Final = 3  # reasons, or clients, that are named
+MOST: Final = 3  # reasons or clients in a sentence
 
 
 def story(episode: Episode) -> list[str]:
-    """What happened, in the order in which one asks."""
-    told = [_what(episode), _how_high(episode)]
+    """Return the sentences, in the order in which an operator asks."""
+    sentences = [_what(episode), _how_high(episode)]
     if episode["culprits"]:
-        told.append(_who(episode))
+        sentences.append(_culprits(episode))
     if episode["throttled_most"] or episode["throttled"]:
-        told.append(_held(episode))
+        sentences.append(_throttled(episode))
     elif episode["paused_ms"] and episode["cause"] != CONNECTS:
-        told.append(f"Clients were held back for {_lasting(episode['paused_ms'] / 1000)} in all.")
+        sentences.append(f"Clients were throttled for {_duration(episode['paused_ms'] / 1000)} in total.")
     if episode["connects"] and (episode["cause"] == CONNECTS or episode["connects_refused"]):
-        told.append(_came(episode))
+        sentences.append(_connects(episode))
     if episode["dropped"]:
-        told.append(f"{_count(_sum(episode['dropped']), 'message was', 'messages were')} dropped: {_dropped(episode)}.")
+        sentences.append(
+            f"{_count(_sum(episode['dropped']), 'message was', 'messages were')} dropped: {_dropped(episode)}."
+        )
     if episode["refused"]:
         refused = _sum(episode["refused"])
-        told.append(f"{_count(refused, 'request was', 'requests were')} refused: {_reasons(episode['refused'])}.")
+        sentences.append(f"{_count(refused, 'request was', 'requests were')} refused: {_reasons(episode['refused'])}.")
     if episode["lost_seconds"]:
         lost = _count(episode["lost_seconds"], "record is", "records are")
-        told.append(f"{lost} missing, a second of one worker each: it may have been worse than this.")
-    return told
+        sentences.append(f"{lost} missing (each of one second of one worker): the real figures may be higher.")
+    return sentences
 
 
 def _what(episode: Episode) -> str:
     began = f"At {_clock(episode['start'])} "
     cause, worker = episode["cause"], episode["cause_worker"]
     if cause == CONNECTS:
-        return f"{began}more clients connected than can be let in at once, most of them waiting at worker {worker}."
+        return f"{began}more clients connected than can be accepted at once; most of them waited at worker {worker}."
     words = (
         SIGNALS[cause].words if cause in SIGNALS else meaning(cause) or f"worker {cause} was slower than without load"
     )
@@ -47,45 +49,45 @@ def _what(episode: Episode) -> str:
 def _how_high(episode: Episode) -> str:
     end, peak = episode["end"], episode["peak"]
     if end is None:
-        lasted = "It goes on"
+        duration = "The overload continues"
     else:
-        lasted = f"It was over at {_clock(end)}, after {_lasting(end - episode['start'])}"
+        duration = f"The overload ended at {_clock(end)}, after {_duration(end - episode['start'])}"
     if not peak:
-        return f"{lasted}; no level was raised by it."
-    return f"{lasted}; the level reached {peak} of 10 at {_clock(episode['peak_at'])}{_where(episode['nodes'])}."
+        return f"{duration}; the overload level stayed 0."
+    return f"{duration}; the level reached {peak} of 10 at {_clock(episode['peak_at'])}{_where(episode['nodes'])}."
 
 
 def _where(nodes: list[str]) -> str:
-    return f", and {len(nodes)} nodes took part" if len(nodes) > 1 else ""
+    return f"; {len(nodes)} nodes were affected" if len(nodes) > 1 else ""
 
 
-def _who(episode: Episode) -> str:
+def _culprits(episode: Episode) -> str:
     named = [f"{each['name']} ({each['share']:.0%})" for each in episode["culprits"][:MOST]]
     return f"Most of the work came from {_list(named)}."
 
 
-def _held(episode: Episode) -> str:
+def _throttled(episode: Episode) -> str:
     most = episode["throttled_most"]
-    told = f"To protect the rest, {_count(most, 'client was', 'clients were')} held back at once at most"
+    sentence = f"Up to {_count(most, 'client was', 'clients were')} throttled at the same time"
     if not most:
-        told = "To protect the rest, clients were held back"
-    if episode["cause"] != CONNECTS:  # else nearly all of it is the time that CONNECTs waited, which is told of them
-        told += f", for {_lasting(episode['paused_ms'] / 1000)} in all"
+        sentence = "Clients were throttled"
+    if episode["cause"] != CONNECTS:  # otherwise most of the time is that of waiting CONNECTs: see `_connects`
+        sentence += f", for {_duration(episode['paused_ms'] / 1000)} in total"
     longest = [_paused(each) for each in episode["throttled"][:MOST]]
-    return told + (f"; longest {_list(longest)}." if longest else ".")
+    return sentence + (f"; longest {_list(longest)}." if longest else ".")
 
 
 def _paused(client: Hitter) -> str:
-    return f"{client['name']} ({_lasting(client['paused_ms'] / 1000)})"
+    return f"{client['name']} ({_duration(client['paused_ms'] / 1000)})"
 
 
-def _came(episode: Episode) -> str:
-    came, refused = episode["connects"], episode["connects_refused"]
-    told = f"{_count(came, 'CONNECT', 'CONNECTs')} came"
-    waited = f", and they waited for {_lasting(episode['paused_ms'] / 1000)} in all"
+def _connects(episode: Episode) -> str:
+    arrived, refused = episode["connects"], episode["connects_refused"]
+    sentence = f"{_count(arrived, 'CONNECT', 'CONNECTs')} arrived"
+    waited = f" and waited for {_duration(episode['paused_ms'] / 1000)} in total"
     if episode["cause"] != CONNECTS or not episode["paused_ms"]:
         waited = ""
-    return told + waited + (f"; {_number(refused)} of them were turned away." if refused else "; none was turned away.")
+    return sentence + waited + (f"; {_number(refused)} of them were refused." if refused else "; none was refused.")
 
 
 def _dropped(episode: Episode) -> str:
@@ -121,7 +123,7 @@ def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
-def _lasting(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

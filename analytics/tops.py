@@ -1,19 +1,19 @@
-# Who cost most, merged over workers and seconds in the memory of a few; and counts by label, likewise.
+# The most costly clients and topics, summed over workers and seconds in bounded memory; and counters by label.
 #
-# Each worker tells of its own first ten a second; here they are added up by name. More than MOST names are cut to those
-# that are great by cost or by the time they were held back, KEPT of each. A figure is therefore never too high. Who is
-# cut and comes again begins at nothing, which loses him what he had: less than KEPT others have, so never who matters.
+# Each worker reports its first ten per second; they are summed by name. If there are more than MOST names, only the
+# first KEPT by cost and the first KEPT by throttled time remain. A figure is therefore never too high. A name that was
+# removed and appears again starts at zero: it loses less than what KEPT other names have, so no important one is lost.
 #
-# Up to MOST names the result does not depend on the order in which things are added.
+# Up to MOST names the result does not depend on the order of the additions.
 from typing import Final
 
 from analytics.rows import Hitter
 from analytics.second import Heavy
 
 KEPT: Final = 50  # names, by each of two measures
-MOST: Final = 4 * KEPT  # twice what a cut can leave: so there are few
-LABELS: Final = 100  # of counts; there are fewer reasons than that, so more are nonsense
-OTHER: Final = "other"  # what they are counted under
+MOST: Final = 4 * KEPT  # twice the names that a cut leaves, so that cuts are rare
+LABELS: Final = 100  # of counters: there are fewer reasons, so further labels are invalid
+OTHER: Final = "other"  # the label for them
 
 COST, MESSAGES, BYTES, PAUSED, NODE, BEST = range(6)
 
@@ -23,7 +23,7 @@ Counts = dict[str, int]
 
 
 def add_hitters(tops: Tops, hitters: list[Heavy], node: str) -> None:
-    """Add what one worker of *node* told of one second."""
+    """Add the hitters of one second of a worker of *node*."""
     for hitter in hitters:
         name, cost, paused = hitter["name"], hitter["cost"], hitter["paused_ms"]
         best = cost + paused
@@ -40,7 +40,7 @@ def add_hitters(tops: Tops, hitters: list[Heavy], node: str) -> None:
 
 
 def add_tops(tops: Tops, more: Tops) -> None:
-    """Add *more*, which stays as it is."""
+    """Add *more* to *tops*."""
     for name, other in more.items():
         entry = tops.get(name)
         if entry is None:
@@ -55,7 +55,7 @@ def add_tops(tops: Tops, more: Tops) -> None:
 
 
 def cut(tops: Tops, kept: int = KEPT) -> Tops:
-    """*tops*, or if there are too many those that are great by either measure."""
+    """Return *tops*; if they are too many, only the first *kept* by each measure."""
     if len(tops) <= 4 * kept:
         return tops
     names = {name: None for by in (COST, PAUSED) for name in _greatest(tops, kept, by)}
@@ -67,12 +67,12 @@ def copied(tops: Tops) -> Tops:
 
 
 def first(tops: Tops, count: int, by: int = COST) -> list[Hitter]:
-    """The first *count* by a measure, the greatest first, without those that have nothing of it."""
+    """Return the first *count* by a measure, the greatest first, without zeros."""
     return [_hitter(name, tops[name]) for name in _greatest(tops, count, by) if tops[name][by]]
 
 
 def add_counts(into: Counts, more: Counts) -> None:
-    """Add *more*, without what is 0."""
+    """Add *more* to *into*, without zeros."""
     for label, count in more.items():
         if count:
             known = label if label in into or len(into) < LABELS else OTHER
@@ -80,7 +80,7 @@ def add_counts(into: Counts, more: Counts) -> None:
 
 
 def _greatest(tops: Tops, count: int, by: int) -> list[str]:
-    """Names, the greatest first; those that are equal by name. Of many names most are dismissed by one comparison."""
+    """Return the first *count* names, the greatest first, equal ones by name. The threshold avoids a sort of all."""
     figures = sorted([entry[by] for entry in tops.values()], reverse=True)
     least = figures[min(count, len(figures)) - 1] if figures else 0
     names = [name for name, entry in tops.items() if entry[by] >= least]

@@ -1,16 +1,16 @@
-# Windows: what there is to say of the cluster, its nodes and workers, by the second, ten seconds and the minute.
+# Windows: figures of the cluster, its nodes and workers, per second, per ten seconds and per minute.
 #
-# A worker's second is added to its second of its node; what that changed is added to the longer windows. What is
-# counted adds up. What holds at a moment (clients held back, slow readers) is the sum over workers of each second, and
-# of those sums a longer window has the greatest: as sums only grow while rows come, that is right in whatever order
-# they come.
+# A row of a worker is added to the one-second window of its node; the difference is added to the longer windows.
+# Counters are summed. Gauges (throttled clients, slow readers) are summed over the workers of each second, and a longer
+# window has the greatest of these sums. A sum only grows as rows arrive, so the result does not depend on their order.
 #
-# A worker whose records end near the turn of a second tells two of one second and none of the next: of what holds at a
-# moment, each worker has the greater one there, not the sum. So each second remembers what each worker said.
+# A worker whose records end near the boundary of a second has two rows in one second and none in the next. Of the
+# gauges of such rows, the second takes the greater value, not the sum; therefore each second keeps the gauges of each
+# worker.
 #
 # The state, JSON: span -> start -> {"nodes": name -> Figures, "cluster": Figures, "levels": "NODE/NUMBER" -> level,
-# "said": name -> number -> [connected, throttled, non_writable] (span 1), "last": name or "" -> second that `connected`
-# is of (other spans)}. A window leaves the state when nothing can come for it any more.
+# "said": name -> number -> [connected, throttled, non_writable] (span 1), "last": name or "" -> [workers, second] that
+# `connected` was taken from (other spans)}. A window is removed from the state when no more rows can arrive for it.
 from typing import Any, Final
 
 from analytics.rows import SPANS, Figures, Window
@@ -23,8 +23,8 @@ COUNTS: Final = ("paused_ms", "messages_in", "messages_out")
 GREATEST: Final = ("workers", "throttled", "non_writable", "p99_ms")
 LEAST: Final = ("credits_per_tick", "average_credits")
 BY_REASON: Final = ("dropped", "refused")
-CLUSTER: Final = ""  # in "last", where nodes have their names
-CALM: Final = -1  # no credits are known yet
+CLUSTER: Final = ""  # the key of the cluster in "last"; the keys of nodes are their names
+UNKNOWN: Final = -1  # credits, before the first row
 
 
 def begin() -> State:
@@ -32,7 +32,7 @@ def begin() -> State:
 
 
 def fold(state: State, seconds: list[Second], rolled_to: int) -> tuple[State, list[Window]]:
-    """The state and the windows that changed. Nothing of *rolled_to* or before will come after this."""
+    """Return the new state and the windows that changed. No later row is of the second *rolled_to* or before."""
     state = {span: dict(windows) for span, windows in state.items()}
     rows: dict[int, dict[str, list[Second]]] = {}
     for second in seconds:
@@ -66,8 +66,8 @@ def _figures() -> dict[str, Any]:
         throttled=0,
         connected=0,
         non_writable=0,
-        credits_per_tick=CALM,
-        average_credits=CALM,
+        credits_per_tick=UNKNOWN,
+        average_credits=UNKNOWN,
         paused_ms=0,
         messages_in=0,
         messages_out=0,
@@ -79,7 +79,7 @@ def _figures() -> dict[str, Any]:
 
 
 def _add(window: dict[str, Any] | None, rows: dict[str, list[Second]]) -> dict[str, Any]:
-    """*window*, of one second, with *rows* by node; another object."""
+    """Return a copy of a one-second *window* with *rows* (by node) added."""
     if window is None:
         window = {"nodes": {}, "cluster": {}, "levels": {}, "said": {}}
     nodes, said, levels = dict(window["nodes"]), dict(window["said"]), dict(window["levels"])
@@ -105,8 +105,8 @@ def _add(window: dict[str, Any] | None, rows: dict[str, list[Second]]) -> dict[s
 
 
 def _count(figures: dict[str, Any], row: Second) -> None:
-    """All of *row* that does not hold at a moment."""
-    _blame(figures, row["level"], row["cause"], f"{row['node']}/{row['worker']}")
+    """Add the counters and extremes of *row*; the gauges are added elsewhere."""
+    _raise_level(figures, row["level"], row["cause"], f"{row['node']}/{row['worker']}")
     figures["paused_ms"] += sum(row["paused"].values())
     figures["messages_in"] += row["messages_in"]
     figures["messages_out"] += row["messages_out"]
@@ -118,8 +118,8 @@ def _count(figures: dict[str, Any], row: Second) -> None:
 
 
 def _sum(cluster: dict[str, Any], node: dict[str, Any]) -> None:
-    """Add one node's figures of a second to those of all."""
-    _blame(cluster, node["level"], node["cause"], node["cause_worker"])
+    """Add the figures of one node in a second to those of the cluster."""
+    _raise_level(cluster, node["level"], node["cause"], node["cause_worker"])
     for name in (*COUNTS, "workers", "connected", "throttled", "non_writable"):
         cluster[name] += node[name]
     cluster["p99_ms"] = max(cluster["p99_ms"], node["p99_ms"])
@@ -132,17 +132,17 @@ def _sum(cluster: dict[str, Any], node: dict[str, Any]) -> None:
 def _widen(
     window: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any], nodes: list[str], at: int
 ) -> None:
-    """Add to a longer *window* what became of the second *at*: *before* was in it already."""
+    """Add the change of the second *at* to a longer *window*, which already includes *before*."""
     for node in nodes:
         figures = window["nodes"].setdefault(node, _figures())
-        _grow(figures, before and before["nodes"].get(node), after["nodes"][node], window["last"], node, at)
-    _grow(window["cluster"], before and before["cluster"], after["cluster"], window["last"], CLUSTER, at)
+        _grow_figures(figures, before and before["nodes"].get(node), after["nodes"][node], window["last"], node, at)
+    _grow_figures(window["cluster"], before and before["cluster"], after["cluster"], window["last"], CLUSTER, at)
     levels = window["levels"]
     for worker, level in after["levels"].items():
         levels[worker] = max(level, levels.get(worker, 0))
 
 
-def _grow(
+def _grow_figures(
     figures: dict[str, Any],
     before: dict[str, Any] | None,
     after: dict[str, Any],
@@ -150,7 +150,7 @@ def _grow(
     whose: str,
     at: int,
 ) -> None:
-    _blame(figures, after["level"], after["cause"], after["cause_worker"])
+    _raise_level(figures, after["level"], after["cause"], after["cause_worker"])
     for name in COUNTS:
         figures[name] += after[name] - (before[name] if before else 0)
     for name in GREATEST:
@@ -161,14 +161,15 @@ def _grow(
         known = before[name] if before else {}
         more = {label: count - known.get(label, 0) for label, count in after[name].items()}
         add_counts(figures[name], more)
-    # Of the last second that most workers told of: while some are yet to tell of it, clients would seem to be gone.
+    # `connected` is of the last second with the most workers: while rows of some workers are missing, the sum is too
+    # low.
     if [after["workers"], at] >= last.get(whose, [0, 0]):
         last[whose] = [after["workers"], at]
         figures["connected"] = after["connected"]
 
 
-def _blame(figures: dict[str, Any], level: int, cause: str, worker: str) -> None:
-    """The highest level counts; of two that are equal the one whose worker is first by name."""
+def _raise_level(figures: dict[str, Any], level: int, cause: str, worker: str) -> None:
+    """Take over level, cause and worker if the level is higher. Of equal levels, the first worker by name wins."""
     if not level or level < figures["level"]:
         return
     if level > figures["level"] or (worker, cause) < (figures["cause_worker"], figures["cause"]):
@@ -176,7 +177,7 @@ def _blame(figures: dict[str, Any], level: int, cause: str, worker: str) -> None
 
 
 def _lower(figures: dict[str, Any], name: str, value: float) -> None:
-    if figures[name] == CALM or value < figures[name]:
+    if figures[name] == UNKNOWN or value < figures[name]:
         figures[name] = value
 
 
@@ -187,7 +188,7 @@ def _copied_figures(figures: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _copied(window: dict[str, Any] | None) -> dict[str, Any]:
-    """Of a longer window."""
+    """Return a copy of a longer window, or an empty window."""
     if window is None:
         return {"nodes": {}, "cluster": _figures(), "levels": {}, "last": {}}
     return {

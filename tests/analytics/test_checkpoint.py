@@ -42,21 +42,21 @@ def test_a_checkpoint_is_of_one_version_one_log_and_one_job_at_a_time(tmp_path: 
     """The job would go on from what it misunderstands, and say nonsense."""
     folder = tmp_path / "checkpoint"
     first = Checkpoint(folder, "weir:metrics")
-    with pytest.raises(CheckpointUnusable, match=r"^Another analysis runs with the checkpoint .*: end it, or name"):
+    with pytest.raises(CheckpointUnusable, match=r"^Another analysis uses the checkpoint .*: stop it, or choose"):
         Checkpoint(folder, "weir:metrics")
     first.close()
-    with pytest.raises(CheckpointUnusable, match=r"is of the log weir:metrics: name another one"):
+    with pytest.raises(CheckpointUnusable, match=r"belongs to the stream weir:metrics: choose another"):
         Checkpoint(folder, "other:metrics")
     (folder / "VERSION").write_text(json.dumps({"version": 99, "log": "weir:metrics"}))
-    with pytest.raises(CheckpointUnusable, match=r"is of version 99, and this analysis of 1: remove it, or name"):
+    with pytest.raises(CheckpointUnusable, match=r"has version 99, but this analysis needs version 1: remove it, or"):
         Checkpoint(folder, "weir:metrics")
     (folder / "VERSION").write_text("")
-    with pytest.raises(CheckpointUnusable, match="is of version unknown"):
+    with pytest.raises(CheckpointUnusable, match="has version unknown"):
         Checkpoint(folder, "weir:metrics")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(CheckpointUnusable, match=r"is not empty and no checkpoint: name another"):
+    with pytest.raises(CheckpointUnusable, match=r"is not empty and is not a checkpoint: choose another"):
         Checkpoint(tmp_path / "photos", "weir:metrics")
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointUnusable, match=r"cannot be used: Not a directory; name another"):
+    with pytest.raises(CheckpointUnusable, match=r"cannot be used: Not a directory; choose another"):
         Checkpoint(tmp_path / "file" / "below", "weir:metrics")

@@ -1,7 +1,7 @@
 # Episodes: when they begin and end, whatever comes how; and what is told of them.
 import pytest
 
-from analytics.episodes import AMENDED, GAP, HORIZON, LEAD, NODES
+from analytics.episodes import AMENDED_FOR, GAP, HORIZON, LEAD, NODES
 from analytics.second import Second
 from analytics.tops import MOST
 from tests.analytics.seconds import Fold, T, hitter, overloaded, second
@@ -43,7 +43,7 @@ def test_an_overload_is_one_episode_from_its_first_second_to_the_end_of_its_last
         "lost_seconds": 0,
         "story": [
             "At 22:13:23 UTC worker a/1 became overloaded: clients wait too long to be served (lag).",
-            "It was over at 22:13:28 UTC, after 5.0 s; the level reached 7 of 10 at 22:13:25 UTC.",
+            "The overload ended at 22:13:28 UTC, after 5.0 s; the level reached 7 of 10 at 22:13:25 UTC.",
         ],
     }
 
@@ -159,7 +159,7 @@ def test_seconds_that_are_missing_are_counted() -> None:
 
     assert 3 == fold.only()["lost_seconds"]
     assert (
-        "3 records are missing, a second of one worker each: it may have been worse than this."
+        "3 records are missing (each of one second of one worker): the real figures may be higher."
         in (fold.only()["story"])
     )
 
@@ -251,9 +251,9 @@ def test_a_storm_of_connects_is_an_episode_without_any_level() -> None:
         episode["culprits"],
     )
     assert [
-        "At 22:13:23 UTC more clients connected than can be let in at once, most of them waiting at worker a/1.",
-        "It was over at 22:13:29 UTC, after 6.0 s; no level was raised by it.",
-        "3 000 CONNECTs came, and they waited for 4 min 0 s in all; 120 of them were turned away.",
+        "At 22:13:23 UTC more clients connected than can be accepted at once; most of them waited at worker a/1.",
+        "The overload ended at 22:13:29 UTC, after 6.0 s; the overload level stayed 0.",
+        "3 000 CONNECTs arrived and waited for 4 min 0 s in total; 120 of them were refused.",
     ] == episode["story"]
 
 
@@ -264,7 +264,7 @@ def test_who_was_held_back_in_a_storm_did_not_wait_for_as_long_as_all_connects()
 
     story = Fold().add(*calm(0, 3), *storm, *calm(9, 30)).only()["story"]
 
-    assert "To protect the rest, 1 client was held back at once at most; longest busy (1.2 s)." in story
+    assert "Up to 1 client was throttled at the same time; longest busy (1.2 s)." in story
 
 
 def test_a_storm_that_raises_the_level_is_a_storm_still() -> None:
@@ -311,9 +311,9 @@ def test_one_client_that_asks_for_too_much_is_named() -> None:
     assert ("a/2", 1, 3000) == (episode["cause"], episode["throttled_most"], episode["paused_ms"])
     assert [
         "At 22:13:20 UTC worker a/1 became overloaded: worker a/2 was slower than without load (a/2).",
-        "It was over at 22:13:24 UTC, after 4.0 s; the level reached 2 of 10 at 22:13:20 UTC.",
+        "The overload ended at 22:13:24 UTC, after 4.0 s; the level reached 2 of 10 at 22:13:20 UTC.",
         "Most of the work came from aggressor (90%) and b (6%).",
-        "To protect the rest, 1 client was held back at once at most, for 3.0 s in all; longest aggressor (2.8 s).",
+        "Up to 1 client was throttled at the same time, for 3.0 s in total; longest aggressor (2.8 s).",
         "120 messages were dropped: 120 not_writable (QoS 0 messages were skipped, as the client reads too slowly).",
     ] == episode["story"]
 
@@ -340,7 +340,7 @@ def test_who_is_held_back_at_once_is_added_over_workers_of_one_second() -> None:
 def test_an_old_episode_is_not_amended_any_more() -> None:
     """What is told must not be remembered for ever."""
     fold = Fold().add(*bad(0, 3))
-    for at in range(3, AMENDED + 20, 10):
+    for at in range(3, AMENDED_FOR + 20, 10):
         fold.add(*calm(at, at + 10))
 
     assert {} == fold.state["episodes"]["told"]

@@ -25,8 +25,8 @@ def test_a_signal_that_rises_is_warned_of_before_it_is_an_overload() -> None:
             "value": pytest.approx(0.68),
             "slope": 0.02,
             "seconds_left": 38.1,
-            "said": "The signal memory of worker a/1 is at 0.68 of its target and rises by 0.02 a second: "
-            "level 5 in about 38 s if it goes on.",
+            "said": "The signal memory of worker a/1 is at 0.68 of its target and rises by 0.02 per second: "
+            "level 5 in about 38 s if the trend continues.",
         }
     ]
 
@@ -78,7 +78,7 @@ def test_a_worker_that_does_more_than_its_share_is_named() -> None:
             "of": "workers of a",
             "busiest": "a/3",
             "ratio": 3.08,
-            "said": "a/3 does 3.1 times as much as the mean of the 4 workers of a.",
+            "said": "a/3 has 3.1 times the mean load of the 4 workers of a.",
         }
     ] == Fold().add(*rows).findings["skew"]
 

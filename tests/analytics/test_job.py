@@ -203,7 +203,7 @@ def test_time_passes_when_nobody_writes(
     spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An overload that ended with its node would stay open, and the job seem to be dead."""
-    monkeypatch.setattr("analytics.job.QUIET", 0.1)
+    monkeypatch.setattr("analytics.job.HEARTBEAT", 0.1)
     with InThread(spark, log, tmp_path):
         log.add(story(25))
         log.reaches(BEGAN + 24)

@@ -3,7 +3,7 @@ from typing import Any
 
 from analytics.decoding import of_entries
 from analytics.second import Second
-from analytics.seconds import HITTERS, LEAST, MOST, fewer, of_workers, table
+from analytics.seconds import HITTERS, LEAST, MOST, names_per_row, of_workers, table
 from tests.analytics.records import BEGAN, record, top
 from tests.analytics.test_decoding import entries
 
@@ -109,5 +109,5 @@ def test_what_goes_into_the_history_is_what_was_folded() -> None:
 
 def test_more_records_leave_room_for_fewer_hitters_of_each() -> None:
     """The driver would fold longer than a batch may take, with two thousand workers."""
-    assert [MOST, MOST, LEAST] == [fewer(0), fewer(1000), fewer(HITTERS)]
-    assert fewer(4000) * 4000 * 2 <= HITTERS
+    assert [MOST, MOST, LEAST] == [names_per_row(0), names_per_row(1000), names_per_row(HITTERS)]
+    assert names_per_row(4000) * 4000 * 2 <= HITTERS
