@@ -1,0 +1,139 @@
+# Announcements: what every peer is told, and what waits until every peer has confirmed it.
+from collections.abc import Iterator
+
+import pytest
+
+from broker.cluster import wire
+from broker.cluster.announcements import Announcements
+from broker.cluster.peer import Peer
+from broker.net.pauses import Pause
+from broker.session.message import NEVER, Message
+from tests.cluster.lanes import Lanes, told, written
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()
+
+
+def announcements(lanes: Lanes) -> Announcements:
+    return Announcements(lanes.peers, lanes.reactor, lanes.failures.append)
+
+
+def confirm(peer: Peer, sequence: int) -> None:
+    """*peer* has taken all changes up to *sequence*, and had written nothing before."""
+    peer.promise(sequence, 0)
+    peer.confirm()
+
+
+def test_every_change_has_a_number_of_its_own(lanes: Lanes) -> None:
+    """A confirmation would not say which subscriptions the peer knows."""
+    peer = lanes.join(1)
+    made = announcements(lanes)
+    made.gained(b"a/b")
+    made.lost(b"a/b")
+    made.shared(b"group", b"c", 3, 2)
+
+    (gained, lost, members) = told(peer)
+    assert (wire.GAINED, (1, b"a/b")) == (gained[0], wire.read_change(gained[1]))
+    assert (wire.LOST, (2, b"a/b")) == (lost[0], wire.read_change(lost[1]))
+    assert (wire.MEMBERS, (3, b"group", b"c", 3, 2)) == (members[0], wire.read_members(members[1]))
+
+
+def test_a_subscription_waits_for_every_peer_and_is_not_read_meanwhile(lanes: Lanes) -> None:
+    """A message that is published after the SUBACK would not reach the subscriber [MQTT-3.8.4-1]."""
+    one, two = lanes.join(1), lanes.join(2)
+    made = announcements(lanes)
+    stream = lanes.stream()
+    done: list[int] = []
+    made.gained(b"a")
+    made.when_confirmed(stream, lambda: done.append(1))
+    sequence = wire.read_number(told(one)[-1][1])
+    confirm(one, sequence)
+    confirm(two, sequence - 1)
+    made.settle()
+    assert ([], Pause.SUBSCRIBE, 1) == (done, stream.paused, made.waiting())
+
+    confirm(two, sequence)
+    made.settle()
+    assert ([1], 0, 0) == (done, stream.paused, made.waiting())
+
+
+def test_what_a_peer_sent_before_it_confirmed_has_to_be_processed_first(lanes: Lanes) -> None:
+    """A message that was retained before the SUBSCRIBE would be missing among the retained messages."""
+    peer = lanes.join(1)
+    made = announcements(lanes)
+    done: list[int] = []
+    made.when_confirmed(lanes.stream(), lambda: done.append(1))
+    peer.promise(1, 100)
+    peer.taken = 99
+    peer.confirm()
+    made.settle()
+    assert [] == done
+
+    peer.taken = 100
+    peer.confirm()
+    made.settle()
+    assert [1] == done
+
+
+def test_a_newcomer_does_not_delay_what_waits_already(lanes: Lanes) -> None:
+    """It is told everything by a full synchronisation, and never confirms numbers from before that."""
+    one = lanes.join(1)
+    made = announcements(lanes)
+    done: list[int] = []
+    made.when_confirmed(lanes.stream(), lambda: done.append(1))
+    made.joined(lanes.join(2))
+    confirm(one, 1)
+    made.settle()
+
+    assert [1] == done
+
+
+def test_those_that_wait_are_called_in_their_order_and_a_failure_costs_one(lanes: Lanes) -> None:
+    """One subscription that fails would leave all later ones without an answer."""
+    peer = lanes.join(1)
+    made = announcements(lanes)
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("a mistake of ours")
+
+    for then in (lambda: done.append(1), fail, lambda: done.append(3)):
+        made.when_confirmed(lanes.stream(), then)
+    confirm(peer, 3)
+    made.settle()
+
+    assert ([1, 3], 1) == (done, len(lanes.failures))
+
+
+def test_a_retained_message_is_written_to_every_peer_with_its_stamp(lanes: Lanes) -> None:
+    """Workers would answer a SUBSCRIBE with different messages."""
+    one, two = lanes.join(1), lanes.join(2)
+    made = announcements(lanes)
+    stamp = 12345 << 42 | 678
+    made.retained(Message(b"a", b"x", 1, True, b"", NEVER), "me", stamp)
+    made.not_retained(Message(b"b", b"y", 0, True, b"", NEVER))
+
+    kept, delivered = written(one)
+    assert [kept, delivered] == written(two)
+    message, flags, owner, given = wire.read_message(kept[1], 0, len(kept[1]))
+    assert (b"a", b"x", wire.KEEP | wire.DELIVER, "me", stamp) == (message.topic, message.payload, flags, owner, given)
+    message, flags, _, _ = wire.read_message(delivered[1], 0, len(delivered[1]))
+    assert (b"b", b"y", wire.DELIVER) == (message.topic, message.payload, flags)
+
+
+def test_without_peers_nothing_is_numbered_and_nothing_waits(lanes: Lanes) -> None:
+    """Each subscription at the only worker of a node would wait for nobody."""
+    made = announcements(lanes)
+    stream = lanes.stream()
+    done: list[int] = []
+    made.gained(b"a")
+    made.when_confirmed(stream, lambda: done.append(1))
+
+    assert ([1], 0) == (done, stream.paused)
+    peer = lanes.join(1)
+    made.gained(b"b")
+    assert (1, b"b") == wire.read_change(told(peer)[0][1])

@@ -1,0 +1,115 @@
+# Full synchronisation: everything that a peer is told when it joins.
+from collections.abc import Iterator
+
+import pytest
+
+from broker.cluster import wire
+from broker.cluster.full_sync import PAGE, FullSync
+from broker.cluster.peer import Peer
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.retained import Retained
+from broker.routing.routes import Routes
+from broker.session.message import NEVER, Message
+from broker.worker_id import WorkerId
+from tests.cluster.lanes import Lanes, told, written
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()
+
+
+class Worker:
+    """What a worker has to tell."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.retained = Retained(10_000, 1 << 20)
+        self.sync = FullSync(lanes.peers, Routes(100, 1 << 20, 10, 100), self.retained)
+
+    def keep(self, topic: bytes, writer: WorkerId) -> None:
+        stamp = HybridClock(writer, lambda: 1000.0).stamp()
+        self.retained.merge(Message(topic, b"x", 0, True, b"", NEVER), 0.0, "", stamp)
+
+    def tell(self) -> int:
+        """Tell everything that can be told; how many pages that were."""
+        pages = 0
+        while self.sync.step():
+            pages += 1
+        return pages
+
+
+def kinds(frames: list[tuple[int, bytes]]) -> list[int]:
+    return [kind for kind, _ in frames]
+
+
+def topics(peer: Peer) -> set[bytes]:
+    return {wire.read_message(body, 0, len(body))[0].topic for kind, body in written(peer) if kind == wire.MESSAGE}
+
+
+def test_a_peer_hears_the_end_even_if_there_is_nothing_to_tell(lanes: Lanes) -> None:
+    """It would never serve a client."""
+    worker = Worker(lanes)
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+    worker.tell()
+
+    assert [wire.ALL_TOLD] == kinds(told(peer))
+    assert [wire.ALL_RETAINED] == kinds(written(peer))
+    assert 0 == worker.sync.pending()
+
+
+def test_retained_messages_go_in_pages(lanes: Lanes) -> None:
+    """A million of them would hold the loop for seconds."""
+    worker = Worker(lanes)
+    for n in range(2 * PAGE + 1):
+        worker.keep(b"%d" % n, WorkerId("node", 0, 0))
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+
+    assert 4 == worker.tell()  # of interest, which there is none, and three of messages
+    assert [wire.MESSAGE] * (2 * PAGE + 1) + [wire.ALL_RETAINED] == kinds(written(peer))
+
+
+def test_each_worker_tells_what_it_wrote_and_all_tell_what_the_dead_wrote(lanes: Lanes) -> None:
+    """A newcomer would be told everything by everybody, or something by nobody."""
+    worker = Worker(lanes)
+    other = lanes.join(2)
+    worker.keep(b"ours", WorkerId("node", 0, 0))
+    worker.keep(b"other's", other.worker)
+    worker.keep(b"predecessor's", WorkerId("node", 1, 99))  # of the same shard as the newcomer, and dead
+    newcomer = lanes.join(1)
+    worker.keep(b"its own", newcomer.worker)
+    worker.sync.begin(newcomer)
+    worker.tell()
+
+    assert {b"ours", b"predecessor's"} == topics(newcomer)
+
+
+def test_a_full_lane_is_waited_for(lanes: Lanes) -> None:
+    """What a stopped worker has to be told would fill the memory."""
+    worker = Worker(lanes)
+    worker.keep(b"a", WorkerId("node", 0, 0))
+    full, open_one = lanes.join(1), lanes.join(2)
+    full.gate.block()
+    for peer in (full, open_one):
+        worker.sync.begin(peer)
+    worker.tell()
+    assert ([], {b"a"}, 1) == (written(full), topics(open_one), worker.sync.pending())
+
+    full.gate.unblock()
+    worker.tell()
+    assert ({b"a"}, 0) == (topics(full), worker.sync.pending())
+
+
+def test_a_peer_that_is_gone_is_told_nothing(lanes: Lanes) -> None:
+    """Its part of the work would never end."""
+    worker = Worker(lanes)
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+    peer.gone = True
+    worker.tell()
+
+    assert ([], 0) == (told(peer), worker.sync.pending())
