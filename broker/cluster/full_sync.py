@@ -38,23 +38,20 @@ class FullSync:
         self._peers = peers
         self._routes = routes
         self._retained = retained
-        self._pending: deque[Progress] = deque()
+        self.pending: deque[Progress] = deque()  # read in every slice: an attribute, and no call
 
     def begin(self, peer: Peer) -> None:
         """*peer* has joined: tell it everything."""
         filters, groups = self._routes.index.names(), list(self._routes.shared_groups())
-        self._pending.append(Progress(peer, filters, groups, self._topics()))
+        self.pending.append(Progress(peer, filters, groups, self._topics()))
 
     def repeat_retained(self, peer: Peer) -> None:
         """*peer* asks for the retained messages again: a worker that was to tell its part has died."""
-        self._pending.append(Progress(peer, [], [], self._topics()))
-
-    def pending(self) -> int:
-        return len(self._pending)
+        self.pending.append(Progress(peer, [], [], self._topics()))
 
     def step(self) -> bool:
         """Tell the next page; false if nothing can be told now, as each peer's data lane is full or all is told."""
-        pending = self._pending
+        pending = self.pending
         for _ in range(len(pending)):
             progress = pending[0]
             if progress.peer.gone:

@@ -198,18 +198,18 @@ class Mesh(LaneListener):
     def pending(self) -> int:
         """How much waits: barriers, confirmations, peers that are told everything, filters of peers that are gone."""
         waiting = self._barriers.pending() + self._announcements.waiting()
-        return waiting + self._full_sync.pending() + len(self._withdrawing)
+        return waiting + len(self._full_sync.pending) + len(self._withdrawing)
 
     # Work in pages, and what is done from time to time.
 
     def busy(self) -> bool:
         """Whether `work()` has something to do."""
-        return bool(self._full_sync.pending() or self._withdrawing) or self._takeovers.busy()
+        return bool(self._full_sync.pending or self._withdrawing) or self._takeovers.busy()
 
     def work(self, until: float) -> bool:
         """Go on with unfinished work until the time *until*, by a page at least; true if some can go on at once."""
         self._takeovers.work(until)
-        while self._withdrawing or self._full_sync.pending():
+        while self._withdrawing or self._full_sync.pending:
             if self._withdrawing:
                 if self._withdraw_filters(self._withdrawing[0]):
                     self._withdrawing.popleft()
