@@ -1,4 +1,4 @@
-# `weir dashboard`: composes the page that shows the cluster: where its Redis is, and whom to ask about clients.
+# `weir dashboard`: starts the dashboard with the address of Redis and the nodes that answer questions about clients.
 import errno
 import time
 from pathlib import Path
@@ -17,37 +17,39 @@ if TYPE_CHECKING:
     from supervisor.folder import NodeFolder
 
 PORT: Final = 8088
-LOOK_AGAIN: Final = 0.5  # seconds
-SILENT: Final = 6.0  # seconds without an answer; a worker has five for its part of one
+RETRY_EVERY: Final = 0.5  # seconds
+TIMEOUT: Final = 6.0  # seconds for the reply of a node, whose workers have five seconds
 NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` installs it."
 
 
 def dashboard(
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen here; whoever gets there may look.")
+        str, typer.Option(metavar="ADDRESS", help="Listen on this address. The dashboard has no password.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="0 takes any free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 chooses a free one.")] = PORT,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
     redis: Annotated[
-        str | None, typer.Option("--redis", metavar="URL", help="The Redis of the cluster, if its node is not here.")
+        str | None,
+        typer.Option("--redis", metavar="URL", help="Redis of the cluster (default: that of the local node)."),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, metavar="S", help="How long the node may take to be there.")
+        float, typer.Option("--wait", min=0, metavar="S", help="Wait up to S seconds for the node to start.")
     ] = 0.0,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
 ) -> None:
-    """Show the cluster in a browser: how overloaded it is, because of what and whom, and who pays.
+    """Show the overload of the cluster in a browser: level, cause, culprits and effects.
 
-    It goes on while the analysis (`weir analytics run`) does not run, and while Redis is away. Ctrl-C ends it.
+    The dashboard also works without the analysis (`weir analytics run`) and while Redis is unavailable.
+    Ctrl-C stops it.
     """
     import importlib.util
 
     if importlib.util.find_spec("nicegui") is None:
         refuse(NEEDS)
-    from analytics.dashboard.reading import Nowhere, Reader
-    from analytics.dashboard.serving import is_loopback, listen, serve
+    from analytics.dashboard.reader import Nowhere, Reader
+    from analytics.dashboard.server import is_loopback, listen, serve
     from cli.control_client import chosen_node
 
     node = chosen_node(name, folder, config)
@@ -61,32 +63,32 @@ def dashboard(
         except Nowhere as error:
             if time.monotonic() >= deadline:
                 refuse(str(error), NOT_SO)
-        time.sleep(LOOK_AGAIN)
+        time.sleep(RETRY_EVERY)
     try:
         listener = listen(host, port)
     except OSError as error:
         refuse(_cannot_listen(host, port, error))
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
-    reader = Reader(find, settings.prefix, lambda: _records(_asked(node, name, folder, config)))
+    reader = Reader(find, settings.prefix, lambda: _records(_nodes_to_query(node, name, folder, config)))
 
     def ready() -> None:
-        typer.echo(f"The dashboard serves on {url} (Ctrl-C ends it).")
+        typer.echo(f"The dashboard serves on {url} (Ctrl-C stops it).")
         if not is_loopback(host):
-            typer.echo(f"weir: it has no password: whoever reaches {host} sees it.", err=True)
+            typer.echo(f"weir: the dashboard has no password: everyone who can reach {host} can read it.", err=True)
         if open_:
             import webbrowser
 
             webbrowser.open(url)
 
     def why(client: str) -> "list[Answer]":
-        return _why(_asked(node, name, folder, config), client)
+        return _why(_nodes_to_query(node, name, folder, config), client)
 
     serve(listener, reader, why, ready)
 
 
 def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
-    """What finds the Redis at *url*, or that of *node* if it is ""; Nowhere."""
-    from analytics.dashboard.reading import Nowhere
+    """Return a function that finds the Redis at *url*, or that of *node* if *url* is empty; it may raise Nowhere."""
+    from analytics.dashboard.reader import Nowhere
     from broker.store.redis.address import RedisAddress
     from cli.control_client import runs
     from supervisor.redis_address import find_redis
@@ -101,12 +103,12 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     def of_node() -> RedisAddress:
         if not runs(node):
             raise Nowhere(
-                f"The node {node.name} is not running. `weir start --detach` starts one, "
-                "--name or --folder finds another, and --redis URL a cluster elsewhere."
+                f"The node {node.name} is not running: `weir start --detach` starts one, "
+                "--name or --folder chooses another, --redis URL shows a cluster on other machines."
             )
         socket = node.path / "redis" / "redis.sock"
         if not socket.exists():
-            raise Nowhere(f"The node {node.name} has no Redis of its own: name the one that it uses with --redis URL.")
+            raise Nowhere(f"The node {node.name} has no embedded Redis: give the URL of its Redis with --redis.")
         try:
             return find_redis(f"unix://{socket}").address
         except RedisUnusable as error:
@@ -115,8 +117,10 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
     return named if url else of_node
 
 
-def _asked(node: "NodeFolder", name: str | None, folder: str | None, config: Path | None) -> "list[NodeFolder]":
-    """Which nodes of this machine are asked: the one that was chosen, else all that run here."""
+def _nodes_to_query(
+    node: "NodeFolder", name: str | None, folder: str | None, config: Path | None
+) -> "list[NodeFolder]":
+    """Return the nodes to query: the chosen node, otherwise all nodes that run on this machine."""
     from cli.control_client import runs
     from supervisor.folder import folders
 
@@ -126,52 +130,55 @@ def _asked(node: "NodeFolder", name: str | None, folder: str | None, config: Pat
 
 
 def _records(nodes: "list[NodeFolder]") -> list[dict[str, Any]]:
-    """The last records of their workers, as far as they answer."""
+    """Return the last records of all workers of the nodes that answer."""
     return [
         one["record"]
-        for told in _ask(nodes, "top")
-        if isinstance(told, dict)
-        for one in told.get("workers", [])
+        for reply in _ask(nodes, "top")
+        if isinstance(reply, dict)
+        for one in reply.get("workers", [])
         if one.get("record") is not None
     ]
 
 
 def _why(nodes: "list[NodeFolder]", client: str) -> "list[Answer]":
-    """What each node says of *client*; of those that know nothing, only if none knows it."""
+    """Return the replies of the nodes about *client*. Failures are returned only if no node knows the client."""
     from analytics.dashboard.page import Answer
     from broker.insight.explain import explain
 
     if not nodes:
-        here = f"No node runs on this machine: `weir why {quote(client)}` where its node is says more."
+        here = f"No node runs on this machine: use `weir why {quote(client)}` on the machine of the node."
         return [Answer("", (here,), known=False)]
     answers = []
-    for node, told in zip(nodes, _ask(nodes, "why", client=client), strict=True):
-        if isinstance(told, str):
-            answers.append(Answer(node.name, (told,), known=False))
+    for node, reply in zip(nodes, _ask(nodes, "why", client=client), strict=True):
+        if isinstance(reply, str):
+            answers.append(Answer(node.name, (reply,), known=False))
         else:
-            answers.append(Answer(node.name, tuple(explain(told)), known=True))
+            answers.append(Answer(node.name, tuple(explain(reply)), known=True))
     return [one for one in answers if one.known] or answers
 
 
 def _ask(nodes: "list[NodeFolder]", command: str, **arguments: object) -> list[Any]:
-    """What each answers; a sentence, if it does not."""
+    """Return the reply of each node, or a sentence if the request failed."""
     from contextlib import closing
 
     from cli.control_client import ControlClient, RequestFailed
 
-    told: list[Any] = []
+    replies: list[Any] = []
     for node in nodes:
-        with closing(ControlClient(node, patience=SILENT)) as control:
+        with closing(ControlClient(node, patience=TIMEOUT)) as control:
             try:
-                told.append(control.try_request(command, **arguments))
+                replies.append(control.try_request(command, **arguments))
             except RequestFailed as error:
-                told.append(str(error))
-    return told
+                replies.append(str(error))
+    return replies
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use, perhaps by another dashboard: --port takes another, and --port 0 any."
+        return (
+            f"port {port} of {host} is in use, perhaps by another dashboard: choose another port with --port "
+            "(--port 0: any free port)."
+        )
     if error.errno == errno.EACCES:
-        return f"port {port} of {host} is for root only: --port 8088 is not."
+        return f"port {port} of {host} needs root privileges: choose a port above 1023 with --port."
     return f"cannot listen on port {port} of {host}: {error.strerror or error}."

@@ -1,24 +1,24 @@
-# The charts: what they draw, as options of ECharts.
+# The charts, as options of ECharts.
 #
-# Colours are names of the style sheet, which knows light and dark: the charts are drawn as SVG, so a change of theme
-# needs no new options. Nothing moves by itself: a chart that glides each second cannot be read.
+# Colours are CSS variables of the style sheet, which has a light and a dark theme: the charts are SVG, so a change of
+# the theme needs no new options. Animations are off: a chart that moves every second is hard to read.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from analytics.dashboard.live import KEPT, Second
 
-NODES: Final = 6  # lines beside the cluster's
-RANGES: Final = {"5 min": 1, "1 hour": 10, "24 hours": 60}  # what can be chosen, and the span of its windows
+NODES: Final = 6  # lines of nodes, in addition to that of the cluster
+RANGES: Final = {"5 min": 1, "1 hour": 10, "24 hours": 60}  # time ranges, with the span of their windows
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the charts need of a window."""
+    """The figures of a window that the charts need."""
 
     level: int
     levels: Mapping[str, int]
-    incoming: float  # a second
+    incoming: float  # per second
     outgoing: float
 
 
@@ -26,7 +26,7 @@ Point = list[float | None]
 
 
 def mark_of(window: object) -> Mark | None:
-    """None: it is no window."""
+    """Return the figures of *window*; None if it is malformed."""
     found: Any = window
     try:
         span = int(found["span"])
@@ -43,7 +43,7 @@ def mark_of(window: object) -> Mark | None:
 
 @dataclass(frozen=True)
 class Lines:
-    """What is drawn from *begin* to *end*; times in seconds."""
+    """The lines of the charts from *begin* to *end*; times in seconds."""
 
     begin: float
     end: float
@@ -54,7 +54,7 @@ class Lines:
 
 
 def of_seconds(seconds: Iterable[Second], now: float) -> Lines:
-    """The last minutes, as the workers told of them."""
+    """Return the lines of the last minutes, from the records of the workers."""
     made = Lines(int(now) - KEPT, int(now), [], {}, [], [])
     listed = [one for one in seconds if one.at >= made.begin]
     names = sorted({node for one in listed for node in one.levels})[:NODES]
@@ -69,7 +69,7 @@ def of_seconds(seconds: Iterable[Second], now: float) -> Lines:
 
 
 def of_windows(windows: Mapping[int, Mark], span: int, many: int, now: float) -> Lines:
-    """The last *many* windows of *span* seconds; where there is none, there is a gap."""
+    """Return the lines of the last *many* windows of *span* seconds; a missing window is a gap."""
     last = int(now // span) * span
     starts = range(last - many * span, last + 1, span)
     made = Lines(starts[0], now, [], {}, [], [])
@@ -94,7 +94,7 @@ def level_options(lines: Lines, marks: Iterable[tuple[float, float]]) -> dict[st
     ]
     for one in others:
         one["lineStyle"] |= {"width": 1.5, "type": "dashed"}
-    cluster["z"] = 3  # above those of nodes, of which it is the highest
+    cluster["z"] = 3  # in front of the lines of the nodes
     options = _options(lines, [cluster, *others])
     options["yAxis"] |= {"min": 0, "max": 10, "interval": 2}
     return options

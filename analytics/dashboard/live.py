@@ -1,8 +1,9 @@
-# What the workers said lately: the records of the last minutes, folded as they come.
+# The live figures: the metrics records of the last minutes, folded as they arrive.
 #
-# The log is read once for all who look on. What is kept is bounded, however long somebody looks: the last record of
-# each worker, a row for each of KEPT seconds, what was counted in COUNTED of them, and the heavy hitters of HITTING.
-# Time is that of the log (the ids of its entries), one clock for all nodes; what it says of itself is not asked.
+# The stream is read once for all open pages. Memory is bounded: the last record of each worker, a row for each of KEPT
+# seconds, the counters of COUNTED seconds, and the records of HITTING seconds for the heavy hitters.
+# The time is that of Redis (the ids of the entries), one clock for all nodes; the timestamps of the records are not
+# used.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ from typing import Any, Final
 from broker.metrics.record import MEASURES, misfit
 
 KEPT: Final = 300  # seconds of the charts
-COUNTED: Final = 60  # seconds of what was dropped, refused and held back
-HITTING: Final = 10  # seconds of heavy hitters: shorter ones change places all the time
-FRESH: Final = 3.5  # seconds; whose last record is older says nothing of now
-FORGOTTEN: Final = 60.0  # seconds; who was silent for longer is gone
-WORKERS: Final = 1000  # at most; whoever writes others into the log does not cost us more
+COUNTED: Final = 60  # seconds of the counters of dropped, refused and throttled
+HITTING: Final = 10  # seconds of heavy hitters: over a shorter time their order changes too often
+FRESH: Final = 3.5  # seconds: an older record does not describe the present
+FORGOTTEN: Final = 60.0  # seconds: a worker that has been silent for longer is removed
+WORKERS: Final = 1000  # at most: forged records of more workers must not use more memory
 
 Record = dict[str, Any]
 Counts = dict[str, int]
@@ -24,19 +25,19 @@ Name = tuple[str, int]  # a node and the number of a worker
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """A second of the cluster; None: nobody said anything of it."""
+    """One second of the cluster. The figures are None if no worker reported."""
 
     at: int
     level: int | None
     levels: dict[str, int]  # by node, the highest of its workers
-    incoming: float | None  # messages a second
+    incoming: float | None  # messages per second
     outgoing: float | None
     held: int  # clients, by overload protection
 
 
 @dataclass(slots=True)
 class Counted:
-    """What was counted in one second, of all workers."""
+    """The counters of one second, summed over all workers."""
 
     at: int
     dropped: Counts = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Counted:
 
 @dataclass(slots=True)
 class Hits:
-    """What a client or a topic did in HITTING seconds."""
+    """The figures of a client or topic in HITTING seconds."""
 
     name: str
     cost: int = 0
@@ -58,40 +59,40 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastRecord:
     record: Record
     at: float
 
 
 class Live:
     def __init__(self) -> None:
-        self.workers: dict[Name, Heard] = {}
+        self.workers: dict[Name, LastRecord] = {}
         self.seconds: deque[Second] = deque(maxlen=KEPT)
-        self.unfit = 0  # entries that were no records
+        self.unfit = 0  # invalid entries
         self.taken = 0
         self._counted: deque[Counted] = deque(maxlen=COUNTED)
         self._hits: deque[tuple[int, list[Record]]] = deque(maxlen=HITTING)
-        self._second: int | None = None  # that is being told of
+        self._second: int | None = None  # the current second
 
     def take(self, record: object, at: float) -> bool:
-        """Add what a worker said, in the log since *at*. False: it is no record, or one that was taken before."""
+        """Add a record that was written at *at*. False: it is invalid, a duplicate, or of too many workers."""
         if not isinstance(record, dict) or misfit(record):
             self.unfit += 1
             return False
         name = (record["node"], record["worker"])
         before = self.workers.get(name)
-        if before is not None and _told(before.record, record):
+        if before is not None and _is_duplicate(before.record, record):
             return False
         if before is None and len(self.workers) >= WORKERS:
             return False
         self.pass_time(at)
-        self.workers[name] = Heard(record, at)
+        self.workers[name] = LastRecord(record, at)
         self._count(record, int(at))
         self.taken += 1
         return True
 
     def pass_time(self, at: float) -> None:
-        """It is *at* by the clock of the log: the seconds before are over."""
+        """Set the time to *at*: finish the seconds before it, and forget silent workers."""
         now = int(at)
         if self._second is None:
             self._second = now
@@ -99,15 +100,15 @@ class Live:
             return
         self.seconds.extend(self._row(one) for one in range(max(self._second, now - KEPT), now))
         self._second = now
-        for name in [name for name, heard in self.workers.items() if now - heard.at > FORGOTTEN]:
+        for name in [name for name, last in self.workers.items() if now - last.at > FORGOTTEN]:
             del self.workers[name]
 
-    def fresh(self, now: float) -> dict[Name, Heard]:
-        """The workers that speak, in the order of their names."""
-        return {name: heard for name, heard in sorted(self.workers.items()) if now - heard.at <= FRESH}
+    def fresh(self, now: float) -> dict[Name, LastRecord]:
+        """Return the workers that have reported recently, by name."""
+        return {name: last for name, last in sorted(self.workers.items()) if now - last.at <= FRESH}
 
     def counted(self, now: float, seconds: int = COUNTED) -> Counted:
-        """What was counted in the last *seconds*."""
+        """Return the counters of the last *seconds*."""
         total = Counted(int(now))
         for one in self._counted:
             if one.at <= now - seconds:
@@ -120,7 +121,7 @@ class Live:
         return total
 
     def hitters(self, what: str, now: float) -> list[Hits]:
-        """Each client or topic that somebody told of in the last HITTING seconds, the most costly first."""
+        """Return the clients or topics of the last HITTING seconds, the most costly first."""
         found: dict[str, Hits] = {}
         for row in self._rows(what, now):
             hits = found.setdefault(row[what], Hits(row[what]))
@@ -135,21 +136,21 @@ class Live:
                     yield from record["top"][f"{what}s"]["rows"]
 
     def _row(self, second: int) -> Second:
-        """What all that speak have said last."""
+        """Return the row of *second*, from the last record of each worker."""
         levels: dict[str, int] = {}
         incoming = outgoing = 0.0
         held = 0
-        spoke = False
-        for (node, _), heard in self.workers.items():
-            if second + 1 - heard.at > FRESH:
+        reported = False
+        for (node, _), last in self.workers.items():
+            if second + 1 - last.at > FRESH:
                 continue
-            record = heard.record
-            spoke = True
+            record = last.record
+            reported = True
             levels[node] = max(record["level"], levels.get(node, 0))
             incoming += per_second(record, record["in"]["messages"])
             outgoing += per_second(record, record["out"]["messages"])
             held += record["clients"]["throttled"]
-        if not spoke:
+        if not reported:
             return Second(second, None, {}, None, None, 0)
         highest = min(10, max(levels.values()))
         return Second(second, highest, levels, round(incoming, 1), round(outgoing, 1), held)
@@ -168,12 +169,12 @@ class Live:
 
 
 def per_second(record: Record, count: int) -> float:
-    """*count*, of the interval of *record*; one that is none, as a clock was set, counts as a moment."""
+    """Return *count* per second of the interval of *record*, which may be 0 or negative if a clock was adjusted."""
     return count / max(0.001, float(record["interval_s"]))
 
 
-def _told(before: Record, record: Record) -> bool:
-    """Whether *record* is no newer than the last of the same life of its worker."""
+def _is_duplicate(before: Record, record: Record) -> bool:
+    """Return whether *record* is not newer than *before*, a record of the same boot."""
     return bool(before["boot"] == record["boot"] and before["sequence"] >= record["sequence"])
 
 

@@ -1,15 +1,15 @@
-# What is to be shown, as values: from the records of the workers and the rows of the analysis to words and numbers.
+# The content of the page as values: texts and numbers from the records of the workers and the rows of the analysis.
 #
-# Whoever opens the page in the middle of trouble asks: how bad, because of what, because of whom, and who pays. The
-# first sentences answer that, from the live records alone, so they hold while the analysis does not run. The rest is
-# what they rest on. Nothing here waits, and nothing knows of browsers: page.py shows a Board, and a test reads one.
+# During an overload an operator asks: how severe is it, what is the cause, which client causes it, which clients are
+# affected? The first sentences answer that from the live records alone, so they do not depend on the analysis. The rest
+# of the page shows the details. Nothing here blocks or depends on browsers: page.py renders a Board, tests read one.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
 from analytics.dashboard import words
-from analytics.dashboard.live import COUNTED, HITTING, Counts, Heard, Hits, Live, per_second
+from analytics.dashboard.live import COUNTED, HITTING, Counts, Hits, LastRecord, Live, per_second
 from analytics.rows import VERSION, Episode, Findings, Status
 from broker.insight.explain import span
 
@@ -17,13 +17,12 @@ HIGHEST: Final = 10
 NONE: Final = "\N{EN DASH}"
 ROWS: Final = 10  # clients, and topics
 REASONS: Final = 8
-WORKERS: Final = 48  # rows; of more, the worst
+WORKERS: Final = 48  # rows; if there are more workers, the most loaded are shown
 NOTES: Final = 8
 EPISODES: Final = 30
-LATE: Final = 15.0  # seconds without a batch, and the analysis counts as not running
-BEHIND: Final = 20.0  # seconds between what it knows and now that are worth a word
-CULPRIT: Final = 0.3  # of the cost; who has less is not to blame alone
-STORM: Final = 20  # CONNECTs a second that are worth a word
+LATE: Final = 15.0  # seconds since the status of the analysis was updated: it counts as not running
+BEHIND: Final = 20.0  # seconds of delay of the analysis that are reported
+CULPRIT: Final = 0.3  # share of the cost: a client with less is not named as the cause
 
 START: Final = "`weir analytics run` starts it."
 
@@ -34,7 +33,7 @@ class Cell:
     kind: str = ""  # a class of the style sheet
     href: str = ""
     share: float | None = None  # 0 to 1: a bar behind the text
-    title: str = ""  # the whole of what is cut
+    title: str = ""  # the full text, if *text* is shortened
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a sentence: a text, or a link."""
+    """A part of a sentence: a text or a link."""
 
     text: str
     href: str = ""
@@ -72,16 +71,16 @@ class Story:
 
     key: str
     open: bool
-    current: bool  # it goes on now
+    current: bool  # still open now
     peak: int
     tone: str
     start: float
     end: float | None
-    until: float  # the end, or how far it is known
+    until: float  # the end; for an open episode, the newest second of the analysis
     when: str
     lasted: str
     cause: str
-    culprit: str  # the client; "" if nobody is to blame alone
+    culprit: str  # the client; "" if no single client is the cause
     story: tuple[str, ...]
     clients: tuple[Row, ...]
     throttled: tuple[Row, ...]
@@ -90,7 +89,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the job left in Redis, as it was found there: nothing of it is certain to be whole."""
+    """The rows of the job as they were found in Redis. Any of them may be malformed."""
 
     status: Status | None = None
     findings: Findings | None = None
@@ -100,18 +99,18 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Away:
-    """Redis does not answer."""
+    """Redis is unavailable."""
 
     since: float
     why: str
-    nodes_speak: bool = False  # those of this machine, which are asked instead
+    nodes_answer: bool = False  # the nodes of this machine, which the reader queries instead
 
 
 @dataclass(frozen=True)
 class Board:
     moment: str
-    trouble: str  # what is wrong with what is shown, in a sentence or two; "": nothing
-    empty: str  # why there is nothing to show; "": there is something
+    trouble: str  # why the page is not up to date, in one or two sentences; ""
+    empty: str  # why there is nothing to show; ""
     summary: str
     level: int
     tone: str
@@ -125,24 +124,24 @@ class Board:
     dropped: tuple[Row, ...]
     refused: tuple[Row, ...]
     held: tuple[Row, ...]
-    analysis: str  # how the job is, in a sentence
+    analysis: str  # the status of the job, in a sentence
     analysing: bool
-    current: bool  # it knows what is now
+    current: bool  # the analysis runs without much delay
     notes: tuple[Note, ...]
     stories: tuple[Story, ...]
     footnote: str
-    marks: tuple[tuple[float, float], ...] = field(default=())  # begin and end of episodes, for the charts
+    marks: tuple[tuple[float, float], ...] = field(default=())  # start and end of the episodes, for the charts
 
 
 def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Board:
-    """What there is to see; *now*: by the clock of the log."""
+    """Return the content of the page; *now* is the clock of Redis."""
     fresh = live.fresh(now)
     level = max((max(one.record["level"], one.record["cluster_level"]) for one in fresh.values()), default=0)
     level = min(level, HIGHEST)
     name, meaning = words.word(level)
-    analysing, said = _job(analysis.status, now)
+    analysing, status = _job(analysis.status, now)
     clients = live.hitters("client", now)
-    told, more = _workers(live, now)
+    workers, more = _workers(live, now)
     known = _known(analysis.status, now)
     current = analysing and now - known <= BEHIND
     stories = tuple(_stories(analysis.episodes, now if current else known, now))
@@ -156,14 +155,14 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
         word=name if fresh else "Unknown",
         sentences=tuple(_sentences(live, fresh, level, clients, meaning, now)) if fresh else (),
         tiles=tuple(_tiles(live, fresh, now)),
-        workers=told,
+        workers=workers,
         workers_more=more,
         clients=tuple(_clients(clients, _minute(analysis, analysing, "clients"))),
         topics=tuple(_topics(live.hitters("topic", now), _minute(analysis, analysing, "topics"))),
         dropped=tuple(_reasons(live.counted(now).dropped)),
         refused=tuple(_reasons(live.counted(now).refused | _closed_connects(live, now))),
         held=tuple(_held(live.counted(now).held_ms)),
-        analysis=said,
+        analysis=status,
         analysing=analysing,
         current=current,
         notes=tuple(_notes(analysis.findings))[:NOTES] if current and analysis.findings else (),
@@ -174,38 +173,38 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
 
 
 def client_page(name: str) -> str:
-    """Where the page of a client is."""
+    """Return the path of the page of a client."""
     return f"/client/{quote(name, safe='')}"
 
 
 def lately(live: Live, name: str, now: float) -> str:
-    """What a client did in the last seconds."""
+    """Return sentences about the activity of a client in the last seconds."""
     found = [one for one in live.hitters("client", now) if one.name == name]
     if not found:
-        return "It is not among the clients that cost most."
+        return "This client is not among the most costly clients."
     one, total = found[0], sum(other.cost for other in live.hitters("client", now))
-    told = f"{words.count(one.messages / HITTING)} messages and {words.size(one.bytes / HITTING)} a second, "
-    told += f"{words.share(one.cost / max(1, total))} of the cost of all publishes that are known of."
-    return f"{told} It was held back for {span(one.paused_ms / 1e3)}." if one.paused_ms else told
+    activity = f"{words.count(one.messages / HITTING)} messages and {words.size(one.bytes / HITTING)} per second, "
+    activity += f"{words.share(one.cost / max(1, total))} of the cost of the publishes of the most costly clients."
+    return f"{activity} The client was throttled for {span(one.paused_ms / 1e3)}." if one.paused_ms else activity
 
 
-# How bad, because of what and whom, and who pays.
+# Severity, cause, culprits and effects.
 
 
 def _sentences(
-    live: Live, fresh: Mapping[Any, Heard], level: int, clients: list[Hits], meaning: str, now: float
+    live: Live, fresh: Mapping[Any, LastRecord], level: int, clients: list[Hits], meaning: str, now: float
 ) -> Iterator[tuple[Part, ...]]:
     yield (Part(meaning),)
     if level == 0:
         return
-    worst = max((one.record for one in fresh.values()), key=_badness)
+    worst = max((one.record for one in fresh.values()), key=_severity)
     if worst["level"] and worst["cause"]:
         value = worst["signals"].get(worst["cause"], 0.0)
-        who = f"Worker {worst['worker']} of node {words.shown(worst['node'])}"
-        how = f"at {value:.2g} times its target" if value >= 1.0 else "falling again"
-        yield (Part(f"The cause: {words.signal(worst['cause'])}. {who} has this signal {how}."),)
+        worker = f"worker {worst['worker']} of node {words.shown(worst['node'])}"
+        how = f"is at {value:.2g} times its target" if value >= 1.0 else "is falling again"
+        yield (Part(f"The cause: {words.signal(worst['cause'])}. This signal of {worker} {how}."),)
     elif not worst["level"]:
-        yield (Part("The cause is at a node that writes to another log: its own dashboard knows more."),)
+        yield (Part("The cause is at a node that uses another Redis: see the dashboard of that node."),)
     recent = live.counted(now, HITTING)
     if worst["cause"] == "connect":
         rate = recent.connects / HITTING
@@ -213,90 +212,92 @@ def _sentences(
             f", {words.count(recent.connects_refused / HITTING)} of them refused" if recent.connects_refused else ""
         )
         yield (
-            Part(f"A storm of connects: {words.count(rate)} CONNECTs a second{refused}, over the last {HITTING} s."),
+            Part(f"A storm of connects: {words.count(rate)} CONNECTs per second{refused}, over the last {HITTING} s."),
         )
     else:
-        yield _blame(clients)
+        yield _main_client(clients)
     held = sum(one.record["clients"]["throttled"] for one in fresh.values())
     waiting = sum(recent.held_ms.values())
     if held or waiting:
         yield (
             Part(
-                f"{words.plural(held, 'client is', 'clients are')} held back now, "
-                f"{span(waiting / 1e3)} of waiting in the last {HITTING} s."
+                f"{words.plural(held, 'client is', 'clients are')} throttled now; "
+                f"clients waited {span(waiting / 1e3)} in total in the last {HITTING} s."
             ),
         )
 
 
-def _blame(clients: list[Hits]) -> tuple[Part, ...]:
+def _main_client(clients: list[Hits]) -> tuple[Part, ...]:
     total = sum(one.cost for one in clients)
     if not total:
-        return (Part("No client stands out by what it costs."),)
+        return (Part("No client stands out by its cost."),)
     first = clients[0]
     part = first.cost / total
     if part < CULPRIT:
-        return (Part(f"No single client is behind it: the most costly has {words.share(part)} of the cost."),)
+        return (Part(f"No single client is the cause: the most costly one has {words.share(part)} of the cost."),)
     return (
-        Part("Most of it is due to " if part >= 0.5 else "Much of it is due to "),
+        Part("Most of the load is due to " if part >= 0.5 else "Much of the load is due to "),
         Part(words.shown(first.name), client_page(first.name)),
-        Part(f": {words.share(part)} of the cost, {words.count(first.messages / HITTING)} messages a second."),
+        Part(f": {words.share(part)} of the cost, {words.count(first.messages / HITTING)} messages per second."),
     )
 
 
-def _badness(record: dict[str, Any]) -> tuple[int, float]:
+def _severity(record: dict[str, Any]) -> tuple[int, float]:
     return record["level"], float(record["signals"].get(record["cause"], 0.0))
 
 
-# What is wrong with the picture itself.
+# Why the page is empty, outdated or incomplete.
 
 
 def _empty(live: Live, away: Away | None) -> str:
     if live.taken:
         return ""
     if away is not None:
-        return "There is nothing to show until Redis answers."
+        return "There is nothing to show until Redis is available."
     return (
-        "No worker has written a record yet. They do each second: `weir start --detach` starts a node, "
-        "and `weir status` says whether one runs."
+        "No worker has written a record yet. Each worker writes one per second: `weir start --detach` starts a node, "
+        "`weir status` shows whether one runs."
     )
 
 
-def _trouble(live: Live, fresh: Mapping[Any, Heard], away: Away | None, now: float) -> str:
+def _trouble(live: Live, fresh: Mapping[Any, LastRecord], away: Away | None, now: float) -> str:
     if away is not None:
-        told = f"Redis does not answer since {words.clock(away.since)} ({away.why})."
-        if fresh and away.nodes_speak:
+        outage = f"Redis has not been available since {words.clock(away.since)} ({away.why})."
+        if fresh and away.nodes_answer:
             return (
-                f"{told} What you see comes from the nodes of this machine. This goes on by itself when Redis is back."
+                f"{outage} This page shows data from the nodes of this machine. "
+                "It returns to normal when Redis is available again."
             )
         return (
-            f"{told} What you see is what was. This goes on by itself when Redis is back: `weir status` shows the node."
+            f"{outage} This page shows old data. It is updated again when Redis is available: "
+            "`weir status` shows the state of the node."
         )
     if live.workers and not fresh:
-        last = max(heard.at for heard in live.workers.values())
+        latest = max(last.at for last in live.workers.values())
         return (
-            f"No worker has written for {span(now - last)}: what you see is what was. "
-            "`weir status` says whether the node runs, `weir logs` why not."
+            f"No worker has written a record for {span(now - latest)}: this page shows old data. "
+            "`weir status` shows whether the node runs, `weir logs` why it does not."
         )
     return ""
 
 
 def _footnote(live: Live, analysis: Analysis) -> str:
-    told = []
+    sentences = []
     if live.unfit:
-        told.append(f"{words.plural(live.unfit, 'entry', 'entries')} of the log could not be read and were left out.")
+        sentences.append(f"{words.plural(live.unfit, 'invalid entry', 'invalid entries')} of the log skipped.")
     status = analysis.status
     if status is not None and _number(status.get("unfit")):
         unfit = int(_number(status.get("unfit")))
-        told.append(f"The analysis set {words.plural(unfit, 'entry', 'entries')} aside that are no records.")
+        sentences.append(f"The analysis skipped {words.plural(unfit, 'invalid entry', 'invalid entries')}.")
     if status is not None and _number(status.get("lost")):
         lost = int(_number(status.get("lost")))
-        told.append(f"Redis cut {words.plural(lost, 'entry', 'entries')} off before the analysis had read them.")
+        sentences.append(f"Redis removed {words.plural(lost, 'entry', 'entries')} before the analysis read them.")
     if analysis.unreadable:
-        told.append(f"{words.plural(analysis.unreadable, 'row')} of the analysis could not be read.")
-    return " ".join(told)
+        sentences.append(f"{words.plural(analysis.unreadable, 'invalid row')} of the analysis skipped.")
+    return " ".join(sentences)
 
 
-def _summary(fresh: Mapping[Any, Heard]) -> str:
+def _summary(fresh: Mapping[Any, LastRecord]) -> str:
     nodes = len({node for node, _ in fresh})
     clients = sum(one.record["clients"]["connected"] for one in fresh.values())
     return (
@@ -308,7 +309,7 @@ def _summary(fresh: Mapping[Any, Heard]) -> str:
 # Figures.
 
 
-def _tiles(live: Live, fresh: Mapping[Any, Heard], now: float) -> Iterator[Tile]:
+def _tiles(live: Live, fresh: Mapping[Any, LastRecord], now: float) -> Iterator[Tile]:
     records = [one.record for one in fresh.values()]
     incoming = sum(per_second(one, one["in"]["messages"]) for one in records)
     outgoing = sum(per_second(one, one["out"]["messages"]) for one in records)
@@ -319,7 +320,7 @@ def _tiles(live: Live, fresh: Mapping[Any, Heard], now: float) -> Iterator[Tile]
     dropped = sum(live.counted(now).dropped.values())
     yield Tile("Messages in", words.count(incoming), "/s", f"{words.size(_bytes(records, 'in'))}/s of payload")
     yield Tile("Messages out", words.count(outgoing), "/s", f"{words.size(_bytes(records, 'out'))}/s of payload")
-    yield Tile("Held back", words.count(throttled), "clients", f"{words.count(credits)} credits each 200 ms")
+    yield Tile("Throttled", words.count(throttled), "clients", f"{words.count(credits)} credits per 200 ms")
     yield Tile("Slow readers", words.count(slow), "clients", f"{words.count(dropped)} dropped in {COUNTED} s")
     yield Tile("Latency p99", f"{p99:.3g}", "ms", "of acknowledged publishes")
 
@@ -329,25 +330,23 @@ def _bytes(records: list[dict[str, Any]], way: str) -> float:
 
 
 def _workers(live: Live, now: float) -> tuple[tuple[Row, ...], str]:
-    """A row for each worker in the order of their names, the worst if there are too many; how many are left out."""
+    """Return a row for each worker, by name, and a sentence about workers that are not shown: the least loaded ones."""
     listed = sorted(live.workers.items())
     if len(listed) > WORKERS:
         listed = sorted(sorted(listed, key=_worst_first)[:WORKERS])
     left = len(live.workers) - len(listed)
-    more = (
-        f"{words.plural(left, 'more worker is', 'more workers are')} not shown, which have less to do." if left else ""
-    )
+    more = f"{words.plural(left, 'more worker', 'more workers')} with less load not shown." if left else ""
     fresh = live.fresh(now)
-    return tuple(_worker(name, heard, name in fresh, now) for name, heard in listed), more
+    return tuple(_worker(name, last, name in fresh, now) for name, last in listed), more
 
 
-def _worker(name: tuple[str, int], heard: Heard, fresh: bool, now: float) -> Row:
+def _worker(name: tuple[str, int], last: LastRecord, fresh: bool, now: float) -> Row:
     node, number = name
-    record = heard.record
+    record = last.record
     level, cause, clients = min(record["level"], HIGHEST), record["cause"], record["clients"]
     key = f"{node}/{number}"
     if not fresh:
-        silence = f"silent for {span(now - heard.at)}"
+        silence = f"silent for {span(now - last.at)}"
         blank = (Cell(""),) * 8
         return Row(key, (Cell(words.shown(key), title=node), Cell(NONE, "level unknown"), Cell(silence), *blank))
     return Row(
@@ -373,13 +372,13 @@ def _outbound(record: dict[str, Any]) -> float:
     return float(min(1.0, queues["outbound_bytes"] / max(1, queues["outbound_limit_bytes"])))
 
 
-def _worst_first(item: tuple[tuple[str, int], Heard]) -> tuple[int, int]:
+def _worst_first(item: tuple[tuple[str, int], LastRecord]) -> tuple[int, int]:
     record = item[1].record
     return -record["level"], -record["in"]["messages"] - record["out"]["messages"]
 
 
 def _minute(analysis: Analysis, analysing: bool, what: str) -> dict[str, float] | None:
-    """Of each client or topic its share of the cost of the last minute, as the analysis has it; None: it has not."""
+    """Return the share of each client or topic in the cost of the last minute; None without analysis."""
     if not analysing or analysis.findings is None:
         return None
     try:
@@ -435,7 +434,7 @@ def _closed_connects(live: Live, now: float) -> Counts:
 
 def _reasons(counts: Counts) -> Iterator[Row]:
     for label, number in _largest(counts):
-        means = "clients that were not let in" if label == "CONNECT" else words.reason(label)
+        means = "clients that were refused" if label == "CONNECT" else words.reason(label)
         yield Row(label, (Cell(label, "name", title=means), Cell(means, "means"), Cell(words.count(number))))
 
 
@@ -453,33 +452,33 @@ def _most_first(item: tuple[str, int]) -> tuple[int, str]:
     return -item[1], item[0]
 
 
-# What the analysis says.
+# The results of the analysis.
 
 
 def _job(status: Status | None, now: float) -> tuple[bool, str]:
-    """Whether the job runs, and how it is."""
+    """Return whether the job runs, and a sentence about its status."""
     if status is None:
         return False, f"The analysis is not running: {START}"
     if status.get("version") != VERSION:
-        return False, "The analysis that runs is of another version of Weir: stop it, and start it again from this one."
+        return False, "The running analysis belongs to another version of Weir: stop it and start that of this version."
     updated = _number(status.get("updated"))
     if now - updated > LATE:
-        return False, f"The analysis is not running, and wrote last at {words.clock(updated)}: {START}"
+        return False, f"The analysis is not running; its last result is from {words.clock(updated)}: {START}"
     if not _number(status.get("newest")):
-        return True, "The analysis runs, and has not read a record yet."
+        return True, "The analysis runs and has not read a record yet."
     behind = now - _number(status.get("newest"))
     if behind > BEHIND:
-        return True, f"The analysis runs, and is {span(behind)} behind."
-    return True, f"The analysis runs; a batch took {span(_number(status.get('batch_s')))}."
+        return True, f"The analysis runs with a delay of {span(behind)}."
+    return True, f"The analysis runs; the last batch took {span(_number(status.get('batch_s')))}."
 
 
 def _known(status: Status | None, now: float) -> float:
-    """The last second that the analysis knows of."""
+    """Return the newest second of the analysis."""
     return now if status is None else min(now, _number(status.get("newest")))
 
 
 def _notes(findings: Findings) -> Iterator[Note]:
-    """What is worth a look, the urgent first. Rows that are no such rows are left out."""
+    """Return the findings as notes, the urgent first. Malformed rows are skipped."""
     for kind, of, text in _found(findings):
         try:
             for number, row in enumerate(findings[of]):  # type: ignore[literal-required]
@@ -506,20 +505,20 @@ def _slow(row: Any) -> str:
 def _pressure(row: Any) -> str:
     return (
         f"On node {words.shown(row['node'])} {row['using_credits']} of {words.plural(row['connected'], 'client')} "
-        f"live on their credits: {words.count(row['average_credits'])} each on average, "
-        f"{words.count(row['credits_per_tick'])} more each 200 ms."
+        f"use their credits: {words.count(row['average_credits'])} each on average, "
+        f"and {words.count(row['credits_per_tick'])} new ones per 200 ms."
     )
 
 
 def _stories(episodes: tuple[Episode, ...], known: float, now: float) -> Iterator[Story]:
-    """*known*: how far the analysis is; what goes on may have ended since."""
+    """*known* is the newest second of the analysis: an open episode may have ended since."""
     for episode in episodes[:EPISODES]:
         try:
             if episode["state"] == "merged":
-                continue  # it is a part of another one
+                continue  # it is part of another episode
             yield _story(episode, known, now)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            continue  # it is no episode, or of another version; the next may be one
+            continue  # malformed, or of another version
 
 
 def _story(episode: Episode, known: float, now: float) -> Story:

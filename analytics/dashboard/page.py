@@ -1,4 +1,4 @@
-# The pages: built once for each browser that looks on, and then told each second what there is.
+# The pages: built once per browser, and updated each second.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,14 @@ from nicegui import run, ui
 
 from analytics.dashboard import charts, words
 from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
-from analytics.dashboard.parts import Notes, Sentence, Table, box, changed, give, kind_of, link, text
-from analytics.dashboard.reading import SPANS, Reader
+from analytics.dashboard.parts import Notes, Sentence, Table, box, link, set_attributes, set_classes, set_options, text
+from analytics.dashboard.reader import SPANS, Reader
 
 EVERY: Final = 1.0  # seconds
-ASK_EVERY: Final = 2.0  # seconds, of the nodes for one client, while its page is open
+ASK_EVERY: Final = 2.0  # seconds between requests to the nodes, while the page of a client is open
 TITLE: Final = "Weir"
 STYLE: Final = (Path(__file__).parent / "style.css").read_text()
-# Before anything is drawn: the theme that was chosen here, else the system's.
+# Runs before the first rendering: the theme that was chosen in this browser, otherwise that of the system.
 THEME: Final = """
 const chosen = localStorage.getItem("weir-theme");
 if (chosen) document.documentElement.dataset.theme = chosen;
@@ -41,18 +41,18 @@ LOGO: Final = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node says of a client."""
+    """The reply of a node about a client."""
 
     node: str
     paragraphs: tuple[str, ...]
-    known: bool  # else the one paragraph says why there is nothing to say
+    known: bool  # false: the only paragraph says why there is no information
 
 
 AskWhy = Callable[[str], Sequence[Answer]]
 
 
 def head() -> None:
-    """What all pages have in their head."""
+    """Add the HTML head of all pages."""
     ui.add_head_html(f"<script>{THEME}</script><style>{STYLE}</style>", shared=True)
 
 
@@ -72,10 +72,10 @@ def build_client(reader: Reader, ask_why: AskWhy, name: str) -> None:
 
 
 class _Top:
-    """What stands above every page."""
+    """The header of every page."""
 
     def __init__(self) -> None:
-        link("Skip to what matters", "#main", "skip")
+        link("Skip to the content", "#main", "skip")
         with box("header", "top"):
             with box("a", "brand", href="/", aria_label="Weir: the cluster"):
                 ui.html(LOGO, sanitize=False, tag="span")
@@ -85,7 +85,12 @@ class _Top:
             with box("form", "ask", role="search").on("submit", js_handler=SEARCH):
                 text("label", "Client", for_="ask-client")
                 box("input", id="ask-client", name="client", placeholder="client id", autocomplete="off", type="search")
-                text("button", "Why?", type="submit", title="Why is this client slow, gone, or gets nothing?")
+                text(
+                    "button",
+                    "Why?",
+                    type="submit",
+                    title="Why is this client slow or disconnected, or receives nothing?",
+                )
             text("button", "Light / dark", "theme", type="button").on("click", js_handler=TOGGLE)
         self._trouble = Sentence("trouble", role="status")
 
@@ -93,7 +98,7 @@ class _Top:
         self._summary.text = board.summary
         self._moment.text = board.moment
         self._trouble.show(board.trouble)
-        kind_of(self._trouble.element, "trouble" if board.trouble else "trouble gone")
+        set_classes(self._trouble.element, "trouble" if board.trouble else "trouble gone")
 
 
 class _BoardPage:
@@ -134,21 +139,21 @@ class _BoardPage:
         board = self._reader.board
         self._top.show(board)
         self._empty.show(board.empty)
-        kind_of(self._empty.element, "nothing" if board.empty else "nothing gone")
+        set_classes(self._empty.element, "nothing" if board.empty else "nothing gone")
         known = board.tone != "unknown"
         self._level.text = str(board.level) if known else NONE
         self._word.text = board.word
-        kind_of(self._hero, f"hero {board.tone}")
+        set_classes(self._hero, f"hero {board.tone}")
         for number, step in enumerate(self._steps):
-            kind_of(step, "on" if known and number < board.level else "off")
+            set_classes(step, "on" if known and number < board.level else "off")
         for number, sentence in enumerate(self._sentences):
             sentence.show(board.sentences[number] if number < len(board.sentences) else ())
         for (label, value, unit, note), tile in zip(self._tiles, board.tiles, strict=True):
             label.text, value.text, unit.text, note.text = tile.label, tile.value, tile.unit, tile.note
         self._show_charts(board)
-        self._notes.show(board.notes, "" if board.current else "Early warnings come from the analysis, see there.")
+        self._notes.show(board.notes, "" if board.current else "Warnings need an up-to-date analysis.")
         self._analysis.show(board.analysis)
-        kind_of(self._analysis.element, "job" if board.analysing else "job off")
+        set_classes(self._analysis.element, "job" if board.analysing else "job off")
         self._footnote.text = board.footnote
         self._stories.show(board)
         self._workers.show(board.workers)
@@ -160,7 +165,7 @@ class _BoardPage:
         with box("section", "card", aria_labelledby="time"):
             with box("div", "line"):
                 text("h2", "Over time", id="time")
-                with box("div", "ranges", role="group", aria_label="How long"):
+                with box("div", "ranges", role="group", aria_label="Time range"):
                     self._ranges = [
                         (span, text("button", name, type="button").on("click", self._chooser(span)))
                         for name, span in charts.RANGES.items()
@@ -172,7 +177,7 @@ class _BoardPage:
                     text("figcaption", "Level, 0 to 10")
                     self._level_chart = ui.echart(charts.level_options(lines, marks), renderer="svg").classes("chart")
                 with box("figure"):
-                    text("figcaption", "Messages a second")
+                    text("figcaption", "Messages per second")
                     self._traffic_chart = ui.echart(charts.traffic_options(lines), renderer="svg").classes("chart")
 
     def _chooser(self, span: int) -> Callable[[], None]:
@@ -192,27 +197,27 @@ class _BoardPage:
 
     def _show_charts(self, board: Board) -> None:
         for span, button in self._ranges:
-            give(button, aria_pressed="true" if span == self._span else "false")
+            set_attributes(button, aria_pressed="true" if span == self._span else "false")
         missing = self._span != 1 and not board.analysing
-        self._no_windows.show("Longer times come from the analysis. " + board.analysis if missing else "")
-        kind_of(self._no_windows.element, "fine" if missing else "fine gone")
+        self._no_windows.show("Longer time ranges need the analysis. " + board.analysis if missing else "")
+        set_classes(self._no_windows.element, "fine" if missing else "fine gone")
         lines, marks = self._lines()
-        changed(self._level_chart, charts.level_options(lines, marks))
-        changed(self._traffic_chart, charts.traffic_options(lines))
+        set_options(self._level_chart, charts.level_options(lines, marks))
+        set_options(self._traffic_chart, charts.traffic_options(lines))
 
     def _build_tables(self) -> None:
         with box("section", "card", aria_labelledby="workers"):
             text("h2", "Workers", id="workers")
-            self._workers = Table("Workers", WORKERS, "No worker speaks.", "workers")
+            self._workers = Table("Workers", WORKERS, "No worker has reported.", "workers")
             self._more = text("p", "", "fine")
         self._tables: list[Table] = []
         with box("div", "pair"):
-            self._add("Clients by cost", "clients", CLIENTS, "Nobody publishes.")
-            self._add("Topics by cost", "topics", TOPICS, "Nothing is published.")
+            self._add("Clients by cost", "clients", CLIENTS, "No client publishes.")
+            self._add("Topics by cost", "topics", TOPICS, "No messages are published.")
         with box("div", "triple"):
             self._add("Dropped in the last minute", "dropped", REASONS, "Nothing was dropped.")
             self._add("Refused in the last minute", "refused", REASONS, "Nothing was refused.")
-            self._add("Held back in the last minute", "held", HELD, "Nobody was held back.")
+            self._add("Throttled in the last minute", "held", HELD, "No client was throttled.")
 
     def _add(self, title: str, name: str, columns: Sequence[tuple[str, str]], empty: str) -> None:
         with box("section", "card", aria_labelledby=name):
@@ -225,7 +230,7 @@ WORKERS: Final = (
     ("level", "mid"),
     ("cause", "cause"),
     ("clients", "right"),
-    ("held", "right"),
+    ("throttled", "right"),
     ("slow", "right"),
     ("credits", "right"),
     ("in/s", "right"),
@@ -238,7 +243,7 @@ CLIENTS: Final = (
     ("of the cost", "right"),
     ("msg/s", "right"),
     ("bytes/s", "right"),
-    ("held", "right"),
+    ("throttled", "right"),
     ("last min", "right"),
 )
 TOPICS: Final = (
@@ -248,8 +253,8 @@ TOPICS: Final = (
     ("bytes/s", "right"),
     ("last min", "right"),
 )
-REASONS: Final = (("reason", ""), ("which means", "wide"), ("times", "right"))
-HELD: Final = (("reason", ""), ("as", "wide"), ("in all", "right"))
+REASONS: Final = (("reason", ""), ("meaning", "wide"), ("count", "right"))
+HELD: Final = (("reason", ""), ("meaning", "wide"), ("total", "right"))
 
 
 def _tables_of(board: Board) -> tuple[tuple[Row, ...], ...]:
@@ -265,10 +270,10 @@ def _tile() -> tuple[Any, Any, Any, Any]:
 
 
 class _Stories:
-    """The episodes, each to be opened."""
+    """The list of episodes; each can be expanded."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, _StoryShown] = {}
+        self._shown: dict[str, _StoryElement] = {}
         with box("section", "card", aria_labelledby="episodes"):
             text("h2", "Episodes of overload", id="episodes")
             self._list = box("div", "episodes")
@@ -281,20 +286,20 @@ class _Stories:
         for number, story in enumerate(stories.values()):
             if story.key not in self._shown:
                 with self._list:
-                    self._shown[story.key] = _StoryShown(story)
+                    self._shown[story.key] = _StoryElement(story)
             shown = self._shown[story.key]
             if self._list.default_slot.children[number] is not shown.element:
                 shown.element.move(self._list, target_index=number)
             shown.show(story)
         self._empty.show(
-            "None so far. An episode is a time at which the level was above 0 for long enough to matter."
+            "None so far. An episode is a time span with a serious overload."
             if board.analysing
-            else f"Episodes are told by the analysis. {board.analysis}"
+            else f"Episodes need the analysis. {board.analysis}"
         )
-        kind_of(self._empty.element, "empty gone" if board.stories else "empty")
+        set_classes(self._empty.element, "empty gone" if board.stories else "empty")
 
 
-class _StoryShown:
+class _StoryElement:
     def __init__(self, story: Story) -> None:
         self._before: Story | None = None
         with box("details", "episode", data_episode=story.key) as self.element:
@@ -308,18 +313,20 @@ class _StoryShown:
                 self._story = box("div", "story")
                 with box("div", "triple"):
                     columns = (("client", "wide"), ("of the cost", "right"))
-                    self._clients = _small("Who cost most", columns)
-                    self._throttled = _small("Who was held back", (("client", "wide"), ("for", "right")))
-                    self._losses = _small("What was lost", REASONS)
+                    self._clients = _small("Most costly clients", columns)
+                    self._throttled = _small("Throttled clients", (("client", "wide"), ("for", "right")))
+                    self._losses = _small("Dropped and refused", REASONS)
 
     def show(self, story: Story) -> None:
         if story == self._before:
             return
         before, self._before = self._before, story
-        kind_of(self.element, f"episode {'open' if story.open else 'closed'}{' now' if story.current else ''}")
-        give(self.element, data_start=f"{story.start:.0f}", data_end="" if story.end is None else f"{story.end:.0f}")
+        set_classes(self.element, f"episode {'open' if story.open else 'closed'}{' now' if story.current else ''}")
+        set_attributes(
+            self.element, data_start=f"{story.start:.0f}", data_end="" if story.end is None else f"{story.end:.0f}"
+        )
         self._peak.text = f"peak {story.peak}"
-        kind_of(self._peak, f"peak {story.tone}")
+        set_classes(self._peak, f"peak {story.tone}")
         self._when.text = story.when
         self._lasted.text = f"for {story.lasted} so far" if story.open else f"for {story.lasted}"
         self._cause.text = story.cause
@@ -337,7 +344,7 @@ class _StoryShown:
 def _small(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     with box("div"):
         text("h3", title)
-        return Table(title, columns, "Nobody." if title.startswith("Who") else "Nothing.", "small")
+        return Table(title, columns, "None.", "small")
 
 
 class _ClientPage:
@@ -354,13 +361,13 @@ class _ClientPage:
                 text("h2", "Why", id="why")
                 self._answers = box("div", "answers", role="status")
                 with self._answers:
-                    text("p", "Asking …", "fine")
+                    text("p", "Loading …", "fine")
             with box("section", "card", aria_labelledby="lately"):
                 text("h2", "In the last 10 seconds", id="lately")
                 self._lately = text("p")
             with box("section", "card", aria_labelledby="part"):
-                text("h2", "Episodes that it had a part in", id="part")
-                self._part = Table("Episodes", (("when", "wide"), ("peak", "right"), ("its cost", "right")), "None.")
+                text("h2", "Episodes in which this client was a culprit", id="part")
+                self._part = Table("Episodes", (("time", "wide"), ("peak", "right"), ("cost", "right")), "None.")
 
     def show(self) -> None:
         board = self._reader.board
@@ -377,9 +384,9 @@ class _ClientPage:
         )
 
     async def ask(self) -> None:
-        """What the nodes say, while somebody looks."""
+        """Request a diagnosis from the nodes, while the page is open."""
         answers = await run.io_bound(self._ask_why, self._name)
-        if answers is None or answers == self._before:  # None: we are ending
+        if answers is None or answers == self._before:  # None: the server is stopping
             return
         self._before = answers
         self._answers.clear()

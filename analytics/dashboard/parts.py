@@ -1,7 +1,7 @@
-# What pages are made of: plain HTML elements that change their text and stay, so that the keyboard's focus stays too.
+# The building blocks of pages: plain HTML elements whose text changes while the elements, and so the focus, remain.
 #
-# A page is told the whole of what it shows each second, and only what is different goes to the browser. What a client
-# chose (its id, its topics) is only ever a text, never HTML.
+# A page sets its whole content each second; only differences are sent to the browser. Values chosen by clients (client
+# ids, topics) are always inserted as text, never as HTML.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,46 +12,46 @@ from analytics.dashboard.model import Cell, Note, Part, Row
 
 
 def box(tag: str, kind: str = "", **attributes: str) -> ui.element:
-    """An element that holds others."""
+    """Create a container element."""
     made = ui.element(tag)
     if kind:
         made.classes(kind)
-    _give(made, attributes)
+    _set_attributes(made, attributes)
     return made
 
 
-def text(tag: str, said: str = "", kind: str = "", **attributes: str) -> TextElement:
-    """An element that holds a text."""
-    made = TextElement(tag=tag, text=said)
+def text(tag: str, content: str = "", kind: str = "", **attributes: str) -> TextElement:
+    """Create a text element."""
+    made = TextElement(tag=tag, text=content)
     if kind:
         made.classes(kind)
-    _give(made, attributes)
+    _set_attributes(made, attributes)
     return made
 
 
-def link(said: str, href: str, kind: str = "") -> TextElement:
-    return text("a", said, kind, href=href)
+def link(content: str, href: str, kind: str = "") -> TextElement:
+    return text("a", content, kind, href=href)
 
 
-def give(element: ui.element, **attributes: str) -> None:
-    """Have *element* these attributes; the browser hears of it if they are others."""
+def set_attributes(element: ui.element, **attributes: str) -> None:
+    """Set attributes of *element*; the browser is updated only if they differ."""
     if any(element.props.get(_attribute(name)) != value for name, value in attributes.items()):
-        _give(element, attributes)
+        _set_attributes(element, attributes)
         element.update()
 
 
-def _give(element: ui.element, attributes: dict[str, str]) -> None:
+def _set_attributes(element: ui.element, attributes: dict[str, str]) -> None:
     for name, value in attributes.items():
         element.props[_attribute(name)] = value
 
 
 def _attribute(name: str) -> str:
-    """aria_label is aria-label; for_ is for."""
+    """Return the HTML name of an attribute: aria_label is aria-label, for_ is for."""
     return name.rstrip("_").replace("_", "-")
 
 
-def kind_of(element: ui.element, kind: str) -> None:
-    """Have it these classes and no others."""
+def set_classes(element: ui.element, kind: str) -> None:
+    """Set the CSS classes of *element* to exactly *kind*."""
     if set(element.classes) != set(kind.split()):
         element.classes(replace=kind)
 
@@ -74,10 +74,10 @@ class Sentence:
             self.element.clear()
             with self.element:
                 self._parts = [text(tag) for tag in shape]
-        for element, (tag, said, href) in zip(self._parts, pieces, strict=True):
-            element.text = said
+        for element, (tag, content, href) in zip(self._parts, pieces, strict=True):
+            element.text = content
             if tag == "a":
-                give(element, href=href)
+                set_attributes(element, href=href)
 
 
 def _pieces(parts: Sequence[Part]) -> Iterable[tuple[str, str, str]]:
@@ -91,10 +91,10 @@ def _pieces(parts: Sequence[Part]) -> Iterable[tuple[str, str, str]]:
 
 
 class Table:
-    """Rows that stay where they are as long as they have the same key."""
+    """A table whose rows are updated in place: a row is identified by its key."""
 
     def __init__(self, caption: str, columns: Sequence[tuple[str, str]], empty: str, kind: str = "") -> None:
-        """*columns*: (title, class); *empty*: what is said when there are no rows."""
+        """*columns*: (title, class); *empty*: the text when there are no rows."""
         self._columns = columns
         self._rows: dict[str, tuple[ui.element, list[_Cell]]] = {}
         with box("div", "scroll", tabindex="0", role="region", aria_label=caption), box("table", kind):
@@ -106,7 +106,7 @@ class Table:
         self._empty = text("p", empty, "empty")
 
     def show(self, rows: Sequence[Row]) -> None:
-        rows = list({row.key: row for row in rows}.values())  # who wrote a name twice does not break the page
+        rows = list({row.key: row for row in rows}.values())  # duplicate names in foreign data must not break the page
         for key in self._rows.keys() - {row.key for row in rows}:
             self._rows.pop(key)[0].delete()
         for number, row in enumerate(rows):
@@ -117,7 +117,7 @@ class Table:
                 element.move(self._body, target_index=number)
             for shown, cell in zip(cells, row.cells, strict=True):
                 shown.show(cell)
-        kind_of(self._empty, "empty gone" if rows else "empty")
+        set_classes(self._empty, "empty gone" if rows else "empty")
 
     def _made(self) -> "tuple[ui.element, list[_Cell]]":
         with self._body, box("tr") as row:
@@ -140,10 +140,10 @@ class _Cell:
         self._href = cell.href
         self._text.text = cell.text
         if cell.href:
-            give(self._text, href=cell.href)
+            set_attributes(self._text, href=cell.href)
         if cell.title and cell.title != cell.text:
-            give(self._text, title=cell.title)
-        kind_of(self._element, f"{self._kind} {cell.kind}{' bar' if cell.share is not None else ''}")
+            set_attributes(self._text, title=cell.title)
+        set_classes(self._element, f"{self._kind} {cell.kind}{' bar' if cell.share is not None else ''}")
         if cell.share is not None and cell.share != self._share:
             self._share = cell.share
             self._element.style(replace=f"--share: {min(1.0, max(0.0, cell.share)):.1%}")
@@ -155,7 +155,7 @@ class Notes:
     def __init__(self, empty: str) -> None:
         self._list = box("ul", "notes")
         self._empty = Sentence("empty")
-        self._says = empty
+        self._placeholder = empty
         self._shown: dict[str, tuple[ui.element, TextElement, Sentence]] = {}
 
     def show(self, notes: Sequence[Note], empty: str = "") -> None:
@@ -166,15 +166,15 @@ class Notes:
                 with self._list, box("li") as item:
                     self._shown[note.key] = item, text("strong"), Sentence(tag="span")
             item, label, sentence = self._shown[note.key]
-            kind_of(item, note.kind)
+            set_classes(item, note.kind)
             label.text = "Soon: " if note.kind == "warning" else ""
             sentence.show(note.text)
-        self._empty.show(empty or self._says)
-        kind_of(self._empty.element, "empty gone" if notes else "empty")
+        self._empty.show(empty or self._placeholder)
+        set_classes(self._empty.element, "empty gone" if notes else "empty")
 
 
-def changed(element: Any, options: dict[str, Any]) -> None:
-    """Have a chart draw *options*."""
+def set_options(element: Any, options: dict[str, Any]) -> None:
+    """Set the options of a chart."""
     element.options.clear()
     element.options.update(options)
     element.update()

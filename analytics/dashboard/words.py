@@ -1,50 +1,50 @@
-# What the dashboard calls things: levels, signals, reasons, and numbers that people read at a glance.
+# The words of the dashboard for levels, signals and reasons, and short forms of numbers.
 import time
 from typing import Final
 
 from broker.insight.explain import place, span
 from broker.insight.reason_words import SIGNALS, meaning
 
-LONGEST: Final = 64  # characters of a name; its beginning and its end are shown of a longer one
+LONGEST: Final = 64  # characters of a name; of a longer one the beginning and the end are shown
 
-# By the first level that it is said of: a word, and what it means for clients.
+# (lowest level, word, effect on clients)
 LEVELS: Final = (
-    (8, "Overloaded", "Nearly everything is held back, so that the broker stays up."),
-    (5, "Holding back hard", "Who costs much is held back; who costs little is still served."),
-    (3, "Holding back", "Clients that cost much are slowed down."),
-    (1, "Busy", "Clients that cost very much are slowed down a little."),
-    (0, "Calm", "Nobody is held back."),
+    (8, "Overloaded", "Nearly all clients are throttled, so that the broker stays available."),
+    (5, "Throttling hard", "Costly clients are throttled; other clients are served."),
+    (3, "Throttling", "Costly clients are slowed down."),
+    (1, "Busy", "Very costly clients are slowed down a little."),
+    (0, "Normal", "No client is throttled."),
 )
 
 
 def word(level: int) -> tuple[str, str]:
-    """What *level* is called, and what it means for clients."""
+    """Return the word for *level* and its effect on clients."""
     return next((name, meaning) for least, name, meaning in LEVELS if level >= least)
 
 
 def tone(level: int) -> str:
-    """A class of the style sheet; the words say the same."""
+    """Return the CSS class of *level*."""
     return "calm" if level == 0 else "busy" if level < 5 else "hot"
 
 
 def signal(name: str) -> str:
-    """What the signal *name* says of a worker."""
+    """Return what the signal *name* means, with its name."""
     words = SIGNALS[name].words if name in SIGNALS else f"{place(name)} takes longer than without load"
     return f"{words} ({name})"
 
 
 def cause(name: str) -> str:
-    """The signal *name*, shortly."""
+    """Return a short text for the signal *name*."""
     return name if name in SIGNALS or "/" not in name else f"{place(name)} is slow"
 
 
 def reason(label: str) -> str:
-    """What the reason *label* means, whatever it is a reason for; "" if it is not known."""
+    """Return the meaning of a reason of any kind; "" if the label is unknown."""
     return meaning(label)
 
 
 def count(number: float) -> str:
-    """With three digits or so: 999, 1.2k, 45k, 3.1M."""
+    """Format a number with at most three digits: 999, 1.2k, 45k, 3.1M."""
     for least, unit in ((999_500_000.0, "G"), (999_500.0, "M"), (999.5, "k")):
         if number >= least:
             scaled = number / {"G": 1e9, "M": 1e6, "k": 1e3}[unit]
@@ -53,7 +53,7 @@ def count(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, shortly."""
+    """Format a number of bytes."""
     return f"{count(number)}B"
 
 
@@ -70,9 +70,9 @@ def clock(at: float) -> str:
 
 
 def day(at: float, now: float) -> str:
-    """The date of *at*, "" if it is that of *now*."""
-    said = time.strftime("%Y-%m-%d", time.localtime(at))
-    return "" if said == time.strftime("%Y-%m-%d", time.localtime(now)) else said
+    """Return the date of *at*; "" if it is the date of *now*."""
+    date = time.strftime("%Y-%m-%d", time.localtime(at))
+    return "" if date == time.strftime("%Y-%m-%d", time.localtime(now)) else date
 
 
 def plural(number: int, one: str, many: str = "") -> str:
@@ -80,7 +80,7 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 
 def shown(name: str) -> str:
-    """A name that a client chose, as it can be shown: short, and nothing in it moves what is around it."""
+    """Return a name chosen by a client in a form that is safe to show: short and without control characters."""
     visible = "".join(one if one.isprintable() else "�" for one in name)
     if len(visible) <= LONGEST:
         return visible or "(empty)"

@@ -110,7 +110,7 @@ def episode(start: float, end: float | None, culprit: str = "pump-1", **given: A
         "lost_seconds": 0,
         "story": [
             f"The level rose to 7 within 3 s, because of lag of worker a/0: {culprit} had 83 % of the cost.",
-            f"{culprit} was held back for 21.5 s in all; nobody else was.",
+            f"{culprit} was throttled for 21.5 s in total.",
             "4211 messages did not reach readers that were too slow for them.",
         ],
         **given,
@@ -155,7 +155,7 @@ def warning(seconds: float = 8.0) -> Row:
         "value": 0.8,
         "slope": 0.05,
         "seconds_left": seconds,
-        "said": f"outbound of worker a/0 reaches level 5 in {seconds:.0f} s if it goes on like this.",
+        "said": f"outbound of worker a/0 reaches level 5 in {seconds:.0f} s if the trend continues.",
     }
 
 

@@ -40,8 +40,8 @@ def test_a_calm_cluster_is_called_calm() -> None:
     """A page that always warns is not read when it matters."""
     shown = seen(told(record(), record(1)))
 
-    assert (0, "Calm", "calm") == (shown.level, shown.word, shown.tone)
-    assert "Nobody is held back." == said(shown)
+    assert (0, "Normal", "calm") == (shown.level, shown.word, shown.tone)
+    assert "No client is throttled." == said(shown)
     assert "1 node, 2 workers, 6 clients" == shown.summary
 
 
@@ -49,9 +49,9 @@ def test_an_aggressor_is_named_with_the_signal_and_the_worker() -> None:
     """Somebody would know that it is bad, and not because of what and whom."""
     shown = seen(told(aggressor(7), record(1)))
 
-    assert (7, "Holding back hard") == (shown.level, shown.word)
-    assert "(lag). Worker 0 of node a has this signal at 2.3 times its target." in said(shown)
-    assert "Most of it is due to pump-1: 80 % of the cost" in said(shown)
+    assert (7, "Throttling hard") == (shown.level, shown.word)
+    assert "(lag). This signal of worker 0 of node a is at 2.3 times its target." in said(shown)
+    assert "Most of the load is due to pump-1: 80 % of the cost" in said(shown)
     assert Part("pump-1", client_page("pump-1")) in [part for sentence in shown.sentences for part in sentence]
 
 
@@ -60,7 +60,7 @@ def test_nobody_is_blamed_who_is_one_of_many() -> None:
     fleet = top("client", *((f"c{number}", 100, 10) for number in range(10)))
     shown = seen(told(record(level=3, cause="lag", signals={"lag": 2.0}, top={"clients": fleet})))
 
-    assert "No single client is behind it: the most costly has 10 % of the cost." in said(shown)
+    assert "No single client is the cause: the most costly one has 10 % of the cost." in said(shown)
 
 
 def test_a_storm_of_connects_has_no_culprit() -> None:
@@ -69,13 +69,13 @@ def test_a_storm_of_connects_has_no_culprit() -> None:
     storm["cause"] = "connect"
     shown = seen(told(storm))
 
-    assert "A storm of connects: 300 CONNECTs a second, 100 of them refused" in said(shown)
+    assert "A storm of connects: 300 CONNECTs per second, 100 of them refused" in said(shown)
     assert "pump-1" not in said(shown)
 
 
 def test_an_overload_elsewhere_is_no_riddle() -> None:
     """A level that no worker of this log has would be shown without any cause."""
-    assert "another log" in said(seen(told(record(cluster_level=5))))
+    assert "another Redis" in said(seen(told(record(cluster_level=5))))
 
 
 def test_a_level_that_cannot_be_is_not_shown() -> None:
@@ -89,7 +89,7 @@ def test_what_is_no_record_is_counted_and_left_out() -> None:
     live.take(None, NOW)
 
     assert (4, 1) == (live.unfit, len(live.workers))
-    assert "4 entries of the log could not be read" in seen(live).footnote
+    assert "4 invalid entries of the log skipped" in seen(live).footnote
 
 
 def test_a_record_that_comes_twice_counts_once() -> None:
@@ -117,24 +117,24 @@ def test_when_nobody_speaks_no_level_is_claimed() -> None:
     shown = seen(told(record()), now=NOW + 30)
 
     assert ("unknown", "Unknown", ()) == (shown.tone, shown.word, shown.sentences)
-    assert "No worker has written for 30 s" in shown.trouble
+    assert "No worker has written a record for 30 s" in shown.trouble
 
 
 def test_before_the_first_record_it_says_what_to_do() -> None:
     """An empty page is a riddle."""
     assert "`weir start --detach` starts a node" in seen(Live()).empty
-    assert "until Redis answers" in seen(Live(), away=Away(NOW, "gone")).empty
+    assert "until Redis is available" in seen(Live(), away=Away(NOW, "gone")).empty
     assert "" == seen(told(record())).empty
 
 
 def test_redis_away_is_said_with_since_when_and_what_is_shown() -> None:
     """Old figures would pass for those of now."""
-    gone = Away(NOW - 9, "connection refused", nodes_speak=True)
+    gone = Away(NOW - 9, "connection refused", nodes_answer=True)
 
     assert f"since {words.clock(NOW - 9)} (connection refused)" in seen(told(record()), away=gone).trouble
-    assert "comes from the nodes of this machine" in seen(told(record()), away=gone).trouble
-    assert "What you see is what was." in seen(told(record()), away=gone, now=NOW + 60).trouble
-    assert "What you see is what was." in seen(told(record()), away=Away(NOW, "gone")).trouble
+    assert "shows data from the nodes of this machine" in seen(told(record()), away=gone).trouble
+    assert "This page shows old data." in seen(told(record()), away=gone, now=NOW + 60).trouble
+    assert "This page shows old data." in seen(told(record()), away=Away(NOW, "gone")).trouble
 
 
 def test_everything_is_bounded() -> None:
@@ -149,7 +149,7 @@ def test_everything_is_bounded() -> None:
     assert WORKERS == len(live.workers)
     assert HITTING >= len(live.hitters("client", NOW + KEPT * 2))
     assert 48 == len(seen(live, now=NOW + KEPT * 2).workers)
-    assert "952 more workers are not shown" in seen(live, now=NOW + KEPT * 2).workers_more
+    assert "952 more workers with less load not shown" in seen(live, now=NOW + KEPT * 2).workers_more
 
 
 def test_a_second_without_a_record_is_a_gap_only_if_nobody_speaks() -> None:
@@ -191,9 +191,9 @@ def test_losses_are_told_with_what_they_mean() -> None:
     ("status", "runs", "words_of_it"),
     [
         (None, False, "`weir analytics run` starts it"),
-        (rows.status(NOW), True, "a batch took 800 ms"),
-        (rows.status(NOW - 16), False, "wrote last at"),
-        (rows.status(NOW, newest=NOW - 60), True, "60 s behind"),
+        (rows.status(NOW), True, "the last batch took 800 ms"),
+        (rows.status(NOW - 16), False, "its last result is from"),
+        (rows.status(NOW, newest=NOW - 60), True, "a delay of 60 s"),
         (rows.status(NOW, newest=0), True, "has not read a record yet"),
         (rows.status(NOW, version=VERSION + 1), False, "another version"),
         ({"version": VERSION, "updated": "soon"}, False, "starts it"),

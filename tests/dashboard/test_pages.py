@@ -86,8 +86,8 @@ def test_it_shows_level_cause_and_culprit_and_goes_on_by_itself(
     page = look(url)
     until(lambda: number(page) == "4", "the level does not come")
     hero = page.locator(".hero").inner_text()
-    assert "(lag). Worker 0 of node a" in hero
-    assert "Most of it is due to pump-1" in hero
+    assert "(lag). This signal of worker 0 of node a" in hero
+    assert "Most of the load is due to pump-1" in hero
     keep(page, "light")
     writer.worker(aggressor, 8)
     until(lambda: number(page) == "8", "the level does not go on")
@@ -129,7 +129,7 @@ def test_an_episode_opens_by_keyboard_and_stays_open(url: str, writer: Writer, l
 
     until(opens, "it does not open")
     busy(writer)
-    until(lambda: "21.5 s in all" in episode.inner_text(), "it closed when it was told of again")
+    until(lambda: "21.5 s in total" in episode.inner_text(), "it closed when it was told of again")
 
 
 def test_a_keyboard_begins_with_a_way_past_the_header(url: str, writer: Writer, look: Look) -> None:
@@ -138,7 +138,7 @@ def test_a_keyboard_begins_with_a_way_past_the_header(url: str, writer: Writer, 
     page = look(url)
     until(lambda: number(page) == "7", "the page is not there")
     page.keyboard.press("Tab")
-    assert "Skip to what matters" == page.evaluate("document.activeElement.textContent")
+    assert "Skip to the content" == page.evaluate("document.activeElement.textContent")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("Enter")
     assert page.evaluate("location.hash") == "#main"
@@ -217,10 +217,13 @@ def test_an_empty_cluster_says_what_to_do(tmp_path: Path, look: Look, keep: Keep
             until(lambda: number(page) == "5", "the level does not come")
             keep(page, "no-analysis")
             server.kill()
-            until(lambda: "Redis does not answer since" in page.inner_text("body"), "it does not say so")
+            until(lambda: "Redis has not been available since" in page.inner_text("body"), "it does not say so")
             keep(page, "redis-away")
             server.start()
-            until(lambda: "Redis does not" not in page.inner_text("body"), "it does not see that Redis is back")
+            until(
+                lambda: "Redis has not been available" not in page.inner_text("body"),
+                "it does not see that Redis is back",
+            )
     finally:
         writer.end()
         server.end()
@@ -285,7 +288,7 @@ def test_what_is_wrong_at_its_start_is_a_sentence(redis_of_pages: RunningRedis, 
     no_node = weir("dashboard", "--folder", str(tmp_path / "none"))
 
     assert [2, 1, 1] == [one.returncode for one in (taken, nowhere, no_node)]
-    assert "is in use, perhaps by another dashboard: --port takes another" in taken.stderr
+    assert "is in use, perhaps by another dashboard: choose another port" in taken.stderr
     assert "none.sock cannot be reached" in nowhere.stderr
     assert "is not running: `weir start --detach` starts one" in no_node.stderr
     assert [1, 1, 1] == [one.stderr.count("\n") for one in (taken, nowhere, no_node)]

@@ -1,7 +1,7 @@
-# The dashboard as a server: the pages, the reader behind them, and who may ask.
+# The HTTP server of the dashboard.
 #
-# It shows, and changes nothing. It has no password, so it listens on loopback unless it is told otherwise, and there it
-# answers only those who know it by a name of this machine: a page of somebody else cannot have a browser read it.
+# The dashboard is read-only and has no password. By default it listens on loopback, and then accepts only requests
+# whose Host header is a loopback name: other web pages cannot read it through a browser (DNS rebinding).
 import signal
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,10 +15,10 @@ from nicegui import app, background_tasks, ui
 
 from analytics.dashboard import page
 from analytics.dashboard.page import LOGO, TITLE, AskWhy
-from analytics.dashboard.reading import Reader
+from analytics.dashboard.reader import Reader
 
 BACKLOG: Final = 128
-ENDING: Final = 1  # seconds that browsers have to take what is under way
+ENDING: Final = 1  # seconds for open requests to finish when the server stops
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -26,7 +26,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The socket, listening. OSError."""
+    """Return a listening socket. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(listener: socket.socket, reader: Reader, ask_why: AskWhy, ready: Callable[[], None]) -> None:
-    """Until SIGINT or SIGTERM; *ready* is called when it serves."""
+    """Serve until SIGINT or SIGTERM; call *ready* when the server accepts requests."""
     page.head()
 
     @ui.page("/", title=TITLE)
@@ -67,36 +67,36 @@ def serve(listener: socket.socket, reader: Reader, ask_why: AskWhy, ready: Calla
     ui.run_with(served, title=TITLE, favicon=LOGO, tailwind=False, show_welcome_message=False, dark=False)
     if is_loopback(listener.getsockname()[0]):
         served = OnlyLocal(served)
-    # uvicorn ends at these signals, and then has them happen again, for whoever was there before.
-    signal.signal(signal.SIGINT, _nothing)
-    signal.signal(signal.SIGTERM, _nothing)
+    # uvicorn stops at these signals and raises them again for the previous handlers, which must not end the process.
+    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGTERM, _ignore)
     config = uvicorn.Config(served, log_level="warning", timeout_graceful_shutdown=ENDING, ws_max_size=1 << 20)
     uvicorn.Server(config).run(sockets=[listener])
 
 
 class OnlyLocal:
-    """Answers those who asked for this machine by its name or number; nobody else can know that it is here."""
+    """ASGI middleware that accepts only requests whose Host header is a loopback name or address."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and not _asks_for_us(scope):
+        if scope["type"] in ("http", "websocket") and not _is_local(scope):
             if scope["type"] == "websocket":
                 await receive()
                 await send({"type": "websocket.close", "code": 1008})
                 return
             await send({"type": "http.response.start", "status": 421, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"This dashboard is only for its own machine.\n"})
+            await send({"type": "http.response.body", "body": b"This dashboard accepts requests to localhost only.\n"})
             return
         await self._inner(scope, receive, send)
 
 
-def _asks_for_us(scope: Scope) -> bool:
-    named = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
-    host = named.rpartition("]")[0].lstrip("[") if named.startswith("[") else named.partition(":")[0]
+def _is_local(scope: Scope) -> bool:
+    host_header = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+    host = host_header.rpartition("]")[0].lstrip("[") if host_header.startswith("[") else host_header.partition(":")[0]
     return is_loopback(host.lower())
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analytics.dashboard.reading import AT_ONCE, Nowhere, Reader, parsed
+from analytics.dashboard.reader import AT_ONCE, Nowhere, Reader, parsed
 from analytics.keys import AnalyticsKeys
 from tests.dashboard import rows
 from tests.dashboard.rows import Row, record
@@ -32,7 +32,7 @@ def reader(server: RunningRedis, nodes: list[Row] | None = None) -> Reader:
 def looked(reading: Reader, times: int = 1) -> Reader:
     async def look() -> None:
         for _ in range(times):
-            await reading.look()
+            await reading.update()
         await reading.close()
 
     asyncio.run(look())
@@ -124,7 +124,7 @@ def test_what_the_analysis_wrote_may_be_anything(server: RunningRedis) -> None:
     reading = looked(reader(server))
 
     assert 1 == len(reading.board.stories)
-    assert "2 rows of the analysis could not be read" in reading.board.footnote
+    assert "2 invalid rows of the analysis skipped" in reading.board.footnote
 
 
 def test_windows_are_read_only_while_they_are_looked_at(server: RunningRedis) -> None:

@@ -1,8 +1,8 @@
-# The reader: what is in Redis, and what nodes say themselves while it is away. One for all pages, however many look on.
+# The reader: one for all pages. It reads Redis, and queries the nodes directly while Redis is unavailable.
 #
-# The log is read from its last entry on, never again; what the analysis wrote, when it has written something new. Each
-# answer is bounded. When Redis is away, the nodes of this machine are asked instead, so that the picture stays live
-# just when something is wrong; and Redis is looked for where it may be by then.
+# Each entry of the metrics stream is read once; the rows of the analysis are read after each batch. Each reply is
+# bounded. While Redis is unavailable, the nodes of this machine are queried instead, so that the page stays live during
+# a failure; the address of Redis is determined anew for each connection.
 import asyncio
 import json
 import re
@@ -22,12 +22,12 @@ from analytics.keys import AnalyticsKeys
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.record_log import FIELD
 
-EVERY: Final = 1.0  # seconds; a record is written so often
-AT_ONCE: Final = 200  # entries of one answer
-PATIENCE: Final = 3.0  # seconds for an answer
-SPANS: Final = {10: 360, 60: 1440}  # windows that are shown, by their span: an hour, a day
-AGAIN: Final = 6  # the newest windows are read again, as more becomes known of them
-WANTED: Final = 30.0  # seconds that a span goes on being read after a page has asked for it
+EVERY: Final = 1.0  # seconds: the interval of the records
+AT_ONCE: Final = 200  # entries of one reply
+TIMEOUT: Final = 3.0  # seconds for a reply
+SPANS: Final = {10: 360, 60: 1440}  # number of windows shown, by span: an hour, a day
+AGAIN: Final = 6  # the newest windows are read again: late records change them
+WANTED: Final = 30.0  # seconds for which a span is read after a page has requested it
 ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Find = Callable[[], RedisAddress]
@@ -35,12 +35,15 @@ AskNodes = Callable[[], list[dict[str, Any]]]
 
 
 class Nowhere(Exception):
-    """There is no Redis that can be used. Its text is one sentence."""
+    """There is no usable Redis. The text is one sentence."""
 
 
 class Reader:
     def __init__(self, find: Find, prefix: str, ask_nodes: AskNodes) -> None:
-        """*find*: where Redis is, or Nowhere; *ask_nodes*: the last records of nodes. Both may block for seconds."""
+        """*find* returns the address of Redis or raises Nowhere; *ask_nodes* returns the last records of the nodes.
+
+        Both may block for seconds.
+        """
         self.live = Live()
         self.away: Away | None = None
         self.windows: dict[int, dict[int, Mark]] = {span: {} for span in SPANS}
@@ -50,28 +53,28 @@ class Reader:
         self._ask_nodes = ask_nodes
         self._redis: redis.asyncio.Redis | None = None
         self._last = b""  # the id of the last entry that was read
-        self._ahead = 0.0  # seconds that Redis' clock is ahead of ours
+        self._ahead = 0.0  # seconds by which the clock of Redis is ahead of the local clock
         self._analysis = Analysis()
         self._wanted: dict[int, float] = {}
 
     def want(self, span: int) -> None:
-        """A page shows windows of *span* now."""
+        """Read windows of *span* for the next WANTED seconds, as a page shows them."""
         self._wanted[span] = time.monotonic() + WANTED
 
     @property
     def now(self) -> float:
-        """By the clock of the log."""
+        """The time by the clock of Redis."""
         return time.time() + self._ahead
 
     async def run(self) -> None:
-        """For ever. Whatever is wrong with Redis is shown, and passes."""
+        """Read forever. Failures of Redis are shown on the page."""
         while True:
             began = time.monotonic()
-            await self.look()
+            await self.update()
             await asyncio.sleep(max(0.05, began + EVERY - time.monotonic()))
 
-    async def look(self) -> None:
-        """Read what is new, and make another board of it."""
+    async def update(self) -> None:
+        """Read new data and update the board."""
         try:
             await self._read()
             self.away = None
@@ -104,14 +107,14 @@ class Reader:
         return server
 
     async def close(self) -> None:
-        """End the connection to Redis; the next look makes another."""
+        """Close the connection to Redis; the next read opens a new one."""
         if self._redis is None:
             return
         leaving, self._redis = self._redis, None
         try:
             await leaving.aclose()
         except (refusals.RedisError, OSError):
-            pass  # it is gone anyway
+            pass  # the connection is broken anyway
 
     async def _read_log(self, server: "redis.asyncio.Redis") -> None:
         while True:
@@ -122,37 +125,37 @@ class Reader:
                 self.live.take(parsed(fields.get(FIELD.encode())), int(identity.split(b"-")[0]) / 1e3)
             if len(entries) < AT_ONCE:
                 return
-            await asyncio.sleep(0)  # pages have their turn, too
+            await asyncio.sleep(0)  # let the pages run
 
     async def _read_nodes(self) -> bool:
-        """What the nodes of this machine say, instead of the log; False: none says anything."""
+        """Read the last records from the nodes of this machine; return whether any node answered."""
         now = self.now
-        told = await asyncio.to_thread(self._ask_nodes)
-        for record in told:
+        records = await asyncio.to_thread(self._ask_nodes)
+        for record in records:
             self.live.take(record, now)
-        return bool(told)
+        return bool(records)
 
     async def _read_analysis(self, server: "redis.asyncio.Redis") -> Analysis:
         keys = self._keys
         status, findings = await server.mget(keys.status, keys.findings)
-        said = parsed(status)
+        new_status = parsed(status)
         before = self._analysis
-        if not isinstance(said, dict):
+        if not isinstance(new_status, dict):
             return Analysis(episodes=before.episodes)
-        if before.status is not None and before.status == said:
+        if before.status is not None and before.status == new_status:
             return before
-        ids = sorted(await _done(server.hkeys(keys.episodes)), key=_newest_first)[:EPISODES]
-        rows = [parsed(row) for row in await _done(server.hmget(keys.episodes, ids))] if ids else []
+        ids = sorted(await _awaited(server.hkeys(keys.episodes)), key=_newest_first)[:EPISODES]
+        rows = [parsed(row) for row in await _awaited(server.hmget(keys.episodes, ids))] if ids else []
         found = parsed(findings)
         whole: list[Any] = [row for row in rows if isinstance(row, dict)]
         bad = len(rows) - len(whole) + (findings is not None and not isinstance(found, dict))
         whole.sort(key=_start, reverse=True)
         made: Any = found if isinstance(found, dict) else None
-        read: Any = said
+        read: Any = new_status
         return Analysis(read, made, tuple(whole), bad)
 
     async def _read_windows(self, server: "redis.asyncio.Redis", span: int) -> None:
-        """Those that we have not, and the newest again."""
+        """Read the windows that are not known yet, and the newest ones again."""
         known = self.windows[span]
         last = int(self.now // span)
         starts = [number * span for number in range(last - SPANS[span], last + 1)]
@@ -162,20 +165,20 @@ class Reader:
         wanted = [start for start in starts if start > first]
         for begin in range(0, len(wanted), AT_ONCE):
             part = wanted[begin : begin + AT_ONCE]
-            for start, row in zip(part, await _done(server.hmget(self._keys.windows(span), part)), strict=True):
+            for start, row in zip(part, await _awaited(server.hmget(self._keys.windows(span), part)), strict=True):
                 mark = mark_of(parsed(row))
                 if mark is not None:
                     known[start] = mark
 
 
 def client(address: RedisAddress) -> "redis.asyncio.Redis":
-    """Of the Redis at *address*; asked once, as who asks knows what to do when it does not answer."""
+    """Return a client of the Redis at *address*, without retries: the reader handles failures."""
     options: dict[str, Any] = {
         "username": address.user or None,
         "password": address.password or None,
         "db": address.db,
-        "socket_timeout": PATIENCE,
-        "socket_connect_timeout": PATIENCE,
+        "socket_timeout": TIMEOUT,
+        "socket_connect_timeout": TIMEOUT,
         "retry": Retry(NoBackoff(), 0),
     }
     if address.path:
@@ -184,7 +187,7 @@ def client(address: RedisAddress) -> "redis.asyncio.Redis":
 
 
 def parsed(text: object) -> object:
-    """The value of a JSON text; None if it is none, or if it holds what no text can."""
+    """Return the value of a JSON text; None if it is invalid or contains lone surrogates."""
     if not isinstance(text, bytes):
         return None
     try:
@@ -197,15 +200,15 @@ def parsed(text: object) -> object:
 
 
 def _entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """As XREAD answers in either protocol of Redis."""
+    """Return the entries of an XREAD reply, in RESP2 or RESP3 form."""
     if not answer:
         return []
     entries = next(iter(answer.values())) if isinstance(answer, dict) else answer[0][1]
     return list(entries[0]) if entries and isinstance(entries[0], list) else list(entries)
 
 
-async def _done(asked: Any) -> Any:
-    """redis-py says of some commands that they may or may not wait."""
+async def _awaited(asked: Any) -> Any:
+    """Await the result of a command: redis-py types some commands as either awaitable or not."""
     return await asked if isinstance(asked, Awaitable) else asked
 
 
@@ -230,6 +233,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, Nowhere):
         return str(error).rstrip(".")
     if isinstance(error, refusals.TimeoutError | TimeoutError):
-        return f"no answer within {PATIENCE:g} s"
+        return f"no answer within {TIMEOUT:g} s"
     text = str(error).rstrip(".")
     return text[:1].lower() + text[1:120] if text else type(error).__name__
