@@ -1,7 +1,7 @@
-# Several whole workers in this process, with the mesh between them and one clock.
+# Several whole workers in the test process, with the mesh between them and one clock.
 #
-# `settle()` of any of them lets all come to rest, but those that are stopped. A worker that dies does so as a process
-# does: all of its sockets are closed, and nobody hears a word.
+# `settle()` of one worker lets all of them settle, except those that are stopped. A worker that is killed ends as a
+# process does: all of its sockets are closed, without any packet or frame.
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-# A whole worker in this process, without trio and with a clock of its own: tests say what time it is.
+# A whole worker in the test process, without trio and with a clock that only tests move.
 #
 # Clients are socket pairs that speak through the project's own encoder and decoder. `settle()` turns the loop
 # until nothing is left to do, so that after it every consequence of what was sent is there to be read.
@@ -58,22 +58,22 @@ from broker.worker import Worker
 from broker.worker_id import WorkerId
 
 LARGEST = 1 << 28
-PATIENCE = 3  # times that a broker comes to rest, at most, without reading what a client sends
-CIRCLES = 1_000_000  # looks at the clock: no slice has reason for as many
+PATIENCE = 3  # times that the broker may settle without reading what a client sends
+MOST_LOOKS = 1_000_000  # at the clock in one slice: more mean an endless loop
 
 
 class Clock:
-    """Seconds, which pass when a test says so, and by *step* whenever somebody looks."""
+    """Seconds, which pass when a test says so, and by `step` with each look at the clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.step = 0.0
-        self.looks = 0  # at it, since a test let the broker do something
+        self.looks = 0  # at the clock in the current slice
 
     def __call__(self) -> float:
         self.now += self.step
         self.looks += 1
-        assert self.looks < CIRCLES, "the broker turns in circles"
+        assert self.looks < MOST_LOOKS, "the broker is in an endless loop"
         return self.now
 
 
@@ -81,8 +81,8 @@ class AtOnce(Executor):
     """No threads: what is submitted is done, and what follows from it comes with the loop's next turn."""
 
     def __init__(self) -> None:
-        self.stopped = False  # true: what is submitted waits for `go_on()`
-        self.fail: Exception | None = None  # what all work ends with
+        self.stopped = False  # true: it runs nothing until `go_on()`
+        self.fail: Exception | None = None  # raised by everything that it runs
         self._waiting: list[tuple[Future[object], Callable[[], object]]] = []
 
     def submit(self, work, /, *args, **kwargs):  # type: ignore[no-untyped-def]  # as Executor's
@@ -305,7 +305,7 @@ class Probe:
 
 
 class Broker(Probe):
-    """A worker whose time stands still but for `advance()`."""
+    """A worker with its clients, and a clock that stands still between calls of `advance()`."""
 
     def __init__(
         self,
@@ -333,13 +333,13 @@ class Broker(Probe):
             wall=wall,
             trace=trace,
         )
-        self.node: list[Broker] = [self]  # the workers that come to rest together
-        self.stopped = False  # it gets no processor
-        self.answered = False  # it comes to rest only when Redis has answered all it was asked
+        self.node: list[Broker] = [self]  # the workers that settle together
+        self.stopped = False  # true: its loop is not turned
+        self.answered = False  # true: it has settled only when Redis has answered everything
         self._clients: list[Client] = []
 
     def open(self, version: int = V311, transport: Transport = TCP, address: str = "test:0") -> "Client":
-        """A connection that has not said anything yet."""
+        """A connection that has not sent anything yet."""
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
@@ -393,10 +393,10 @@ class Broker(Probe):
                 continue
             if not any(broker.waits_for_redis() for broker in running):
                 return
-        raise AssertionError("the broker does not come to rest")
+        raise AssertionError("the broker does not settle")
 
     def turn(self) -> bool:
-        """One slice; false if it had nothing to do, and nobody anything to read."""
+        """One slice; false if the broker had nothing to do and no client anything to read."""
         self.clock.looks = 0
         before = sum(client.pull() for client in self._clients)
         self.worker.reactor.wake()
@@ -404,7 +404,7 @@ class Broker(Probe):
         return wait <= 0.0 or before > 0 or any(client.pull() for client in self._clients)
 
     def waits_for_redis(self) -> bool:
-        """Redis has been asked something and has not answered; it has a moment to do so."""
+        """Whether an answer of Redis is still to come; gives Redis a moment."""
         registry_client = self.worker.links.registry_client
         if not self.answered or registry_client is None or not registry_client.commands.statistics.waiting:
             return False
@@ -493,7 +493,7 @@ class Client:
             self.inbox.extend(self._reader.feed(data))
 
     def drop(self) -> None:
-        """End the connection without a word."""
+        """Close the socket without a DISCONNECT."""
         self.socket.close()
         self.closed = True
         self.broker.settle()
