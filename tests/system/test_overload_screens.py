@@ -209,7 +209,7 @@ def test_a_node_records_what_its_workers_decide_until_that_is_full(start_weir: S
         client.connect(f"client-{number}")
     shown = ""
     deadline = time.monotonic() + PATIENCE
-    while "records no more, as it is full" not in shown:
+    while "stopped recording its trace: it is full" not in shown:
         assert time.monotonic() < deadline, shown
         for client in clients:
             for _ in range(50):
