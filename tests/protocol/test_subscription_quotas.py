@@ -66,7 +66,7 @@ def test_5_is_told_why_and_when_to_come_again(brokers: Brokers) -> None:
     (answer,) = client.receive()
 
     assert isinstance(answer, SubAck)
-    assert "it has subscribed as often as it may (3:3)" == answer.properties[REASON_STRING]
+    assert "the client subscribed as often as its quota allows (3:3)" == answer.properties[REASON_STRING]
     assert [("retry-after-ms", "1001")] == answer.properties[USER_PROPERTY]
     session = broker.session("client")
     assert session is not None and session.decisions is not None
