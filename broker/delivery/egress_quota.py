@@ -113,10 +113,6 @@ class EgressQuota:
             return now
         return inf if self._closed.empty() else now + SLOT
 
-    def idle(self) -> bool:
-        """Whether no limit is closed."""
-        return self._closed.empty()
-
     def _open(self, limit: ClientEgress, now: float) -> None:
         reason = limit.reason
         if reason is not None:

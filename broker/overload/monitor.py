@@ -54,7 +54,7 @@ class OverloadMonitor:
         self._step = now
         self._logged = 0  # the level that was logged last
         if not settings.enabled:
-            log.warning("overload_protection_off", means="nobody is slowed down to protect the broker")
+            log.warning("overload_protection_off", means="no client is throttled to protect the broker")
 
     def tick(self, now: float) -> float:
         """Measure if a step is due; return the time of the next step."""
