@@ -1,8 +1,7 @@
-# `weir demo`: a node, its dashboard and its analysis, and two ways to overload it, with words about what to look at.
+# `weir demo`: a node with dashboard and analysis, and two loads that overload it, with comments for the viewer.
 #
-# All of it is its own: a folder that is removed at the end, ports that are free, a Redis that nobody else uses. So it
-# disturbs nothing, and whoever has seen it has left nothing behind. The node is given little on purpose, so that one
-# machine can overload it and still show it.
+# The demo uses a temporary folder, free ports and its own Redis, so it does not disturb other nodes and leaves nothing
+# behind. The limits of the node are low, so that one machine can overload the node and run the dashboard as well.
 import json
 import shutil
 import socket
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "demo"
 DASHBOARD: Final = 8088
-# What one machine can bring to its limit while it shows that: little room for readers, and few may come at once.
+# Low limits, which one machine can reach: little memory for outbound messages, and few CONNECTs per second.
 SETTINGS: Final = {
     "delivery.outbound_budget": "16MiB",
     "overload.outbound_percent": "30",
@@ -31,34 +30,34 @@ SETTINGS: Final = {
     "overload.connect_burst": "50",
 }
 FLEET: Final = 10  # pairs of modest clients
-FLEET_RATE: Final = 200  # messages a second of all of them
-SUBSCRIBERS: Final = 60  # of the aggressor's topic
-PAYLOAD: Final = 4096  # bytes of each of its messages
-WINDOW: Final = 400  # of its messages under way
-STORM: Final = 400  # CONNECTs a second, four times what is let in
-STARTING: Final = 30.0  # seconds for a process that should take two
+FLEET_RATE: Final = 200  # messages per second of the whole fleet
+SUBSCRIBERS: Final = 60  # of the topic of the aggressor
+PAYLOAD: Final = 4096  # bytes of each message of the aggressor
+WINDOW: Final = 400  # messages of the aggressor in flight
+STORM: Final = 400  # CONNECTs per second, four times the limit
+STARTING: Final = 30.0  # seconds for a process to start, which takes about two
 SPARK: Final = 150.0  # seconds for the first batch of the analysis
-QUIET: Final = 60.0  # seconds for an overload to end, and for the analysis to say so
+QUIET: Final = 60.0  # seconds for an overload to end, and for the analysis to report the end
 ENDING: Final = 15.0  # seconds for a process to end
-LOOK: Final = 0.25  # seconds between two looks at processes that tell nobody
+POLL: Final = 0.25  # seconds
 
 
 class Failed(Exception):
-    """The demo cannot go on. Its text is one sentence."""
+    """The demo cannot continue. The text is one sentence."""
 
 
 def demo(
     part: Annotated[
-        float, typer.Option("--seconds-per-part", min=1, metavar="S", help="How long each load lasts.")
+        float, typer.Option("--seconds-per-part", min=1, metavar="S", help="Duration of each load in seconds.")
     ] = 20.0,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="Of the dashboard; 0 takes any.")
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port of the dashboard; 0 chooses a free one.")
     ] = DASHBOARD,
-    end: Annotated[bool, typer.Option("--end", help="End after the second part, instead of at Ctrl-C.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="Exit after the second load, without waiting for Ctrl-C.")] = False,
 ) -> None:
-    """Show overload, and what Weir makes of it: a node of its own, the dashboard, the analysis, and two loads.
+    """Demonstrate overload protection: a temporary node with dashboard and analysis, and two loads.
 
-    Nothing else is touched; at its end all of it is removed.
+    Other nodes are not affected. Everything is removed at the end.
     """
     import importlib.util
     import signal
@@ -73,8 +72,8 @@ def demo(
         with _Demo(folder) as shown:
             shown.run(part, port)
             if not end:
-                _say("That was all. The page stays as long as this runs: open the episodes, click on a client.")
-                _say("Ctrl-C ends the demo and removes all of it.")
+                _say("The demo is complete. The dashboard stays open: expand the episodes, click on a client.")
+                _say("Ctrl-C stops the demo and removes everything.")
                 signal.pause()
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -85,7 +84,7 @@ def demo(
 
 
 class _Demo:
-    """The processes of a demo; they end with it, the last one first."""
+    """The processes of a demo. They are stopped at the end, the last one first."""
 
     def __init__(self, folder: Path) -> None:
         from supervisor.folder import NodeFolder
@@ -117,7 +116,7 @@ class _Demo:
         self._aggressor(part)
         self._storm(part)
 
-    # What is shown.
+    # The loads.
 
     def _aggressor(self, seconds: float) -> None:
         from cli.broker_options import endpoint_of
@@ -129,8 +128,8 @@ class _Demo:
             f"1 of 2. One client, aggressor-p0, now publishes as fast as it can to a topic with {SUBSCRIBERS} "
             f"subscribers, for {seconds:g} s."
         )
-        _say("   Look: the level rises because of what is on its way to readers, and aggressor-p0 is named.")
-        _say("   The modest clients go on: it is the aggressor that is held back.")
+        _say("   Dashboard: the level rises because of outbound messages, and aggressor-p0 is named as the cause.")
+        _say("   Only the aggressor is throttled; the modest clients continue.")
         since = time.time()
         endpoint = endpoint_of(f"127.0.0.1:{self._port}", None, False, None, False)
         try:
@@ -138,22 +137,22 @@ class _Demo:
                 raise KeyboardInterrupt
         except Unreachable as error:
             raise Failed(str(error)) from None
-        self._tell_of_episode(since)
+        self._show_episode(since)
 
     def _storm(self, seconds: float) -> None:
         from cli.storm import storm
 
         _say("")
         _say(
-            f"2 of 2. A storm: {STORM} clients a second want to connect, for {seconds:g} s; the node lets "
-            f"{SETTINGS['overload.connects_per_second']} in."
+            f"2 of 2. A storm: {STORM} clients per second connect, for {seconds:g} s; the node accepts "
+            f"{SETTINGS['overload.connects_per_second']} per second."
         )
-        _say("   Look: the cause is now connect, nobody is to blame alone, and who was refused is counted.")
+        _say("   Dashboard: the cause is now connect, no single client is named, and refused clients are counted.")
         since = time.time()
         storm(self._port, seconds, STORM)
-        self._tell_of_episode(since)
+        self._show_episode(since)
 
-    def _tell_of_episode(self, since: float) -> None:
+    def _show_episode(self, since: float) -> None:
         _say("   The load has ended.")
         self._until(self._calm, QUIET, "the level to fall to 0")
         if not self._analysed:
@@ -167,13 +166,13 @@ class _Demo:
 
         with closing(ControlClient(self._node)) as control:
             try:
-                told = control.try_request("overload")
+                status = control.try_request("overload")
             except RequestFailed:
                 return False
-        return all("overload" in one and not one["overload"]["level"] for one in told["workers"])
+        return all("overload" in one and not one["overload"]["level"] for one in status["workers"])
 
     def _episode(self, since: float) -> Any:
-        """The first that is over, and ended after *since*; None: not yet."""
+        """Return the first episode that ended after *since*; None if there is none yet."""
         from analytics.keys import AnalyticsKeys
 
         rows = self._ask_redis("HVALS", AnalyticsKeys("weir").episodes) or []
@@ -181,7 +180,7 @@ class _Demo:
         return min(over, key=_start, default=None)
 
     def _ask_redis(self, *command: str) -> Any:
-        """None: it does not answer."""
+        """Return the reply of Redis; None if Redis is unavailable."""
         import redis
 
         with redis.Redis(unix_socket_path=str(self._node.path / "redis" / "redis.sock")) as server:
@@ -190,7 +189,7 @@ class _Demo:
             except redis.RedisError:
                 return None
 
-    # What is started.
+    # The processes.
 
     def _start_node(self) -> None:
         settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
@@ -198,8 +197,8 @@ class _Demo:
         self._port = _free_port()
         process = self._start("node", "start", *where, "--workers", "1", "--port", str(self._port), *settings)
         if not self._until(self._serves, STARTING, "the node to serve", process):
-            raise Failed(f"the node of the demo does not start: {self._last_words('node')}")
-        _say(f"A node of its own serves on port {self._port}; it is allowed little, so that it can be overloaded.")
+            raise Failed(f"the node of the demo does not start: {self._last_line('node')}")
+        _say(f"The node of the demo serves on port {self._port}; its limits are low, so that it can be overloaded.")
 
     def _serves(self) -> bool:
         from cli.control_client import ControlClient, RequestFailed
@@ -212,42 +211,42 @@ class _Demo:
 
     def _start_dashboard(self, port: int) -> None:
         if port and _is_taken(port):
-            _say(f"Port {port} is in use, so the dashboard takes another.")
+            _say(f"Port {port} is in use; the dashboard uses another one.")
             port = 0
         process = self._start("dashboard", "dashboard", "--folder", str(self._node.path), "--port", str(port))
         log = self._log("dashboard")
         if not self._until(lambda: " serves on " in log.read_text(), STARTING, "the dashboard to serve", process):
-            raise Failed(f"the dashboard does not start: {self._last_words('dashboard')}")
-        _say(f"Open {log.read_text().split(' serves on ')[1].split()[0]} now: that is the dashboard.")
+            raise Failed(f"the dashboard does not start: {self._last_line('dashboard')}")
+        _say(f"Open the dashboard: {log.read_text().split(' serves on ')[1].split()[0]}")
 
     def _start_analysis(self) -> None:
         from cli.analytics import java
 
         wrong = java()
         if wrong:
-            _say(f"There will be no episodes: {wrong}")
+            _say(f"No episodes are shown: {wrong}")
             return
         process = self._start("analysis", "analytics", "run", "--folder", str(self._node.path), "--no-install")
-        _say("The analysis starts; Spark takes some 15 s for that, on a busy machine more.")
+        _say("The analysis starts; Spark needs about 15 s, on a busy machine more.")
         if self._until(self._analyses, SPARK, "the analysis to begin", process):
             self._analysed = True
             _say("The analysis runs.")
         elif process.poll() is None:
-            _say("The demo goes on without it; episodes are shown once it has begun.")
+            _say("The demo continues; episodes are shown when the analysis has started.")
         else:
-            _say(f"There will be no episodes, as the analysis does not run: {self._last_words('analysis')}")
+            _say(f"No episodes are shown, as the analysis does not run: {self._last_line('analysis')}")
 
     def _analyses(self) -> bool:
-        """It has read a record."""
+        """Return whether the analysis has read a record."""
         from analytics.keys import AnalyticsKeys
 
-        said = self._ask_redis("GET", AnalyticsKeys("weir").status)
-        return bool(said and json.loads(said)["newest"])
+        status = self._ask_redis("GET", AnalyticsKeys("weir").status)
+        return bool(status and json.loads(status)["newest"])
 
     def _start_fleet(self) -> None:
         load = ("--publishers", str(FLEET), "--rate", str(FLEET_RATE), "--connect-rate", "20", "--seconds", "86400")
         self._start("fleet", "bench", f"127.0.0.1:{self._port}", *load)
-        _say(f"{FLEET} modest clients publish {FLEET_RATE} messages a second, all the time. Look: level 0, calm.")
+        _say(f"{FLEET} modest clients publish {FLEET_RATE} messages per second, all the time. Dashboard: level 0.")
 
     def _start(self, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
         from supervisor.process import interpreter_flags
@@ -258,7 +257,7 @@ class _Demo:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: they end in their order
+                start_new_session=True,  # Ctrl-C reaches the demo only, which stops the processes in order
             )
         self._started.append(process)
         return process
@@ -266,25 +265,27 @@ class _Demo:
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _last_words(self, name: str) -> str:
+    def _last_line(self, name: str) -> str:
         lines = self._log(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("weir: ")[:500] if lines else "it said nothing."
+        return lines[-1].removeprefix("weir: ")[:500] if lines else "no message."
 
-    def _until(self, holds: Any, patience: float, what: str, process: "subprocess.Popen[bytes] | None" = None) -> Any:
-        """What *holds* gives, once it is true; None if it never is, or *process* ends before."""
-        deadline = time.monotonic() + patience
-        while not (found := holds()):
+    def _until(
+        self, condition: Any, timeout: float, what: str, process: "subprocess.Popen[bytes] | None" = None
+    ) -> Any:
+        """Return the first true result of *condition*; None after *timeout* seconds, or if *process* ends."""
+        deadline = time.monotonic() + timeout
+        while not (found := condition()):
             if process is not None and process.poll() is not None:
                 return None
             if time.monotonic() > deadline:
-                _say(f"   Waited {patience:g} s in vain for {what}.")
+                _say(f"   Gave up after {timeout:g} s of waiting for {what}.")
                 return None
-            time.sleep(LOOK)
+            time.sleep(POLL)
         return found
 
 
 def _flood(seconds: float) -> "Plan":
-    """One publisher that goes as fast as it is let."""
+    """Return the load of one publisher that sends as fast as the broker accepts."""
     from cli.load.plan import Plan
 
     return Plan(

@@ -1,7 +1,7 @@
-# `weir simulate`: another policy tried on what a node recorded of its overload (analytics/backtest/).
+# `weir simulate`: evaluates overload policies on recorded traces (analytics/backtest/).
 #
-# On Spark when there is more than one pair of a trace and a policy, and Spark is here; else in this process: the same
-# function plays the same traces, and only takes longer.
+# Pairs of a trace and a policy are played in parallel on Spark, if there are more than two and Spark is installed.
+# Otherwise this process plays them one after another, with the same result.
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,44 +16,45 @@ from cli.printing import console, print_json
 
 if TYPE_CHECKING:
     from analytics.backtest.policy import Policy
-    from analytics.backtest.spreading import Answer, Backtest, Task
+    from analytics.backtest.run import Answer, Backtest, Task
 
 
 def simulate(
     policy: Annotated[
-        list[Path], typer.Option(metavar="FILE", help="TOML with an [overload] table: the settings to try. Repeatable.")
+        list[Path],
+        typer.Option(metavar="FILE", help="TOML file with the [overload] settings to try. Repeatable."),
     ],
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only what happened within that time, such as 1h.")
+        str | None, typer.Option(metavar="TIME", help="Only the last TIME of the traces, such as 1h.")
     ] = None,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A trace, instead of those in the node's folder. Repeatable."),
+        typer.Option(metavar="FILE", help="Trace to play (default: the traces of the node). Repeatable."),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="In this process alone, without Spark.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run in this process, without Spark.")] = False,
     node: NodeName = None,
     folder: Folder = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try overload policies on recorded traffic: who would have been held back for how long, and what lost.
+    """Evaluate overload policies on recorded traffic: clients throttled and publishes lost under each of them.
 
-    A policy changes what it names, and the rest stays as it was recorded. What it makes is an estimate; under the
-    policy that was in force everything is decided again as it was, to the last bit.
+    A policy changes the settings that it names; other settings stay as recorded. The result is an estimate. Under the
+    recorded policy, every decision is repeated exactly.
     """
-    from analytics.backtest.spreading import backtest
+    from analytics.backtest.run import backtest
     from cli.simulate_view import facts, screen
 
     begin = 0.0 if since is None else time.time() - _seconds(since)
     policies = [_read(file) for file in policy]
-    _name_apart(policies, policy)
+    _use_distinct_names(policies, policy)
     files = trace or _recorded(node, folder, config)
     run, stop = _runner(len(files) * (len(policies) + 1), local)
     try:
         found = backtest(files, policies, begin, run)
     finally:
         stop()
-    _see_that_something_was_played(found, since)
+    _check_result(found, since)
     if as_json:
         return print_json(facts(found, policies))
     shown = console()
@@ -81,8 +82,8 @@ def _read(file: Path) -> "Policy":
         refuse(str(error))
 
 
-def _name_apart(policies: "list[Policy]", files: list[Path]) -> None:
-    """Policies of the same name are shown by their paths."""
+def _use_distinct_names(policies: "list[Policy]", files: list[Path]) -> None:
+    """Replace the names of policies that have equal names by their paths."""
     from dataclasses import replace
 
     names = [one.name for one in policies]
@@ -103,33 +104,33 @@ def _recorded(node: str | None, folder: str | None, config: Path | None) -> list
         files = []
     if not files:
         refuse(
-            f"The node {where.name} has recorded no traces, in {place}: "
-            "`weir start --set overload.trace=256MiB` has each worker record one from then on.",
+            f"The node {where.name} has no traces in {place}: "
+            "`weir start --set overload.trace=256MiB` starts the node with a trace for each worker.",
             NOT_SO,
         )
     return files
 
 
 def _runner(pairs: int, local: bool) -> "tuple[Callable[[list[Task]], list[Answer]], Callable[[], None]]":
-    """How pairs are played, and what ends it; one line says why it is not on Spark."""
-    from analytics.backtest.spreading import here, on_spark
+    """Return a function that plays pairs, and one that stops it. Print a line if Spark is needed but not available."""
+    from analytics.backtest.run import on_spark, run_locally
 
-    wrong = "" if local or pairs <= 2 else _why_no_spark()
-    if wrong:
-        typer.echo(f"weir: {wrong} The traces are played one after another instead.", err=True)
-    if local or pairs <= 2 or wrong:
-        return here, _nothing
+    problem = "" if local or pairs <= 2 else _spark_problem()
+    if problem:
+        typer.echo(f"weir: {problem} The traces are played one after another instead.", err=True)
+    if local or pairs <= 2 or problem:
+        return run_locally, _nothing
     from analytics.spark import session
 
     spark = session()
     return on_spark(spark), spark.stop
 
 
-def _why_no_spark() -> str:
+def _spark_problem() -> str:
     from cli.analytics import MODULES, NEEDS, java
 
     if not all(find_spec(name) for name in MODULES):
-        return f"PySpark is not installed (`pip install {NEEDS[0]}` has traces played in parallel)."
+        return f"PySpark is not installed (`pip install {NEEDS[0]}` enables parallel runs)."
     return java()
 
 
@@ -137,10 +138,10 @@ def _nothing() -> None:
     pass
 
 
-def _see_that_something_was_played(found: "Backtest", since: str | None) -> None:
+def _check_result(found: "Backtest", since: str | None) -> None:
     for problem in found.problems if found.traces else found.problems[1:]:
         typer.echo(f"weir: {problem}", err=True)
     if not found.traces or any(one.outcome.seconds < found.recorded.seconds for one in found.policies):
-        refuse(found.problems[0])  # also of a policy that cannot be, with the settings of one of the traces
+        refuse(found.problems[0])  # for example, a policy that contradicts the settings of one of the traces
     if not found.recorded.seconds:
-        refuse(f"Nothing was recorded within the last {since}." if since else "There is nothing in the traces.", NOT_SO)
+        refuse(f"The traces have no records of the last {since}." if since else "The traces are empty.", NOT_SO)

@@ -1,10 +1,10 @@
-# What `weir simulate` shows: what was recorded beside what each policy would have made of it, and what that means.
+# The output of `weir simulate`: the recorded outcome, the outcome of each policy, and sentences that compare them.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from analytics.backtest.outcome import Outcome
 from analytics.backtest.policy import Policy
-from analytics.backtest.spreading import Backtest
+from analytics.backtest.run import Backtest
 from analytics.backtest.words import recorded, sentences, trust
 from cli.clients import visible
 from cli.overload_view import seconds
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MOST_CLIENTS: Final = 10
-OVERLOADED: Final = 5  # the level from which people look
+OVERLOADED: Final = 5  # the level from which on an operator cares
 Row = tuple[str, Callable[[Outcome], str]]
 
 ROWS: Final[list[Row]] = [
     ("publishes", lambda one: str(one.publishes)),
-    ("  taken", lambda one: str(one.accepted)),
+    ("  accepted", lambda one: str(one.accepted)),
     ("  waiting at the end", lambda one: str(one.waiting)),
-    ("clients held back", lambda one: str(len(one.clients))),
-    ("  for, in all", lambda one: seconds(one.held())),
+    ("clients throttled", lambda one: str(len(one.clients))),
+    ("  total time", lambda one: seconds(one.throttled())),
     ("highest level", lambda one: f"{one.level_peak:.1f}"),
     ("  time above 0", lambda one: seconds(sum(one.level_s[1:]))),
     (f"  time at {OVERLOADED} and more", lambda one: seconds(sum(one.level_s[OVERLOADED:]))),
-    ("99 % taken within", lambda one: seconds(one.wait_of(0.99))),
+    ("99 % accepted within", lambda one: seconds(one.wait_of(0.99))),
     ("longest wait", lambda one: seconds(one.longest_wait_s)),
 ]
 
 
 def facts(found: Backtest, policies: list[Policy]) -> dict[str, Any]:
-    """What programs get."""
+    """Return the JSON form of the result."""
     return {
         "traces": found.traces,
         "problems": found.problems,
@@ -51,12 +51,12 @@ def facts(found: Backtest, policies: list[Policy]) -> dict[str, Any]:
 
 
 def _facts(outcome: Outcome, estimate: bool, text: str) -> dict[str, Any]:
-    told = outcome.packed()
-    del told["waits"]
-    told["clients"] = [{"client": client, "held_s": held} for client, held in _longest(outcome)]
-    told["clients_held"] = len(outcome.clients)
-    told |= {"wait_p50_s": outcome.wait_of(0.5), "wait_p99_s": outcome.wait_of(0.99)}
-    return {"estimate": estimate, "text": text, "outcome": told}
+    facts_of = outcome.packed()
+    del facts_of["waits"]
+    facts_of["clients"] = [{"client": client, "held_s": throttled} for client, throttled in _longest(outcome)]
+    facts_of["clients_held"] = len(outcome.clients)
+    facts_of |= {"wait_p50_s": outcome.wait_of(0.5), "wait_p99_s": outcome.wait_of(0.99)}
+    return {"estimate": estimate, "text": text, "outcome": facts_of}
 
 
 def screen(found: Backtest, policies: list[Policy]) -> "list[RenderableType]":
@@ -65,12 +65,12 @@ def screen(found: Backtest, policies: list[Policy]) -> "list[RenderableType]":
     decisions = sum(one["decisions"] for one in found.traces)
     different = sum(one["different"] for one in found.traces)
     head = f"{counted(len(found.traces), 'trace')}, {seconds(found.recorded.seconds)}, {decisions} decisions"
-    parts: list[RenderableType] = [Text(f"{head} made again, as they were made." if not different else head)]
+    parts: list[RenderableType] = [Text(f"{head}, all repeated exactly." if not different else head)]
     if different:
-        what = f"{different} of them come out otherwise than recorded: another version of Weir has recorded them."
+        what = f"{different} decisions differ from the recorded ones: another version of Weir recorded them."
         parts.append(Text(what, style="yellow"))
     parts += [Text(), outcomes(found)]
-    if clients := held_clients(found):
+    if clients := throttled_clients(found):
         parts += [Text(), clients]
     parts += [Text(), Text.from_markup(visible(recorded(found.recorded)))]
     for one, policy in zip(found.policies, policies, strict=True):
@@ -82,34 +82,34 @@ def screen(found: Backtest, policies: list[Policy]) -> "list[RenderableType]":
 
 
 def outcomes(found: Backtest) -> Any:
-    """The table of all of them."""
+    """Return the table of the recorded outcome and the outcomes of all policies."""
     columns = _columns(found)
     table = table_of("", *columns, right=tuple(columns))
     every = [found.recorded, *(one.outcome for one in found.policies)]
-    for name, told in ROWS:
-        table.add_row(name, *(told(one) for one in every))
+    for name, facts_of in ROWS:
+        table.add_row(name, *(facts_of(one) for one in every))
     for kind in ("dropped", "refused", "closed"):
         for reason in sorted({reason for one in every for reason in getattr(one, kind)}):
             table.add_row(f"{kind}: {reason}", *(str(getattr(one, kind).get(reason, 0)) for one in every))
     for reason in sorted({reason for one in every for reason in one.held_s}):
-        table.add_row(f"held: {reason}", *(seconds(one.held_s.get(reason, 0.0)) for one in every))
+        table.add_row(f"throttled: {reason}", *(seconds(one.held_s.get(reason, 0.0)) for one in every))
     for name in sorted({name for one in every for name in one.delays_s}):
         what = "longest lag" if name == "lag" else f"longest delay of {visible(name)}"
         table.add_row(what, *(seconds(one.delays_s.get(name, 0.0)) for one in every))
     return table
 
 
-def held_clients(found: Backtest) -> Any:
-    """Who was held longest, or would have been; None if nobody."""
+def throttled_clients(found: Backtest) -> Any:
+    """Return the table of the clients that were throttled longest, or would have been; None if there are none."""
     every = [found.recorded, *(one.outcome for one in found.policies)]
     longest: dict[str, float] = {}
     for one in every:
-        for client, held in _longest(one):
-            longest[client] = max(held, longest.get(client, 0.0))
+        for client, throttled in _longest(one):
+            longest[client] = max(throttled, longest.get(client, 0.0))
     if not longest:
         return None
     columns = _columns(found)
-    table = table_of("client held back for", *columns, right=tuple(columns))
+    table = table_of("client throttled for", *columns, right=tuple(columns))
     for client in sorted(longest, key=lambda name: -longest[name])[:MOST_CLIENTS]:
         table.add_row(visible(client), *(seconds(one.clients.get(client, 0.0)) for one in every))
     return table

@@ -1,6 +1,6 @@
-# What became of the publishes of one trace, or of several: as it was, or as a policy would have had it.
+# The outcome of the publishes of one or several traces: as recorded, or as estimated for a policy.
 #
-# All of it adds up, so that traces may be played anywhere and their outcomes be put together in any order.
+# Outcomes can be added, so traces may be played anywhere and their outcomes combined in any order.
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from broker.overload.admit import CLOSE, DROP, REFUSE, Verdict
 
 LEVELS: Final = 11
-BUCKETS_A_DOUBLING: Final = 4  # of times, so a quantile is right to a fifth
+BUCKETS_A_DOUBLING: Final = 4  # of times: a quantile is accurate to a fifth
 FINEST: Final = 1e-4  # seconds
 K = TypeVar("K", str, int)
 N = TypeVar("N", int, float)
@@ -17,25 +17,25 @@ KINDS: Final = {DROP: "dropped", REFUSE: "refused", CLOSE: "closed"}
 
 @dataclass
 class Outcome:
-    seconds: float = 0.0  # that it is about, of all workers together
+    seconds: float = 0.0  # duration of the traces, summed over workers
     publishes: int = 0  # that arrived
     accepted: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # by reason
     refused: dict[str, int] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
-    lost: int = 0  # that were behind one for which their connection was closed
-    waiting: int = 0  # that wait at the end
-    held_s: dict[str, float] = field(default_factory=dict)  # by reason, of all clients together
+    lost: int = 0  # publishes behind one for which the connection was closed
+    waiting: int = 0  # publishes that wait at the end
+    held_s: dict[str, float] = field(default_factory=dict)  # throttled time by reason, summed over clients
     held_times: int = 0
-    clients: dict[str, float] = field(default_factory=dict)  # seconds that each was held, of those that were
-    level_peak: float = 0.0  # of what was in force
+    clients: dict[str, float] = field(default_factory=dict)  # throttled time by client, in seconds
+    level_peak: float = 0.0
     level_s: list[float] = field(default_factory=lambda: [0.0] * LEVELS)  # by level, rounded up
-    waits: dict[int, int] = field(default_factory=dict)  # publishes by how long they waited before they were taken
+    waits: dict[int, int] = field(default_factory=dict)  # accepted publishes by waiting time (bucket)
     longest_wait_s: float = 0.0
-    delays_s: dict[str, float] = field(default_factory=dict)  # the longest of each signal that is one
+    delays_s: dict[str, float] = field(default_factory=dict)  # the longest delay of each signal that measures one
 
     def add(self, other: "Outcome") -> None:
-        """Another worker's, too."""
+        """Add the outcome of another trace."""
         self.seconds += other.seconds
         self.publishes += other.publishes
         self.accepted += other.accepted
@@ -55,7 +55,7 @@ class Outcome:
             self.delays_s[name] = max(seconds, self.delays_s.get(name, 0.0))
 
     def wait_of(self, share: float) -> float:
-        """Seconds that this *share* of the publishes that were taken waited at most, about."""
+        """Return the approximate quantile *share* of the waiting times of accepted publishes, in seconds."""
         left = math.ceil(share * sum(self.waits.values()))
         for bucket in sorted(self.waits):
             left -= self.waits[bucket]
@@ -65,12 +65,12 @@ class Outcome:
                 )
         return 0.0
 
-    def held(self) -> float:
-        """Seconds that clients were held, of all of them together."""
+    def throttled(self) -> float:
+        """Return the throttled time in seconds, summed over clients."""
         return sum(self.held_s.values())
 
     def packed(self) -> dict[str, Any]:
-        """As JSON and pickle have it; `unpacked()` reads it again."""
+        """Return a form for JSON and pickle; `unpacked()` is the inverse."""
         packed = asdict(self)
         packed["waits"] = sorted(self.waits.items())
         return packed
@@ -86,7 +86,7 @@ def unpacked(packed: dict[str, Any]) -> Outcome:
 
 
 class Tally:
-    """Counts an outcome as it comes about, from the time *since* on."""
+    """Counts an outcome while a trace is played, from the time *since* on."""
 
     def __init__(self, since: float) -> None:
         self.outcome = Outcome()
@@ -95,7 +95,7 @@ class Tally:
         self._now = -math.inf
         self._level = 0.0
         self._level_since = 0.0
-        self._held: dict[int, tuple[str, str, float]] = {}  # by account: client, reason, since
+        self._throttled: dict[int, tuple[str, str, float]] = {}  # by account: client, reason, since
 
     def pass_time(self, now: float) -> None:
         if self._begun == math.inf:
@@ -106,7 +106,7 @@ class Tally:
         if self._now >= self._since:
             self.outcome.publishes += count
 
-    def taken(self, count: int, waited: float) -> None:
+    def accepted(self, count: int, waited: float) -> None:
         if self._now < self._since or not count:
             return
         outcome = self.outcome
@@ -115,7 +115,7 @@ class Tally:
         outcome.waits[bucket] = outcome.waits.get(bucket, 0) + count
         outcome.longest_wait_s = max(outcome.longest_wait_s, waited)
 
-    def turned_away(self, verdict: Verdict) -> None:
+    def refused_or_dropped(self, verdict: Verdict) -> None:
         if self._now >= self._since and verdict.reason is not None:
             counts: dict[str, int] = getattr(self.outcome, KINDS[verdict.kind])
             counts[verdict.reason.label] = counts.get(verdict.reason.label, 0) + 1
@@ -124,25 +124,25 @@ class Tally:
         if self._now >= self._since:
             self.outcome.lost += count
 
-    def held(self, number: int, client: str, reason: str) -> None:
-        """The client is held from now on, for *reason*."""
-        before = self._held.get(number)
+    def throttled(self, number: int, client: str, reason: str) -> None:
+        """Count the client as throttled from now on, for *reason*."""
+        before = self._throttled.get(number)
         if before is not None and before[1] == reason:
             return
-        self.free(number)
-        self._held[number] = (client, reason, self._now)
+        self.resume(number)
+        self._throttled[number] = (client, reason, self._now)
         if self._now >= self._since:
             self.outcome.held_times += 1
 
-    def holds(self, number: int) -> bool:
-        return number in self._held
+    def is_throttled(self, number: int) -> bool:
+        return number in self._throttled
 
-    def free(self, number: int) -> None:
-        """It is not, any more."""
-        held = self._held.pop(number, None)
-        if held is None:
+    def resume(self, number: int) -> None:
+        """End the throttling of the client."""
+        throttled = self._throttled.pop(number, None)
+        if throttled is None:
             return
-        client, reason, since = held
+        client, reason, since = throttled
         seconds = self._now - max(since, self._since)
         if seconds >= 0.0:
             outcome = self.outcome
@@ -150,7 +150,7 @@ class Tally:
             outcome.clients[client] = outcome.clients.get(client, 0.0) + seconds
 
     def level(self, level: float) -> None:
-        """It is in force from now on."""
+        """Set the level that is in force from now on."""
         self._count_level()
         self._level = level
 
@@ -159,9 +159,9 @@ class Tally:
             self.outcome.delays_s[name] = seconds
 
     def close(self, waiting: int) -> Outcome:
-        """The end: *waiting* publishes wait."""
-        for number in list(self._held):
-            self.free(number)
+        """Finish the outcome; *waiting* publishes still wait."""
+        for number in list(self._throttled):
+            self.resume(number)
         self._count_level()
         if self._begun != math.inf:
             self.outcome.seconds = max(0.0, self._now - max(self._begun, self._since))

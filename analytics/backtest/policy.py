@@ -1,7 +1,7 @@
-# A policy: the settings of [overload] that somebody wants to try on what was recorded.
+# A policy: settings of [overload] to evaluate on recorded traces.
 #
-# It is read by what reads the broker's own configuration, so a mistake is the same sentence. What a policy does not
-# name stays as it was when the trace was recorded: so a file of one line tries that line and nothing else.
+# The configuration code of the broker reads a policy, so mistakes give the same messages. Settings that a policy does
+# not name stay as recorded: a file with one line changes one setting.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from broker.config.schema import Config, ConfigError, Overload, contradictions
 from broker.config.sources import KINDS, from_file, restored
 
 GROUP: Final = "overload."
-UNSEEN: Final = (  # what they do is not in a trace, which has publishes alone
+UNSEEN: Final = (  # settings without effect here: a trace contains publishes only
     "overload.connects_per_second",
     "overload.connect_burst",
     "overload.connects_waiting",
@@ -23,25 +23,25 @@ UNSEEN: Final = (  # what they do is not in a trace, which has publishes alone
 
 @dataclass(frozen=True)
 class Policy:
-    name: str  # of its file
-    settings: Mapping[str, Any]  # by key, checked: only those that it names
-    notes: tuple[str, ...] = ()  # sentences about what of it is left out
+    name: str  # of the file
+    settings: Mapping[str, Any]  # the named settings by key, validated
+    notes: tuple[str, ...] = ()  # sentences about ignored settings
 
     def over(self, recorded: Mapping[str, Any]) -> Overload:
-        """All settings, with those that were in force when it was *recorded* where this has none. ConfigError."""
+        """Return the *recorded* settings, changed by this policy. Raises ConfigError."""
         config = restored({**recorded, **self.settings})
         for key, right in contradictions(replace(Config(), overload=config.overload)):
-            raise ConfigError(f"{key} cannot be so in the policy {self.name}: it must be {right}.")
+            raise ConfigError(f"{key} is not valid in the policy {self.name}: it must be {right}.")
         return config.overload
 
 
 def read_policy(file: Path) -> Policy:
-    """The policy in a TOML file; ConfigError."""
+    """Read a policy from a TOML file. Raises ConfigError."""
     given = from_file(file)
     for one in given:
         kind = KINDS.get(one.key)
         if kind is None:
-            # As a configuration is refused: with the nearest key.
+            # Raises the error of an unknown key, which suggests the nearest one.
             restored({one.key: one.value})
         else:
             try:
@@ -53,11 +53,9 @@ def read_policy(file: Path) -> Policy:
     ours = {one.key: KINDS[one.key].take(one.value) for one in given if one.key.startswith(GROUP)}
     if not ours:
         raise ConfigError(f"There is no policy in {file}: it needs a table [overload] with the settings to try.")
-    notes = [f"{key} is no part of it, as a trace has publishes alone." for key in ours if key in UNSEEN]
+    notes = [f"{key} is ignored: a trace contains publishes only." for key in ours if key in UNSEEN]
     rest = sorted({one.key.partition(".")[0] for one in given if not one.key.startswith(GROUP)})
     if rest:
-        notes.append(
-            f"{', '.join(f'[{table}]' for table in rest)} in {file} is left out: only [overload] can be tried."
-        )
+        notes.append(f"{', '.join(f'[{table}]' for table in rest)} in {file} is ignored: a policy has [overload] only.")
     tried = {key: value for key, value in ours.items() if key not in UNSEEN}
     return Policy(file.stem, tried, tuple(notes))

@@ -1,56 +1,58 @@
-# What a backtest found, in sentences.
+# The results of a backtest as sentences.
 from typing import Final
 
 from analytics.backtest.outcome import Outcome
 
-SAME_S: Final = 0.05  # seconds of difference that are none
-MOST: Final = 0.5  # of the time held: who has more than that is named
+SAME_S: Final = 0.05  # smaller differences in seconds count as equal
+MOST: Final = 0.5  # share of the throttled time: a client with more is named
 
 
 def sentences(name: str, was: Outcome, would: Outcome, estimate: bool) -> str:
-    """What the policy *name* would have changed."""
+    """Return what the policy *name* would have changed."""
     if not estimate:
-        return f"{name} is what was in force, so what is recorded is what it makes: {_happened(was)}"
-    parts = [_held(was, would), _level(was, would), _turned_away(was, would), _waits(was, would)]
+        return f"{name} is the recorded policy, so its outcome is the recorded one: {_happened(was)}"
+    parts = [_throttled(was, would), _level(was, would), _lost_publishes(was, would), _waits(was, would)]
     return f"Under {name} (an estimate), {'; '.join(part for part in parts if part)}."
 
 
 def recorded(was: Outcome) -> str:
-    return f"As it was: {_happened(was)}"
+    return f"Recorded: {_happened(was)}"
 
 
 def trust(was: Outcome, checked: Outcome) -> str:
-    """How far the estimates are to be trusted: what the same model makes of the policy that was in force."""
+    """Return how accurate the estimates are: the estimate for the recorded policy beside the recorded outcome."""
     return (
-        f"The same estimate of the policy that was in force has {_time(checked.held())} held instead of the "
-        f"{_time(was.held())} that were, and a peak of level {_shown(checked.level_peak)} instead of "
-        f"{_shown(was.level_peak)}: so far it is to be trusted. Publishes arrive in it when they did, so what a client "
-        "sent later because it was held comes later here, too."
+        f"Accuracy: for the recorded policy, the same estimate has a throttled time of {_time(checked.throttled())} "
+        f"(recorded: {_time(was.throttled())}) and a peak level of {_shown(checked.level_peak)} "
+        f"(recorded: {_shown(was.level_peak)}). Publishes arrive at their recorded times: a publish that a client sent "
+        "later because it was throttled arrives as late in every estimate."
     )
 
 
 def _happened(was: Outcome) -> str:
-    held = "nobody was held back"
+    throttled = "no client was throttled"
     if was.clients:
-        held = f"{_clients(len(was.clients))} held back for {_time(was.held())} in all{_mostly(was)}"
-        held = held.replace(" held", " was held" if len(was.clients) == 1 else " were held", 1)
+        verb = "was" if len(was.clients) == 1 else "were"
+        throttled = f"{_clients(len(was.clients))} {verb} throttled for {_time(was.throttled())} in total{_mostly(was)}"
     lost = _lost(was)
-    parts = [held, f"the level peaked at {_shown(was.level_peak)}"]
+    parts = [throttled, f"the level peaked at {_shown(was.level_peak)}"]
     if lost:
-        parts.append(f"{_publishes(lost)} {'was' if lost == 1 else 'were'} turned away")
+        parts.append(f"{_publishes(lost)} {'was' if lost == 1 else 'were'} lost")
     return f"{'; '.join(parts)}."
 
 
-def _held(was: Outcome, would: Outcome) -> str:
+def _throttled(was: Outcome, would: Outcome) -> str:
     if not would.clients:
-        return "nobody would have been held back" + (f", {_time(was.held())} less" if was.held() > SAME_S else "")
-    more = would.held() - was.held()
+        return "no client would have been throttled" + (
+            f", {_time(was.throttled())} less" if was.throttled() > SAME_S else ""
+        )
+    more = would.throttled() - was.throttled()
     if abs(more) < SAME_S:
-        difference = "as long as was recorded"
+        difference = "as long as recorded"
     else:
         difference = f"{_time(abs(more))} {'more' if more > 0 else 'less'}"
     return (
-        f"{_clients(len(would.clients))} would have been held back for {_time(would.held())} in all, "
+        f"{_clients(len(would.clients))} would have been throttled for {_time(would.throttled())} in total, "
         f"{difference}{_mostly(would)}"
     )
 
@@ -59,7 +61,7 @@ def _mostly(outcome: Outcome) -> str:
     client, seconds = max(outcome.clients.items(), key=lambda item: item[1])
     if len(outcome.clients) == 1:
         return f" ({client})"
-    return f", most of it {client}" if seconds > MOST * outcome.held() else ""
+    return f", most of it {client}" if seconds > MOST * outcome.throttled() else ""
 
 
 def _level(was: Outcome, would: Outcome) -> str:
@@ -69,20 +71,20 @@ def _level(was: Outcome, would: Outcome) -> str:
     return f"the level would have peaked at {after} as well"
 
 
-def _turned_away(was: Outcome, would: Outcome) -> str:
+def _lost_publishes(was: Outcome, would: Outcome) -> str:
     before, after = _lost(was), _lost(would)
     if not before and not after:
         return ""
     if before == after:
-        return f"{_publishes(after)} would have been turned away as well"
-    return f"{_publishes(after) if after else 'nothing'} would have been turned away instead of {before or 'nothing'}"
+        return f"{_publishes(after)} would have been lost as well"
+    return f"{_publishes(after) if after else 'no publish'} would have been lost instead of {before or 'none'}"
 
 
 def _waits(was: Outcome, would: Outcome) -> str:
     before, after = was.wait_of(0.99), would.wait_of(0.99)
     if abs(after - before) < SAME_S:
         return ""
-    return f"of a hundred publishes 99 would have been taken {_within(after)} instead of {_within(before)}"
+    return f"99 % of the publishes would have been accepted {_within(after)} instead of {_within(before)}"
 
 
 def _lost(outcome: Outcome) -> int:

@@ -1,14 +1,15 @@
-# What would have become of the publishes of a trace under another policy: an estimate.
+# Estimates the outcome of the publishes of a trace under another policy.
 #
-# Everything that decides is the broker's own: `admit`, `following`, the ledger and its accounts, the gates, the wait
-# lists, the signals and the level. What is modelled is only what nobody decided and no trace can tell:
-# - Publishes arrive when they did. What a client sent while it was held arrived later than it was sent, and does here.
-# - A gate's resource does what it did: so many completions when it made some, and at the rate that was measured while
-#   it had nothing to do and here has. One takes at least as long as the least that was ever measured.
-# - The worker's lag is what it was, and more by the work that it has taken here and had not there: a worker that lags
-#   does in a second the most that it was ever seen to do.
-# - The other signals, and what other workers say of themselves, are what they were. So are the quotas' answers.
-# Under the policy that was in force all of it follows what was recorded, which is how far it can be trusted.
+# All decisions are made by the code of the broker: `admit`, `following`, the ledger and its accounts, the gates, the
+# wait lists, the signals and the level. Only the environment is modelled:
+# - Publishes arrive at their recorded times. A publish that was sent while its client was throttled arrived late in
+#   the recording, and arrives as late here.
+# - The resource behind a gate makes its recorded completions. While it was idle in the recording but has work here, it
+#   completes at its measured rate. A completion takes at least the shortest time that was ever measured.
+# - The lag of the worker is the recorded one, plus the additional work of the simulation: per second, a lagging worker
+#   does the most work that was ever recorded.
+# - Other signals, the levels of other workers and the decisions of quotas are the recorded ones.
+# For the recorded policy the model follows the recording; the difference shows its accuracy.
 import math
 from collections import deque
 from typing import Final
@@ -24,14 +25,14 @@ from broker.overload.trace.player import Player, RecordedAnswer, Replayed
 from broker.overload.wait_list import SLOT, TimeSlots, WaitList, of_credits, of_gate
 from broker.reasons import PauseReason
 
-LOOK: Final = 0.01  # seconds between two looks at who waits, as in a worker
-OWN: Final = ("lag", "outbound", "memory", "connect")  # signals that are no gate's
-BUSIEST: Final = 10  # steps of the level over which the most work of a worker is taken
+POLL: Final = 0.01  # seconds between two checks of waiting clients, as in a worker
+OWN: Final = ("lag", "outbound", "memory", "connect")  # signals that do not belong to a gate
+BUSIEST: Final = 10  # steps of the level over which the maximum work of a worker is measured
 EVER: Final = math.inf
 
 
 class Batch:
-    """Publishes that are under way to a resource."""
+    """Publishes in progress at a resource."""
 
     def __init__(self, at: float, count: int, size: int) -> None:
         self.at = at
@@ -40,21 +41,21 @@ class Batch:
 
 
 class Resource:
-    """A gate, and what is behind it."""
+    """A gate and the model of its resource."""
 
     def __init__(self, settings: Overload, gate: Gate, was: Gate, ledger: Ledger) -> None:
-        """*was*: the gate of the trace."""
+        """*was*: the recorded gate."""
         self.gate = gate
         self.was = was
         self.waiting = WaitList(settings, ledger)
         self._under_way: deque[Batch] = deque()
-        self._spare = 0.0  # completions that it might have made meanwhile
-        self._looked = EVER
+        self._spare = 0.0  # fraction of the next completion
+        self._checked = EVER
 
     def take(self, count: int, size: int, now: float) -> None:
-        """*gate* has taken them."""
+        """Add publishes that passed the gate."""
         if not self._under_way:
-            self._looked = now
+            self._checked = now
             self._spare = 0.0
         if count:
             self._under_way.append(Batch(now, count, size))
@@ -67,14 +68,14 @@ class Resource:
         self._under_way.clear()
 
     def idle(self, now: float) -> None:
-        """Time passes, in which it makes what it was not seen to make for want of work."""
-        seconds = max(0.0, now - self._looked)
-        self._looked = now
+        """Make completions at the measured rate, if the resource was idle in the recording but has work here."""
+        seconds = max(0.0, now - self._checked)
+        self._checked = now
         if self.was.count or not self._under_way:
             self._spare = 0.0
             return
         rate, _ = self.was.capacity()
-        if rate <= 0.0:  # it never had work: nobody knows, and it is no bottleneck
+        if rate <= 0.0:  # never measured: the resource never had work, so it is no bottleneck
             self.complete(self.gate.count, now)
             return
         self._spare += rate * seconds
@@ -84,7 +85,7 @@ class Resource:
             self.complete(whole, now)
 
     def complete(self, most: int, now: float) -> None:
-        """It makes *most* completions, as far as there is anything that was long enough under way."""
+        """Complete at most *most* publishes that have been in progress for long enough."""
         _, least = self.was.capacity()
         count = size = 0
         latency = 0.0
@@ -104,24 +105,24 @@ class Resource:
 
 
 class Arrived:
-    """A publish that waits to be judged, or several that are alike."""
+    """A publish that waits for a decision, or several similar ones."""
 
     def __init__(self, found: Replayed, publish: Publish, resources: list[Resource]) -> None:
         self.publish = publish
         self.resources = resources
-        # Of all of them that are left.
+        # Sums of the publishes that are left.
         self.count = found.count
         self.size = found.size
         self.cost = found.cost + found.count * (publish.cost - found.publish.cost)
-        self.work = found.cost  # by the prices that were in force: it is the same whatever is asked for it
-        self.follows = found.run  # one that was just taken
+        self.work = found.cost  # by the recorded prices: the work does not depend on the policy
+        self.follows = found.run  # true: behind a publish that was just accepted
         self.room = found.room
         self.answer = found.answer
         self.shut = found.shut
         self.at = found.at
 
     def part(self, count: int) -> tuple[int, int]:
-        """Take *count* of them out: (their bytes, their work)."""
+        """Remove *count* publishes; return their bytes and their work."""
         size = self.size * count // self.count
         work = self.work * count // self.count
         self.cost -= self.cost * count // self.count
@@ -139,14 +140,14 @@ class Sender:
         self.account = account
         self.arrived: deque[Arrived] = deque()
         self.since = NOT_WAITING
-        self.held: Verdict | None = None
-        self.waiting: WaitList | None = None  # the list in which it stands
-        self.as_recorded = False  # it is held by what is no publish, for as long as it was
+        self.throttled: Verdict | None = None
+        self.waiting: WaitList | None = None  # the list in which the client waits
+        self.as_recorded = False  # true: it is throttled by a gate that is blocked, for as long as recorded
 
 
 class World:
     def __init__(self, settings: Overload, recorded: Overload, player: Player, tally: Tally) -> None:
-        """*settings*: of the policy; *recorded*: those that were in force; *player*: plays what was, by those."""
+        """*settings*: of the policy; *recorded*: the recorded ones; *player*: plays the trace with *recorded*."""
         self._settings = settings
         self._player = player
         self.tally = tally
@@ -163,41 +164,41 @@ class World:
         self._resources: list[Resource] = []
         self._credits = WaitList(settings, self._ledger)
         self._later = TimeSlots()
-        self._waiting = 0  # publishes that are held, or are behind one
-        self._held = 0  # clients
-        self._looked = -EVER
-        # Work, in credits of the policy that was in force.
+        self._waiting = 0  # publishes that wait, or are behind a waiting one
+        self._throttled = 0  # throttled clients
+        self._checked = -EVER
+        # Work, in credits of the recorded policy.
         self._done_then = 0
         self._done_now = 0
-        self._ahead = 0.0  # what lies before the worker here and did not there
+        self._ahead = 0.0  # backlog of the worker here, beyond the recorded one
         self._steps: deque[int] = deque(maxlen=BUSIEST)
-        self._most = 0.0  # in a step
+        self._most = 0.0  # the maximum work in a step
 
-    # What the trace says, in its order.
+    # The events of the trace, in their order.
 
     def begin(self) -> None:
-        """The player knows of the beginning."""
+        """Start with the state of the player at the beginning of the trace."""
         then = self._player.ledger
         self._ledger.restore(0.0, then.state()[1], then.level if self._protects else 0.0)
 
     def pass_time(self, now: float) -> None:
-        """It is *now*: what happened of itself since the last time."""
-        if self._looked == -EVER:
-            self._looked = now
-        while self._looked + LOOK <= now:
-            if not self._held and not any(resource.busy() for resource in self._resources):
-                self._looked = now
+        """Advance the time to *now*: complete work and wake waiting clients."""
+        if self._checked == -EVER:
+            self._checked = now
+        while self._checked + POLL <= now:
+            if not self._throttled and not any(resource.busy() for resource in self._resources):
+                self._checked = now
                 break
-            self._looked += LOOK
-            self.tally.pass_time(self._looked)
+            self._checked += POLL
+            self.tally.pass_time(self._checked)
             for resource in self._resources:
-                resource.idle(self._looked)
-            if self._held:
-                self._wake(self._looked)
+                resource.idle(self._checked)
+            if self._throttled:
+                self._wake(self._checked)
         self.tally.pass_time(now)
 
-    def meet(self, client: str) -> None:
-        """An account occurs that did not before: it has here the same share of what it may have as it had there."""
+    def add_account(self, client: str) -> None:
+        """Add a new account, with the same share of the credit limit as in the recording."""
         player, now = self._player, self._player.now
         then = player.accounts[-1]
         share = then.balance(player.ledger, now) / player.ledger.cap
@@ -205,7 +206,7 @@ class World:
         self._senders.append(Sender(len(self._senders), account))
 
     def add_gate(self) -> None:
-        """A gate occurs that did not before, with what is under way to it."""
+        """Add a new gate, with its publishes in progress."""
         then = self._player.gates[-1]
         now = self._player.now
         gate = Gate(self._settings, then.resource, then.bit, now)
@@ -214,14 +215,14 @@ class World:
         resource.take(then.count, then.bytes, now)
         self._resources.append(resource)
 
-    def took(self, number: int, count: int, size: int) -> None:
-        """Publishes that nobody judged passed a gate."""
+    def passed(self, number: int, count: int, size: int) -> None:
+        """Add publishes that passed a gate without a decision."""
         resource = self._resources[number]
         resource.gate.take(count, size, self._player.now)
         resource.take(count, size, self._player.now)
 
     def completed(self, number: int, count: int) -> None:
-        """What is behind a gate made *count* completions."""
+        """The resource of a gate made *count* completions."""
         resource = self._resources[number]
         resource.complete(count, self._player.now)
         if len(resource.waiting):
@@ -231,10 +232,10 @@ class World:
         self._resources[number].reset(self._player.now)
 
     def step(self, values: list[float]) -> None:
-        """A step of the level; these are the signals that were measured."""
+        """Make a step of the level; *values* are the measured signals."""
         player, now = self._player, self._player.now
         lag = self._lag(max(0.0, values[0]) if values else 0.0)
-        self._know(player.resources)
+        self._sync_signals(player.resources)
         delays = {resource.gate.bit: resource.gate.delay(now) for resource in self._resources}
         for name, value in zip(player.resources, values, strict=True):
             bit = player.resources[name]
@@ -259,7 +260,7 @@ class World:
             self._ledger.change(level, now)
 
     def arrive(self, found: Replayed, again: bool) -> None:
-        """Publishes were judged; *again*: it is one that was held meanwhile, and arrived before."""
+        """Publishes were decided; *again*: it is a waiting publish, which has arrived before."""
         sender = self._senders[found.number]
         if found.verdict.kind == ACCEPT:
             self._done_then += found.cost * found.passed // found.count
@@ -273,25 +274,25 @@ class World:
         self.tally.arrived(found.count)
         sender.arrived.append(arrived)
         self._waiting += found.count
-        if sender.held is None:
+        if sender.throttled is None:
             self._serve(sender, self._player.now)
 
-    def gone(self, number: int) -> None:
-        """A client that was held has gone, and what it sent is lost, if it is held here as well."""
+    def disconnected(self, number: int) -> None:
+        """A throttled client has disconnected. Its publishes are lost if it is throttled here as well."""
         sender = self._senders[number]
-        if sender.held is None:
+        if sender.throttled is None:
             return
-        self._let_go(sender)
+        self._resume(sender)
         self._lose(sender)
 
     def waiting(self) -> int:
-        """Publishes that are held, or are behind one."""
+        """Return how many publishes wait, or are behind a waiting one."""
         return self._waiting
 
-    # What follows from it.
+    # The simulation.
 
     def _serve(self, sender: Sender, now: float) -> None:
-        """Take what *sender* has sent, until one has to wait."""
+        """Decide the publishes of *sender*, until one has to wait."""
         while sender.arrived:
             first = sender.arrived[0]
             publish = first.publish
@@ -302,7 +303,9 @@ class World:
                     sender.arrived.popleft()
                     continue
             publish.since = sender.since
-            answer = first.answer if publish.since == NOT_WAITING else None  # who waited for a quota has it then
+            answer = (
+                first.answer if publish.since == NOT_WAITING else None
+            )  # after waiting for a quota, the publish has it
             wait = self._settings.wait
             if first.shut and (publish.since == NOT_WAITING or now - publish.since >= wait):
                 verdict = waits(publish, Verdict(PAUSE, PauseReason.GATE), wait, now)
@@ -311,15 +314,15 @@ class World:
                 quotas, contended = RecordedAnswer(answer), self._contended
                 verdict = decide(publish, sender.account, self._ledger, gates, quotas, None, contended, wait, now)
             if verdict.kind == PAUSE:
-                self._hold(sender, first, verdict, now)
+                self._throttle(sender, first, verdict, now)
                 return
             sender.since = NOT_WAITING
             if verdict.kind == ACCEPT:
-                self._took(first, 1, now)
+                self._accept(first, 1, now)
                 if first.count:
                     self._follow(sender, first, now)
             else:
-                self.tally.turned_away(verdict)
+                self.tally.refused_or_dropped(verdict)
                 first.part(1)
                 self._waiting -= 1
             if not first.count:
@@ -328,7 +331,7 @@ class World:
                 self._lose(sender)
 
     def _follow(self, sender: Sender, first: Arrived, now: float) -> None:
-        """Take so many of those that are like the one which was just taken as may follow it."""
+        """Accept as many of the similar publishes as may follow the accepted one."""
         publish = first.publish
         gates = [resource.gate for resource in first.resources]
         longest, price = max(1, publish.size), max(1, publish.cost)
@@ -340,21 +343,21 @@ class World:
         for gate in gates:
             gate.take(count, size, now)
         sender.account.follow(self._ledger, first.cost * count // first.count, now)
-        self._took(first, count, now)
+        self._accept(first, count, now)
 
-    def _took(self, arrived: Arrived, count: int, now: float) -> None:
+    def _accept(self, arrived: Arrived, count: int, now: float) -> None:
         size, work = arrived.part(count)
         for resource in arrived.resources:
             resource.take(count, size, now)
         self._waiting -= count
         self._done_now += work
-        self.tally.taken(count, now - arrived.at)
+        self.tally.accepted(count, now - arrived.at)
 
     def _priced(self, found: Replayed) -> Publish:
-        """A publish like *found*, at the price that the policy asks."""
+        """Return a publish like *found*, with the price of the policy."""
         was = found.publish
         resources = was.resources
-        if found.run:  # which is recorded after one that needed the same
+        if found.run:  # recorded behind a publish that needs the same resources
             resources = self._player.resources.get(OWN[0], 0)
             for number in found.gates:
                 resources |= self._resources[number].gate.bit
@@ -368,15 +371,15 @@ class World:
     def _price(self, prices: Prices, publish: Publish) -> int:
         return prices.of(publish.size, publish.deliveries, 0, publish.retained, publish.qos)
 
-    def _hold(self, sender: Sender, first: Arrived, verdict: Verdict, now: float) -> None:
+    def _throttle(self, sender: Sender, first: Arrived, verdict: Verdict, now: float) -> None:
         reason = verdict.reason
         assert isinstance(reason, PauseReason)
         if sender.since == NOT_WAITING:
             sender.since = now
-        sender.held = verdict
+        sender.throttled = verdict
         sender.waiting = None
-        self._held += 1
-        self.tally.held(sender.number, sender.account.client, reason.label)
+        self._throttled += 1
+        self.tally.throttled(sender.number, sender.account.client, reason.label)
         if first.shut and verdict.gate is None and reason is PauseReason.GATE:
             sender.as_recorded = True
             self._later.add(int((sender.since + self._settings.wait) / SLOT) + 1, sender)
@@ -404,33 +407,33 @@ class World:
             self._release(sender, now)
 
     def _release(self, sender: Sender, now: float) -> None:
-        self._let_go(sender)
+        self._resume(sender)
         self._serve(sender, now)
 
-    def _let_go(self, sender: Sender) -> None:
-        """It is held no more."""
-        held = sender.held
-        assert held is not None
+    def _resume(self, sender: Sender) -> None:
+        """End the throttling of *sender*."""
+        throttled = sender.throttled
+        assert throttled is not None
         if sender.waiting is not None:
             sender.waiting.remove(sender)
         elif sender.as_recorded:
             self._later.remove(int((sender.since + self._settings.wait) / SLOT) + 1, sender)
         else:
-            self._later.remove(int(held.until / SLOT) + 1, sender)
-        sender.held = None
+            self._later.remove(int(throttled.until / SLOT) + 1, sender)
+        sender.throttled = None
         sender.as_recorded = False
-        self._held -= 1
-        self.tally.free(sender.number)
+        self._throttled -= 1
+        self.tally.resume(sender.number)
 
     def _lose(self, sender: Sender) -> None:
-        """All that it has sent and nobody has read."""
+        """Count the unread publishes of *sender* as lost."""
         lost = sum(arrived.count for arrived in sender.arrived)
         sender.arrived.clear()
         sender.since = NOT_WAITING
         self._waiting -= lost
         self.tally.lost(lost)
 
-    def _know(self, resources: dict[str, int]) -> None:
+    def _sync_signals(self, resources: dict[str, int]) -> None:
         known = self._signals.values()
         if known.keys() == resources.keys():
             return
@@ -443,7 +446,7 @@ class World:
         return [signal for signal in self._signals.all() if signal.contended]
 
     def _lag(self, then: float) -> float:
-        """The lag here, where it was *then* there."""
+        """Return the lag here; *then* is the recorded lag."""
         self._steps.append(self._done_then)
         self._most = max(self._most, sum(self._steps) / BUSIEST)
         self._ahead += self._done_now - self._done_then
@@ -451,7 +454,7 @@ class World:
         self._done_then = self._done_now = 0
         if not self._most:
             return then
-        if self._ahead > 0.0 and then < self._lag_target:  # it had time left
+        if self._ahead > 0.0 and then < self._lag_target:  # the worker had idle time
             self._ahead = max(0.0, self._ahead - max(0.0, spare))
         second = self._most / STEP
         self._ahead = max(self._ahead, -then * second)

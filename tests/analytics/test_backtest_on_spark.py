@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analytics.backtest.policy import read_policy
-from analytics.backtest.spreading import backtest, here, on_spark
+from analytics.backtest.run import backtest, on_spark, run_locally
 from broker.config.schema import Quotas
 from tests.backtest.test_backtest import AGGRESSOR, record
 
@@ -18,4 +18,4 @@ def test_spark_finds_what_one_process_finds(spark: "SparkSession", tmp_path: Pat
     files = [tmp_path / "0", tmp_path / "1", tmp_path / "away"]
     policies = [read_policy(tmp_path / "off.toml")]
 
-    assert backtest(files, policies, 0.0, here) == backtest(files, policies, 0.0, on_spark(spark))
+    assert backtest(files, policies, 0.0, run_locally) == backtest(files, policies, 0.0, on_spark(spark))

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analytics.backtest.outcome import Outcome, unpacked
-from analytics.backtest.playing import BadTrace, Played, play
+from analytics.backtest.play import BadTrace, Played, play
 from analytics.backtest.policy import Policy, read_policy
-from analytics.backtest.spreading import backtest, here
+from analytics.backtest.run import backtest, run_locally
 from broker.config.schema import ConfigError, Quotas
 from tests.inprocess import Broker
 from tests.protocol.test_trace_recorder import QUOTA, TIGHT, Load, loads
@@ -126,7 +126,7 @@ def test_the_estimate_of_the_policy_in_force_is_near_what_happened(aggressor: Pa
     played = play(aggressor, None, check=True)
 
     assert played.estimate is not None
-    assert played.recorded.held() == pytest.approx(played.estimate.held(), rel=0.1)
+    assert played.recorded.throttled() == pytest.approx(played.estimate.throttled(), rel=0.1)
     assert played.recorded.level_peak == pytest.approx(played.estimate.level_peak, abs=0.5)
     assert played.recorded.accepted == played.estimate.accepted
 
@@ -147,7 +147,7 @@ def test_a_generous_policy_holds_nobody_and_a_strict_one_for_longer(aggressor: P
     strict = play(aggressor, policy(tmp_path, "[overload]\nrefill = [200, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1]\n"))
 
     assert generous.estimate is not None and strict.estimate is not None
-    assert 0.0 == generous.estimate.held()
+    assert 0.0 == generous.estimate.throttled()
     assert generous.recorded.longest_wait_s < strict.estimate.longest_wait_s
 
 
@@ -166,7 +166,7 @@ def test_dearer_publishes_use_up_credits_sooner(aggressor: Path, tmp_path: Path)
     dear = play(aggressor, policy(tmp_path, "[overload.cost]\npublish = 100\n"))
 
     assert dear.estimate is not None
-    assert dear.recorded.held() < dear.estimate.held()
+    assert dear.recorded.throttled() < dear.estimate.throttled()
 
 
 def test_only_what_is_after_the_time_counts(aggressor: Path) -> None:
@@ -179,7 +179,7 @@ def test_only_what_is_after_the_time_counts(aggressor: Path) -> None:
 
     assert half.seconds == pytest.approx(whole.seconds / 2)
     assert 0 < half.publishes < whole.publishes
-    assert 0.0 < half.held() < whole.held()
+    assert 0.0 < half.throttled() < whole.throttled()
     assert Outcome() == none
 
 
@@ -202,7 +202,7 @@ def test_all_traces_are_tried_under_all_policies(aggressor: Path, tmp_path: Path
     none = policy(tmp_path, "[overload]\nenabled = false\n")
     same = policy(tmp_path, f"[overload]\nwait = {TIGHT.wait}\n")
 
-    found = backtest([aggressor, aggressor.with_name("1"), tmp_path / "away"], [none, same], 0.0, here)
+    found = backtest([aggressor, aggressor.with_name("1"), tmp_path / "away"], [none, same], 0.0, run_locally)
 
     assert [("weir", 0), ("weir", 1)] == [(one["node"], one["worker"]) for one in found.traces]
     assert [True, False] == [one.estimate for one in found.policies]
@@ -216,7 +216,7 @@ def test_all_traces_are_tried_under_all_policies(aggressor: Path, tmp_path: Path
     [
         ("[overload]\nrefil = 3\n", "did you mean overload.refill?"),
         ("[overload]\nwait = -1\n", "overload.wait = -1 in .*line 2 is not valid: it must be a duration"),
-        ("[overload]\ncap = 10\n", r"overload.cap_least cannot be so in the policy policy: it must be at most"),
+        ("[overload]\ncap = 10\n", r"overload.cap_least is not valid in the policy policy: it must be at most"),
         ("[limits]\nqos = 1\n", "There is no policy in .*: it needs a table"),
         ("overload", "is not TOML"),
     ],
@@ -242,12 +242,12 @@ def test_what_is_no_part_of_a_policy_is_said(tmp_path: Path) -> None:
     [
         (
             msgpack.packb([0, 1, [0.0, 0.0, 0.0], {}]),
-            "is a trace of version 1, and this Weir plays versions 2 to 3: record",
+            "has trace version 1, but this Weir plays versions 2 to 3: record",
         ),
-        (msgpack.packb([0, 2, [0.0, 0.0, 0.0], {}]), "does not say who recorded it"),
-        (b"nonsense", "is no trace"),
-        (b"\xc1", "is no trace"),
-        (b"", "is no trace"),
+        (msgpack.packb([0, 2, [0.0, 0.0, 0.0], {}]), "does not name the worker"),
+        (b"nonsense", "is not a trace"),
+        (b"\xc1", "is not a trace"),
+        (b"", "is not a trace"),
     ],
 )
 def test_what_is_no_trace_is_one_sentence(tmp_path: Path, data: bytes, sentence: str) -> None:

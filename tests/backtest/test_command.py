@@ -32,12 +32,12 @@ def test_it_is_said_what_policies_would_have_changed(folder: Path) -> None:
     text = " ".join(shown.stdout.split())
     for words in (
         "2 traces,",
-        "made again, as they were made",
+        "all repeated exactly",
         "off (estimate) same (in force)",
         "client-0",
-        "Under off (an estimate), nobody would have been held back",
-        "same is what was in force, so what is recorded is what it makes: 1 client was held back for",
-        "so far it is to be trusted",
+        "Under off (an estimate), no client would have been throttled",
+        "same is the recorded policy, so its outcome is the recorded one: 1 client was throttled for",
+        "Accuracy: for the recorded policy",
     ):
         assert words in text
     assert max(map(len, shown.stdout.splitlines())) <= 100
@@ -64,7 +64,7 @@ def test_programs_get_all_of_it_from_one_trace(folder: Path) -> None:
         (["--since", "soon"], 2, "--since soon is not valid: it must be a duration such as"),
         (["--policy", "away.toml"], 2, "Cannot read the configuration file away.toml"),
         (["--trace", "away"], 2, "Cannot read the trace away: No such file or directory."),
-        (["--folder", "/nowhere"], 1, "has recorded no traces, in /nowhere/trace: `weir start --set overload.trace="),
+        (["--folder", "/nowhere"], 1, "has no traces in /nowhere/trace: `weir start --set overload.trace="),
     ],
 )
 def test_what_cannot_be_is_one_sentence(folder: Path, arguments: list[str], code: int, sentence: str) -> None:

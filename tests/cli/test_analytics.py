@@ -63,7 +63,7 @@ def test_a_node_with_a_redis_elsewhere_is_told(folder: str) -> None:
     finally:
         hidden.rename(socket)
 
-    assert (1, "name that with --redis.") == (code, said[-23:])
+    assert (1, "give that URL with --redis.") == (code, said[-27:])
 
 
 def test_the_redis_of_a_node_is_found(folder: str, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_an_address_that_is_none_and_a_redis_that_is_away_are_told() -> None:
 @pytest.mark.parametrize(
     ("says", "expected"),
     [
-        ('openjdk version "11.0.2" 2019-01-15', "is Java 11: install one"),
-        ('java version "1.8.0_292"', "is Java 8: install one"),
-        ("Segmentation fault", "does not say which version of Java it is"),
+        ('openjdk version "11.0.2" 2019-01-15', "is Java 11: install Java"),
+        ('java version "1.8.0_292"', "is Java 8: install Java"),
+        ("Segmentation fault", "java is unknown; the analysis needs"),
     ],
 )
 def test_a_java_that_will_not_do_is_told(
@@ -113,9 +113,9 @@ def test_no_java_is_told(start_redis: Callable[..., RunningRedis], tmp_path: Pat
     _, without = weir("--redis", f"unix://{server.socket}", JAVA_HOME="", PATH=str(tmp_path))
 
     assert (2, 1) == (code, len(said.splitlines()))
-    assert said.startswith(f"weir: The analysis needs Java 17 or newer, and JAVA_HOME is {tmp_path}, and there is none")
+    assert said.startswith(f"weir: The analysis needs Java 17 or newer, but JAVA_HOME ({tmp_path}) has no java")
     assert without.startswith(
-        "weir: The analysis needs Java 17 or newer, and there is none on PATH: install one, such as"
+        "weir: The analysis needs Java 17 or newer, but there is no java on PATH: install Java, for example"
     )
 
 
@@ -138,12 +138,12 @@ def test_what_is_missing_is_installed_or_told(
     monkeypatch.setattr(analytics, "MODULES", ("pyspark", "no_such_module"))
 
     with pytest.raises(typer.Exit) as refused:
-        analytics._see_that_spark_is_there(install=False)
+        analytics._check_spark(install=False)
     assert (2, False) == (refused.value.exit_code, asked.exists())
     assert f"`{pip} -m pip install 'pyspark>=4.2,<4.3' " in capfd.readouterr().err
     with pytest.raises(typer.Exit):
-        analytics._see_that_spark_is_there(install=True)
+        analytics._check_spark(install=True)
     assert f"-m pip install --quiet --disable-pip-version-check {' '.join(analytics.NEEDS)}\n" == asked.read_text()
     first, second = capfd.readouterr().err.splitlines()
-    assert "weir: Installing PySpark, which the analysis needs: some 400 MB, once." == first
-    assert second.startswith("weir: PySpark could not be installed, for the reason above: `")
+    assert "weir: Installing PySpark (about 400 MB, only once)." == first
+    assert second.startswith("weir: PySpark could not be installed for the reason above: `")

@@ -1,21 +1,21 @@
-# Many traces under several policies, each pair by itself: on Spark, or here one after another.
+# Plays many traces under several policies, each pair separately: in parallel on Spark, or one after another.
 #
-# A pair is a file, a policy and a time, and what comes back is an outcome of bounded size, so nothing is shuffled: the
-# traces are read where they are played. (Which has to be a machine that has them: with a cluster, a shared folder.)
+# A task is a file, a policy and a time; its result is an outcome of bounded size, so no data is shuffled. Each executor
+# reads the traces itself: in a cluster they must be in a shared folder.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analytics.backtest.outcome import Outcome, unpacked
-from analytics.backtest.playing import BadTrace, play
+from analytics.backtest.play import BadTrace, play
 from analytics.backtest.policy import Policy
 from broker.config.schema import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Task = tuple[str, Policy | None, float]  # trace, policy (None: that in force, estimated for comparison), since
+Task = tuple[str, Policy | None, float]  # trace, policy (None: the recorded one, estimated for comparison), since
 Answer = dict[str, Any]
 
 
@@ -25,24 +25,24 @@ class Compared:
 
     name: str
     outcome: Outcome
-    estimate: bool  # false: it is the policy that was in force at each worker
+    estimate: bool  # false: it is the recorded policy of every worker
 
 
 @dataclass
 class Backtest:
-    traces: list[dict[str, Any]]  # what was played: file, node, worker, decisions, how many came out otherwise
+    traces: list[dict[str, Any]]  # the played traces: file, node, worker, decisions, different decisions
     recorded: Outcome
-    checked: Outcome  # the estimate of what is recorded
+    checked: Outcome  # the estimate for the recorded policy
     policies: list[Compared]
-    problems: list[str]  # sentences, of traces that could not be played
+    problems: list[str]  # sentences about traces that could not be played
 
 
-def here(tasks: list[Task]) -> list[Answer]:
+def run_locally(tasks: list[Task]) -> list[Answer]:
     return [answer(task) for task in tasks]
 
 
 def on_spark(session: "SparkSession") -> Callable[[list[Task]], list[Answer]]:
-    """The same, in parallel."""
+    """Return a function that plays tasks in parallel."""
 
     def spread(tasks: list[Task]) -> list[Answer]:
         return session.sparkContext.parallelize(tasks, len(tasks)).map(answer).collect()
@@ -51,7 +51,7 @@ def on_spark(session: "SparkSession") -> Callable[[list[Task]], list[Answer]]:
 
 
 def answer(task: Task) -> Answer:
-    """One trace under one policy, or a sentence why not."""
+    """Play one trace under one policy; the result has the outcome, or a sentence that says why there is none."""
     file, policy, since = task
     try:
         played = play(Path(file), policy, since, check=policy is None)
@@ -72,7 +72,7 @@ def answer(task: Task) -> Answer:
 def backtest(
     files: Iterable[Path], policies: list[Policy], since: float, run: Callable[[list[Task]], list[Answer]]
 ) -> Backtest:
-    """Every trace under every policy, by *run*."""
+    """Play every trace under every policy with *run*, and sum the outcomes."""
     wanted: list[Policy | None] = [None, *policies]
     tasks: list[Task] = [(str(file), policy, since) for file in files for policy in wanted]
     answers = run(tasks)
@@ -85,9 +85,9 @@ def backtest(
         found.traces.append({key: one[key] for key in ("file", "node", "worker", "decisions", "different")})
         found.recorded.add(unpacked(one["recorded"]))
         found.checked.add(unpacked(one["estimate"]))
-    for policy, told in zip(policies, by_policy[1:], strict=True):
+    for policy, results in zip(policies, by_policy[1:], strict=True):
         compared = Compared(policy.name, Outcome(), False)
-        for one in told:
+        for one in results:
             if "problem" in one:
                 continue
             compared.outcome.add(unpacked(one["recorded"] if one["same"] else one["estimate"]))

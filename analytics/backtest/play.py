@@ -1,4 +1,4 @@
-# A trace played: what happened, decided again to the last bit, and beside it what another policy would have made of it.
+# Plays a trace: repeats the recorded decisions exactly, and estimates the outcome of another policy beside them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,22 +29,22 @@ from broker.overload.trace.records import (
     TAKE,
 )
 
-PART: Final = 1 << 20  # bytes that are read at once
+PART: Final = 1 << 20  # bytes per read
 MISTAKES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, msgpack.UnpackException)
 
 
 class BadTrace(Exception):
-    """A file that cannot be played. Its text is one sentence for the user."""
+    """The file cannot be played. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class About:
-    """Who recorded a trace, and when."""
+    """The origin of a trace."""
 
     node: str
     worker: int
-    began: float  # by the clock of who recorded it
-    wall: float  # the same moment as Unix time
+    began: float  # start, by the monotonic clock of the worker
+    wall: float  # start, in Unix time
     settings: dict[str, Any]
 
 
@@ -53,15 +53,15 @@ class Played:
     """One trace under one policy."""
 
     about: About
-    decisions: int  # that were made again by the settings in force
-    different: int  # of them, that came out otherwise than it is recorded: another build of the broker decided
+    decisions: int  # that were repeated with the recorded settings
+    different: int  # decisions that differ from the recorded ones: another version of the broker recorded the trace
     recorded: Outcome
-    estimate: Outcome | None  # None: the policy is the one that was in force, and what is recorded is what it makes
+    estimate: Outcome | None  # None: the policy is the recorded one, and so is its outcome
     same: bool
 
 
 def records(file: Path) -> Iterator[list[Any]]:
-    """All of a trace, without what was cut off at its end. BadTrace."""
+    """Yield the records of a trace, except an incomplete one at its end. Raises BadTrace."""
     unpacker = msgpack.Unpacker(max_buffer_size=LARGEST)
     try:
         with file.open("rb") as data:
@@ -71,30 +71,32 @@ def records(file: Path) -> Iterator[list[Any]]:
     except OSError as error:
         raise BadTrace(f"Cannot read the trace {file}: {error.strerror}.") from None
     except (ValueError, msgpack.UnpackException):
-        raise BadTrace(f"{file} is no trace, or is damaged: `weir overload` says where a worker records one.") from None
+        raise BadTrace(
+            f"{file} is not a trace, or is damaged: `weir overload` shows the trace files of the workers."
+        ) from None
 
 
 def about(file: Path) -> About:
-    """Who recorded the trace *file*. BadTrace."""
+    """Return the origin of the trace *file*. Raises BadTrace."""
     first = next(records(file), None)
     if not isinstance(first, list) or len(first) < 2 or first[0] != BEGIN:
-        raise BadTrace(f"{file} is no trace: `weir overload` says where a worker records one.")
+        raise BadTrace(f"{file} is not a trace: `weir overload` shows the trace files of the workers.")
     if first[1] not in READABLE:
         raise BadTrace(
-            f"{file} is a trace of version {first[1]}, and this Weir plays versions {READABLE[0]} to {READABLE[-1]}: "
-            "record it again with the version that plays it."
+            f"{file} has trace version {first[1]}, but this Weir plays versions {READABLE[0]} to {READABLE[-1]}: "
+            "record and play a trace with the same version."
         )
     try:
-        told = first[3]
-        return About(told["node"], told["worker"], told["began"], told["wall"], told["settings"])
+        origin = first[3]
+        return About(origin["node"], origin["worker"], origin["began"], origin["wall"], origin["settings"])
     except MISTAKES:
-        raise BadTrace(f"{file} does not say who recorded it: no worker of a node did.") from None
+        raise BadTrace(f"{file} does not name the worker that recorded it.") from None
 
 
 def play(file: Path, policy: Policy | None, since: float = 0.0, check: bool = False) -> Played:
-    """The trace *file* under *policy*, as far as it is after the Unix time *since*; BadTrace, ConfigError.
+    """Play the part of the trace *file* after the Unix time *since* under *policy*. Raises BadTrace, ConfigError.
 
-    *policy* None: as it was. *check*: estimate it all the same, if it is the policy that was in force.
+    *policy* None stands for the recorded policy. *check*: estimate the outcome even for the recorded policy.
     """
     who = about(file)
     in_force = restored(who.settings).overload
@@ -113,7 +115,7 @@ def play(file: Path, policy: Policy | None, since: float = 0.0, check: bool = Fa
 
 
 class _Table:
-    """What was, and what would have been, side by side."""
+    """Plays the recorded decisions and the estimate side by side."""
 
     def __init__(self, player: Player, tally: Tally, world: World | None) -> None:
         self.player = player
@@ -121,7 +123,7 @@ class _Table:
         self.world = world
         self.decisions = 0
         self.different = 0
-        self._arrived: dict[int, float] = {}  # accounts whose publish is held, since it arrived
+        self._arrived: dict[int, float] = {}  # account -> arrival of its waiting publish
 
     def play(self, fields: list[Any]) -> None:
         player, world = self.player, self.world
@@ -134,60 +136,62 @@ class _Table:
             self.tally.pass_time(player.now)
         elif kind in (PUBLISH, RUN):
             assert found is not None
-            self._judged(found)
+            self._decided(found)
         elif kind == RELEASED:
             self._released(fields[1], fields[2])
         elif kind == MEASURED:
             self._measured(fields[1])
         if world is not None:
-            self._elsewhere(world, kind, fields, count)
+            self._simulate(world, kind, fields, count)
 
-    def _elsewhere(self, world: World, kind: int, fields: list[Any], count: int) -> None:
+    def _simulate(self, world: World, kind: int, fields: list[Any], count: int) -> None:
         if kind == BEGIN:
             world.begin()
         elif kind == ACCOUNT:
-            world.meet(fields[2])
+            world.add_account(fields[2])
         elif kind == GATE:
             world.add_gate()
         elif kind == TAKE:
-            world.took(fields[1], fields[2], fields[3])
+            world.passed(fields[1], fields[2], fields[3])
         elif kind in (DONE, PROCESSED):
             world.completed(fields[1], count - self.player.gates[fields[1]].count)
         elif kind == RESET:
             world.reset(fields[1])
 
-    def _judged(self, found: Replayed) -> None:
+    def _decided(self, found: Replayed) -> None:
         self.decisions += 1
         verdict = found.verdict
         if _plain(verdict) != _plain(found.recorded) or (verdict.kind == ACCEPT and found.passed < found.count):
             self.different += 1
         again = found.number in self._arrived and found.publish.since != NOT_WAITING
-        if not again and self._arrived.pop(found.number, None) is not None:  # its connection ended before it was read
+        if (
+            not again and self._arrived.pop(found.number, None) is not None
+        ):  # the connection ended before the publish was read
             self.tally.lost(1)
         if not again:
             self.tally.arrived(found.count)
         if verdict.kind == PAUSE:
             self._arrived.setdefault(found.number, found.at)
             assert verdict.reason is not None
-            self.tally.held(found.number, found.client, verdict.reason.label)
+            self.tally.throttled(found.number, found.client, verdict.reason.label)
         else:
             since = self._arrived.pop(found.number, found.at)
             if verdict.kind == ACCEPT:
-                self.tally.taken(found.passed, found.at - since)
+                self.tally.accepted(found.passed, found.at - since)
             else:
-                self.tally.turned_away(verdict)
+                self.tally.refused_or_dropped(verdict)
         if self.world is not None:
             self.world.arrive(found, again)
 
-    def _released(self, number: int, gone: bool) -> None:
-        held = self.tally.holds(number)
-        self.tally.free(number)
-        if gone:
+    def _released(self, number: int, disconnected: bool) -> None:
+        throttled = self.tally.is_throttled(number)
+        self.tally.resume(number)
+        if disconnected:
             lost = self._arrived.pop(number, None)
             if lost is not None:
                 self.tally.lost(1)
-            if held and self.world is not None:
-                self.world.gone(number)
+            if throttled and self.world is not None:
+                self.world.disconnected(number)
 
     def _measured(self, values: list[float]) -> None:
         player = self.player
