@@ -1,6 +1,6 @@
-# What can be asked of a node that runs: each command with its arguments and what it answers.
+# The requests to a running node: each command with its arguments and its answer.
 #
-# An argument that is missing, of another type or not known is refused before anything is done.
+# A request with a missing or unknown argument, or one of another type, is refused before anything is done.
 import math
 import os
 import time
@@ -19,22 +19,22 @@ from supervisor.workers import Shard
 
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
-LONGEST_INJECTION: Final = 3600.0  # seconds: one that was forgotten ends
-AUDITED: Final = ("limit_set", "limit_drop")  # those whose log lines say who asked
-TESTED: Final = "WEIR_TEST"  # in the environment, 1: tests may inject signals
+LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
+AUDITED: Final = ("limit_set", "limit_drop")  # commands whose log lines name the user
+TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
 
 class Refused(Exception):
-    """The request cannot be done, and nothing was changed. Its text is one sentence."""
+    """The request is refused, and nothing was changed. The text is one sentence."""
 
 
 class Commands:
     def __init__(self, node: Node, tested: bool = False) -> None:
-        """*tested*: whoever asks may have it believe things that are not so."""
+        """*tested*: the command `inject` is allowed."""
         self._node = node
         self._tested = tested
         self._restarting = False
-        # name: (what it does, its arguments with their types)
+        # name: (method, types of the arguments)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
             "status": (self._status, {}),
             "stop": (self._stop, {}),
@@ -56,15 +56,17 @@ class Commands:
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
-        """The answer to *command*, which *by* asks for. Refused."""
+        """Carry out *command* and return the answer. *by*: the user. Refused."""
         if command not in self._known:
-            raise Refused(f"There is no command {command!r}: this node knows {', '.join(self._known)}.")
+            raise Refused(f"The command {command!r} does not exist: this node has {', '.join(self._known)}.")
         what, types = self._known[command]
         for name, value in arguments.items():
             if name not in types:
                 raise Refused(f"The command {command} has no argument {name!r}.")
             if type(value) is not types[name]:
-                raise Refused(f"The argument {name} = {value!r} of {command} is no {types[name].__name__}.")
+                raise Refused(
+                    f"The argument {name} = {value!r} of {command} is not of the type {types[name].__name__}."
+                )
         for name in types:
             if name not in arguments:
                 raise Refused(f"The command {command} lacks its argument {name}.")
@@ -96,12 +98,12 @@ class Commands:
         return {"pid": os.getpid(), "drain": self._node.config.drain.timeout}
 
     async def _restart(self, arguments: Arguments) -> object:
-        """One worker after another, so that the others go on serving."""
+        """Replace one worker after another, while the other ones serve."""
         node = self._node
         if node.stopping():
             raise Refused("The node is stopping.")
         if self._restarting:
-            raise Refused("A restart is under way already.")
+            raise Refused("Another restart is running.")
         self._restarting = True
         replaced = []
         try:
@@ -110,7 +112,7 @@ class Commands:
                 former = shard.process
                 pid = await node.replace(shard)
                 if pid is None:
-                    raise Refused(f"Worker {shard.number} did not get ready: the node's log says why.")
+                    raise Refused(f"Worker {shard.number} did not become ready: the node's log says why.")
                 lost = former.sessions_lost if former is not None else 0
                 replaced.append(
                     {
@@ -131,7 +133,7 @@ class Commands:
         return {}
 
     async def _clients(self, arguments: Arguments) -> object:
-        """Clients whose id contains *match*, at most *limit*; whether there are more."""
+        """The clients whose id contains `match`, at most `limit`, and whether there are more."""
         limit = min(arguments["limit"], LONGEST_LIST)
         match = arguments["match"]
         found: list[dict[str, Any]] = []
@@ -151,7 +153,7 @@ class Commands:
         raise Refused(f"There is no client {arguments['client']!r}.")
 
     async def _why(self, arguments: Arguments) -> object:
-        """What all workers know of a client, of whom it may have been at several."""
+        """What the workers know about a client, which may have been connected to several of them."""
         found: list[Facts] = []
         unanswered: list[int] = []
 
@@ -176,7 +178,7 @@ class Commands:
         raise Refused(f"No client {arguments['client']!r} is connected.")
 
     async def _overload(self, arguments: Arguments) -> object:
-        """How overloaded each worker is and by what, as it sees that itself (broker/insight/overload_snapshot.py)."""
+        """The overload of each worker and its cause (broker/insight/overload_snapshot.py)."""
         return {"node": self._node.config.node.name, "workers": await self._ask_each("overload")}
 
     async def _top(self, arguments: Arguments) -> object:
@@ -184,30 +186,30 @@ class Commands:
         return {"node": self._node.config.node.name, "workers": await self._ask_each("record")}
 
     async def _ask_each(self, what: str) -> list[dict[str, Any]]:
-        """Of each worker its answer under the name *what*, or under "error" why there is none: the others matter."""
+        """The answer of each worker under the name *what*, or under "error" why there is none."""
         told = [
             {"worker": shard.number, "state": "dead" if shard.process is None else shard.process.state}
             for shard in self._node.shards
         ]
-        async with trio.open_nursery() as asking:  # or a few that hang would take all the time there is
+        async with trio.open_nursery() as asking:  # at the same time, as workers that hang take the whole timeout
             for shard, answer in zip(self._node.shards, told, strict=True):
                 if shard.process is not None:
                     asking.start_soon(_ask_into, answer, shard.process, what)
         return told
 
     async def _inject(self, arguments: Arguments) -> object:
-        """A signal of overload has *value*, in its own unit (seconds, or a share), at *worker* for *seconds*."""
+        """Set a signal of overload of one worker to a value, in its unit (seconds or a share), for some seconds."""
         if not self._tested:
             raise Refused(f"Signals are injected only into a node that was started with {TESTED}=1 in its environment.")
         number, value, seconds = arguments["worker"], arguments["value"], arguments["seconds"]
         shards = self._node.shards
         if not 0 <= number < len(shards):
-            raise Refused(f"There is no worker {number}: this node has {len(shards)}, counted from 0.")
+            raise Refused(f"Worker {number} does not exist: this node has {len(shards)}, counted from 0.")
         if not math.isfinite(value):
-            raise Refused(f"The argument value = {value} of inject is no finite number.")
+            raise Refused(f"The argument value = {value} of inject is not a finite number.")
         if not 0 < seconds <= LONGEST_INJECTION:
             raise Refused(
-                f"The argument seconds = {seconds} of inject is not above 0 and at most {LONGEST_INJECTION:g}."
+                f"The argument seconds = {seconds} of inject must be above 0 and at most {LONGEST_INJECTION:g}."
             )
         process = shards[number].process
         if process is None:
@@ -215,23 +217,23 @@ class Commands:
         return await process.ask("inject", {"signal": arguments["signal"], "value": value, "seconds": seconds})
 
     async def _limit_set(self, arguments: Arguments) -> object:
-        """*client* has a limit of its own for so many *seconds*; at which workers it is, and feels it already."""
+        """Set an override; the workers where the client is connected have applied it when this returns."""
         self._node.limits.set(**arguments)
-        return {"client": arguments["client"], "workers": await self._feel(arguments["client"])}
+        return {"client": arguments["client"], "workers": await self._applied(arguments["client"])}
 
     async def _limit_drop(self, arguments: Arguments) -> object:
         if not self._node.limits.drop(**arguments):
-            raise Refused(f"The client {arguments['client']!r} has no limit of its own.")
-        return {"client": arguments["client"], "workers": await self._feel(arguments["client"])}
+            raise Refused(f"The client {arguments['client']!r} has no override.")
+        return {"client": arguments["client"], "workers": await self._applied(arguments["client"])}
 
     async def _limit_list(self, arguments: Arguments) -> object:
-        self._node.limits.end_due()
+        self._node.limits.expire_due()
         return {"limits": self._node.limits.listed()}
 
-    async def _feel(self, client: str) -> list[int]:
-        """The workers where *client* is connected, once all have taken what they were told before.
+    async def _applied(self, client: str) -> list[int]:
+        """The workers where *client* is connected, after all of them have handled the frames sent before.
 
-        One that does not answer will take it when it can, and the one that replaces it knows.
+        A worker that does not answer handles them later, and its successor gets them with its assignment.
         """
         found = []
         for process in self._serving():
@@ -250,11 +252,11 @@ class Commands:
 
 def _nothing_known(client: str, unanswered: list[int]) -> str:
     told = (
-        f"Nothing is known of a client {client!r} here: it has no session, and none of the last ends and refusals that "
-        "are remembered was its own; look whether it uses that id and this node, or in `weir clients list`."
+        f"This node has no session of a client {client!r}, and none of the last disconnects and refusals it remembers "
+        "was of that client; check the client id and the node, for example with `weir clients list`."
     )
     if unanswered:
-        told = f"{told[:-1]}, and ask again, as {len(unanswered)} of the workers did not answer."
+        told = f"{told[:-1]}, and try again, as {len(unanswered)} of the workers did not answer."
     return told
 
 

@@ -1,8 +1,8 @@
-# The folder of a node: what it keeps, and how a second start finds out that the node runs.
+# The folder of a node: what is in it, and how a second start notices that the node runs.
 #
-# Two locks, both the kernel's (flock), so that no death can leave one behind: `lock` is the supervisor's, and
-# `run/alive` is inherited by every process it starts, so that it is free when the last of them is gone. Whoever holds
-# both may remove any socket that lies there. A process id in a file is only for people to read.
+# Two files are locked with flock(), which the kernel releases after any death. `lock` belongs to the supervisor.
+# `run/alive` is inherited by every process of the node, so it is free when the last of them has ended. A process that
+# holds both locks may remove any socket in the folder. The process id in `lock` is for people; no code relies on it.
 import fcntl
 import os
 import shlex
@@ -13,18 +13,18 @@ from typing import Final
 
 ONLY_ITS_OWNER: Final = 0o700
 LONGEST_SOCKET_PATH: Final = 107  # bytes (unix(7))
-DYING: Final = 5.0  # seconds that the processes of a former supervisor, which the kernel kills, may take to be gone
-LOOK_AGAIN: Final = 0.02  # seconds; a lock tells nobody when it is free in time
-LOOKED_AT: Final = 1.0  # seconds that somebody, on a busy machine, may hold the lock who only looks whether it is held
-NOBODYS: Final = frozenset({"lost+found", "lock"})  # what a new file system has in it, and a start that failed
+DYING: Final = 5.0  # seconds that the processes of a killed supervisor, which the kernel kills as well, may take to end
+RETRY: Final = 0.02  # seconds between two attempts; flock() has no timeout
+EXAMINED: Final = 1.0  # seconds that `running()` of another process may hold the lock, on a busy machine
+EMPTY: Final = frozenset({"lost+found", "lock"})  # left by a new file system and by a failed start; no data of others
 
 
 class FolderError(Exception):
-    """The folder cannot be used. Its text is one sentence for the user."""
+    """The folder cannot be used. The text is one sentence for the user."""
 
 
 def base_folder() -> Path:
-    """Where the folders of nodes are unless `node.folder` says otherwise."""
+    """The folder that contains the nodes' folders, unless `node.folder` names another."""
     if os.geteuid() == 0:
         return Path("/var/lib/weir")
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -33,24 +33,24 @@ def base_folder() -> Path:
 
 class NodeFolder:
     def __init__(self, name: str, folder: str = "") -> None:
-        """*folder* as `node.folder` has it: "" is the usual one. Nothing is made or opened yet."""
+        """*folder*: the setting `node.folder`; "": the default. Nothing is made or opened yet."""
         self.name = name
         self.path = Path(folder).absolute() if folder else base_folder() / name
         self.control = self.path / "control.sock"
         self.log = self.path / "log" / "weir.log"
         self.run = self.path / "run"
         self._lock: int | None = None
-        self.alive: int | None = None  # the descriptor that processes of the node inherit
+        self.alive: int | None = None  # the locked descriptor that all processes of the node inherit
 
     def take(self) -> None:
-        """Make it ours, and what is missing in it. FolderError: it is another's, or cannot be used."""
+        """Lock the folder and make what is missing in it. FolderError: it is in use, or cannot be used."""
         try:
             self._take()
         except OSError as error:
-            self._let_go()
+            self._unlock()
             raise FolderError(f"Cannot use the folder {error.filename or self.path}: {error.strerror}.") from None
         except FolderError:
-            self._let_go()
+            self._unlock()
             raise
 
     def _take(self) -> None:
@@ -59,7 +59,7 @@ class NodeFolder:
         self._check_owner()
         if self.path.stat().st_mode & 0o077:
             os.chmod(self.path, ONLY_ITS_OWNER)
-        self._lock = _locked(self.path / "lock", LOOKED_AT)
+        self._lock = _locked(self.path / "lock", EXAMINED)
         if self._lock is None:
             raise FolderError(self._is_running())
         os.truncate(self._lock, 0)
@@ -69,26 +69,26 @@ class NodeFolder:
             part.mkdir(ONLY_ITS_OWNER, exist_ok=True)
         self.alive = _locked(self.run / "alive", DYING)
         if self.alive is None:
-            raise FolderError(f"Processes of a former run of the node {self.name} are still there, in {self.path}.")
-        for left in (self.control, *self.run.iterdir()):  # by a supervisor that was killed
+            raise FolderError(f"Processes of a former run of the node {self.name} still use the folder {self.path}.")
+        for left in (self.control, *self.run.iterdir()):  # by a killed supervisor
             if left.is_socket():
                 left.unlink()
 
-    def give_back(self) -> None:
-        """Others may have it; what it holds stays."""
-        if self._is_still_ours():
+    def release(self) -> None:
+        """Unlock the folder; its data stays."""
+        if self._is_the_locked_one():
             self.control.unlink(missing_ok=True)
-        self._let_go()
+        self._unlock()
 
-    def _is_still_ours(self) -> bool:
-        """Nobody removed the folder while we ran, and perhaps began another node in its place."""
+    def _is_the_locked_one(self) -> bool:
+        """Whether the folder was not removed, and perhaps made anew by another node, while this node ran."""
         assert self._lock is not None
         try:
             return os.path.samestat((self.path / "lock").stat(), os.fstat(self._lock))
         except OSError:
             return False
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         for descriptor in (self.alive, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
@@ -96,13 +96,13 @@ class NodeFolder:
 
     @property
     def options(self) -> str:
-        """How a command names this node."""
+        """The command-line options that name this node."""
         if self.path == base_folder() / self.name:
             return f"--name {self.name}"
         return f"--folder {shlex.quote(str(self.path))}"
 
     def running(self) -> int | None:
-        """The process id of its supervisor; None if none runs. PermissionError."""
+        """The process id of the node's supervisor; 0: unknown, None: the node does not run. PermissionError."""
         try:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -119,38 +119,39 @@ class NodeFolder:
     def _check_length(self) -> None:
         if len(os.fsencode(self.control)) > LONGEST_SOCKET_PATH:
             raise FolderError(
-                f"The folder {self.path} has too long a name for the sockets in it "
-                f"(over {LONGEST_SOCKET_PATH} bytes): name a shorter node.folder."
+                f"The path of the folder {self.path} is too long for the sockets in it "
+                f"(over {LONGEST_SOCKET_PATH} bytes): set node.folder to a shorter one."
             )
 
     def _check_owner(self) -> None:
-        """See that it is this node's, or nobody's and empty."""
+        """FolderError: the folder belongs to another node, or holds other files."""
         try:
             owner = (self.path / "node").read_text().strip()
         except FileNotFoundError:
-            if {one.name for one in self.path.iterdir()} - NOBODYS:
+            if {one.name for one in self.path.iterdir()} - EMPTY:
                 raise FolderError(
-                    f"The folder {self.path} is not a node's and not empty: name another as node.folder."
+                    f"The folder {self.path} is not empty and belongs to no node: set node.folder to another one."
                 ) from None
             return
         if owner != self.name:
             raise FolderError(
-                f"The folder {self.path} is that of the node {owner}: name another as node.folder, or --name {owner}."
+                f"The folder {self.path} belongs to the node {owner}: "
+                f"set node.folder to another one, or use --name {owner}."
             )
 
     def _is_running(self) -> str:
         pid = (self.path / "lock").read_text().strip()
         return (
             f"The node {self.name} runs already (process {pid or 'unknown'}): "
-            f"`weir status {self.options}` shows it, `weir stop {self.options}` ends it, "
-            f"and another --name starts one beside it."
+            f"`weir status {self.options}` shows it, `weir stop {self.options}` stops it, "
+            f"and another --name starts a second node."
         )
 
 
-def _locked(path: Path, patience: float) -> int | None:
-    """A descriptor of *path* with its lock; None if others have it for more than *patience* seconds."""
+def _locked(path: Path, timeout: float) -> int | None:
+    """Lock *path*: its descriptor; None if another process holds the lock for more than *timeout* seconds."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,11 +160,11 @@ def _locked(path: Path, patience: float) -> int | None:
             if time.monotonic() >= deadline:
                 os.close(descriptor)
                 return None
-            time.sleep(LOOK_AGAIN)
+            time.sleep(RETRY)
 
 
 def folders() -> Iterator[NodeFolder]:
-    """Those of all nodes that use the usual place."""
+    """The folders of all nodes in the default place."""
     try:
         found = sorted(one for one in base_folder().iterdir() if (one / "node").is_file())
     except OSError:

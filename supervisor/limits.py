@@ -1,13 +1,13 @@
-# The limits of single clients that people set while the node runs (broker/overload/quotas/overrides.py).
+# The overrides of single clients that administrators set while the node runs (broker/overload/quotas/overrides.py).
 #
-# The supervisor has the one table of the node. A worker gets all of it with its assignment, and each change as it
-# comes, so it does not matter which worker a client is at, or comes to, or that a worker was replaced.
+# The supervisor holds the only table of the node. A worker gets the whole table with its assignment and then each
+# change, so an override holds at every worker, and after the restart of a worker.
 #
-# The table is in a file of the node's folder, a line of JSON for each limit, and not in Redis: a limit is needed most
-# when the store is slow or away, and then it can be set as on any day. There is one writer, who holds the lock of the
-# folder, and nothing to agree on, as a limit is this node's. It is on the disk before it holds.
+# The table is stored in a file of the node's folder, one line of JSON per override, and not in Redis: overrides are
+# needed most when Redis is slow or away. The supervisor is the only writer, and an override concerns one node only, so
+# no agreement with other nodes is needed. An override is on the disk before it takes effect.
 #
-# The audit is the log: who set, dropped or outlived what, and why.
+# The log is the audit: who set or removed which override, why, and when it expired.
 import json
 import os
 import time
@@ -35,7 +35,7 @@ TYPES: Final[dict[str, type]] = {
 
 
 class LimitRefused(Exception):
-    """A limit cannot be set or dropped, and nothing was changed. Its text is one sentence."""
+    """An override cannot be set or removed; nothing was changed. The text is one sentence."""
 
 
 class ClientLimits:
@@ -47,22 +47,25 @@ class ClientLimits:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """*clock*: that of the workers; *wall*: Unix time. OSError: *path* cannot be read."""
+        """*send* passes a change to the workers. *clock*: that of the workers. *wall*: Unix time.
+
+        OSError: *path* cannot be read.
+        """
         self._send = send
         self._path = path
         self._log = log
         self._clock = clock
         self._wall = wall
         self._table = Overrides()
-        self._changed = trio.Event()  # a new one after each change
+        self._changed = trio.Event()  # a new event after each change
         self._read()
 
     def set(self, client: str, rate: str, exempt: bool, seconds: float, by: str, reason: str) -> None:
-        """*client* may publish at *rate* ("": that stays as it is), or is *exempt* from overload protection.
+        """Override the publish rate of *client* (*rate*; "": keep it), or exempt the client from overload protection.
 
-        For so many *seconds*, in place of a former limit. LimitRefused.
+        The override holds for *seconds* and replaces a former one of the client. LimitRefused.
         """
-        self.end_due()
+        self.expire_due()
         now = self._clock()
         try:
             limit = Limit(client, rate, exempt, now + seconds, seconds=seconds, by=by, reason=reason, made=self._wall())
@@ -78,8 +81,8 @@ class ClientLimits:
         self._tell([limit], [])
 
     def drop(self, client: str, by: str) -> bool:
-        """*by* ends the limit of *client*; whether it had one. LimitRefused."""
-        self.end_due()
+        """Remove the override of *client*; whether there was one. *by*: the user. LimitRefused."""
+        self.expire_due()
         now = self._clock()
         limit = self._table.get(client, now)
         if limit is None:
@@ -91,36 +94,36 @@ class ClientLimits:
         return True
 
     def listed(self) -> list[Facts]:
-        """Those that hold, each with the seconds that are `left`; the next to end first."""
+        """All overrides, with the seconds that are `left`; the next to expire first."""
         now = self._clock()
         return [{**one.described(), "left": round(one.until - now, 3)} for one in self._table.limits(now)]
 
     def holding(self) -> list[Facts]:
-        """The same for a worker."""
+        """All overrides, as a worker takes them."""
         return [{**one.described(), "until": one.until} for one in self._table.limits(self._clock())]
 
     async def watch(self) -> None:
-        """Say so when one ends: that it holds no longer, the workers know by themselves."""
+        """Log each override when it expires. Workers notice by themselves that it has expired."""
         while True:
-            self.end_due()
+            self.expire_due()
             following = self._table.limits(self._clock())
             with trio.move_on_after(following[0].until - self._clock() if following else float("inf")):
                 await self._changed.wait()
 
-    def end_due(self) -> None:
-        """Log and forget those whose time is over."""
-        ended = self._table.forget_ended(self._clock())
-        for limit in ended:
-            self._log_end(limit)
-        if ended:
+    def expire_due(self) -> None:
+        """Log and remove the overrides that have expired."""
+        expired = self._table.forget_ended(self._clock())
+        for limit in expired:
+            self._log_expiry(limit)
+        if expired:
             self._rewrite()
-            self._tell([], [limit.client_id for limit in ended])
+            self._tell([], [limit.client_id for limit in expired])
 
-    def _log_end(self, limit: Limit) -> None:
+    def _log_expiry(self, limit: Limit) -> None:
         self._log.info("limit_expired", **_facts(limit), set_by=limit.by)
 
-    def _tell(self, limits: list[Limit], over: list[str]) -> None:
-        self._send(ChangeLimits([{**one.described(), "until": one.until} for one in limits], over))
+    def _tell(self, limits: list[Limit], ended: list[str]) -> None:
+        self._send(ChangeLimits([{**one.described(), "until": one.until} for one in limits], ended))
         self._changed.set()
         self._changed = trio.Event()
 
@@ -138,14 +141,14 @@ class ClientLimits:
             raise LimitRefused(f"Nothing was changed, as {self._path} cannot be written: {error.strerror}.") from None
 
     def _rewrite(self) -> None:
-        """Without those that have ended, or the node's next life would say so again."""
+        """Remove expired overrides from the file, as the next start of the node would log them again."""
         try:
             self._write(self._table.limits(self._clock()))
         except LimitRefused as error:
             self._log.error("limits_write_failed", why=str(error))
 
     def _read(self) -> None:
-        """Take up the limits of the node's former life; what cannot be read costs its line."""
+        """Read the overrides of the node's former run. An invalid line is logged and skipped."""
         try:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
@@ -157,7 +160,7 @@ class ClientLimits:
                 if limit.until > now:
                     self._table.set(limit, now)
                 else:
-                    self._log_end(limit)
+                    self._log_expiry(limit)
             except (ValueError, OverrideError) as error:
                 self._log.error("limits_line_invalid", path=str(self._path), line=number, why=str(error))
         if len(self._table.limits(now)) < len(lines):
@@ -165,13 +168,13 @@ class ClientLimits:
 
 
 def _limit_of(line: str, now: float, wall: float) -> Limit:
-    """ValueError: it is none."""
+    """ValueError: *line* is no override."""
     facts = json.loads(line)
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != TYPES:
-        raise ValueError(f"it does not have {', '.join(TYPES)}")
-    json.dumps(facts, ensure_ascii=False).encode()  # or no frame to a worker could carry it
+        raise ValueError(f"the fields are not {', '.join(TYPES)}")
+    json.dumps(facts, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError: no frame could carry it
     seconds: float = facts["seconds"]
-    left = min(seconds, facts["made"] + seconds - wall)  # a wall clock that was set back lets nothing hold for longer
+    left = min(seconds, facts["made"] + seconds - wall)  # a clock that was set back must not prolong it
     return limit_from(facts, now + left)
 
 

@@ -1,9 +1,8 @@
-# From `--redis URL` to an address that a worker can dial, and the question whether what is there can be used.
+# From `--redis URL` to a numeric address for the workers, with a check that the server there can be used.
 #
-# It waits for a network, so it is called where waiting is no harm: before the first worker, and later from a thread,
-# when the workers have lost Redis and it may be somewhere else: a name may have another address by then, and a sentinel
-# may name another master. Workers get numbers, and look nothing up.
-# rediss:// is understood and refused: the workers do not speak TLS to Redis yet.
+# This code waits for the network. So it is called before the first worker starts, and later in a thread: a host name
+# may stand for another address by then, and a sentinel may name another master. Workers get numbers and look up no
+# names. rediss:// is recognised and refused, as workers do not use TLS with Redis yet.
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from supervisor.redis_server import OLDEST, RedisUnusable
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
-PATIENCE: Final = 5.0  # seconds for each answer
-NOT_LET_IN: Final = "does not accept the user name or the password, or there is none in the URL"
+TIMEOUT: Final = 5.0  # seconds for each answer
+NOT_LET_IN: Final = "does not accept the user name or the password, or the URL has none"
 FORMS: Final = (
     "redis://[USER:PASSWORD@]HOST[:PORT][/DB], unix://[USER:PASSWORD@]/PATH[?db=DB] or "
     "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB]"
@@ -34,7 +33,7 @@ FORMS: Final = (
 class FoundRedis:
     address: RedisAddress
     version: tuple[int, ...]
-    remarks: tuple[str, ...]  # what is not as it should be, though it can be used
+    remarks: tuple[str, ...]  # settings of the server that do not suit Weir
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class _Url:
 
 
 def check_url(url: str) -> None:
-    """RedisUnusable: *url* is none that can be used. Nothing is looked up."""
+    """RedisUnusable: *url* is malformed. Nothing is looked up."""
     _parse(url)
 
 
 def find_redis(url: str) -> FoundRedis:
-    """Dial what *url* names; where it is, and what. RedisUnusable, if it cannot be used."""
+    """Connect to the server that *url* names, and return its address and version. RedisUnusable."""
     wanted = _parse(url)
     with _explained(wanted.shown):
         if wanted.scheme == "redis+sentinel":
@@ -80,7 +79,7 @@ def _parse(url: str) -> _Url:
         parts = urlsplit(url)
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
     except ValueError:
-        raise RedisUnusable(f"The address of Redis is no URL: it must be {FORMS}.") from None
+        raise RedisUnusable(f"The address of Redis is not a URL: it must be {FORMS}.") from None
     shown = _without_password(url, parts)
     if parts.scheme == "rediss":
         raise RedisUnusable(
@@ -99,7 +98,7 @@ def _parse(url: str) -> _Url:
             return _Url("redis+sentinel", shown, user, password, db, hosts=hosts, service=segments[0])
     except ValueError:
         pass
-    raise RedisUnusable(f"{shown} is no address of Redis: it must be {FORMS}.")
+    raise RedisUnusable(f"{shown} is not an address of Redis: it must be {FORMS}.")
 
 
 def _without_password(url: str, parts: SplitResult) -> str:
@@ -139,22 +138,22 @@ def _hosts(parts: SplitResult, port: int, most: int) -> Iterator[tuple[str, int]
 
 
 def _number_of(host: str, port: int) -> str:
-    """The numeric address of *host* that answers first. OSError: there is none."""
+    """The first numeric address of *host* that accepts a connection. OSError: none does."""
     candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if len(candidates) == 1:
         return str(candidates[0][4][0])
-    with socket.create_connection((host, port), timeout=PATIENCE) as answered:
+    with socket.create_connection((host, port), timeout=TIMEOUT) as answered:
         return str(answered.getpeername()[0])
 
 
 def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
-    ask: Any = Sentinel  # says nothing of its types
-    sentinels = ask(list(wanted.hosts), socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+    make: Any = Sentinel  # it has no type annotations
+    sentinels = make(list(wanted.hosts), socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT)
     try:
         host, port = sentinels.discover_master(wanted.service)
     except MasterNotFoundError:
         raise RedisUnusable(
-            f"{wanted.shown}: no sentinel that can be reached knows a master of the name {wanted.service!r}."
+            f"{wanted.shown}: no sentinel that can be reached knows a master named {wanted.service!r}."
         ) from None
     return str(host), int(port)
 
@@ -167,8 +166,8 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         username=address.user or None,
         password=address.password or None,
         db=address.db,
-        socket_timeout=PATIENCE,
-        socket_connect_timeout=PATIENCE,
+        socket_timeout=TIMEOUT,
+        socket_connect_timeout=TIMEOUT,
         retry=Retry(NoBackoff(), 0),
     )
     with server:
@@ -182,42 +181,42 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
     if version < OLDEST:
         raise RedisUnusable(f"{shown} is {name}: Weir needs {'.'.join(map(str, OLDEST))} or newer.")
     if told.get("role") == "slave":
-        raise RedisUnusable(f"{shown} is a replica, which takes no writes: name its master, or a sentinel.")
+        raise RedisUnusable(f"{shown} is a replica, which refuses writes: name its master, or a sentinel.")
     if told.get("redis_mode") == "cluster" or told.get("cluster_enabled"):
-        raise RedisUnusable(f"{shown} is a node of a Redis Cluster, which Weir does not use yet: name a single server.")
+        raise RedisUnusable(
+            f"{shown} is a node of a Redis Cluster, which Weir does not support yet: name a single server."
+        )
     return FoundRedis(address, version, (*_remarks(told),))
 
 
 def _remarks(told: dict[str, object]) -> Iterator[str]:
     policy = told.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and told.get("maxmemory"):
-        yield f"its maxmemory-policy is {policy}: it may forget sessions; noeviction would be right"
+        yield f"maxmemory-policy is {policy}, so Redis may evict sessions; set it to noeviction"
     if not told.get("aof_enabled"):
-        yield "its append-only file is off: it forgets sessions when it ends; appendonly yes would be right"
+        yield "the append-only file is off, so sessions are lost when Redis ends; set appendonly to yes"
 
 
 @contextmanager
 def _explained(shown: str) -> Iterator[None]:
-    """What redis-py raises, as a sentence."""
+    """Turn exceptions of redis-py into sentences."""
     try:
         yield
     except refusals.NoPermissionError as error:
-        raise RedisUnusable(f"{shown} does not let its user do what Weir needs: {_detail(error)}.") from None
+        raise RedisUnusable(f"{shown} denies its user a command that Weir needs: {_detail(error)}.") from None
     except (refusals.AuthenticationError, refusals.AuthorizationError):
-        raise RedisUnusable(
-            f"{shown} does not accept the user name or the password, or there is none in the URL."
-        ) from None
+        raise RedisUnusable(f"{shown} {NOT_LET_IN}.") from None
     except refusals.BusyLoadingError:
-        raise RedisUnusable(f"{shown} is still loading its data: start Weir when it has.") from None
+        raise RedisUnusable(f"{shown} is still loading its data: start Weir afterwards.") from None
     except (refusals.TimeoutError, TimeoutError):
-        raise RedisUnusable(f"{shown} does not answer within {PATIENCE:g} s.") from None
+        raise RedisUnusable(f"{shown} does not answer within {TIMEOUT:g} s.") from None
     except refusals.ResponseError as error:
         text = str(error)
         if text.startswith(("NOAUTH", "WRONGPASS")) or "without any password configured" in text:
             raise RedisUnusable(f"{shown} {NOT_LET_IN}.") from None
         raise RedisUnusable(f"{shown} answered with an error: {text}.") from None
     except socket.gaierror as error:
-        raise RedisUnusable(f"{shown}: nobody knows the name of that host ({error.strerror}).") from None
+        raise RedisUnusable(f"{shown}: the host name cannot be resolved ({error.strerror}).") from None
     except (refusals.ConnectionError, OSError) as error:
         raise RedisUnusable(f"{shown} cannot be reached: {_detail(error)}.") from None
     except refusals.RedisError as error:

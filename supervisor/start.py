@@ -1,5 +1,4 @@
-# How a node starts: everything that can be wrong is found, and everything that can be in use is opened, before the
-# first worker begins.
+# The start of a node: all files are checked and all sockets opened before the first worker starts.
 import os
 import signal
 import socket
@@ -28,21 +27,21 @@ from supervisor.workers import Listener
 
 
 class StartError(Exception):
-    """The node cannot start, and nothing of it is left. Its text is one sentence for the user."""
+    """The node cannot start; no process and no lock is left. The text is one sentence for the user."""
 
 
 class GaveUp(Exception):
-    """The node ended because its workers do not stay alive. Its text is one sentence for the user."""
+    """The node ended because its workers died again and again. The text is one sentence for the user."""
 
 
 def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | None = None) -> int:
     """Keep a node until SIGTERM or SIGINT; the exit code. StartError, GaveUp.
 
-    *detached*: its log goes to its folder. *on_ready* is called once it serves.
+    *detached*: log lines go to a file in the node's folder. *on_ready* is called when all workers serve.
     """
     raise_descriptor_limit()
-    # Until they are listened to: they would end us half started. Workers inherit that, and undo it. A shell has its
-    # background jobs ignore SIGINT, and what is ignored would be forgotten meanwhile.
+    # The signals are blocked until Node.serve() handles them: they would end a half-started node. Workers inherit the
+    # mask and reset it. SIG_DFL, as a shell starts background jobs with SIGINT ignored, and ignored signals are lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -71,7 +70,7 @@ def check_files(config: Config) -> str:
 def _prepare(
     config: Config, detached: bool, held: ExitStack, on_ready: Callable[[], None]
 ) -> tuple[Node, list[Callable[[], object]]]:
-    """A node that is ready to serve, and what is to be served beside it; *held* gives back what they hold."""
+    """The node and its services, which are not running yet. *held* closes what they have opened."""
     check = partial(check_files, config)
     wrong = check()
     if wrong:
@@ -79,9 +78,9 @@ def _prepare(
     folder = NodeFolder(config.node.name, config.node.folder)
     try:
         folder.take()
-        held.callback(folder.give_back)
-        doors = _open_doors(config)
-        held.callback(_close_doors, doors)
+        held.callback(folder.release)
+        listeners = _open_listeners(config)
+        held.callback(_close_all, listeners)
         admin = listen(config.admin, config.delivery) if config.admin.enabled else []
         held.callback(_close, admin)
         control = bind_control(folder)
@@ -96,11 +95,11 @@ def _prepare(
         redis = NodeRedis(config, folder, structlog.get_logger())
     except RedisUnusable as error:
         raise StartError(str(error)) from None
-    _tell_doors(config, doors, admin)
+    _log_listeners(config, listeners, admin)
     tested = os.environ.get(TESTED) == "1"
     if tested:
         structlog.get_logger().warning("signals_can_be_injected", variable=TESTED)
-    node = Node(config, folder, doors, log_file, check, redis, on_ready)
+    node = Node(config, folder, listeners, log_file, check, redis, on_ready)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
@@ -109,25 +108,25 @@ def _prepare(
     return node, services
 
 
-def _open_doors(config: Config) -> list[list[Listener]]:
-    """For each shard its listening sockets. ListenError: none is open."""
+def _open_listeners(config: Config) -> list[list[Listener]]:
+    """The listening sockets of each shard. ListenError: all are closed again."""
     shards = config.node.workers or len(os.sched_getaffinity(0))
-    doors: list[list[Listener]] = [[] for _ in range(shards)]
+    listeners: list[list[Listener]] = [[] for _ in range(shards)]
     try:
         for one in fields(config.listeners):
             settings = getattr(config.listeners, one.name)
             if settings.enabled:
-                for mine, opened in zip(doors, listen_for_shards(settings, config.delivery, shards), strict=True):
-                    mine += [(one.name, door) for door in opened]
+                for mine, opened in zip(listeners, listen_for_shards(settings, config.delivery, shards), strict=True):
+                    mine += [(one.name, listener) for listener in opened]
     except ListenError:
-        _close_doors(doors)
+        _close_all(listeners)
         raise
-    return doors
+    return listeners
 
 
-def _close_doors(doors: list[list[Listener]]) -> None:
-    for mine in doors:
-        _close([door for _, door in mine])
+def _close_all(listeners: list[list[Listener]]) -> None:
+    for mine in listeners:
+        _close([listener for _, listener in mine])
 
 
 def _close(sockets: list[socket.socket]) -> None:
@@ -135,10 +134,10 @@ def _close(sockets: list[socket.socket]) -> None:
         one.close()
 
 
-def _tell_doors(config: Config, doors: list[list[Listener]], admin: list[socket.socket]) -> None:
+def _log_listeners(config: Config, listeners: list[list[Listener]], admin: list[socket.socket]) -> None:
     log = structlog.get_logger()
-    for name, door in [*doors[0], *(("admin", one) for one in admin)]:
-        host, port = door.getsockname()[:2]
+    for name, listener in [*listeners[0], *(("admin", one) for one in admin)]:
+        host, port = listener.getsockname()[:2]
         log.info("listening", transport=name, host=host, port=port)
     open_to = [host for _, host in exposed(config)]
     if config.access.allow_anonymous and open_to:

@@ -1,7 +1,7 @@
-# The admin port: /metrics for Prometheus, /health/live and /health/ready for whoever starts and stops us.
+# The admin port: /metrics for Prometheus, /health/live and /health/ready for init systems and load balancers.
 #
-# Live means that the supervisor's loop turns; ready, that every worker serves. A connection has one request: a scrape
-# a few times a minute is no reason to keep them.
+# "Live" means that the supervisor's event loop runs, "ready" that every worker serves. A connection carries one
+# request: a few scrapes a minute are no reason to keep connections open.
 import socket
 from typing import Any, Final
 
@@ -13,8 +13,8 @@ from supervisor.metrics import CONTENT_TYPE, exposition
 from supervisor.node import Node
 
 READ: Final = 16 * 1024
-PATIENCE: Final = 5.0  # seconds for a request, and for its answer to be taken
-AT_ONCE: Final = 16  # connections; further ones wait
+TIMEOUT: Final = 5.0  # seconds for a request and its answer
+CONCURRENT: Final = 16  # connections; further ones wait
 PLAIN: Final = "text/plain; charset=utf-8"
 
 Answer = tuple[int, str, bytes]  # status, content type, body
@@ -22,16 +22,16 @@ Answer = tuple[int, str, bytes]  # status, content type, body
 
 async def serve_web(listening: socket.socket, node: Node) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-    room = trio.CapacityLimiter(AT_ONCE)
+    room = trio.CapacityLimiter(CONCURRENT)
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream, room:
-            with trio.move_on_after(PATIENCE):
+            with trio.move_on_after(TIMEOUT):
                 try:
                     await _serve_one(stream, node)
                 except (trio.BrokenResourceError, h11.RemoteProtocolError):
-                    pass  # no request, or nobody is there to be told
-                except Exception as error:  # our mistake: it costs this answer and not the node
+                    pass  # not HTTP, or the connection is closed already
+                except Exception as error:  # a bug: it costs this answer, and the node goes on
                     structlog.get_logger().error("admin_request_failed", exc_info=error)
 
     await trio.serve_listeners(serve, [listener])
@@ -55,7 +55,7 @@ async def _serve_one(stream: trio.SocketStream, node: Node) -> None:
 
 
 def answer(method: bytes, target: bytes, node: Node) -> Answer:
-    """What a request for *target* gets."""
+    """The answer to a request for *target*."""
     if method not in (b"GET", b"HEAD"):
         return 405, PLAIN, b"Only GET and HEAD.\n"
     if target == b"/metrics":

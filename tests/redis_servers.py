@@ -1,4 +1,4 @@
-# Real servers of Redis for tests: every version that is installed, killed, stopped and slowed down as tests like.
+# Redis and Valkey servers for tests, in every version that is installed; tests kill, stop and slow them down.
 import os
 import random
 import signal
@@ -31,9 +31,9 @@ SERVERS: Final = installed()
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, nor will: below those that the kernel gives to connections, and one of many.
+    """A free TCP port, below the range from which the kernel takes the ports of outgoing connections.
 
-    A node of a cluster takes the one 10 000 above it, too.
+    A server in cluster mode also takes the port 10 000 above it.
     """
     while True:
         port = random.randrange(*PORTS)
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 class RunningRedis:
-    """A server of its own in *folder*, on a unix socket or, with *port*, on TCP; *more* goes into its redis.conf."""
+    """A server in *folder*, on a unix socket and, with *port*, on TCP. *more*: further lines of its redis.conf."""
 
     def __init__(self, server: RedisServer, folder: Path, more: str = "", port: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ class RunningRedis:
         self.address = RedisAddress(host=HOST, port=port) if port else RedisAddress(path=str(self.socket))
         self._server = server
         listens = f"port {port}\nbind {HOST}\n" if port else ""
-        # As it is set for nodes, what was answered may stay in memory for two seconds while an fsync is under way.
+        # With appendfsync everysec, as for nodes, an answered write may stay in memory for two seconds during an fsync.
         kept = "appendfsync always\n"
         (folder / "redis.conf").write_text(configuration(folder, self.socket, 0) + kept + listens + more)
         self.start()
 
     def start(self, loaded: bool = True) -> None:
-        """Start it, with the data that it has; returns when it answers, and has *loaded* it, or does."""
+        """Start the server with its data, and wait until it answers; if *loaded*, until it has loaded the data."""
         log = (self.folder / "redis.log").open("ab")
         with log:
             self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ class RunningRedis:
             while not (answer := self._answer()) or (loaded and answer.startswith(b"-LOADING")):
                 assert self.process.poll() is None, (self.folder / "redis.log").read_text()
                 assert time.monotonic() < deadline, "it does not answer"
-                time.sleep(0.005)  # nobody can tell us when a foreign process listens
+                time.sleep(0.005)  # no event tells when another process listens
         except BaseException:
             self.kill()
             raise
@@ -86,7 +86,7 @@ class RunningRedis:
         self.process.wait(PATIENCE)
 
     def pause(self) -> None:
-        """SIGSTOP: it accepts connections, and answers nothing."""
+        """SIGSTOP: the kernel accepts connections, and the server answers nothing."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -99,7 +99,7 @@ class RunningRedis:
             self.kill()
 
     def _answer(self) -> bytes:
-        """To PING; b"": none."""
+        """The answer to PING; b"": none."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.socket))

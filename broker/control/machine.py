@@ -1,4 +1,4 @@
-# What the machine lets a process have.
+# The resources that the machine grants a process.
 import os
 import resource
 from functools import cache
@@ -9,7 +9,7 @@ CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memo
 
 
 def raise_descriptor_limit() -> int:
-    """Allow as many descriptors as the system lets us; how many. Processes that we start inherit it."""
+    """Raise the limit of open descriptors to the hard limit, and return it. Child processes inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -42,5 +42,5 @@ def memory_use(limit: int) -> float:
 
 @cache
 def _statm() -> int:
-    """Open from the first look on, as we look also when no descriptor is left."""
+    """A descriptor that stays open, as the memory is read also when no descriptor is left."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -75,7 +75,7 @@ def test_the_redis_of_a_node_is_found(folder: str, tmp_path: Path) -> None:
 
 def test_an_address_that_is_none_and_a_redis_that_is_away_are_told() -> None:
     """The job would start Spark, and wait for ever for what will never be there."""
-    assert (2, "weir: nonsense is no address of Redis: it must be") == (
+    assert (2, "weir: nonsense is not an address of Redis: it must be") == (
         (told := weir("--redis", "nonsense"))[0],
         told[1].partition(" redis://")[0],
     )

@@ -67,7 +67,7 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
             ["set", "c", "--rate", "1/s", "--ttl", "soon", "--reason", "x"],
             '--ttl = "soon" is not valid: it must be a duration such as 15, "500ms", "5m", "2h" or "7d".',
         ),
-        (1, ["drop", "nobody"], "The client 'nobody' has no limit of its own."),
+        (1, ["drop", "nobody"], "The client 'nobody' has no override."),
     ],
 )
 def test_what_cannot_be_is_one_sentence(folder: str, code: int, arguments: list[str], sentence: str) -> None:

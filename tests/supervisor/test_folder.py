@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Iterator[NodeFolder]:
     taken = NodeFolder("one", str(tmp_path / "one"))
     taken.take()
     yield taken
-    taken.give_back()
+    taken.release()
 
 
 def test_it_is_for_its_owner_alone(folder: NodeFolder) -> None:
@@ -39,7 +39,7 @@ def test_a_second_start_is_told_who_has_it(folder: NodeFolder) -> None:
 
 def test_it_can_be_taken_again_when_it_was_given_back(folder: NodeFolder) -> None:
     """A node could be started once."""
-    folder.give_back()
+    folder.release()
     assert None is folder.running()
 
     folder.take()
@@ -49,9 +49,9 @@ def test_it_can_be_taken_again_when_it_was_given_back(folder: NodeFolder) -> Non
 
 def test_another_nodes_folder_is_refused_and_stays_as_it_was(folder: NodeFolder) -> None:
     """A misspelt folder would mix what two nodes keep."""
-    folder.give_back()
+    folder.release()
 
-    with pytest.raises(FolderError, match="that of the node one"):
+    with pytest.raises(FolderError, match="belongs to the node one"):
         NodeFolder("two", str(folder.path)).take()
 
     assert "one\n" == (folder.path / "node").read_text()
@@ -63,7 +63,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_stays_as_it_was(tmp_pat
     tmp_path.chmod(0o755)
     (tmp_path / "letters").mkdir()
 
-    with pytest.raises(FolderError, match="not a node's and not empty"):
+    with pytest.raises(FolderError, match="not empty and belongs to no node"):
         NodeFolder("one", str(tmp_path)).take()
 
     assert ["letters"] == [one.name for one in tmp_path.iterdir()]
@@ -81,13 +81,13 @@ def test_a_file_in_its_place_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     """The node would start and fail later, with the kernel's words."""
-    with pytest.raises(FolderError, match="too long a name"):
+    with pytest.raises(FolderError, match="is too long for the sockets in it"):
         NodeFolder("one", str(tmp_path / ("n" * 100))).take()
 
 
 def test_sockets_of_a_dead_supervisor_are_removed(folder: NodeFolder) -> None:
     """A kill -9 would keep the node from ever starting again."""
-    folder.give_back()
+    folder.release()
     left = [folder.control, folder.run / "worker-0.sock"]
     for path in left:
         with socket.socket(socket.AF_UNIX) as one:
@@ -109,13 +109,13 @@ sys.stdin.read()
 
 def test_processes_of_a_dead_supervisor_are_waited_for(folder: NodeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start right after a kill -9 would find its ports in use by workers that are about to end."""
-    folder.give_back()
+    folder.release()
     command = [sys.executable, "-c", HOLDER, str(folder.run / "alive")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None and worker.stdout is not None
         assert b"held\n" == worker.stdout.readline()
         monkeypatch.setattr("supervisor.folder.DYING", 0.05)
-        with pytest.raises(FolderError, match="are still there"):
+        with pytest.raises(FolderError, match="still use the folder"):
             folder.take()
         monkeypatch.setattr("supervisor.folder.DYING", 10.0)
         worker.stdin.close()  # it ends while we wait
@@ -142,10 +142,10 @@ def test_the_socket_of_another_node_in_its_place_stays(folder: NodeFolder) -> No
     other.take()
     other.control.touch()
 
-    folder.give_back()
+    folder.release()
     assert other.control.exists()
 
-    other.give_back()
+    other.release()
     assert not other.control.exists()
     folder.take()
 

@@ -73,8 +73,8 @@ def test_the_log_says_who_did_what_to_whom_for_how_long_and_why(path: Path) -> N
     life.set("two")
     life.limits.drop("two", "eve (uid 8)")
     life.now += 5.0
-    life.limits.end_due()
-    life.limits.end_due()
+    life.limits.expire_due()
+    life.limits.expire_due()
 
     first, second, _, dropped, ended = life.log.lines
     why = "floods since noon"
@@ -184,7 +184,7 @@ def test_what_cannot_be_kept_is_refused_and_does_not_hold(path: Path) -> None:
         with pytest.raises(LimitRefused, match=r"^Nothing was changed, as .* cannot be written: .*\.$"):
             change()
     life.now += 60.0
-    life.limits.end_due()
+    life.limits.expire_due()
 
     assert [("limit_set", "one"), ("limit_expired", "one"), ("limits_write_failed", None)] == life.log.events()
     assert [1, 0] == [len(told.limits) for told in life.told]

@@ -138,7 +138,7 @@ def test_who_is_not_let_in_is_told_without_the_password(start_redis: StartRedis)
         assert "does not accept the user name or the password" in refusal(url)
         assert "wrong" not in refusal(url)
     weak = refusal(f"redis://weak:weak@{HOST}:{port}")
-    assert "does not let its user do what Weir needs" in weak
+    assert "denies its user a command that Weir needs" in weak
     assert ":weak@" not in weak
 
 
@@ -162,12 +162,12 @@ def test_nobody_there_is_told(tmp_path: Path) -> None:
     """A traceback of redis-py is no answer."""
     assert "cannot be reached" in refusal(f"redis://{HOST}:{free_port()}")
     assert "cannot be reached" in refusal(f"unix://{tmp_path}/nobody.sock")
-    assert "nobody knows the name" in refusal("redis://no-such-host.invalid")
+    assert "the host name cannot be resolved" in refusal("redis://no-such-host.invalid")
 
 
 def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """`weir start` would hang."""
-    monkeypatch.setattr(redis_address, "PATIENCE", 0.1)
+    monkeypatch.setattr(redis_address, "TIMEOUT", 0.1)
     with socket.create_server((HOST, 0)) as silent:
         assert "does not answer within 0.1 s" in refusal(f"redis://{HOST}:{silent.getsockname()[1]}")
 
@@ -204,7 +204,7 @@ def test_a_replica_is_told(start_redis: StartRedis) -> None:
     port = free_port()
     start_redis(f"replicaof {HOST} {free_port()}\n", port)
 
-    assert "is a replica, which takes no writes" in refusal(f"redis://{HOST}:{port}")
+    assert "is a replica, which refuses writes" in refusal(f"redis://{HOST}:{port}")
 
 
 def test_a_cluster_is_told(start_redis: StartRedis) -> None:
@@ -215,14 +215,14 @@ def test_a_cluster_is_told(start_redis: StartRedis) -> None:
     assert "is a node of a Redis Cluster" in refusal(f"redis://{HOST}:{port}")
 
 
-def test_what_forgets_is_remarked(start_redis: StartRedis) -> None:
-    """Sessions would be forgotten, and nobody know why."""
+def test_settings_that_lose_sessions_are_remarked(start_redis: StartRedis) -> None:
+    """Sessions would be lost, and no line in the log would say why."""
     server = start_redis("appendonly no\nmaxmemory 100mb\nmaxmemory-policy allkeys-lru\n")
     found = find_redis(f"unix://{server.socket}")
 
-    assert ["maxmemory-policy is allkeys-lru", "append-only file is off"] == [
-        remark.split("its ")[1].split(":")[0] for remark in found.remarks
-    ]
+    assert ("maxmemory-policy is allkeys-lru", "the append-only file is off") == (
+        *(remark.partition(", so ")[0] for remark in found.remarks),
+    )
     assert () == find_redis(f"unix://{start_redis().socket}").remarks
 
 
@@ -248,4 +248,4 @@ def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) ->
         sentinel.wait()
 
     assert ["tcp", HOST, port, False, "", "", 0] == found.address.parts()
-    assert "knows a master of the name 'other'" in unknown
+    assert "knows a master named 'other'" in unknown

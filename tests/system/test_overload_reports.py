@@ -17,14 +17,14 @@ StartWeir = Callable[..., BrokerProcess]
 REPORTS: Final = 500  # more than the workers tell by themselves while a test waits
 INJECTION: Final = {"worker": 0, "signal": "nonsense", "value": 2.5, "seconds": 1.0}
 WRONG: Final[list[tuple[dict[str, object], str]]] = [
-    ({"worker": -1}, "no worker -1: this node has"),
-    ({"worker": 300}, "no worker 300"),
-    ({"worker": "0"}, "worker = '0' of inject is no int"),
-    ({"signal": 7}, "signal = 7 of inject is no str"),
-    ({"value": 2}, "value = 2 of inject is no float"),
-    ({"value": float("nan")}, "value = nan of inject is no finite number"),
+    ({"worker": -1}, "Worker -1 does not exist: this node has"),
+    ({"worker": 300}, "Worker 300 does not exist"),
+    ({"worker": "0"}, "worker = '0' of inject is not of the type int"),
+    ({"signal": 7}, "signal = 7 of inject is not of the type str"),
+    ({"value": 2}, "value = 2 of inject is not of the type float"),
+    ({"value": float("nan")}, "value = nan of inject is not a finite number"),
     ({"value": float("-inf")}, "value = -inf"),
-    ({"seconds": 0.0}, "seconds = 0.0 of inject is not above 0"),
+    ({"seconds": 0.0}, "seconds = 0.0 of inject must be above 0"),
     ({"seconds": 3601.0}, "at most 3600"),
     ({"seconds": float("nan")}, "seconds = nan"),
     ({"level": 10.0}, "no argument 'level'"),
