@@ -3,24 +3,12 @@ from math import inf
 
 from broker.config.schema import ClusterQuota, Quotas, QuotaScope
 from broker.delivery.egress_quota import AT_ONCE, EgressQuota
-from broker.delivery.outbox import OutboundBudget, Outbox
-from broker.delivery.ring import Ring
+from broker.delivery.outbox import Outbox
+from broker.overload.client import ProtectedClient
 from broker.reasons import DropReason, PauseReason
-from tests.overload.protected import Client, Protected
+from tests.overload.protected import Protected, reactor
 
 ONE_A_SECOND = Quotas(session=QuotaScope(outgoing_messages="1:1"), reserve=0.0)
-
-
-class Reader(Client):
-    """A client that records when it may go on."""
-
-    def __init__(self, protected: Protected, name: str, order: list[str]) -> None:
-        super().__init__(protected, name, 4)
-        self.outbox = Outbox(0, 1000, 500, OutboundBudget(1 << 20), Ring())
-        self._order = order
-
-    def writable(self, now: float) -> None:
-        self._order.append(self.client_id)
 
 
 class Egress:
@@ -30,20 +18,28 @@ class Egress:
         self.protected = Protected(quotas=quotas)
         self.looks: list[float] = []
         self.quota = EgressQuota(self.protected.pauses, self.protected.log, self.clock, self.looks.append)
-        self.order: list[str] = []
 
     def clock(self) -> float:
         return self.protected.now
 
-    def reader(self, name: str) -> Reader:
-        reader = Reader(self.protected, name, self.order)
-        self.protected.protection.arrive(reader, self.protected.now)
-        self.quota.arrive(reader, reader.outbox)
+    def reader(self, name: str) -> ProtectedClient:
+        reader = self.protected.client(name)
+        self.quota.arrive(reader, self.outbox(reader))
         return reader
 
-    def send(self, reader: Reader) -> DropReason | None:
+    def outbox(self, reader: ProtectedClient) -> Outbox:
+        return self.protected.outbox(reader)
+
+    def went_on(self) -> list[str]:
+        """The readers that were told to go on since the last call, in that order."""
+        names = {connection: client.client_id for client, connection in self.protected.connections.items()}
+        found = [names[stream] for stream in reactor().drained if stream in names]
+        reactor().drained.clear()
+        return found
+
+    def send(self, reader: ProtectedClient) -> DropReason | None:
         """Deliver one message to *reader*, if that is allowed."""
-        limit = reader.outbox.egress_limit
+        limit = self.outbox(reader).egress_limit
         assert limit is not None
         refusal = limit.refusal()
         if refusal is None:
@@ -64,10 +60,10 @@ def test_a_limit_closes_when_the_quota_is_used_up_and_opens_again() -> None:
     assert {PauseReason.QUOTA_SESSION_OUTGOING.label: 1} == egress.protected.pauses.paused()
     assert egress.looks  # otherwise nothing would open it
     egress.advance(0.9)
-    assert [] == egress.order
+    assert [] == egress.went_on()
     egress.advance(0.2)
 
-    assert ["reader"] == egress.order
+    assert ["reader"] == egress.went_on()
     assert {} == egress.protected.pauses.paused()
     assert None is egress.send(reader)
 
@@ -95,7 +91,7 @@ def test_the_client_that_has_waited_longest_goes_on_first() -> None:
         egress.send(reader)
     egress.advance(1.1)
 
-    assert ["c", "a", "b"] == egress.order
+    assert ["c", "a", "b"] == egress.went_on()
 
 
 def test_clients_go_on_in_pages() -> None:
@@ -106,10 +102,10 @@ def test_clients_go_on_in_pages() -> None:
         egress.send(reader)
         egress.send(reader)
     assert egress.protected.now + 1.1 == egress.advance(1.1)  # again at once
-    assert AT_ONCE == len(egress.order)
+    assert AT_ONCE == len(egress.went_on())
     egress.advance(0.0)
 
-    assert AT_ONCE + 1 == len(egress.order)
+    assert 1 == len(egress.went_on())
 
 
 def test_a_client_with_a_full_outbox_goes_on_when_that_has_drained() -> None:
@@ -118,10 +114,10 @@ def test_a_client_with_a_full_outbox_goes_on_when_that_has_drained() -> None:
     reader = egress.reader("reader")
     egress.send(reader)
     egress.send(reader)
-    reader.outbox.full = True
+    egress.outbox(reader).full = True
     egress.advance(1.1)
 
-    assert [] == egress.order
+    assert [] == egress.went_on()
 
 
 def test_a_client_that_leaves_is_forgotten() -> None:
@@ -130,11 +126,11 @@ def test_a_client_that_leaves_is_forgotten() -> None:
     reader = egress.reader("reader")
     egress.send(reader)
     egress.send(reader)
-    egress.quota.leave(reader.outbox, egress.protected.now)
+    egress.quota.leave(egress.outbox(reader), egress.protected.now)
 
-    assert (None, {}) == (reader.outbox.egress_limit, egress.protected.pauses.paused())
+    assert (None, {}) == (egress.outbox(reader).egress_limit, egress.protected.pauses.paused())
     assert inf == egress.advance(1.1)
-    assert [] == egress.order
+    assert [] == egress.went_on()
 
 
 def test_a_client_without_an_outgoing_quota_has_no_limit() -> None:
@@ -142,5 +138,5 @@ def test_a_client_without_an_outgoing_quota_has_no_limit() -> None:
     egress = Egress(Quotas(session=QuotaScope(incoming_messages="1:1")))
     reader = egress.reader("reader")
 
-    assert None is reader.outbox.egress_limit
-    assert reader.outbox.writable
+    assert None is egress.outbox(reader).egress_limit
+    assert egress.outbox(reader).writable

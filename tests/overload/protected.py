@@ -1,11 +1,16 @@
-# Overload protection without a broker: its parts as composition joins them, and clients that say what became of them.
+# Overload protection without a broker: its parts as composition joins them, and connections that no socket serves.
+import socket
 from collections.abc import MutableMapping
+from functools import cache
 from typing import Any
 
 from broker.config.schema import Overload, Quotas
+from broker.delivery.outbox import OutboundBudget, Outbox
+from broker.delivery.ring import Ring
 from broker.metrics.counters import Counters
 from broker.metrics.heavy_hitters import HeavyHitters
 from broker.metrics.pause_statistics import PauseStatistics
+from broker.net.reactor import Reactor
 from broker.overload.admit import Publish, Verdict
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
@@ -14,9 +19,15 @@ from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.quotas.quotas import Quotas as AllQuotas
 from broker.overload.trace.recorder import TraceRecorder
+from broker.protocol.connection import Connection
+from broker.protocol.connection_protection import ProtectedConnection
+from broker.session.limits import SessionLimits
+from broker.session.queue import QueueBudget
+from broker.session.session import Session
 from broker.worker_id import WorkerId
 
 HERE = WorkerId("weir", 0, 1)
+LIMITS = SessionLimits(inflight=10, pending=10, queue=10, queue_bytes=1000, budget=QueueBudget(1000))
 
 
 class Lines:
@@ -34,29 +45,10 @@ class Lines:
         return [line["event"] for line in self.lines]
 
 
-class Client(ProtectedClient):
-    """A client that records whether it is read."""
-
-    def __init__(self, protected: "Protected", name: str, version: int) -> None:
-        super().__init__(name, None, version, protected.protection.accounts.arrive(name, protected.now))
-        self.reading = True
-        self.resumed = 0
-        self.decisions: list[tuple[int, str]] = []
-
-    def pause(self) -> None:
-        self.reading = False
-
-    def resume(self) -> None:
-        self.reading = True
-        self.resumed += 1
-
-    def writable(self, now: float) -> None:
-        raise NotImplementedError
-
-    def note(self, kind: int, reason: str, now: float) -> bool:
-        news = not self.decisions or self.decisions[-1] != (kind, reason)
-        self.decisions.append((kind, reason))
-        return news
+@cache
+def reactor() -> Reactor:
+    """One for all tests, as no socket is served: only connections are paused and resumed."""
+    return Reactor(lambda: 0.0, input_budget=1 << 20)
 
 
 class Protected:
@@ -73,6 +65,7 @@ class Protected:
         self.lag = 0.0
         self.told: list[bytes] = []
         self.looks: list[float] = []  # times for which a look was asked
+        self.connections: dict[ProtectedClient, Connection] = {}
         self.log, self.client_log = Lines(), Lines()
         self.pauses = PauseStatistics(Counters(), HeavyHitters())
         self.protection = Protection(
@@ -101,15 +94,28 @@ class Protected:
     def _take_lag(self) -> float:
         return self.lag
 
-    def client(self, name: str, version: int = 4) -> Client:
-        client = Client(self, name, version)
+    def client(self, name: str, version: int = 4) -> ProtectedConnection:
+        sock = socket.socket()
+        sock.close()
+        connection = Connection(sock, "test:0", Outbox(0, 1000, 500, OutboundBudget(1 << 20), Ring()), self.now)
+        connection.version = version
+        session = Session(name, LIMITS, Counters())
+        account = self.protection.accounts.arrive(name, self.now)
+        client = ProtectedConnection(connection, session, account, reactor(), self.protection.honour)
+        self.connections[client] = connection
         self.protection.arrive(client, self.now)
         return client
+
+    def reading(self, client: ProtectedClient) -> bool:
+        return not self.connections[client].paused
+
+    def outbox(self, client: ProtectedClient) -> Outbox:
+        return self.connections[client].outbox
 
     def gate(self, resource: str = "store") -> Gate:
         return self.throttle.add_gate(resource, self.now)
 
-    def publish(self, client: Client, *gates: Gate, qos: int = 1, size: int = 100, cost: int = 10) -> Verdict:
+    def publish(self, client: ProtectedClient, *gates: Gate, qos: int = 1, size: int = 100, cost: int = 10) -> Verdict:
         publish = Publish(client.version, qos, size, cost, 0)
         return self.protection.judge(client, list(gates), publish, None, self.now)
 

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from broker.config.schema import Overload
-from broker.overload.credits import Ledger
+from broker.overload.credits import Account, Ledger
 from broker.overload.level import Resources
 from broker.overload.reports import Reports
 from broker.overload.trace.recorder import TraceRecorder
@@ -114,21 +114,13 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(tmp_path: Path) -> None
     recording = Recording(tmp_path / "trace", limit=4 * WAITING)
     recording.recorder.level(0.0, 0.0)
     recording.file.write()
-    record = bytes(1 << 20)
+    name = "x" * (1 << 20)  # of a client, so that a record is long
     for number in range((WAITING >> 20) - 1):
-        recording.recorder.released(Large(record), False, float(number))  # type: ignore[arg-type]  # a long record
+        recording.recorder.released(Account(name, 0.0), False, float(number))
         recording.file.write()
     assert [] == recording.why()
     for number in range(2):
-        recording.recorder.released(Large(record), False, 1000.0 + number)  # type: ignore[arg-type]
+        recording.recorder.released(Account(name, 0.0), False, 1000.0 + number)
         recording.file.write()
 
     assert ["its disk does not keep up"] == recording.why()
-
-
-class Large:
-    """An account whose record is long."""
-
-    def __init__(self, client: bytes) -> None:
-        self.zero = 0.0
-        self.client = client
