@@ -17,7 +17,7 @@ from broker.net.rounds import UNAUTHENTICATED_AT_ONCE
 from broker.overload.connects import SOONEST, SPREAD
 from broker.protocol.connect_attempt import TURN_TIMEOUT
 from broker.reasons import CloseReason, PauseReason
-from broker.store.sessions import MemorySessions
+from broker.store.sessions import Claimant
 from tests.innode import Node
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import closed, greeting, payloads, subscribe
@@ -77,17 +77,20 @@ def test_who_comes_too_soon_waits_for_its_turn(brokers: Brokers) -> None:
     assert (3, {}) == (broker.counters.connects_delayed, closed(broker))
 
 
-class FullStore(MemorySessions):
-    """A store whose server does not answer."""
+class FullClaims:
+    """Claims at a Redis that does not answer."""
 
     def has_room(self, now: float) -> bool:
         return False
+
+    def claim(self, claimant: Claimant) -> None:
+        raise AssertionError("there is no room for a claim")
 
 
 def test_the_wait_for_the_turn_has_an_end(brokers: Brokers) -> None:
     """A client whose turn never comes would keep its descriptor for ever, and never try another worker."""
     broker = brokers()
-    broker.claim_from(FullStore())
+    broker.claim_from(FullClaims())
     client = knock(broker, "me")
     broker.clock.now += TURN_TIMEOUT - 1.0
     broker.settle()
