@@ -196,10 +196,10 @@ def _connected(endpoint: Endpoint) -> Channel:
     channel = endpoint.dial()
     try:
         _await(channel, deadline, sending=True)
-        trouble = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if trouble:
-            raise OSError(trouble, os.strerror(trouble))
-        while not channel.shake():
+        failure = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, os.strerror(failure))
+        while not channel.handshake():
             _await(channel, deadline, sending=channel.unsent)
         return channel
     except BaseException:

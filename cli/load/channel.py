@@ -1,16 +1,16 @@
-# What carries the bytes of one client: a socket that does not block, or TLS on one.
+# The transport of one client: a non-blocking socket, or TLS on one.
 #
 # TLS is an `ssl.SSLObject` between buffers in memory, as in the broker: one recv and one send for many records.
 import socket
 import ssl
 from typing import Final
 
-RECORD: Final = 16 * 1024  # the most plaintext in one record (RFC 8446, 5.1)
-AT_ONCE: Final = 64 * 1024  # bytes of plaintext that are encrypted before the kernel has taken the last ones
+RECORD: Final = 16 * 1024  # the maximum plaintext of one record (RFC 8446, 5.1)
+AT_ONCE: Final = 64 * 1024  # plaintext bytes that are encrypted before the kernel has accepted the previous ones
 
 
 class Hangup(Exception):
-    """The broker closed the connection, without a word that MQTT has for it."""
+    """The broker closed the connection without DISCONNECT."""
 
 
 class Channel:
@@ -18,22 +18,22 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.unsent = False  # bytes that it took wait for the kernel
+        self.unsent = False  # true: accepted bytes wait for the kernel
 
-    def shake(self) -> bool:
-        """Go on with what comes before the first byte of MQTT; whether it is done. OSError, Hangup: it failed."""
+    def handshake(self) -> bool:
+        """Continue the handshake; return whether it is complete. Raises OSError or Hangup if it failed."""
         return True
 
     def receive(self, size: int) -> bytes:
-        """What is there, about *size* bytes at most; b"" at the end. BlockingIOError: nothing now; OSError: reset."""
+        """Return available bytes, at most about *size*; b"" at the end. BlockingIOError: none now; OSError: reset."""
         return self.sock.recv(size)
 
     def send(self, data: bytes) -> int:
-        """Take bytes of *data*, how many; BlockingIOError: none now. OSError: reset."""
+        """Accept bytes of *data* and return their number. BlockingIOError: none now; OSError: reset."""
         return self.sock.send(data)
 
     def flush(self) -> None:
-        """Hand the kernel what it did not have room for. OSError: reset."""
+        """Pass pending bytes to the kernel. OSError: reset."""
 
 
 class TlsChannel(Channel):
@@ -43,9 +43,9 @@ class TlsChannel(Channel):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._ciphertext = b""
-        self._closed = False  # the other end said that it is done
+        self._closed = False  # the peer has sent close_notify
 
-    def shake(self) -> bool:
+    def handshake(self) -> bool:
         while True:
             try:
                 self._ssl.do_handshake()
@@ -63,7 +63,7 @@ class TlsChannel(Channel):
             self._incoming.write(data)
 
     def receive(self, size: int) -> bytes:
-        if self._ssl.pending() or self._incoming.pending:  # came with the handshake
+        if self._ssl.pending() or self._incoming.pending:  # received with the handshake
             parts = self._decrypt()
             if parts:
                 return parts
@@ -102,5 +102,5 @@ class TlsChannel(Channel):
             pass
         except ssl.SSLZeroReturnError:
             self._closed = True
-        self.flush()  # what reading gave rise to, such as a key update
+        self.flush()  # replies to received records, such as a key update
         return b"".join(parts)

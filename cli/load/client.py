@@ -1,11 +1,10 @@
-# An MQTT client of a load without its socket: bytes and a time in, bytes out. publisher.py and subscriber.py are the
-# two kinds that there are.
+# An MQTT client of the load generator without its socket: bytes and a time in, bytes out. publisher.py and
+# subscriber.py are the two kinds of clients.
 #
-# What comes by the million (PUBLISH, and the packets that acknowledge one) is read in place and answered in one write
-# for all that a recv brought; every other packet goes through the codec. A message carries its own measure in the
-# first 16 bytes of its payload: whose run it belongs to, who published it, the how manieth of that publisher it is,
-# and when it was meant to be sent. So whoever receives it, in whatever process of this machine, can tell its latency
-# and whether one is missing or came twice.
+# Frequent packets (PUBLISH and its acknowledgements) are parsed in place, and all replies to one recv are sent in one
+# write; all other packets go through the codec. The first 16 bytes of a payload are a stamp: the run, the publisher,
+# the sequence number and the intended send time. So a subscriber in any process of this machine can determine the
+# latency of the message, and whether messages are missing or duplicates.
 from typing import Final
 
 from broker.mqtt.decode import decode
@@ -15,7 +14,7 @@ from broker.mqtt.packets import CONNACK, ConnAck, Connect, Disconnect, Packet
 from broker.mqtt.properties import SERVER_KEEP_ALIVE
 from broker.reasons import CloseReason, ProtocolError
 
-NEW: Final = 0  # nothing was said yet
+NEW: Final = 0  # nothing sent yet
 CONNECTING: Final = 1  # waits for CONNACK
 SUBSCRIBING: Final = 2  # waits for SUBACK
 UP: Final = 3
@@ -25,7 +24,7 @@ WRAP: Final = 0xFFFF_FFFF
 
 
 class Refused(Exception):
-    """The broker said no, or what is no MQTT. *kind* is the packet that said it, *code* its code."""
+    """The broker refused: *kind* is the name of its packet, *code* the reason code."""
 
     def __init__(self, kind: str, code: int) -> None:
         super().__init__(f"{kind} 0x{code:02x}")
@@ -34,7 +33,7 @@ class Refused(Exception):
 
 
 class Client:
-    """One connection's worth of MQTT. What it wants to send collects in *out*."""
+    """The MQTT state of one connection. Bytes to send are collected in *out*."""
 
     def __init__(self, connect: Connect) -> None:
         self.version = connect.version
@@ -43,23 +42,23 @@ class Client:
         self.out: list[bytes] = []
         self.publishes = False
         self.keep_alive = connect.keep_alive
-        self._rest = bytearray()  # an unfinished packet
-        self._needed = 0  # bytes of it without which there is nothing to read
+        self._rest = bytearray()  # an incomplete packet
+        self._needed = 0  # bytes that it needs at least
 
     def open(self) -> None:
-        """There is a connection, and nothing was said on it."""
+        """Start on a new connection: send CONNECT."""
         self.state = CONNECTING
         self._rest.clear()
         self._needed = 0
         self.out = [encode(self.connect, self.version)]
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Reset after the connection was lost."""
         self.state = NEW
         self.out = []
 
     def take(self, data: bytes, now: int) -> None:
-        """Take what arrived at *now* (us). Raises Refused, or ProtocolError for what is no MQTT."""
+        """Process bytes that arrived at *now* (us). Raises Refused, or ProtocolError for invalid MQTT."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
@@ -74,7 +73,7 @@ class Client:
                 if position == end:
                     return
             if self.state == CONNECTING and data[position] != CONNACK << 4:
-                # A length that is none would have us wait for what never comes.
+                # Bytes that are not MQTT may have an invalid length, for which the client would wait forever.
                 raise ProtocolError(CloseReason.NOT_MQTT, f"answers with 0x{data[position]:02x}")  # [MQTT-3.2.0-1]
             length, body = -1, position
             if position + 1 < end:
@@ -87,15 +86,15 @@ class Client:
             position = body + length
 
     def take_run(self, data: bytes, position: int, end: int, now: int) -> int:
-        """Take the packets that come by the million; the position of the first that is another or not whole."""
+        """Process frequent packets; return the position of the first other or incomplete packet."""
         raise NotImplementedError
 
     def take_other(self, packet: Packet, now: int) -> None:
-        """Take any other packet of a connection that is up."""
+        """Process any other packet of an established connection."""
         raise NotImplementedError
 
     def established(self, answer: ConnAck) -> None:
-        """CONNACK said yes."""
+        """The broker has accepted the CONNECT."""
         raise NotImplementedError
 
     def ping(self) -> None:

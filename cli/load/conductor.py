@@ -1,7 +1,7 @@
-# The conductor: starts the processes of a load, has them begin together, watches, and adds their results up.
+# The conductor: starts the processes of a load, synchronises their start, watches them, and collects their results.
 #
-# Processes are forked, so they begin at once and with all that we know. The start is a time a moment ahead on the
-# clock that all share. The end is when all that was expected has arrived, or nothing more does.
+# Processes are forked, so they start fast and share the plan. The start is a time shortly ahead, on the clock that all
+# processes share. The load ends when all expected messages have arrived, or none has arrived for a while.
 import multiprocessing
 import signal
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from cli.load.network import now_us
 from cli.load.plan import Plan, allow_descriptors
 from cli.load.process import Progress, Result, run_process
 
-AHEAD: Final = 200_000  # us until the start: the broker may settle, and everybody has heard of it
-QUIET: Final = 3_000_000  # us without a message after which no more is expected: an overloaded broker may pause
-AWAY: Final = 10_000_000  # us without any connection after which the broker is given up: it may restart
+AHEAD: Final = 200_000  # us until the start: the broker settles, and all processes have received the start time
+QUIET: Final = 3_000_000  # us without a message after which no more are expected: an overloaded broker may pause
+AWAY: Final = 10_000_000  # us without any connection after which the load is aborted: the broker may restart
 GRACE: Final = 5.0  # seconds for a process to end
 
 
 @dataclass
 class Observed:
-    """The results of all processes, and whether the broker was there to the end."""
+    """The results of all processes, and how the load ended."""
 
     processes: list[Result]
     interrupted: bool
@@ -32,26 +32,26 @@ class Observed:
 
 
 class Watcher:
-    """Told how a load goes on."""
+    """Receives the progress of a load."""
 
     def connecting(self, up: int) -> None:
-        """So many connections are there."""
+        """*up* connections are established."""
 
     def running(self, seconds: float, up: int, sent: int, received: int) -> None:
-        """What all processes have sent and received *seconds* after the start, and how many connections they have."""
+        """The totals of all processes, *seconds* after the start."""
 
 
 class Conductor:
     def __init__(self, plan: Plan, endpoint: Endpoint, watcher: Watcher) -> None:
-        """BadPlan if this machine does not allow so many connections."""
+        """Raises BadPlan if this machine does not allow enough connections."""
         self._plan = plan
         self._endpoint = endpoint
         self._watcher = watcher
         self._parts = plan.parts()
         allow_descriptors(max(part.connections() for part in self._parts))
         self._children: list[ForkProcess] = []
-        self._pipes: list[Pipe] = []  # to each of them
-        self._talking: list[Pipe] = []  # to those from whom more is to come
+        self._pipes: list[Pipe] = []  # to all processes
+        self._unfinished: list[Pipe] = []  # to processes without a result yet
         self._up = [0] * plan.processes
         self._progress: list[Progress | None] = [None] * plan.processes
         self._results: list[Result] = []
@@ -60,27 +60,27 @@ class Conductor:
         self._gone = False
 
     def run(self) -> Observed:
-        """The whole load. Unreachable: not all clients could connect. Ctrl-C ends it early, a second one at once."""
+        """Run the load. Raises Unreachable if a client cannot connect. Ctrl-C ends it early, a second one at once."""
         before = signal.signal(signal.SIGINT, self._interrupt)
         try:
             self._fork()
             self._connect()
             if not self._interrupted:
                 self._started = now_us() + AHEAD
-                self._tell("start", self._started)
+                self._send("start", self._started)
                 self._publish()
-                self._tell("stop", None)
+                self._send("stop", None)
                 self._await_rest()
-                self._tell("finish", None)
-                while self._talking:
-                    self._hear()
+                self._send("finish", None)
+                while self._unfinished:
+                    self._receive()
         finally:
             signal.signal(signal.SIGINT, before)
             self._end()
         return Observed(self._results, self._interrupted, self._gone)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-C. An exception here would cut what a process is telling us in two."""
+        """Handle Ctrl-C. An exception here could interrupt the read of a message from a pipe."""
         self._interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -94,15 +94,15 @@ class Conductor:
             child.start()
             theirs.close()
             self._children.append(child)
-        self._talking = list(self._pipes)
+        self._unfinished = list(self._pipes)
 
     def _connect(self) -> None:
         while not self._interrupted and sum(self._up) < self._plan.publishers + self._plan.subscribers:
-            self._hear()
+            self._receive()
             self._watcher.connecting(sum(self._up))
 
     def _publish(self) -> None:
-        """Until every process has published all, or the broker is gone."""
+        """Wait until every process has published all messages, or the broker is gone."""
         seen_up = now_us()
         while not self._interrupted:
             progress = self._round()
@@ -116,7 +116,7 @@ class Conductor:
                 return
 
     def _await_rest(self) -> None:
-        """Until all that was published has arrived, or nothing more does."""
+        """Wait until all published messages have arrived, or none arrives for QUIET."""
         received, since = -1, now_us()
         while not self._gone:
             progress = self._round()
@@ -131,8 +131,8 @@ class Conductor:
                 return
 
     def _round(self) -> list[Progress]:
-        """Hear from somebody, and tell the watcher; how far everybody is, nobody before all have spoken."""
-        self._hear()
+        """Wait for reports and update the watcher; return the progress of all, [] until each has reported."""
+        self._receive()
         progress = [one for one in self._progress if one is not None]
         if len(progress) < len(self._pipes):
             return []
@@ -144,33 +144,33 @@ class Conductor:
         )
         return progress
 
-    def _hear(self) -> None:
-        """Wait for what processes say, and note it."""
-        for pipe in cast(list[Pipe], wait(self._talking)):
+    def _receive(self) -> None:
+        """Wait for reports of processes and store them."""
+        for pipe in cast(list[Pipe], wait(self._unfinished)):
             number = self._pipes.index(pipe)
             try:
-                word, value = pipe.recv()
+                kind, value = pipe.recv()
             except (EOFError, ConnectionResetError):
-                raise Unreachable("a process of the load has ended before its time; there is no result.") from None
-            if word == "failed":
+                raise Unreachable("a process of the load generator has died; there is no result.") from None
+            if kind == "failed":
                 raise Unreachable(value)
-            if word == "connected":
+            if kind == "connected":
                 self._up[number] = value
-            elif word == "progress":
+            elif kind == "progress":
                 self._progress[number] = value
             else:
                 self._results.append(value)
-                self._talking.remove(pipe)  # it ends now
+                self._unfinished.remove(pipe)  # the process ends now
 
-    def _tell(self, word: str, value: int | None) -> None:
+    def _send(self, kind: str, value: int | None) -> None:
         for pipe in self._pipes:
             try:
-                pipe.send((word, value))
+                pipe.send((kind, value))
             except (BrokenPipeError, ConnectionResetError):
-                pass  # we shall hear of it
+                pass  # the next read from the pipe reports it
 
     def _end(self) -> None:
-        """No process outlives us."""
+        """End all processes."""
         for pipe in self._pipes:
             pipe.close()
         for child in self._children:

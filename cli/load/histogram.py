@@ -1,8 +1,7 @@
-# A histogram that costs the same for a million values as for ten: buckets as HDR histograms have them, linear within
-# each power of two.
+# A histogram of constant size: buckets as in HDR histograms, linear within each power of two.
 #
-# 128 buckets a power of two, so a value read back is at most 0.8 % above the one that was put in; below 128 and at the
-# very top it is exact. Histograms of several processes are added by adding their buckets.
+# There are 128 buckets per power of two, so a value that is read is at most 0.8 % above the value that was added; below
+# 128 and at the maximum it is exact. Histograms of several processes are merged by adding their buckets.
 from typing import Final
 
 BITS: Final = 7
@@ -13,7 +12,7 @@ GREATEST: Final = (1 << VALUE_BITS) - 1
 
 
 class Histogram:
-    """Counts of whole numbers from 0 on."""
+    """Counts non-negative integers."""
 
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
@@ -22,11 +21,11 @@ class Histogram:
         self.greatest = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For the way to another process."""
+        """Support pickle, for transfer to another process."""
         return restored, (self.counts, self.count, self.total, self.greatest)
 
     def add(self, value: int, times: int) -> None:
-        """Count *value* as often as *times*; less than 0 is taken as 0."""
+        """Count *value* *times* times; a negative value counts as 0."""
         if value < 0:
             value = 0
         if value > self.greatest:
@@ -50,7 +49,7 @@ class Histogram:
         self.greatest = max(self.greatest, other.greatest)
 
     def quantile(self, share: float) -> int:
-        """The least value that *share* (0 to 1) of all values do not exceed, rounded up to its bucket; 0 if empty."""
+        """Return the quantile *share* (0 to 1), rounded up to its bucket; 0 if the histogram is empty."""
         wanted = max(1, -int(-share * self.count // 1))
         seen = 0
         for index, times in enumerate(self.counts):
@@ -63,12 +62,12 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def buckets(self) -> list[tuple[int, int]]:
-        """(greatest value that counts there, how many) of each bucket that is not empty, rising."""
+        """Return (greatest value, count) of each non-empty bucket, in ascending order."""
         return [(min(upper(index), self.greatest), times) for index, times in enumerate(self.counts) if times]
 
 
 def restored(counts: list[int], count: int, total: int, greatest: int) -> Histogram:
-    """The histogram that had these attributes."""
+    """Return the histogram with these attributes."""
     histogram = Histogram()
     histogram.counts = counts
     histogram.count = count
@@ -78,7 +77,7 @@ def restored(counts: list[int], count: int, total: int, greatest: int) -> Histog
 
 
 def upper(index: int) -> int:
-    """The greatest value that is counted in bucket *index*."""
+    """Return the greatest value of the bucket *index*."""
     if index < 2 * LINEAR:
         return index
     shift = (index >> BITS) - 1

@@ -1,7 +1,7 @@
-# The sockets of a load in one process: one epoll, one recv for what is there, one send for what is to go.
+# The sockets of one process of a load: one epoll, and per event one recv and one send.
 #
-# Its work per turn is that of the clients whose sockets have something. It knows no MQTT but that a client says when
-# it is up; who publishes when is decided in pacing.py, between `turn()` and `flush()`.
+# A turn processes only clients whose sockets are ready. The network does not interpret MQTT, except for the state UP of
+# a client. pacing.py decides which client publishes when, between `turn()` and `flush()`.
 import errno
 import select
 import socket
@@ -18,17 +18,17 @@ IN: Final = 0x001
 OUT: Final = 0x004
 EVENTS: Final = 1024
 READ: Final = 64 * 1024
-FULL: Final = 256 * 1024  # unsent bytes from which on nothing more is published to a connection
-AT_ONCE: Final = 128  # connections that are being made at a time: more would overflow the queue of a listener
+FULL: Final = 256 * 1024  # bytes that are published to a connection at once
+AT_ONCE: Final = 128  # simultaneous connection attempts: more would overflow the backlog of a listener
 
 
 def now_us() -> int:
-    """The monotonic time that all processes of this machine share, in us."""
+    """Return the monotonic time in us, which all processes of this machine share."""
     return time.monotonic_ns() // 1000
 
 
 class Outcome:
-    """What became of the connections; times in us."""
+    """Counters of the connections; times in us."""
 
     def __init__(self) -> None:
         self.connected = 0
@@ -36,8 +36,8 @@ class Outcome:
         self.lost = 0
         self.first_lost = 0
         self.reconnects = 0
-        self.failures = 0  # attempts to come back that failed
-        self.why: Exception | None = None  # the first of those that were lost
+        self.failures = 0  # failed connection attempts
+        self.why: Exception | None = None  # the error of the first loss
 
 
 class Connection:
@@ -46,48 +46,48 @@ class Connection:
         self.channel: Channel | None = None
         self.fd = -1
         self.began = 0  # us
-        self.open = False  # MQTT is spoken
-        self.dirty = False  # waits for its flush
+        self.open = False  # the transport is established
+        self.dirty = False  # in the list of connections to flush
         self.unsent = b""
-        self.writing = False  # the kernel tells us when it takes more
-        self.attempts = 0  # since it was up
+        self.writing = False  # registered for EPOLLOUT
+        self.attempts = 0  # since the connection was up
 
 
 class Network:
-    """*dial* begins a connection (OSError: this machine cannot); *patience*: seconds for it to be up."""
+    """*dial* starts a connection (OSError: not possible on this machine); *timeout*: seconds until it must be up."""
 
-    def __init__(self, dial: Callable[[], Channel], patience: float) -> None:
+    def __init__(self, dial: Callable[[], Channel], timeout: float) -> None:
         self.epoll = select.epoll()
         self.outcome = Outcome()
         self.up = 0
-        self.forgiving = False  # a connection that fails is tried again, else `failure` says so
+        self.forgiving = False  # true: failed connections are retried; false: `failure` is set
         self.failure: Exception | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
         self._new_channel = dial
-        self._patience = int(patience * 1_000_000)
+        self._timeout = int(timeout * 1_000_000)
         self._connections: list[Connection | None] = []  # by descriptor
         self._of: dict[Client, Connection] = {}
-        self._dirty: list[Connection] = []  # those of publishers that answered something
+        self._dirty: list[Connection] = []  # publishers with replies to send
         self._dialling: dict[Connection, None] = {}
-        self._returning: list[tuple[int, int, Connection]] = []  # a heap: when (us), tie-breaker, who
-        self.woken: list[Client] = []  # came up, or can send again
+        self._returning: list[tuple[int, int, Connection]] = []  # a heap: (retry time in us, tie-breaker, connection)
+        self.woken: list[Client] = []  # established, or writable again
 
     def connecting(self) -> int:
-        """Connections that are being made."""
+        """Return the number of connection attempts in progress."""
         return len(self._dialling)
 
     def start(self, client: Client, now: int) -> None:
-        """Begin to connect *client*."""
+        """Start to connect *client*."""
         connection = Connection(client)
         self._of[client] = connection
         self._dial(connection, now)
 
     def turn(self, timeout: float) -> bool:
-        """Wait at most *timeout* seconds for something to come, and take it; False if nothing came.
+        """Wait at most *timeout* seconds for events and process them; return whether there were any.
 
-        That of subscribers first: what they are sent is measured as it is read, and should not wait for what publishers
-        are told of it.
+        Subscribers come first: latencies are measured when messages are read, and should not include the processing of
+        acknowledgements.
         """
         events = self.epoll.poll(timeout, EVENTS)
         connections = self._connections
@@ -116,9 +116,9 @@ class Network:
             self._end(connection, error)
 
     def send(self, client: Client) -> None:
-        """Send what *client* wants to send.
+        """Send the pending bytes of *client* at once, not together with those of other clients.
 
-        At once and not with that of all others: while we write for the next one, the broker can work for this one.
+        So the broker can process them while the next client writes.
         """
         connection = self._of[client]
         if connection.open and not connection.writing:
@@ -128,11 +128,11 @@ class Network:
                 self._end(connection, error)
 
     def full(self, client: Client) -> bool:
-        """The kernel has not taken what *client* sent before."""
+        """Return whether bytes of *client* still wait for the kernel."""
         return self._of[client].writing
 
     def flush(self) -> None:
-        """Send what publishers answered and did not send with a message."""
+        """Send replies of publishers that were not sent together with messages."""
         dirty = self._dirty
         if dirty:
             self._dirty = []
@@ -141,9 +141,9 @@ class Network:
                 if connection.client.out:
                     self.send(connection.client)
 
-    def look_after(self, now: int) -> None:
-        """Give up what takes too long, and try again what was lost."""
-        late = [connection for connection in self._dialling if now - connection.began > self._patience]
+    def maintain(self, now: int) -> None:
+        """Abort connection attempts that take too long, and reconnect lost connections."""
+        late = [connection for connection in self._dialling if now - connection.began > self._timeout]
         for connection in late:
             self._end(connection, TimeoutError("no answer"))
         while self._returning and self._returning[0][0] <= now:
@@ -173,13 +173,13 @@ class Network:
         self.epoll.register(fd, IN | OUT)
 
     def _establish(self, connection: Connection) -> None:
-        """The kernel has news of a connection on which no MQTT was spoken yet."""
+        """Handle an event of a connection whose transport is not established yet."""
         channel = connection.channel
         assert channel is not None
-        trouble = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if trouble:
-            raise OSError(trouble, errno.errorcode.get(trouble, ""))
-        if channel.shake():
+        failure = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            raise OSError(failure, errno.errorcode.get(failure, ""))
+        if channel.handshake():
             connection.open = True
             connection.client.open()
         self._send(connection)
@@ -199,17 +199,17 @@ class Network:
         now = now_us()
         client.take(data, now)
         if before != UP and client.state == UP:
-            self._came_up(connection, now)
+            self._established(connection, now)
         elif client.publishes:
-            self.woken.append(client)  # acknowledgements make room
+            self.woken.append(client)  # acknowledgements make room in the window
         if client.out:
             if not client.publishes:
                 self._send(connection)
-            elif not connection.dirty:  # it may have more to send when it is asked, right after this turn
+            elif not connection.dirty:  # the publisher may add messages right after this turn
                 connection.dirty = True
                 self._dirty.append(connection)
 
-    def _came_up(self, connection: Connection, now: int) -> None:
+    def _established(self, connection: Connection, now: int) -> None:
         self._dialling.pop(connection, None)
         self.up += 1
         if connection.attempts:
@@ -250,7 +250,7 @@ class Network:
                 self.woken.append(client)
 
     def _end(self, connection: Connection, error: Exception) -> None:
-        """*connection* is gone, or did not come."""
+        """Handle a lost or failed connection."""
         was_up = connection.client.state == UP
         self._dialling.pop(connection, None)
         self._drop(connection)
@@ -276,7 +276,7 @@ class Network:
         channel = connection.channel
         if channel is not None:
             self._connections[connection.fd] = None
-            channel.sock.close()  # leaves the epoll by itself
+            channel.sock.close()  # also removes the socket from the epoll
         connection.channel = None
         connection.fd = -1
         connection.open = False

@@ -1,8 +1,8 @@
-# Who publishes when, and the loop that has it done.
+# The pacing of publishers, and the main loop of a process.
 #
-# Closed: a publisher sends as soon as its window has room, so the broker sets the pace. Open: messages have a time at
-# which they are to be sent, whatever the broker does, and their latency counts from that time even if they leave
-# later; so a broker that stalls cannot hide it by stalling the measurement with it (coordinated omission).
+# Closed loop: a publisher sends as soon as its window has room, so the broker determines the rate. Open loop: each
+# message has an intended send time that does not depend on the broker. The latency counts from this time even if the
+# message leaves later, so a broker that stalls cannot hide the stall from the measurement (coordinated omission).
 import select
 from typing import Final
 
@@ -11,62 +11,62 @@ from cli.load.histogram import Histogram
 from cli.load.network import FULL, Network, now_us
 from cli.load.publisher import Publisher
 
-STALLED: Final = 2_000_000  # us without a delivery after which what is under way counts as lost
+STALLED: Final = 2_000_000  # us without a delivery after which messages in flight count as lost
 
 
 class Pace:
-    """Decides what *publishers* send."""
+    """Decides when *publishers* send."""
 
     def __init__(self, network: Network, publishers: list[Publisher]) -> None:
         self.network = network
         self.publishers = publishers
         self.stopped = True
         self.sent = 0
-        self.expected = 0  # deliveries of what was sent
-        self.latest = 0  # when the last message was sent (us)
+        self.expected = 0  # deliveries of the sent messages
+        self.latest = 0  # time of the last sent message (us)
         self._ready: list[Publisher] = []
 
     def start(self, now: int) -> None:
-        """Begin at *now* (us)."""
+        """Start at *now* (us)."""
         self.stopped = False
         for publisher in self.publishers:
             publisher.progressed = now
             self.wake(publisher)
 
     def stop(self) -> None:
-        """Publish no more."""
+        """Stop publishing."""
         self.stopped = True
 
     def wake(self, client: Client) -> None:
-        """*client* may be able to publish now."""
+        """Check *client* at the next `pump()`: it may be able to publish."""
         if isinstance(client, Publisher) and not client.queued:
             client.queued = True
             self._ready.append(client)
 
     def publish(self, publisher: Publisher, count: int, intended: int, now: int) -> None:
-        """Have *publisher* write *count* messages that were to be sent at *intended* (us)."""
+        """Write *count* messages of *publisher* with the intended send time *intended* (us)."""
         publisher.publish(count, intended)
         self.latest = now
         self.sent += count
         self.expected += count * publisher.readers
 
     def pump(self, now: int) -> None:
-        """Publish what is to be published at *now* (us)."""
+        """Publish the messages that may be sent at *now* (us)."""
         raise NotImplementedError
 
-    def look_after(self, now: int) -> None:
+    def maintain(self, now: int) -> None:
         """Called several times a second."""
 
     def next_due(self) -> int:
-        """When something will be to be published whatever comes (us), -1 if nothing will."""
+        """Return the time of the next scheduled message (us), -1 if there is none."""
         return -1
 
 
 class ClosedPace(Pace):
     def __init__(self, network: Network, publishers: list[Publisher]) -> None:
         super().__init__(network, publishers)
-        self.stalls = 0  # windows that stood still
-        self._looked = 0  # when we last looked for them (us)
+        self.stalls = 0  # windows that made no progress for STALLED
+        self._checked = 0  # time of the last check (us)
 
     def pump(self, now: int) -> None:
         ready = self._ready
@@ -76,7 +76,7 @@ class ClosedPace(Pace):
         for publisher in ready:
             publisher.queued = False
             if self.stopped or self.network.full(publisher):
-                continue  # it is woken when the kernel has taken what it sent
+                continue  # it is woken when the kernel has accepted its bytes
             room = publisher.room()
             if room > 0:
                 if publisher.outstanding == 0:
@@ -87,11 +87,11 @@ class ClosedPace(Pace):
                 if room > most:
                     self.wake(publisher)
 
-    def look_after(self, now: int) -> None:
-        """A broker that lost what a window waits for would end the load without a word."""
-        if self.stopped or now - self._looked < STALLED // 4:
+    def maintain(self, now: int) -> None:
+        """Reset windows that wait for lost messages; otherwise the load would stop silently."""
+        if self.stopped or now - self._checked < STALLED // 4:
             return
-        self._looked = now
+        self._checked = now
         for publisher in self.publishers:
             if publisher.outstanding and now - publisher.progressed > STALLED:
                 self.stalls += 1
@@ -100,16 +100,16 @@ class ClosedPace(Pace):
 
 
 class OpenPace(Pace):
-    """*rate*: messages a second of all *publishers* together, who take turns in their order; each has a quota."""
+    """*rate*: messages per second of all *publishers* together, which send in turn; each has a quota."""
 
     def __init__(self, network: Network, publishers: list[Publisher], rate: float) -> None:
         super().__init__(network, publishers)
-        self.lateness = Histogram()  # us: how late we sent what the broker let us send
-        self.held_back = 0  # messages that waited for the broker
+        self.lateness = Histogram()  # us: the delay of messages that the broker did not delay
+        self.delayed = 0  # messages that waited for the broker
         self._every = 1_000_000 / rate  # us
         self._began = 0
         self._issued = 0
-        self._total = 0  # messages to issue
+        self._total = 0  # messages to schedule
 
     def start(self, now: int) -> None:
         super().start(now)
@@ -122,7 +122,7 @@ class OpenPace(Pace):
         return self._began + int(self._issued * self._every)
 
     def overdue(self) -> int:
-        """Messages whose time has come and that were not sent."""
+        """Return the number of messages that are due but not sent."""
         return sum([publisher.due - publisher.sent for publisher in self.publishers])
 
     def pump(self, now: int) -> None:
@@ -146,7 +146,7 @@ class OpenPace(Pace):
                 self._send_due(publisher, now)
 
     def _send_due(self, publisher: Publisher, now: int) -> None:
-        """Send what is due from *publisher*, as far as the broker lets it."""
+        """Send the due messages of *publisher*, as far as its window has room."""
         count = publisher.due - publisher.sent
         if count <= 0:
             return
@@ -155,22 +155,22 @@ class OpenPace(Pace):
         offset = self._began + publisher.turn * self._every
         for sequence in range(publisher.sent, publisher.sent + room):
             intended = int(offset + sequence * every)
-            if publisher.held:
-                self.held_back += 1
+            if publisher.waits:
+                self.delayed += 1
             else:
                 self.lateness.add(now - intended, 1)
             self.publish(publisher, 1, intended, now)
         if room:
             self.network.send(publisher)
-        publisher.held = room < count
+        publisher.waits = room < count
 
 
 class Windows:
-    """Tells the publishers of this process what its subscribers have seen of them."""
+    """Passes deliveries of the subscribers of this process to the windows of its publishers."""
 
     def __init__(self, total: int) -> None:
-        """*total*: publishers of the whole load."""
-        self.received = 0  # duplicates included
+        """*total*: number of publishers of the whole load."""
+        self.received = 0  # including duplicates
         self.duplicates = 0
         self.pace: Pace | None = None
         self._publishers: list[Publisher | None] = [None] * total
@@ -191,14 +191,14 @@ class Windows:
 
 
 class Loop:
-    """Sends, waits, receives: the whole work of a process while it lasts."""
+    """The main loop of a process: wait, receive, publish, send."""
 
     def __init__(self, network: Network, pace: Pace) -> None:
         self.network = network
         self.pace = pace
 
     def work(self, until: int) -> None:
-        """Go on to the time *until* (us)."""
+        """Run until the time *until* (us)."""
         network = self.network
         pace = self.pace
         while True:
@@ -215,13 +215,13 @@ class Loop:
             network.flush()
 
     def _wait(self, now: int, until: int) -> None:
-        """Take what comes, at most to *until* or to the next message that is due."""
+        """Process events until *until* or the next scheduled message, whichever is earlier."""
         due = self.pace.next_due()
         if due < 0:
             self.network.turn((until - now) / 1_000_000)
         elif not self.network.turn(0.0):
             pause = min(due, until) - now_us()
             if pause > 0:
-                # The epoll waits in whole milliseconds only; select() takes microseconds.
+                # epoll has a resolution of milliseconds, select() of microseconds.
                 if select.select([self.network.epoll], [], [], pause / 1_000_000)[0]:
                     self.network.turn(0.0)

@@ -1,7 +1,7 @@
-# What a load is: which clients, what they send to whom, how fast, how long. And which part of it each process has.
+# The plan of a load: clients, topics, rate and duration, and the part of each process.
 #
-# With pairs a publisher and its subscribers are in one process; otherwise every subscriber gets from every publisher,
-# and both are dealt out in turn. A window counts the deliveries in the publisher's own process.
+# With the pattern "pairs" a publisher and its subscribers are in one process. Otherwise every subscriber receives from
+# every publisher, and both are distributed evenly. A window counts the deliveries in the process of its publisher.
 import math
 import os
 import resource
@@ -16,19 +16,19 @@ from cli.load.client import STAMP
 Pattern = Literal["pairs", "fan-out", "fan-in"]
 
 NUMBER: Final = "%i"
-SPARE_DESCRIPTORS: Final = 32  # beside the connections
-RATE_OF_A_PROCESS: Final = 200_000  # deliveries a second that one process paces well
+SPARE_DESCRIPTORS: Final = 32  # in addition to the connections
+RATE_OF_A_PROCESS: Final = 200_000  # deliveries per second that one process handles well
 KEEP_ALIVE: Final = 60  # seconds
 LARGEST_PACKET: Final = (1 << 28) - 1
 
 
 class BadPlan(ValueError):
-    """A load that cannot be. Its text says what and what would be right."""
+    """The plan is not valid. The text says why and how to fix it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """*rate* (messages a second of all publishers, 0: none) or *window* (messages in flight of one, 0: none)."""
+    """Either *rate* (messages per second of all publishers) or *window* (messages in flight per publisher) is not 0."""
 
     pattern: Pattern
     publishers: int
@@ -39,12 +39,12 @@ class Plan:
     version: int
     rate: float
     window: int
-    seconds: float  # 0: no end but that of the messages
-    messages: int  # in all; 0: no end but that of the time
-    connect_rate: float  # connections a second in all, 0: as fast as they are answered
+    seconds: float  # 0: no limit
+    messages: int  # in total; 0: no limit
+    connect_rate: float  # connections per second in total, 0: as fast as the broker accepts
     processes: int
-    run: bytes  # four bytes that no other load has
-    client_id: str  # what client ids begin with
+    run: bytes  # four bytes that identify the load
+    client_id: str  # prefix of the client ids
     user: str | None = None
     password: bytes | None = None
 
@@ -57,20 +57,20 @@ class Plan:
         return self.topic.replace(NUMBER, "+").encode(errors="surrogateescape")
 
     def copies(self, publisher: int) -> int:
-        """How many subscribers get what *publisher* sends."""
+        """Return how many subscribers receive a message of *publisher*."""
         if self.pattern != "pairs":
             return self.subscribers
         return (self.subscribers - publisher - 1) // self.publishers + 1
 
     def quota(self, publisher: int) -> int:
-        """How many messages *publisher* sends, -1 for as many as it can in the time."""
+        """Return how many messages *publisher* sends, -1 if only the time limits them."""
         totals = [self.messages] if self.messages else []
         if self.rate and self.seconds:
             totals.append(math.ceil(self.rate * self.seconds))
         return (min(totals) - publisher - 1) // self.publishers + 1 if totals else -1
 
     def parts(self) -> list["Part"]:
-        """One for each process."""
+        """Return the part of each process."""
         return [self._part(process) for process in range(self.processes)]
 
     def _part(self, process: int) -> "Part":
@@ -81,7 +81,7 @@ class Plan:
         return Part(self, process, list(publishers), subscribers)
 
     def as_json(self) -> dict[str, object]:
-        """What was asked for, without secrets."""
+        """Return the plan without secrets."""
         return {
             "pattern": self.pattern,
             "publishers": self.publishers,
@@ -96,32 +96,32 @@ class Plan:
         }
 
     def check(self) -> None:
-        """Refuse what cannot be done on any machine: BadPlan."""
+        """Raise BadPlan if the plan is not valid on any machine."""
         if self.payload < STAMP:
             raise BadPlan(f"--payload {self.payload} is too small: a message carries {STAMP} bytes of measurement.")
         if self.publishers + self.subscribers == 0:
             raise BadPlan("no publishers and no subscribers: there is nothing to do.")
         if self.pattern == "pairs" and self.publishers > 1 and NUMBER not in self.topic:
-            raise BadPlan(f"--topic {self.topic}: pairs need %i in it, or all would get what all send.")
+            raise BadPlan(f"--topic {self.topic} needs %i for pairs: otherwise all subscribers receive all messages.")
         most = self._most_processes()
         if self.processes > most:
-            raise BadPlan(f"--processes {self.processes} is more than there is work for: at most {most}.")
+            raise BadPlan(f"--processes {self.processes} is too large: some would have no clients; at most {most}.")
         if self.window and not self.qos and self._blind():
             raise BadPlan(
-                "with QoS 0 a window needs a subscriber of each publisher in its process, or nothing tells it "
-                "that a message has arrived: use --rate, --qos 1 or fewer --processes."
+                "with QoS 0 a window needs a subscriber of each publisher in the same process, to notice deliveries: "
+                "use --rate, --qos 1 or fewer --processes."
             )
         if not self.seconds and not self.messages:
             raise BadPlan("neither --seconds nor --messages: the load would never end.")
         self._check_topics()
 
     def _most_processes(self) -> int:
-        """One more would have no client."""
+        """Return the number of processes beyond which a process would have no client."""
         paired = self.pattern == "pairs" and self.publishers > 0
         return self.publishers if paired else max(self.publishers, self.subscribers)
 
     def _blind(self) -> bool:
-        """Whether some publisher sees none of its deliveries."""
+        """Return whether a publisher has no subscriber in its process."""
         return any(not part.copies(publisher) for part in self.parts() for publisher in part.publishers)
 
     def _check_topics(self) -> None:
@@ -134,7 +134,7 @@ class Plan:
         try:
             encode_length(size)
         except ValueError:
-            raise BadPlan(f"--payload {self.payload} is too large: a packet of MQTT has at most 256 MiB.") from None
+            raise BadPlan(f"--payload {self.payload} is too large: an MQTT packet has at most 256 MiB.") from None
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Part:
     subscribers: list[int]
 
     def copies(self, publisher: int) -> int:
-        """How many of its subscribers get what *publisher* sends."""
+        """Return how many subscribers of this process receive a message of *publisher*."""
         if self.plan.pattern == "pairs":
             return self.plan.copies(publisher)
         return len(self.subscribers)
@@ -156,12 +156,12 @@ class Part:
         return len(self.publishers) + len(self.subscribers)
 
     def rate(self) -> float:
-        """Its share of the messages a second."""
+        """Return the rate of this process, in messages per second."""
         return self.plan.rate * len(self.publishers) / max(1, self.plan.publishers)
 
 
 def enough_processes(pattern: Pattern, publishers: int, subscribers: int, rate: float) -> int:
-    """How many processes a load needs on this machine, where the broker may want half of the cores."""
+    """Return a suitable number of processes for this machine; half of the cores are left to the broker."""
     cores = len(os.sched_getaffinity(0))
     if pattern == "pairs":
         most, copies = max(publishers, 1), subscribers / max(1, publishers)
@@ -172,7 +172,7 @@ def enough_processes(pattern: Pattern, publishers: int, subscribers: int, rate: 
 
 
 def allow_descriptors(connections: int) -> None:
-    """Raise our limit of descriptors so that one process can have *connections*: BadPlan if that is not allowed."""
+    """Raise the descriptor limit so that one process can have *connections*. Raises BadPlan if it is not allowed."""
     wanted = connections + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -180,7 +180,7 @@ def allow_descriptors(connections: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         processes = -(-connections // max(1, hard - SPARE_DESCRIPTORS))
         raise BadPlan(
-            f"{connections} connections in one process need {wanted} descriptors, and {hard} are allowed: "
+            f"{connections} connections in one process need {wanted} descriptors, but only {hard} are allowed: "
             f"use --processes {processes} or more, or raise the limit (ulimit -n)."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,8 +1,9 @@
-# One process of a load: it connects its clients, waits for the common start, publishes, lets the rest arrive, and
-# hands its result over. The conductor (conductor.py) is at the other end of the pipe; if it is gone, so are we.
+# One process of a load: it connects its clients, waits for the common start, publishes, receives the remaining
+# messages, and sends its result to the conductor (conductor.py) through a pipe. It ends when the conductor closes the
+# pipe.
 #
-#   we say    ("connected", how many)... or ("failed", sentence), ("progress", Progress)..., ("result", Result)
-#   it says   ("start", at what time in us), ("stop", None) to publish no more, ("finish", None) for the result
+#   to the conductor     ("connected", count)... or ("failed", sentence), ("progress", Progress)..., ("result", Result)
+#   from the conductor   ("start", time in us), ("stop", None): stop publishing, ("finish", None): send the result
 import gc
 import signal
 import time
@@ -21,33 +22,33 @@ from cli.load.plan import KEEP_ALIVE, Part
 from cli.load.publisher import Publisher
 from cli.load.subscriber import Subscriber
 
-TICK: Final = 50_000  # us between two looks at the pipe
-HURRY: Final = 1_000  # us between two looks at what is to be connected
-PATIENCE: Final = 10.0  # seconds for a connection to be up
-PINGS: Final = 3  # within a keep alive
+TICK: Final = 50_000  # us between two checks of the pipe
+CONNECT_TICK: Final = 1_000  # us between two checks for clients to connect
+TIMEOUT: Final = 10.0  # seconds for a connection to be established
+PINGS: Final = 3  # per keep alive interval
 
 
 @dataclass
 class Progress:
-    """How far one process is."""
+    """The progress of one process."""
 
-    done: bool  # it publishes no more
+    done: bool  # publishing has ended
     up: int
     sent: int
-    expected: int  # deliveries of that, in all processes
-    received: int  # deliveries here, none twice
+    expected: int  # deliveries of the sent messages, in all processes
+    received: int  # deliveries in this process, without duplicates
 
 
 @dataclass
 class Result:
-    """What one process saw; times in us from the start unless the name says otherwise."""
+    """The result of one process; times in us from the start unless noted otherwise."""
 
     connecting: float = 0.0  # seconds until all clients were up
-    seconds: float = 0.0  # it published
+    seconds: float = 0.0  # of publishing
     sent: int = 0
-    overdue: int = 0  # messages whose time came and that were not sent
-    held_back: int = 0  # messages that were sent late because the broker was not ready for them
-    expected: int = 0  # deliveries of what was sent, in all processes
+    overdue: int = 0  # messages that were due but not sent
+    delayed: int = 0  # messages that were sent late because the broker was not ready for them
+    expected: int = 0  # deliveries of the sent messages, in all processes
     received: int = 0
     duplicates: int = 0
     disordered: int = 0
@@ -62,11 +63,11 @@ class Result:
     missing: int = 0  # clients without a connection at the end
     bytes_sent: int = 0
     bytes_received: int = 0
-    latest: int = 0  # when the last message came
+    latest: int = 0  # time of the last received message
     cpu: float = 0.0  # seconds, from the start to the result
-    busy: float = 0.0  # share of a core that it used while it published
-    waiting: float = 0.0  # share of that time in which it waited for a core
-    why: str = ""  # of the latest loss
+    busy: float = 0.0  # share of a core that was used while publishing
+    waiting: float = 0.0  # share of that time in which the process waited for a core
+    why: str = ""  # the cause of the first loss
     connect_times: list[int] = field(default_factory=list)
     latencies: Histogram = field(default_factory=Histogram)
     lateness: Histogram = field(default_factory=Histogram)
@@ -78,7 +79,7 @@ class Process:
         self._part = part
         self._endpoint = endpoint
         self._pipe = pipe
-        self._network = Network(endpoint.dial, PATIENCE)
+        self._network = Network(endpoint.dial, TIMEOUT)
         self._latencies = Histogram()
         self._windows = Windows(plan.publishers)
         self._subscribers = [self._subscriber(number) for number in part.subscribers]
@@ -95,22 +96,22 @@ class Process:
         self._quota = sum(one.quota for one in self._publishers) if self._publishers else -1  # negative: no end
         self._result = Result()
         self._started = 0  # us
-        self._cpu = 0.0  # seconds used at the start
-        self._waited = 0.0  # seconds that we had waited for a core at the start
-        self._pinging = 0  # since when (us)
-        self._pings = 0  # that were sent
+        self._cpu = 0.0  # CPU seconds at the start
+        self._waited = 0.0  # seconds of waiting for a core, at the start
+        self._pinging = 0  # start of the pings (us)
+        self._pings = 0  # number of pings sent
 
     def run(self) -> None:
         if self._connect():
             self._work()
 
     def _connect(self) -> bool:
-        """Bring all clients up; whether that was done."""
+        """Connect all clients; return whether all are up."""
         plan = self._part.plan
         network = self._network
         total = len(self._clients)
         rate = plan.connect_rate * total / (plan.publishers + plan.subscribers) / 1_000_000
-        began = told = now_us()
+        began = reported = now_us()
         begun = 0
         while network.up < total:
             now = now_us()
@@ -118,20 +119,20 @@ class Process:
             while begun < due and network.connecting() < AT_ONCE:
                 network.start(self._clients[begun], now)
                 begun += 1
-            self._loop.work(now + HURRY)
-            network.look_after(now_us())
+            self._loop.work(now + CONNECT_TICK)
+            network.maintain(now_us())
             if network.failure is not None:
                 self._pipe.send(("failed", self._endpoint.explain(network.failure)))
                 return False
-            if now - told >= TICK:
-                told = now
+            if now - reported >= TICK:
+                reported = now
                 self._pipe.send(("connected", network.up))
         self._result.connecting = (now_us() - began) / 1_000_000
         self._pipe.send(("connected", network.up))
         return True
 
     def _work(self) -> None:
-        """From the last CONNACK to the result."""
+        """Run from the last CONNACK to the result."""
         plan = self._part.plan
         self._network.forgiving = True
         starts = 0
@@ -144,11 +145,11 @@ class Process:
                 self._started = starts
                 self._cpu = time.process_time()
                 self._waited = _waited()
-                phase = self._part.process / plan.rate if plan.rate else 0.0  # seconds: processes take turns, too
+                phase = self._part.process / plan.rate if plan.rate else 0.0  # seconds: processes send in turn
                 self._pace.start(starts + int(phase * 1_000_000))
-            self._network.look_after(now)
+            self._network.maintain(now)
             self._ping(now)
-            self._pace.look_after(now)
+            self._pace.maintain(now)
             if self._started and not self._pace.stopped and self._ended(now):
                 self._stop(now)
             self._pipe.send(("progress", self._progress()))
@@ -178,23 +179,23 @@ class Process:
         return self._quota >= 0 and self._pace.sent == self._quota
 
     def _stop(self, now: int) -> None:
-        """Publish no more; what is under way may still arrive."""
+        """Stop publishing; messages in flight may still arrive."""
         if self._result.seconds:
             return
         result, pace, rate = self._result, self._pace, self._part.rate()
         if isinstance(pace, OpenPace):
-            pace.pump(now)  # what became due since the loop last looked
+            pace.pump(now)  # messages that became due since the last turn
             result.overdue = pace.overdue()
         pace.stop()
         elapsed = max(now - self._started, 1) / 1_000_000 if self._started else 1e-6
         result.busy = (time.process_time() - self._cpu) / elapsed
         result.waiting = (_waited() - self._waited) / elapsed
         result.seconds = elapsed
-        if pace.sent == self._quota:  # it was done before we looked; with a rate, when its next message would be due
+        if pace.sent == self._quota:  # publishing ended before this check; with a rate, at the time of the next message
             result.seconds = max((pace.latest - self._started) / 1_000_000, pace.sent / rate if rate else 1e-6)
 
     def _ping(self, now: int) -> None:
-        """Keep every connection alive, a few of them at a time."""
+        """Send PINGREQ for all connections, spread over the keep alive interval."""
         keep_alive = self._clients[0].keep_alive
         if not keep_alive:
             return
@@ -233,7 +234,7 @@ class Process:
         result.bytes_received = self._network.bytes_received
         result.latencies = self._latencies
         if isinstance(self._pace, OpenPace):
-            result.held_back = self._pace.held_back
+            result.delayed = self._pace.delayed
             result.lateness = self._pace.lateness
         elif isinstance(self._pace, ClosedPace):
             result.stalls = self._pace.stalls
@@ -274,16 +275,16 @@ class Process:
 
 
 def run_process(part: Part, endpoint: Endpoint, pipe: Pipe, inherited: list[Pipe]) -> None:
-    """The whole life of one process; it ends without a word when the conductor is gone.
+    """Run one process; it ends silently when the conductor is gone.
 
-    *inherited*: the conductor's ends of pipes, which we have copies of. With them open it would never be gone.
+    *inherited*: copies of the conductor's ends of pipes. They must be closed, or the process never notices its end.
     """
     for other in inherited:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as well, and the conductor decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the conductor handles it
     _wait_exactly()
     gc.freeze()
-    gc.disable()  # a collection would be a pause that the broker is blamed for; we make no cycles
+    gc.disable()  # a collection would add to the measured latencies; there are no cycles to collect
     try:
         Process(part, endpoint, pipe).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -291,7 +292,7 @@ def run_process(part: Part, endpoint: Endpoint, pipe: Pipe, inherited: list[Pipe
 
 
 def _waited() -> float:
-    """Seconds that this process could have run and another one did; 0 where the kernel does not tell."""
+    """Return the seconds in which this process was runnable but not running; 0 if the kernel does not report them."""
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -299,7 +300,7 @@ def _waited() -> float:
 
 
 def _wait_exactly() -> None:
-    """Have select() wake us within a microsecond of the time, not within 50, where the kernel lets us."""
+    """Reduce the timer slack of select() from 50 us to a minimum, if the kernel permits it."""
     try:
         Path("/proc/self/timerslack_ns").write_text("1")
     except OSError:

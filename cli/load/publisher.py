@@ -1,4 +1,4 @@
-# A publisher: writes stamped messages as fast as its window, its quota and the broker's receive maximum let it.
+# A publisher: writes stamped messages as fast as its window, its quota and the receive maximum of the broker allow.
 from typing import Final, cast
 
 from broker.mqtt.encode import encode
@@ -8,15 +8,15 @@ from broker.mqtt.properties import RECEIVE_MAXIMUM
 from cli.load.client import STAMP, UP, WRAP, Client
 
 PACKET_IDS: Final = 65_535
-UNACKNOWLEDGED: Final = 32_767  # at most, so that the id of a message is free long before it is used again
-TWO: Final = [number.to_bytes(2, "big") for number in range(1 << 16)]  # looked up, as making them costs more
+UNACKNOWLEDGED: Final = 32_767  # at most, so that a packet id is free long before it is used again
+TWO: Final = [number.to_bytes(2, "big") for number in range(1 << 16)]  # a table: conversion would cost more
 
 
 class Publisher(Client):
     """Publishes stamped messages to one topic.
 
-    *filler* is the payload behind its stamp. *readers* get each message; *copies* is how many of these deliveries its
-    window waits for, 0 has it wait for acknowledgements.
+    *filler* is the payload after the stamp. *readers* subscribers receive each message. The window waits for *copies*
+    of these deliveries, or for acknowledgements if *copies* is 0.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Publisher(Client):
         self.copies = copies
         self.limit = window * max(1, copies)
         self.sent = 0
-        self.quota = -1  # messages to send in all, -1: no end
-        self.outstanding = 0  # deliveries, or acknowledgements, that the window waits for
+        self.quota = -1  # messages to send in total, -1: no limit
+        self.outstanding = 0  # deliveries or acknowledgements that the window waits for
         self.unacknowledged = 0
-        self.refused = 0  # acknowledgements that said no
-        self.refusal = 0  # the last code of them
-        self.progressed = 0  # when the window last moved (us)
-        self.due = 0  # messages whose time has come (open loop)
-        self.turn = 0  # its place among the publishers of its process
-        self.held = False  # a message whose time has come waits for the broker
-        self.queued = False  # will be asked soon what it has to send
+        self.refused = 0  # acknowledgements with an error code
+        self.refusal = 0  # the last of these codes
+        self.progressed = 0  # time of the last progress of the window (us)
+        self.due = 0  # messages that are due (open loop)
+        self.turn = 0  # its position among the publishers of its process
+        self.waits = False  # true: a due message waits for the broker
+        self.queued = False  # true: in the list of publishers to check
         self.most_unacknowledged = UNACKNOWLEDGED
         head = encode_binary(topic)
         section = b"\0" if self.version == V5 else b""
@@ -65,11 +65,11 @@ class Publisher(Client):
 
     def lost(self) -> None:
         super().lost()
-        self.outstanding = 0  # what was under way may be lost
+        self.outstanding = 0  # messages in flight may be lost
         self.unacknowledged = 0
 
     def room(self) -> int:
-        """How many messages may be sent now, as far as quota, window and the broker's receive maximum are concerned."""
+        """Return how many messages quota, window and the receive maximum of the broker allow now."""
         if self.state != UP:
             return 0
         room = 1 << 30 if self.quota < 0 else self.quota - self.sent
@@ -80,11 +80,11 @@ class Publisher(Client):
         return room
 
     def publish(self, count: int, intended: int) -> None:
-        """Publish *count* messages that were to be sent at *intended* (us)."""
+        """Publish *count* messages with the intended send time *intended* (us)."""
         out = self.out
         first = self.sent
         last = first + count
-        # What lies between the numbers of one message and those of the next is the same for all up to a carry.
+        # Up to a carry, the bytes between the numbers of one message and those of the next are equal.
         tail = (intended & WRAP).to_bytes(4, "big") + self._filler
         link = tail + self._head
         lead = self._head
@@ -115,12 +115,12 @@ class Publisher(Client):
         self.outstanding += count * max(1, self.copies)
 
     def delivered(self, count: int, now: int) -> None:
-        """Deliveries of its messages were seen."""
-        self.outstanding = max(0, self.outstanding - count)  # those that were written off may come after all
+        """Count deliveries of messages."""
+        self.outstanding = max(0, self.outstanding - count)  # messages that were written off may still arrive
         self.progressed = now
 
     def write_off(self) -> None:
-        """What is under way will not come."""
+        """Regard all messages in flight as lost."""
         self.outstanding = 0
 
     def take_run(self, data: bytes, position: int, end: int, now: int) -> int:

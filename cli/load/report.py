@@ -1,4 +1,4 @@
-# What a load has shown: the results of its processes as one, as JSON, and as sentences where a figure alone misleads.
+# The summary of a load: the combined results of all processes, as JSON, with notes where figures alone would mislead.
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,38 +10,38 @@ from cli.load.process import Result
 from cli.reason_words import in_words
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
-BUSY: Final = 0.9  # share of a core from which on a process is likely to be the bottleneck
-WAITING: Final = 0.1  # share of the time in which a process could run and got no core
-LATE: Final = 1000  # us: the intended times were missed if one in a hundred messages left later than that
+BUSY: Final = 0.9  # share of a core from which on a process is probably the bottleneck
+WAITING: Final = 0.1  # share of the time that a process waits for a core, from which on the machine is too busy
+LATE: Final = 1000  # us: the load generator is too slow if 1 % of the messages leave later than that
 
 
 @dataclass
 class Summary:
-    """All processes together; times in us unless the name says otherwise."""
+    """The combined results of all processes; times in us unless noted otherwise."""
 
     seconds: float  # of publishing
     sent: int
     expected: int  # deliveries
-    received: int  # deliveries, duplicates included
+    received: int  # deliveries, including duplicates
     lost: int
     duplicates: int
     disordered: int
     sent_per_s: float
     received_per_s: float
     connected: int
-    connecting: float  # seconds until all were there
+    connecting: float  # seconds until all were up
     connections_lost: int
     connections_missing: int  # at the end
     reconnects: int
-    cpu_us_per_message: float  # of the load generator: per delivery, or per message where nothing is delivered
+    cpu_us_per_message: float  # of the load generator: per delivery, or per message if nothing is delivered
     busiest: float  # share of a core that the busiest process used
-    waiting: float  # share of the time that the process with most of it waited for a core
+    waiting: float  # share of the time that a process waited for a core (the maximum of all)
     latencies: Histogram
     connect_times: Histogram
     lateness: Histogram
     interrupted: bool
     gone: bool
-    notes: list[str] = field(default_factory=list)  # what one has to know to read the figures
+    notes: list[str] = field(default_factory=list)  # explanations of the figures
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -77,13 +77,13 @@ class Summary:
 
 
 def quantiles(histogram: Histogram) -> dict[str, float]:
-    """Of what *histogram* counts: the usual ones, the mean and the maximum."""
+    """Return the usual quantiles, the mean and the maximum of *histogram*."""
     found: dict[str, float] = {name: histogram.quantile(share) for name, share in QUANTILES.items()}
     return {**found, "max": histogram.greatest, "mean": round(histogram.mean(), 1)}
 
 
 def summarise(plan: Plan, observed: Observed) -> Summary:
-    """The results of all processes as one."""
+    """Combine the results of all processes."""
     results = observed.processes
     latencies, lateness, connect_times = Histogram(), Histogram(), Histogram()
     for one in results:
@@ -126,41 +126,41 @@ def summarise(plan: Plan, observed: Observed) -> Summary:
 
 
 def _of_the_generator(plan: Plan, summary: Summary) -> list[str]:
-    """Whether it was this program that set the figures."""
+    """Return notes about limits of the load generator."""
     notes = []
     late = summary.lateness.quantile(0.99)
     if summary.busiest >= BUSY:
         notes.append(
-            f"This load generator was the bottleneck: a process of it used {summary.busiest:.0%} of a core. "
-            f"The broker may do more; try more than --processes {plan.processes}, or another machine."
+            f"The load generator was the bottleneck: one of its processes used {summary.busiest:.0%} of a core. "
+            f"The broker may be faster: use more than --processes {plan.processes}, or another machine."
         )
     elif summary.waiting >= WAITING:
         notes.append(
-            f"This machine is too busy to measure on: a process of the load generator waited {summary.waiting:.0%} "
-            "of the time for a core. End what else runs on it, or use another one."
+            f"This machine is too busy for measurements: a process of the load generator waited {summary.waiting:.0%} "
+            "of the time for a core. Stop other programs, or use another machine."
         )
     elif late > LATE:
         notes.append(
-            f"This load generator was the bottleneck: one message in a hundred left {late / 1000:.1f} ms late or "
-            "later, and not because of the broker. Latencies include that; try a lower --rate, or more --processes."
+            f"The load generator was the bottleneck: 1 % of the messages left {late / 1000:.1f} ms late or later, and "
+            "not because of the broker. Latencies include this delay: use a lower --rate, or more --processes."
         )
     return notes
 
 
 def _of_the_broker(plan: Plan, summary: Summary, results: list[Result]) -> list[str]:
-    """What the broker did that the figures do not explain by themselves."""
+    """Return notes about the broker that the figures do not show."""
     notes = []
-    overdue, held = sum(one.overdue for one in results), sum(one.held_back for one in results)
-    if overdue or held > summary.sent / 100:
+    overdue, waits = sum(one.overdue for one in results), sum(one.delayed for one in results)
+    if overdue or waits > summary.sent / 100:
         notes.append(
-            f"The broker did not keep up with --rate {plan.rate:.12g}: {held} messages left late because it was not "
+            f"The broker did not keep up with --rate {plan.rate:.12g}: {waits} messages left late because it was not "
             f"ready for them, and {overdue} did not leave at all."
         )
     stalls = sum(one.stalls for one in results)
     if stalls:
         notes.append(
-            f"A window stood still for {STALLED / 1_000_000:g} s, {stalls} times in all: what it waited for counts "
-            "as lost if it did not come."
+            f"Windows made no progress for {STALLED / 1_000_000:g} s, {stalls} times in total: messages in flight "
+            "count as lost if they did not arrive later."
         )
     refused = [one for one in results if one.refused]
     if refused:
@@ -168,12 +168,12 @@ def _of_the_broker(plan: Plan, summary: Summary, results: list[Result]) -> list[
         notes.append(f"The broker refused {count} messages: {in_words('PUBACK', code)}")
     foreign = sum(one.foreign for one in results)
     if foreign:
-        notes.append(f"{foreign} messages of somebody else came on these topics; they are not counted.")
+        notes.append(f"{foreign} messages of other publishers arrived on these topics; they are not counted.")
     lost = [one for one in results if one.lost]
     if lost:
         first = min(lost, key=lambda one: one.first_lost)
         notes.append(
             f"{summary.connections_lost} connections were lost, the first after {first.first_lost / 1_000_000:.1f} s; "
-            f"{summary.reconnects} came back, {summary.connections_missing} were missing at the end: {first.why}"
+            f"{summary.reconnects} were reconnected, {summary.connections_missing} were missing at the end: {first.why}"
         )
     return notes

@@ -1,4 +1,4 @@
-# A subscriber: acknowledges what comes, measures how long it took, and notices what is missing or came twice.
+# A subscriber: acknowledges messages, measures their latency, and detects missing and duplicate messages.
 from typing import Final, Protocol
 
 from broker.mqtt.encode import encode
@@ -21,22 +21,22 @@ from broker.mqtt.packets import (
 from cli.load.client import STAMP, SUBSCRIBING, UP, WRAP, Client, Refused
 from cli.load.histogram import Histogram
 
-SUBSCRIPTION: Final = 1  # the packet id of our only SUBSCRIBE
-MISSING: Final = 100_000  # numbers that were jumped over and are remembered; what comes later still counts as twice
+SUBSCRIPTION: Final = 1  # the packet id of the only SUBSCRIBE
+MISSING: Final = 100_000  # skipped numbers that are remembered; later ones, if they arrive, count as duplicates
 
 
 class Deliveries(Protocol):
-    """Told what subscribers see."""
+    """Receives the deliveries of subscribers."""
 
     def delivered(self, publisher: int, count: int, now: int) -> None:
         """*count* messages of *publisher* (its number in the whole load) arrived at *now* (us)."""
 
     def duplicated(self) -> None:
-        """One of them had come before."""
+        """One of these messages is a duplicate."""
 
 
 class Subscriber(Client):
-    """Subscribes to one filter, acknowledges, and measures what comes."""
+    """Subscribes to one filter; acknowledges and measures messages."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class Subscriber(Client):
         self.filter = filter
         self.qos = qos
         self.disordered = 0
-        self.foreign = 0  # messages of others, or of another run
-        self.latest = 0  # when the last message came (us)
+        self.foreign = 0  # messages of other programs or another run
+        self.latest = 0  # time of the last message (us)
         self._run = run
         self._latencies = latencies
         self._deliveries = deliveries
-        self._next: dict[int, int] = {}  # by publisher: the sequence number that should come
-        self._missing: set[tuple[int, int]] = set()  # (publisher, sequence) that were jumped over
+        self._next: dict[int, int] = {}  # by publisher: the expected sequence number
+        self._missing: set[tuple[int, int]] = set()  # skipped (publisher, sequence)
 
     def established(self, answer: ConnAck) -> None:
         self.state = SUBSCRIBING
         self.out.append(encode(Subscribe(SUBSCRIPTION, [Wanted(self.filter, self.qos)]), self.version))
 
     def take_run(self, data: bytes, position: int, end: int, now: int) -> int:
-        """PUBLISH without properties, and PUBREL."""
+        """Process PUBLISH without properties, and PUBREL."""
         five = self.version == V5
         run = self._run
         acknowledged: list[bytes] = []
@@ -72,7 +72,7 @@ class Subscriber(Client):
         expected = 0
         time = -1
         count = 0  # messages of *publisher* with *time*
-        stamp = b""  # the first ten bytes of theirs: run, publisher, and what of their number seldom changes
+        stamp = b""  # the first ten bytes of their stamp: run, publisher, and the upper half of the sequence number
         when = b""
         level = 0
         high = 0
@@ -114,12 +114,12 @@ class Subscriber(Client):
                 when = data[at + 12 : at + 16]
                 time = when[0] << 24 | when[1] << 16 | when[2] << 8 | when[3]
                 high = stamp[8] << 24 | stamp[9] << 16
-                who = stamp[4] << 24 | stamp[5] << 16 | stamp[6] << 8 | stamp[7]
-                if who != publisher:
+                sender = stamp[4] << 24 | stamp[5] << 16 | stamp[6] << 8 | stamp[7]
+                if sender != publisher:
                     if publisher >= 0:
                         self._next[publisher] = expected
-                    publisher = who
-                    expected = self._next.get(who, 0)
+                    publisher = sender
+                    expected = self._next.get(sender, 0)
             position = stop
             if qos:
                 acknowledged.append(data[identifier : identifier + 2])
@@ -149,7 +149,7 @@ class Subscriber(Client):
             self.out.append(encode(Ack(PUBCOMP, packet.packet_id), self.version))
 
     def _take_publish(self, packet: Publish, now: int) -> None:
-        """A message with properties, or one that is not ours."""
+        """Process a message with properties or of another program."""
         if packet.qos:
             self.out.append(encode(Ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id), self.version))
         payload = packet.payload
@@ -166,16 +166,16 @@ class Subscriber(Client):
         self._measured(publisher, 1, int.from_bytes(payload[12:16], "big"), now)
 
     def _measured(self, publisher: int, count: int, time: int, now: int) -> None:
-        """*count* messages that were to be sent at *time* (us modulo 2**32) arrived."""
+        """Count *count* messages with the intended send time *time* (us modulo 2**32)."""
         latency = now - time & WRAP
         if latency > WRAP >> 1:
-            latency = 0  # intended for a moment that is still to come: we are early
+            latency = 0  # the intended time is in the future: the message is early
         self._latencies.add(latency, count)
         self.latest = now
         self._deliveries.delivered(publisher, count, now)
 
     def _irregular(self, publisher: int, sequence: int, expected: int) -> int:
-        """A message out of its turn: what should come next."""
+        """Handle an unexpected sequence number; return the next expected one."""
         ahead = sequence - expected & WRAP
         if ahead <= WRAP >> 1:
             for missing in range(expected, expected + min(ahead, MISSING - len(self._missing))):

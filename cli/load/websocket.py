@@ -1,4 +1,4 @@
-# MQTT over WebSocket: a binary frame for what one send takes, on TCP or TLS.
+# MQTT over WebSocket, on TCP or TLS: one binary frame per send.
 from typing import Final
 
 from wsproto import ConnectionType, WSConnection
@@ -17,26 +17,26 @@ from wsproto.utilities import RemoteProtocolError
 
 from cli.load.channel import AT_ONCE, Channel, Hangup
 
-READ: Final = 16 * 1024  # bytes of an answer to our request
+READ: Final = 16 * 1024  # bytes of the HTTP response per read
 
 
 class NoWebSocket(Hangup):
-    """Who answers does not speak WebSocket here; the text says what came instead."""
+    """The server does not support WebSocket at this URL; the text says what it sent instead."""
 
 
 class WebSocketChannel(Channel):
-    """*carrier* leads to *host* (as in a URL), *path* is that of the URL."""
+    """*carrier* is connected to *host* (as in a URL), *path* is the path of the URL."""
 
     def __init__(self, carrier: Channel, host: str, path: str) -> None:
         super().__init__(carrier.sock)
         self._carrier = carrier
         self._connection = WSConnection(ConnectionType.CLIENT)
         self._frames = self._connection.send(Request(host=host, target=path, subprotocols=["mqtt"]))
-        self._ready = False  # the carrier is
+        self._ready = False  # the handshake of the carrier is complete
 
-    def shake(self) -> bool:
+    def handshake(self) -> bool:
         if not self._ready:
-            if not self._carrier.shake():
+            if not self._carrier.handshake():
                 return False
             self._ready = True
         self.flush()
@@ -47,7 +47,7 @@ class WebSocketChannel(Channel):
                 return False
             for event in events:
                 if isinstance(event, AcceptConnection):
-                    return True  # no more is behind it: the broker does not speak first
+                    return True  # no data follows: in MQTT the client sends first
                 if isinstance(event, (RejectConnection, RejectData)):
                     status = f"HTTP status {event.status_code}" if isinstance(event, RejectConnection) else "a page"
                     raise NoWebSocket(status)

@@ -16,7 +16,7 @@ from tests.cli.running import weir
         (["--rate", "1", "--window", "1"], "either --rate (open loop) or --window"),
         (["--version", "6"], "--version 6 is not valid: it must be 3.1, 3.1.1 or 5."),
         (["--payload", "3"], "--payload 3 is too small"),
-        (["--topic", "all"], "pairs need %i"),
+        (["--topic", "all"], "needs %i for pairs"),
         (["h:x"], "h:x is not an address: it must be HOST or HOST:PORT"),
         (["--cafile", "/no/such"], "cannot read --cafile /no/such: No such file or directory."),
     ],

@@ -28,7 +28,7 @@ class Load:
     def __init__(self, broker: Broker, pairs: int, window: int, qos: int, **connect: Any) -> None:
         self.broker = broker
         self.theirs: list[socket.socket] = []
-        self.network = Network(self._dial, patience=5)
+        self.network = Network(self._dial, timeout=5)
         self.windows = Windows(pairs)
         self.latencies = Histogram()
         self.subscribers = [self._subscriber(number, qos, connect) for number in range(pairs)]
@@ -156,11 +156,11 @@ def test_a_window_that_stands_still_is_written_off(load: Callable[..., Load]) ->
     pace = ClosedPace(one.network, one.publishers)
     pace.start(BEGAN)
     one.settle(pace)
-    pace.look_after(BEGAN + STALLED)
+    pace.maintain(BEGAN + STALLED)
     one.settle(pace, BEGAN + STALLED)
     assert (5, 0) == (pace.sent, pace.stalls)
 
-    pace.look_after(BEGAN + 2 * STALLED)
+    pace.maintain(BEGAN + 2 * STALLED)
     one.settle(pace, BEGAN + 2 * STALLED)
 
     assert (10, 1) == (pace.sent, pace.stalls)
@@ -206,10 +206,10 @@ def test_what_the_broker_holds_back_is_not_our_lateness(load: Callable[..., Load
     pace.start(BEGAN)
 
     pace.pump(BEGAN + 4000)  # five are due, and two may be under way
-    assert (2, 3, 0) == (pace.sent, pace.overdue(), pace.held_back)
+    assert (2, 3, 0) == (pace.sent, pace.overdue(), pace.delayed)
     one.settle(pace, BEGAN + 4000)
 
-    assert (5, 0, 3) == (pace.sent, pace.overdue(), pace.held_back)
+    assert (5, 0, 3) == (pace.sent, pace.overdue(), pace.delayed)
     assert 2 == pace.lateness.count
 
 
@@ -247,7 +247,7 @@ def test_a_lost_connection_is_made_again_and_counted(load: Callable[..., Load]) 
     assert (0, 2) == (one.network.up, outcome.lost)
     assert isinstance(outcome.why, Hangup)
 
-    one.network.look_after(now_us() + 60_000_000)
+    one.network.maintain(now_us() + 60_000_000)
     one.settle()
 
     assert (2, 2, 0) == (one.network.up, outcome.reconnects, outcome.failures)
@@ -263,14 +263,14 @@ def test_a_broker_that_does_not_answer_is_given_up(brokers: Callable[..., Broker
     """A port on which something else listens would be waited for without end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    network = Network(lambda: Channel(ours), patience=5)
+    network = Network(lambda: Channel(ours), timeout=5)
     began = now_us()
     network.start(Publisher(Connect(V5, "p"), 0, b"b", 1, b"", RUN, 1, 1, 1), began)
     network.turn(0.0)
-    network.look_after(began + 4_000_000)
+    network.maintain(began + 4_000_000)
     assert network.failure is None
 
-    network.look_after(began + 6_000_000)
+    network.maintain(began + 6_000_000)
 
     assert isinstance(network.failure, TimeoutError)
     network.close()

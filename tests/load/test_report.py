@@ -63,20 +63,20 @@ def late(us: int) -> Histogram:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"busy": 0.95}, "was the bottleneck: a process of it used 95% of a core"),
-        ({"lateness": late(1500)}, "was the bottleneck: one message in a hundred left 1.5 ms late"),
+        ({"busy": 0.95}, "was the bottleneck: one of its processes used 95% of a core"),
+        ({"lateness": late(1500)}, "was the bottleneck: 1 % of the messages left 1.5 ms late"),
         (
             {"waiting": 0.2, "lateness": late(9000)},
-            "too busy to measure on: a process of the load generator waited 20%",
+            "too busy for measurements: a process of the load generator waited 20%",
         ),
         ({"overdue": 7}, "did not keep up with --rate 100: 0 messages left late"),
-        ({"held_back": 70}, "70 messages left late because it was not ready"),
-        ({"stalls": 2}, "A window stood still for 2 s, 2 times"),
+        ({"delayed": 70}, "70 messages left late because it was not ready"),
+        ({"stalls": 2}, "Windows made no progress for 2 s, 2 times"),
         ({"refused": 3, "refusal": 0x97}, "refused 3 messages: 0x97, quota exceeded."),
-        ({"foreign": 5}, "5 messages of somebody else"),
+        ({"foreign": 5}, "5 messages of other publishers"),
         (
             {"lost": 4, "first_lost": 1_500_000, "missing": 4, "why": "h:1 closed the connection."},
-            "4 connections were lost, the first after 1.5 s; 0 came back, 4 were missing at the end: h:1 closed",
+            "4 connections were lost, the first after 1.5 s; 0 were reconnected, 4 were missing at the end: h:1 closed",
         ),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_a_figure_does_not_say_is_said_in_a_sentence(changes: dict[str, Any
 
 def test_nothing_is_said_when_nothing_was_wrong() -> None:
     """A warning that is always there is not read."""
-    assert [] == summary(result(), result(lateness=late(900), held_back=5)).notes
+    assert [] == summary(result(), result(lateness=late(900), delayed=5)).notes
 
 
 def test_a_load_that_was_ended_before_it_began_is_reported() -> None:

@@ -29,7 +29,7 @@ class Server:
         for one in (ours, self.socket):
             one.setblocking(False)
         self.websocket = WSConnection(ConnectionType.SERVER)
-        self.network = Network(lambda: WebSocketChannel(Channel(ours), "broker:8083", "/mqtt"), patience=5)
+        self.network = Network(lambda: WebSocketChannel(Channel(ours), "broker:8083", "/mqtt"), timeout=5)
         self.publisher = Publisher(Connect(V5, "p"), 0, TOPIC, 0, bytes(LONG), RUN, 1, 0, 0)
         self.network.start(self.publisher, now_us())
 
