@@ -134,7 +134,7 @@ def test_a_watched_node_may_go_away_and_come_back(start_weir: StartWeir) -> None
         weir.terminate()
         line_with(process, "is not running")
         start_weir({"node.workers": 2}, port=port)
-        line_with(process, "is back.")
+        line_with(process, "answers again.")
         line_with(process, "No overload")
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=PATIENCE)
