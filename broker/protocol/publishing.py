@@ -237,9 +237,9 @@ class Publishing:
                 self._answers.write(connection, encode_answer(connection, qos, identifier, SUCCESS), now)
                 return PUBLISH_COST
         if route.guarded and self._unauthorized(route, connection, 1, now):
-            # 3.x has no code for a refusal: the publish is acknowledged and the connection stays open, as 3.1.1
-            # [MQTT-3.3.5-2] allows and clients expect. A QoS 2 id is not remembered: the next publish with it is a new
-            # one [MQTT-4.3.3-9].
+            # 3.x has no code for a refusal: the publish is acknowledged and the connection stays open. Clients expect
+            # that, and 3.1.1 [MQTT-3.3.5-2] allows it. A QoS 2 id is not remembered: the next publish with that id is
+            # a new one [MQTT-4.3.3-9].
             if qos:
                 self._answers.write(connection, encode_answer(connection, qos, identifier, NOT_AUTHORIZED), now)
             return PUBLISH_COST

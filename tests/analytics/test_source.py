@@ -244,7 +244,7 @@ def test_reading_fails_when_redis_stays_away(
 ) -> None:
     """Spark would wait for ever, and could not be stopped."""
     monkeypatch.setattr("analytics.source.RETRY_FOR", 0.1)
-    monkeypatch.setattr("analytics.source.PAUSE", 0.01)
+    monkeypatch.setattr("analytics.source.RETRY_EVERY", 0.01)
     server = start_redis()
     log = Log(server)
     log.add("1-0")
