@@ -459,7 +459,7 @@ class Session:
                 self._unknown(out, PUBREL, packet_id)
             return False
         self._inflight_bytes -= message.size
-        if self._queue is not None:
+        if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
             self._queue.done(message)
         if code >= 0x80:
             del inflight[packet_id]

@@ -190,3 +190,18 @@ def test_a_stored_queue_hears_of_what_will_never_be_sent() -> None:
     assert [] == receiver.payloads()
     assert [] == queue.stored
     assert 1 == receiver.dropped(DropReason.EXPIRED)
+
+
+@interpreted_only
+def test_a_stored_queue_hears_once_of_a_message_that_its_client_has() -> None:
+    """A client that sends its PUBREC twice removes a message that is not its own, or ends the connection."""
+    queue, receiver = stored()
+    receiver.offer(message(b"a", 2), message(b"b", 2))
+    receiver.connect(V311)
+    queue.read_page()
+    receiver.session.pump(NOW)
+    for _ in range(2):
+        assert receiver.session.pubrec(1, 0, NOW)
+
+    assert [b"b"] == [each.payload for each in queue.stored]
+    assert receiver.session.pubcomp(1, NOW)
