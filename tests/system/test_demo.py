@@ -107,7 +107,7 @@ def demo(folder: Path, *arguments: str) -> "Iterator[tuple[subprocess.Popen[str]
     ) as process:
         said = Said(process)
         try:
-            said.wait("Open http://")
+            said.wait("Open the dashboard: ")
             (own,) = folder.glob("weir-demo-*")
             watch = Watch(own / "node")
             try:
@@ -138,7 +138,7 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         tempfile.TemporaryDirectory() as temporary,  # of a short name, as the path of a socket has to be
         demo(Path(temporary), "--seconds-per-part", str(PART)) as (process, said, watch),
     ):
-        url = said.wait("Open http://")[1].split("Open ")[1].split()[0]
+        url = said.wait("Open the dashboard: ")[1].split("dashboard: ")[1].split()[0]
         said.wait("The analysis runs.")
         page = look(url)
         hero = page.locator(".hero")
@@ -158,7 +158,7 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         explained = saw(page, "A storm of connects")
         assert "(connect)" in hero.inner_text(), hero.inner_text()
         page.screenshot(path=pictures / "demo-storm.png")
-        ended, _ = said.wait("That was all.")
+        ended, _ = said.wait("The demo is complete.")
         page.wait_for_function("document.querySelectorAll('details.episode.closed').length >= 2", timeout=60_000)
         storm = page.locator("details.episode.closed").first
         assert "connect" in storm.locator("summary .cause").inner_text()

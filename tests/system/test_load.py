@@ -227,7 +227,7 @@ def test_too_few_descriptors_are_told_before_anything_begins(port: int) -> None:
     options = ["--publishers", "100", "--messages", "100"]
     done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=WAIT, preexec_fn=limit)
     assert (2, "") == (done.returncode, done.stdout)
-    assert "need 232 descriptors, and 120 are allowed: use --processes 3 or more" in done.stderr
+    assert "need 232 descriptors, but only 120 are allowed: use --processes 3 or more" in done.stderr
 
     options += ["--processes", "3"]
     done = subprocess.run(command(port, *options), capture_output=True, text=True, timeout=WAIT, preexec_fn=limit)
