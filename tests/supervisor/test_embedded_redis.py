@@ -1,4 +1,4 @@
-# The embedded Redis as the supervisor runs it: real servers that die, hang, find no room and find old data.
+# The embedded Redis under the supervisor: real servers that die, hang, have a full disk or data of another version.
 import os
 import resource
 import select
@@ -112,8 +112,8 @@ def ended(pid: int) -> bool:
         return True
 
 
-async def test_it_serves_on_its_socket_alone_and_keeps_what_it_has(folder: Path, server: RedisServer) -> None:
-    """Others on the machine or the network could come in, or a restart of the node forget everything."""
+async def test_it_listens_on_its_socket_only_and_keeps_its_data(folder: Path, server: RedisServer) -> None:
+    """Other users or machines could connect, or a restart of the node would lose all data."""
     async with running(folder, server) as embedded:
         assert ask(embedded, "SET", "k", "v")
         assert {"port": "0"} == ask(embedded, "CONFIG", "GET", "port")
@@ -126,8 +126,8 @@ async def test_it_serves_on_its_socket_alone_and_keeps_what_it_has(folder: Path,
         assert "v" == ask(embedded, "GET", "k")
 
 
-async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: Path, server: RedisServer) -> None:
-    """After kill -9 of Redis the node would go on without it for ever, or with an empty one."""
+async def test_a_server_that_dies_is_started_again_with_its_data(folder: Path, server: RedisServer) -> None:
+    """After kill -9 of Redis the node would continue without Redis for ever, or with an empty one."""
     log = Log()
     async with running(folder, server, log) as embedded:
         ask(embedded, "SET", "k", "v")
@@ -141,7 +141,7 @@ async def test_a_server_that_dies_is_started_again_with_all_that_it_had(folder: 
 
 
 async def test_a_start_lasts_until_the_data_is_loaded(folder: Path, server: RedisServer) -> None:
-    """The first clients after a restart of a large node would find a Redis that answers nothing but LOADING."""
+    """After a restart with much data, Redis would answer LOADING to the first clients."""
     folder.mkdir()
     records = (b"*3\r\n$3\r\nSET\r\n$6\r\n%06d\r\n$1\r\nx\r\n" % number for number in range(200_000))
     (folder / "appendonly.aof").write_bytes(b"".join(records))  # newer servers take it over into their folder
@@ -152,7 +152,7 @@ async def test_a_start_lasts_until_the_data_is_loaded(folder: Path, server: Redi
 async def test_a_server_that_hangs_is_replaced(
     folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Redis that is stuck would be waited for for ever."""
+    """The node would wait for ever for a Redis that does not answer."""
     monkeypatch.setattr(redis_process, "CHECK", 0.05)
     monkeypatch.setattr(redis_process, "HANG", 3)
     log = Log()
@@ -225,8 +225,8 @@ trio.run(main)
     os.close(pidfd)
 
 
-async def test_it_is_limited_in_memory_and_says_no(folder: Path, server: RedisServer) -> None:
-    """It would take the machine's memory, or throw sessions away to make room."""
+async def test_it_refuses_writes_beyond_its_memory(folder: Path, server: RedisServer) -> None:
+    """Redis would use up the memory of the machine, or evict sessions."""
     async with running(folder, server, memory=4 << 20) as embedded:
         with pytest.raises(redis.OutOfMemoryError):
             for number in range(100):
@@ -235,7 +235,7 @@ async def test_it_is_limited_in_memory_and_says_no(folder: Path, server: RedisSe
 
 
 async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: RedisServer) -> None:
-    """After a crash somebody would have to clear up."""
+    """After a crash an administrator would have to remove a file."""
     async with running(folder, newest) as embedded:
         os.kill(pid(embedded), signal.SIGKILL)
         await until(lambda: embedded.deaths == 1)
@@ -245,8 +245,8 @@ async def test_a_left_over_socket_does_not_stop_a_start(folder: Path, newest: Re
         assert ask(embedded, "PING")
 
 
-async def test_what_was_cut_off_at_the_end_is_no_damage(folder: Path, server: RedisServer) -> None:
-    """A loss of power would cost the node a repair by hand."""
+async def test_a_file_that_is_cut_off_at_its_end_is_not_damaged(folder: Path, server: RedisServer) -> None:
+    """After a power failure an administrator would have to repair the file."""
     async with running(folder, server) as embedded:
         for number in range(10):
             ask(embedded, "SET", f"key{number}", "x" * 100)
@@ -257,8 +257,8 @@ async def test_what_was_cut_off_at_the_end_is_no_damage(folder: Path, server: Re
         assert 9 == ask(embedded, "DBSIZE")
 
 
-async def test_a_damaged_file_is_a_sentence_with_the_way_out(folder: Path, server: RedisServer) -> None:
-    """A node that does not start would not say why, or start with half of its data."""
+async def test_a_damaged_file_is_a_sentence_with_the_repair_command(folder: Path, server: RedisServer) -> None:
+    """A node would refuse to start without a reason, or start with half of its data."""
     async with running(folder, server) as embedded:
         for number in range(10):
             ask(embedded, "SET", f"key{number}", "x" * 100)
@@ -279,7 +279,7 @@ async def test_a_damaged_file_is_a_sentence_with_the_way_out(folder: Path, serve
 
 
 async def test_data_of_a_newer_server_is_a_sentence(folder: Path) -> None:
-    """Who goes back to an older Redis would see its log, or lose everything without a word."""
+    """After a downgrade of Redis the user would see a log of Redis, or all data be lost without a word."""
     if len(SERVERS) < 2:
         pytest.skip("there is one version of redis-server only")
     older, newer = SERVERS[-2], SERVERS[-1]
@@ -296,10 +296,10 @@ def is_rewriting(embedded: EmbeddedRedis) -> bool:
     return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
-async def test_a_full_disk_is_told_and_gets_better(
+async def test_a_full_disk_is_logged_until_there_is_room(
     folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis refuses writes until there is room: nobody would know why sessions are refused.
+    """Redis refuses writes until there is room, and no log line would say why sessions are refused.
 
     A limit on the size of files stands in for the disk: it fails as a full one does, and can be lifted.
     """

@@ -1,4 +1,4 @@
-# The folder of a node: who may have it, and what a death leaves in it.
+# The folder of a node: its locks, its owner, and what a killed supervisor leaves in it.
 import os
 import shutil
 import socket
@@ -21,14 +21,14 @@ def folder(tmp_path: Path) -> Iterator[NodeFolder]:
     taken.release()
 
 
-def test_it_is_for_its_owner_alone(folder: NodeFolder) -> None:
-    """Other users could read what is kept, or stop the node."""
+def test_the_folder_is_for_its_user_alone(folder: NodeFolder) -> None:
+    """Other users could read the data, or stop the node."""
     parts = [folder.path, folder.run, folder.log.parent, folder.path / "redis"]
 
     assert [0o700] * 4 == [part.stat().st_mode & 0o777 for part in parts]
 
 
-def test_a_second_start_is_told_who_has_it(folder: NodeFolder) -> None:
+def test_a_second_start_is_refused_and_names_the_process(folder: NodeFolder) -> None:
     """Two supervisors would share one folder."""
     with pytest.raises(FolderError) as refused:
         NodeFolder("one", str(folder.path)).take()
@@ -37,8 +37,8 @@ def test_a_second_start_is_told_who_has_it(folder: NodeFolder) -> None:
     assert os.getpid() == folder.running()
 
 
-def test_it_can_be_taken_again_when_it_was_given_back(folder: NodeFolder) -> None:
-    """A node could be started once."""
+def test_a_released_folder_can_be_taken_again(folder: NodeFolder) -> None:
+    """A node could be started only once."""
     folder.release()
     assert None is folder.running()
 
@@ -48,7 +48,7 @@ def test_it_can_be_taken_again_when_it_was_given_back(folder: NodeFolder) -> Non
 
 
 def test_another_nodes_folder_is_refused_and_stays_as_it_was(folder: NodeFolder) -> None:
-    """A misspelt folder would mix what two nodes keep."""
+    """A misspelt folder would mix the data of two nodes."""
     folder.release()
 
     with pytest.raises(FolderError, match="belongs to the node one"):
@@ -58,8 +58,8 @@ def test_another_nodes_folder_is_refused_and_stays_as_it_was(folder: NodeFolder)
     folder.take()
 
 
-def test_a_folder_with_other_things_in_it_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
-    """`node.folder = "/home/me"` would close a home to everybody else and fill it with our files."""
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    """`node.folder = "/home/me"` would change the mode of a home folder and fill it with files of Weir."""
     tmp_path.chmod(0o755)
     (tmp_path / "letters").mkdir()
 
@@ -80,7 +80,7 @@ def test_a_file_in_its_place_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_name_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    """The node would start and fail later, with the kernel's words."""
+    """The node would start, and fail later with an error of the kernel."""
     with pytest.raises(FolderError, match="is too long for the sockets in it"):
         NodeFolder("one", str(tmp_path / ("n" * 100))).take()
 
@@ -123,8 +123,8 @@ def test_processes_of_a_dead_supervisor_are_waited_for(folder: NodeFolder, monke
         folder.take()
 
 
-def test_where_folders_are_without_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of users would need root, or the commands look elsewhere than the nodes."""
+def test_the_default_place_of_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users would need root to start a node, or commands would not find the nodes."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert Path("/var/lib/weir") == base_folder()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -135,8 +135,8 @@ def test_where_folders_are_without_configuration(monkeypatch: pytest.MonkeyPatch
     assert Path("/home/me/.local/state/weir") == base_folder()
 
 
-def test_the_socket_of_another_node_in_its_place_stays(folder: NodeFolder) -> None:
-    """Whoever removed the folder of a node and started another would find that one deaf when the first has ended."""
+def test_the_socket_of_another_node_in_the_same_place_stays(folder: NodeFolder) -> None:
+    """The end of a node whose folder was removed would remove the socket of its successor there."""
     shutil.rmtree(folder.path)
     other = NodeFolder("one", str(folder.path))
     other.take()
@@ -150,7 +150,7 @@ def test_the_socket_of_another_node_in_its_place_stays(folder: NodeFolder) -> No
     folder.take()
 
 
-def test_a_command_is_told_how_to_name_it(tmp_path: Path) -> None:
+def test_the_options_name_the_node(tmp_path: Path) -> None:
     """The command that an error recommends would not find the node."""
     assert "--name one" == NodeFolder("one").options
     assert f"--folder '{tmp_path}/a node'" == NodeFolder("one", str(tmp_path / "a node")).options

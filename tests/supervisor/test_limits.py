@@ -1,4 +1,4 @@
-# The limits of single clients, as their supervisor keeps them.
+# The overrides of single clients, as the supervisor keeps them.
 import json
 from pathlib import Path
 
@@ -50,8 +50,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "limits"
 
 
-def test_a_limit_is_told_to_workers_that_are_and_to_those_that_come(path: Path) -> None:
-    """A client would be limited at some workers, or until its worker is replaced."""
+def test_an_override_is_sent_to_running_and_to_new_workers(path: Path) -> None:
+    """A client would be limited at some workers only, or until its worker is replaced."""
     life = Life(path)
     life.set("one", rate="10:1, 50:60")
     life.set("two", 5.0, rate="", exempt=True)
@@ -65,8 +65,8 @@ def test_a_limit_is_told_to_workers_that_are_and_to_those_that_come(path: Path) 
     assert life.told[0].limits == life.limits.holding()[1:]
 
 
-def test_the_log_says_who_did_what_to_whom_for_how_long_and_why(path: Path) -> None:
-    """Nobody could tell who had slowed a client down, and why."""
+def test_the_log_names_the_user_the_client_the_time_and_the_reason(path: Path) -> None:
+    """An operator could not find out which user had throttled a client, and why."""
     life = Life(path)
     life.set("one")
     life.set("one", 5.0, rate="", exempt=True)
@@ -86,8 +86,8 @@ def test_the_log_says_who_did_what_to_whom_for_how_long_and_why(path: Path) -> N
     assert ("limit_expired", {**exempted, "set_by": "jo (uid 7)"}) == ended
 
 
-def test_what_is_over_is_told_once_and_kept_nowhere(path: Path) -> None:
-    """Workers would keep what is left of limits for ever, and so would the file."""
+def test_an_override_that_has_ended_is_sent_once_and_stored_nowhere(path: Path) -> None:
+    """Workers and the file would keep ended overrides for ever."""
     life = Life(path)
     life.set("dropped")
     life.set("ended", 5.0)
@@ -100,8 +100,8 @@ def test_what_is_over_is_told_once_and_kept_nowhere(path: Path) -> None:
     assert ([], [], "") == (life.limits.listed(), life.limits.holding(), path.read_text())
 
 
-def test_limits_outlive_the_node(path: Path) -> None:
-    """Who was slowed down would be free after a restart, or for longer than somebody has said."""
+def test_overrides_outlive_the_node(path: Path) -> None:
+    """After a restart a throttled client would be free, or be throttled for longer than was asked."""
     before = Life(path)
     before.set("long", 60.0)
     before.set("short", 20.0)
@@ -116,15 +116,15 @@ def test_limits_outlive_the_node(path: Path) -> None:
     assert before.limits.listed()[-1]["reason"] == after.limits.listed()[0]["reason"]
 
 
-def test_a_wall_clock_that_was_set_back_lets_nothing_hold_for_longer(path: Path) -> None:
+def test_a_clock_that_was_set_back_prolongs_no_override(path: Path) -> None:
     """An exemption for an hour would hold for a day after a restart."""
     Life(path).set("one", 60.0)
 
     assert [("one", 60.0)] == Life(path, wall=NOON - 86_400.0).listed()
 
 
-def test_a_damaged_line_costs_its_limit_and_is_told(path: Path) -> None:
-    """A node could not start for it, or somebody would find out by the flood."""
+def test_a_damaged_line_is_skipped_and_logged(path: Path) -> None:
+    """A node could not start because of the line, or no log line would say that an override is missing."""
     life = Life(path)
     for name in ("first", "second", "third", "fourth"):
         life.set(name)
@@ -160,10 +160,10 @@ def test_a_damaged_line_costs_its_limit_and_is_told(path: Path) -> None:
         ("", True, float("nan"), "The limit of one must end within 30 days."),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
+def test_an_invalid_override_is_refused_and_changes_nothing(
     path: Path, rate: str, exempt: bool, seconds: float, sentence: str
 ) -> None:
-    """A client would be let go without a limit, or a limit that was right be lost."""
+    """A client would have no override, or a valid one be replaced by an invalid one."""
     life = Life(path)
     life.set("one")
     before = life.limits.listed(), path.read_text()
@@ -175,8 +175,8 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert 1 == len(life.told)
 
 
-def test_what_cannot_be_kept_is_refused_and_does_not_hold(path: Path) -> None:
-    """A limit would be forgotten by the next restart, and nobody know."""
+def test_an_override_that_cannot_be_stored_is_refused(path: Path) -> None:
+    """The next restart would lose the override without a word."""
     life = Life(path)
     life.set("one")
     path.with_suffix(".new").mkdir()
@@ -190,8 +190,8 @@ def test_what_cannot_be_kept_is_refused_and_does_not_hold(path: Path) -> None:
     assert [1, 0] == [len(told.limits) for told in life.told]
 
 
-async def test_an_end_is_told_when_it_comes(path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """The log would say that a limit has ended when somebody looks, or never; or the node watch it without a pause."""
+async def test_an_override_is_logged_when_it_expires(path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """The log would report the expiry late or never, or the supervisor check all the time."""
     began = trio.current_time()
     log = Lines()
     told: list[tuple[float, list[str]]] = []

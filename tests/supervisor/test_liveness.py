@@ -48,7 +48,7 @@ def test_a_stamp_ends_the_silence() -> None:
 
 @pytest.mark.parametrize("pause", [2.0, 3600.0])
 def test_time_in_which_the_supervisor_did_not_run_is_no_silence(pause: float) -> None:
-    """Ctrl-Z and fg would kill every worker, also those that need a moment to go on."""
+    """After Ctrl-Z and fg, workers that need a moment to continue would be killed."""
     before = [CHECK_INTERVAL * n for n in range(5)]
     after = [before[-1] + pause + CHECK_INTERVAL * n for n in range(5)]
 

@@ -1,4 +1,4 @@
-# What --redis URL may be, and what is said of a Redis that cannot be used.
+# The URL of --redis, and the sentences about a Redis that cannot be used.
 import socket
 import subprocess
 import time
@@ -65,7 +65,7 @@ def refusal(url: str) -> str:
         "redis+sentinel://a:x/service",
     ],
 )
-def test_what_is_no_address_is_told_how_one_is_written(url: str) -> None:
+def test_a_malformed_url_is_answered_with_the_valid_forms(url: str) -> None:
     """A typing error would be looked up, or end in a traceback."""
     with pytest.raises(RedisUnusable) as refused:
         check_url(url)
@@ -74,7 +74,7 @@ def test_what_is_no_address_is_told_how_one_is_written(url: str) -> None:
 
 
 def test_tls_is_refused_by_name() -> None:
-    """A rediss:// would be dialled in the clear, password and all."""
+    """A rediss:// URL would be used without TLS, and the password sent in the clear."""
     with pytest.raises(RedisUnusable) as refused:
         check_url("rediss://user:secret@host")
 
@@ -83,13 +83,13 @@ def test_tls_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://u:p@127.0.0.1/1", "unix://:p%20q@/tmp/x?db=2", "redis+sentinel://a,b:1/s/3"])
-def test_what_is_an_address_is_one(url: str) -> None:
-    """A form that the manual names would be refused."""
+def test_every_documented_form_is_accepted(url: str) -> None:
+    """A form that the documentation names would be refused."""
     check_url(url)
 
 
-def test_an_address_survives_its_journey_to_the_worker(start_redis: StartRedis) -> None:
-    """Workers would dial something else than what was checked."""
+def test_an_address_arrives_at_the_worker_as_it_was_checked(start_redis: StartRedis) -> None:
+    """Workers would connect to another server than the one that was checked."""
     port = free_port()
     server = start_redis("requirepass a:b@c/d\ndatabases 3\nuser weir on >p%q ~* &* +@all\n", port)
     urls = {
@@ -119,7 +119,7 @@ def test_an_address_survives_its_journey_to_the_worker(start_redis: StartRedis) 
     ],
 )
 def test_parts_that_are_no_address_are_refused(parts: list[object]) -> None:
-    """A worker would dial nonsense."""
+    """A worker would try to connect to an invalid address."""
     with pytest.raises(ValueError, match="no address"):
         from_parts(parts)
 
@@ -130,8 +130,8 @@ def test_the_short_parts_are_an_address() -> None:
     assert ["tcp", HOST, 1, False, "", "", 0] == from_parts(["tcp", HOST, 1]).parts()
 
 
-def test_who_is_not_let_in_is_told_without_the_password(start_redis: StartRedis) -> None:
-    """The node would start and be of no use, or its log would hold a password."""
+def test_refused_credentials_are_a_sentence_without_the_password(start_redis: StartRedis) -> None:
+    """The node would start and not work, or the log would contain a password."""
     port = free_port()
     start_redis("requirepass secret\nuser weak on >weak ~* &* +ping +info +hello\n", port)
     for url in (f"redis://{HOST}:{port}", f"redis://:wrong@{HOST}:{port}", f"redis://nobody:wrong@{HOST}:{port}"):
@@ -142,37 +142,37 @@ def test_who_is_not_let_in_is_told_without_the_password(start_redis: StartRedis)
     assert ":weak@" not in weak
 
 
-def test_a_password_that_nobody_asked_for_is_told(start_redis: StartRedis) -> None:
-    """Redis refuses it, and so would each worker."""
+def test_a_password_for_a_server_without_one_is_a_sentence(start_redis: StartRedis) -> None:
+    """Redis refuses the password, so no worker could connect."""
     port = free_port()
     start_redis("", port)
 
     assert "does not accept" in refusal(f"redis://somebody:x@{HOST}:{port}")
 
 
-def test_a_database_that_is_not_there_is_told(start_redis: StartRedis) -> None:
-    """Workers would not get in."""
+def test_a_database_that_does_not_exist_is_a_sentence(start_redis: StartRedis) -> None:
+    """Workers could not connect."""
     port = free_port()
     start_redis("", port)
 
     assert "answered with an error" in refusal(f"redis://{HOST}:{port}/99")
 
 
-def test_nobody_there_is_told(tmp_path: Path) -> None:
-    """A traceback of redis-py is no answer."""
+def test_an_address_without_a_server_is_a_sentence(tmp_path: Path) -> None:
+    """The user would see a traceback of redis-py."""
     assert "cannot be reached" in refusal(f"redis://{HOST}:{free_port()}")
     assert "cannot be reached" in refusal(f"unix://{tmp_path}/nobody.sock")
     assert "the host name cannot be resolved" in refusal("redis://no-such-host.invalid")
 
 
-def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """`weir start` would hang."""
     monkeypatch.setattr(redis_address, "TIMEOUT", 0.1)
     with socket.create_server((HOST, 0)) as silent:
         assert "does not answer within 0.1 s" in refusal(f"redis://{HOST}:{silent.getsockname()[1]}")
 
 
-def test_what_is_no_redis_is_told() -> None:
+def test_a_server_that_is_no_redis_is_a_sentence() -> None:
     """The wrong port would end in a traceback."""
     import threading
 
@@ -191,7 +191,7 @@ def test_what_is_no_redis_is_told() -> None:
     assert "cannot be" in said
 
 
-def test_an_old_server_is_told(start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_server_is_a_sentence(start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry's script would fail at the first client."""
     monkeypatch.setattr(redis_address, "OLDEST", (99, 0))
     server = start_redis()
@@ -199,7 +199,7 @@ def test_an_old_server_is_told(start_redis: StartRedis, monkeypatch: pytest.Monk
     assert refusal(f"unix://{server.socket}").endswith("Weir needs 99.0 or newer.")
 
 
-def test_a_replica_is_told(start_redis: StartRedis) -> None:
+def test_a_replica_is_a_sentence(start_redis: StartRedis) -> None:
     """Each claim would be refused."""
     port = free_port()
     start_redis(f"replicaof {HOST} {free_port()}\n", port)
@@ -207,7 +207,7 @@ def test_a_replica_is_told(start_redis: StartRedis) -> None:
     assert "is a replica, which refuses writes" in refusal(f"redis://{HOST}:{port}")
 
 
-def test_a_cluster_is_told(start_redis: StartRedis) -> None:
+def test_a_cluster_is_a_sentence(start_redis: StartRedis) -> None:
     """Half of all claims would be answered with MOVED."""
     port = free_port()
     start_redis("cluster-enabled yes\nappendonly no\n", port)
@@ -227,7 +227,7 @@ def test_settings_that_lose_sessions_are_remarked(start_redis: StartRedis) -> No
 
 
 def test_a_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
-    """Behind a failover the node would use a server that is a replica now."""
+    """After a failover the node would use a server that is now a replica."""
     port, watcher = free_port(), free_port()
     start_redis("", port)
     config = tmp_path / "sentinel.conf"

@@ -164,7 +164,7 @@ def test_a_folder_of_somebody_else_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_socket_path_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
-    """Redis would cut the path off, or say something about a bind."""
+    """Redis would cut the path off, or fail with an error of bind()."""
     socket = tmp_path / ("x" * 107)
     with pytest.raises(RedisUnusable) as refused:
         usable(tmp_path, socket=socket)
@@ -175,8 +175,8 @@ def test_a_socket_path_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
     usable(tmp_path, socket=longest)
 
 
-def test_an_old_server_does_not_start_beside_data_that_it_cannot_see(tmp_path: Path) -> None:
-    """Redis 6.2 looks for a file where 7 keeps a folder: it would serve, and have forgotten everything."""
+def test_an_old_server_does_not_start_with_data_that_it_ignores(tmp_path: Path) -> None:
+    """Redis 6.2 ignores the folder of Redis 7: it would start with no data."""
     (tmp_path / "appendonlydir").mkdir()
     with pytest.raises(RedisUnusable) as refused:
         usable(tmp_path, OLD)

@@ -19,7 +19,7 @@ def report(packets: int, connected: int, **dropped: int) -> dict[str, Any]:
 
 
 def test_a_counter_never_goes_back_when_a_worker_dies() -> None:
-    """Prometheus would take a death for a restart of everything, and show a burst that never was."""
+    """Prometheus takes a lower counter for a restart, and would show a burst of traffic that did not happen."""
     totals = Totals()
     totals.add_ended(report(100, 7, expired=3))
     totals.add_ended({})  # died before its first report
@@ -41,8 +41,8 @@ def busy(level: int, throttled: int, p99_ms: float) -> Report:
     return report_of(counters, Gauges(clients_connected=4, non_writable=1, p99_ms=p99_ms, overload=overload))
 
 
-def test_the_overload_of_a_node_is_that_of_its_workers_who_live() -> None:
-    """A level would be the sum of levels, a latency that of latencies, or a dead worker be overloaded for ever."""
+def test_the_overload_of_a_node_is_that_of_its_running_workers() -> None:
+    """Levels and latencies would be added up, or an ended worker count as overloaded for ever."""
     totals = Totals()
     totals.add_ended(busy(9, 7, 900.0))
 
