@@ -143,7 +143,7 @@ def test_certificates_are_checked_unless_it_is_said_otherwise(addresses: dict[Tr
     port = addresses["tls"].port
 
     said = bench(port, "--tls", "--messages", "10", code=4)
-    assert "a certificate that we do not trust" in said and "--cafile" in said
+    assert "a certificate that is not trusted" in said and "--cafile" in said
     assert 10 == bench(port, "--insecure", "--messages", "10")["received"]
 
 
@@ -179,7 +179,7 @@ def test_ctrl_c_while_connecting_ends_it_without_results() -> None:
             peer.close()
 
     assert (130, "") == (process.returncode, out)
-    assert "weir: ended by Ctrl-C before there was a result.\n" == err
+    assert "weir: interrupted by Ctrl-C before there was a result.\n" == err
 
 
 def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: StartWeir) -> None:
@@ -213,7 +213,7 @@ def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
     """The user would get a traceback, or wait."""
     port = free_port()
     assert (
-        f"weir: nobody listens on {HOST}:{port}: is the broker running (`weir start`), and is that its port?\n"
+        f"weir: nothing listens on {HOST}:{port}: is the broker running (`weir start`), and is that its port?\n"
         == bench(port, code=4)
     )
 
@@ -288,5 +288,12 @@ def test_the_page_for_people_has_figures_and_a_histogram(port: int) -> None:
     )
 
     assert (0, "") == (done.returncode, done.stderr)
-    words = ["10 pairs, QoS 1", "500 sent  500 received  0 lost  0 twice", "p99.9", "us of CPU a message", "up to", "█"]
+    words = [
+        "10 pairs, QoS 1",
+        "500 sent  500 received  0 lost  0 duplicates",
+        "p99.9",
+        "us of CPU per message",
+        "up to",
+        "█",
+    ]
     assert [] == [word for word in words if word not in done.stdout]
