@@ -87,6 +87,10 @@ test: $(VENV)/dev $(VENV)/node/installed
 
 nightly: $(VENV)/dev $(VENV)/node/installed
 	@$(TREE) -m tests.tools.suite night
+	@$(MAKE) --no-print-directory fuzz ARGS="--inputs 200000"
+	@$(MAKE) --no-print-directory faults ARGS="--runs 20"
+	@$(MAKE) --no-print-directory scenes
+	@$(TREE) -m tests.tools.mutation --sample 600
 
 bench charts release: export WEIR_TRAIN ?= 1
 

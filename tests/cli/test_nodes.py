@@ -198,7 +198,7 @@ def test_a_log_is_followed(detached: Path) -> None:
     assert "reloaded" in line
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.nightly)])
 def test_start_status_restart_stop(detached: Path, rounds: int) -> None:
     """One of them would, once in a while, be too early for another."""
     port = free_port()

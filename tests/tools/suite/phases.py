@@ -79,7 +79,7 @@ CHANGE: Final = (
 )
 NIGHT: Final = (
     Phase(name="quick unit tests, compiled", marks=QUICK),
-    Phase(name="long models, compiled", marks="nightly and not faults"),
+    Phase(name="tests marked nightly, compiled", marks="nightly and not faults"),
     Phase(name="system tests with any number of workers, compiled, 1 worker", marks=ANY_WORKERS, paths=["system"]),
     Phase(
         name="system tests with any number of workers, compiled, 2 workers",
