@@ -46,6 +46,16 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"A compiled file hides a source: {hidden[0]}")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that only the sources can run. They are not skipped: nothing is missing."""
+    if form() != "compiled":
+        return
+    left_out = [item for item in items if item.get_closest_marker("interpreted")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("interpreted")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

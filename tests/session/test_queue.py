@@ -93,9 +93,7 @@ def test_what_is_removed_gives_its_place_back() -> None:
     assert (0, 0, 0) == (queue.count, budget.messages, budget.used)
 
 
-# A queue that stores its messages elsewhere. The compiled port has no interpreted subclasses, hence the skips.
-
-interpreted_only = pytest.mark.skipif(form() == "compiled", reason="an interpreted class cannot extend a compiled one")
+# A queue that stores its messages elsewhere. An interpreted class cannot extend the compiled port, hence the marks.
 
 
 class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type: ignore[misc]
@@ -142,7 +140,7 @@ def stored(window: int = 1) -> tuple[StoredQueue, Receiver]:
     return queue, receiver
 
 
-@interpreted_only
+@pytest.mark.interpreted
 def test_a_publish_to_a_stored_queue_is_done_when_the_queue_says_so() -> None:
     """A publisher is told that its message is safe before it is stored."""
     queue, receiver = stored()
@@ -156,7 +154,7 @@ def test_a_publish_to_a_stored_queue_is_done_when_the_queue_says_so() -> None:
     assert 0 == published.completion.pending
 
 
-@interpreted_only
+@pytest.mark.interpreted
 def test_a_stored_queue_is_delivered_in_pages_and_keeps_what_is_not_acknowledged() -> None:
     """A client that is back gets all of a long queue at once, or loses what it has not acknowledged."""
     queue, receiver = stored(window=3)
@@ -178,7 +176,7 @@ def test_a_stored_queue_is_delivered_in_pages_and_keeps_what_is_not_acknowledged
     assert 1 == receiver.session.waiting()  # the queue is there though it was empty
 
 
-@interpreted_only
+@pytest.mark.interpreted
 def test_a_stored_queue_hears_of_what_will_never_be_sent() -> None:
     """A message that has expired is stored for ever."""
     queue, receiver = stored()
@@ -192,7 +190,7 @@ def test_a_stored_queue_hears_of_what_will_never_be_sent() -> None:
     assert 1 == receiver.dropped(DropReason.EXPIRED)
 
 
-@interpreted_only
+@pytest.mark.interpreted
 def test_a_stored_queue_hears_once_of_a_message_that_its_client_has() -> None:
     """A client that sends its PUBREC twice removes a message that is not its own, or ends the connection."""
     queue, receiver = stored()
