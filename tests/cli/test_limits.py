@@ -26,11 +26,11 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
     dropped = [weir("limit", "drop", name, "--folder", folder) for name in ("[bold]one[/bold]", "two")]
     client.close()
 
-    assert "No client has a limit of its own.\n" == none
-    said = "The client [bold]one[/bold] has a limit of its own for 1h 0m: 100:1, 5000:60 messages."
-    assert f"{said} It is connected, at worker 0, and feels it from now on.\n" == here.stdout
+    assert "No client has an override.\n" == none
+    said = "The limits of client [bold]one[/bold] are overridden for 1h 0m: 100:1, 5000:60 messages."
+    assert f"{said} The client is connected to worker 0; the override applies now.\n" == here.stdout
     said = "The limits of client two are overridden for 1h 0m: exempt from credits."
-    assert f"{said} It is not connected: the limit holds when it comes.\n" == away.stdout
+    assert f"{said} The client is not connected. The override applies when it connects.\n" == away.stdout
     assert re.search(
         r"\[bold\]one\[/bold\] +100:1,5000:60 messages +59m \d+s .*uid \d+\) +\[red\]floods\[/red\]", listed
     )
@@ -38,7 +38,7 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
         (one["client"], one["rate"], one["exempt"]) for one in told
     ]
     assert [0, 0] == [one.returncode for one in dropped]
-    assert "The limit of the client two has ended: the configuration holds for it again.\n" == dropped[1].stdout
+    assert "The override of client two was removed. The configuration applies to it again.\n" == dropped[1].stdout
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_a_limit_is_set_listed_and_dropped(running: BrokerProcess, folder: str) 
         (
             2,
             ["set", "c", "--rate", "1/s", "--ttl", "31d", "--reason", "x"],
-            '--ttl = "31d" is not valid: it must be a duration from 1ms to 30d.',
+            '--ttl "31d" is not valid: it must be a duration from 1ms to 30d.',
         ),
         (
             2,
             ["set", "c", "--rate", "1/s", "--ttl", "soon", "--reason", "x"],
-            '--ttl = "soon" is not valid: it must be a duration such as 15, "500ms", "5m", "2h" or "7d".',
+            '--ttl "soon" is not valid: it must be a duration such as 15, "500ms", "5m", "2h" or "7d".',
         ),
         (1, ["drop", "nobody"], "The client 'nobody' has no override."),
     ],

@@ -121,7 +121,7 @@ def test_a_wrong_name_is_told_which_ones_there_are(tmp_path: Path) -> None:
             shutil.rmtree(base_folder() / name)  # root's is the machine's
 
     assert 1 == wrong.returncode
-    assert "--name chooses among those that are: " in wrong.stderr and name in wrong.stderr
+    assert "Running nodes, for --name: " in wrong.stderr and name in wrong.stderr
     assert name in listed.stdout
     assert [("serving", 1, 0)] == [(one["state"], one["workers"], one["clients"]) for one in told]
     assert 0 == stopped.returncode
@@ -161,7 +161,9 @@ def test_a_node_goes_on_without_the_command_that_started_it(detached: Path) -> N
     started = start_detached(detached, port, "--name", "far")
 
     assert (0, "") == (started.returncode, started.stderr)
-    assert re.fullmatch(rf"The node far serves \(process \d+\); its log is {detached}/log/weir.log\.\n", started.stdout)
+    assert re.fullmatch(
+        rf"The node far serves \(process \d+\)\. Its log is {detached}/log/weir.log\.\n", started.stdout
+    )
     client = RawClient(port, V5)
     client.connect("somebody")
     client.close()
@@ -169,7 +171,7 @@ def test_a_node_goes_on_without_the_command_that_started_it(detached: Path) -> N
     assert {"listening", "started", "client_connected"} <= {json.loads(line)["event"] for line in log}
     assert log[-1:] == weir("logs", "-n", "1", "--folder", str(detached)).stdout.splitlines()
     stopped = weir("stop", "--folder", str(detached))
-    assert (0, "The node far has ended.\n") == (stopped.returncode, stopped.stdout)
+    assert (0, "The node far was stopped.\n") == (stopped.returncode, stopped.stdout)
     assert "stopped" in weir("logs", "-n", "1", "--folder", str(detached)).stdout
 
 
