@@ -10,8 +10,8 @@ from typing import Any, Final, Never
 
 from broker.config.sources import Given
 from cli.options import MISUSE, NOT_SO, load_settings, refuse
-from supervisor.control import VERSION
 from supervisor.folder import NodeFolder, folders
+from supervisor.request import encode
 
 PATIENCE: Final = 15.0  # seconds; a worker has five for its part of an answer
 RECEIVE: Final = 256 * 1024
@@ -50,7 +50,7 @@ class ControlClient:
             if folder.running() is None:
                 raise RequestFailed(_not_running(folder), NOT_SO)
             self._socket.connect(os.fspath(folder.control))
-            self._socket.sendall(json.dumps({"weir": VERSION, "command": command, **arguments}).encode() + b"\n")
+            self._socket.sendall(encode(command, arguments))
             line = self._line()
         except PermissionError:
             raise RequestFailed(_no_permission(folder)) from None

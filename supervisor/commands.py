@@ -14,6 +14,7 @@ from broker.version import VERSION, form
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
 from supervisor.process import process_stat
+from supervisor.request import Refused
 from supervisor.worker_process import NoAnswer, WorkerProcess
 from supervisor.workers import Shard
 
@@ -22,10 +23,6 @@ LONGEST_LIST: Final = 10_000  # clients in one answer
 LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
 AUDITED: Final = ("limit_set", "limit_drop")  # commands whose log lines name the user
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
-
-
-class Refused(Exception):
-    """The request is refused, and nothing was changed. The text is one sentence."""
 
 
 class Commands:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import structlog
 import trio
 
-from supervisor.commands import Commands, Refused
+from supervisor.commands import Commands
 from supervisor.folder import NodeFolder
+from supervisor.request import Refused, parse
 
-VERSION: Final = 1  # of the request format
 LONGEST: Final = 64 * 1024  # bytes in a request
 TIMEOUT: Final = 5.0  # seconds for the request to arrive, and for the answer to be read
 BACKLOG: Final = 64
@@ -97,20 +97,3 @@ async def _read_line(stream: trio.SocketStream) -> bytes:
     if rest:
         raise Refused("A connection carries one request, and more data follows this one.")
     return line
-
-
-def parse(line: bytes) -> tuple[str, dict[str, Any]]:
-    """The command and the arguments of a request. Refused."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"The request is not JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise Refused("The request is not a JSON object.")
-    version = found.pop("weir", None)
-    if type(version) is not int or version != VERSION:
-        raise Refused(f"The request has version {version!r}, and this node accepts version {VERSION}.")
-    command = found.pop("command", None)
-    if not isinstance(command, str):
-        raise Refused("The request names no command.")
-    return command, found

@@ -23,7 +23,7 @@ def talk(redis: RunningRedis, workers: int, examples: int, steps: int) -> None:
     run_state_machine_as_test(OfSoMany, settings=chosen)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis, workers: int) -> None:
     """Some client would receive what it should not, or not receive what it should, after some history."""
     talk(start_redis(), workers, 100, 40)

@@ -7,8 +7,8 @@ import socket
 import pytest
 import trio
 
-from supervisor.commands import Refused
-from supervisor.control import parse, user_of
+from supervisor.control import user_of
+from supervisor.request import Refused, parse
 
 
 def test_a_request_is_a_command_and_its_arguments() -> None:

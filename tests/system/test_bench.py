@@ -30,7 +30,7 @@ def run_mqload(program: Path, broker: BrokerProcess, transport: str, *options: s
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("name", [WEIR, MOSQUITTO])
+@pytest.mark.parametrize("name", [WEIR, pytest.param(MOSQUITTO, marks=pytest.mark.nightly)])
 def test_messages_pass_and_clients_connect(bench: Bench, name: str, transport: str) -> None:
     """`python -m tests.tools.bench transports` would end with an error, or stall, at this transport."""
     with bench.weir(transport) if name == WEIR else bench.mosquitto(transport) as broker:
@@ -77,7 +77,7 @@ def test_without_openssl_there_is_no_tls(tmp_path: Path) -> None:
     assert "made without OpenSSL, so there is no tls and no wss: install libssl-dev" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ws"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("ws", marks=pytest.mark.nightly)])
 def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> None:
     """`python -m tests.tools.bench hostile` would show a pair at peace, or end with an error."""
     table, results = hostile.measure(bench, transport, ["garbage"], seconds=1)
@@ -88,6 +88,7 @@ def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> 
     assert "| garbage" in table
 
 
+@pytest.mark.nightly
 def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
     """`python -m tests.tools.bench node` would compare a node with itself, or end with an error."""
     table, results = node.measure(bench, runs=1, v5=False, least_cpu=0.05, names=["p2p-10-qos1"])
@@ -97,6 +98,7 @@ def test_two_workers_are_measured_beside_one(bench: Bench) -> None:
     assert "us a message that crosses" in table
 
 
+@pytest.mark.nightly
 def test_protection_is_measured_on_and_off(bench: Bench) -> None:
     """`python -m tests.tools.bench protection` would compare a node with itself, or end with an error."""
     load = next(load for load in LOADS if load.name == "p2p-10-qos1")
@@ -124,6 +126,7 @@ def test_another_build_is_started_by_its_own_interpreter(bench: Bench, tmp_path:
     assert 2 == (tmp_path / "started").read_text().count("\n")  # asked for its banner, and started
 
 
+@pytest.mark.nightly
 def test_flushing_is_measured_both_ways(bench: Bench) -> None:
     """`python -m tests.tools.bench flush` would compare a strategy with itself, lose messages, or end with an error."""
     table, results = flush.measure(bench, runs=1, seconds=0.2, rates=(5000,))
@@ -136,6 +139,7 @@ def test_flushing_is_measured_both_ways(bench: Bench) -> None:
     assert "| 2 " in table
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scene", overload.SCENES, ids=lambda scene: scene.name)
 def test_an_overload_is_measured_by_the_second(bench: Bench, scene: overload.Scene) -> None:
     """`make charts` would show a run without clients, without memory, or end with an error."""
@@ -156,6 +160,7 @@ def test_an_overload_is_measured_by_the_second(bench: Bench, scene: overload.Sce
     assert any({0, 1} == {record["worker"] for record in second} for second in records)
 
 
+@pytest.mark.nightly
 def test_an_open_loop_offers_what_it_was_told(bench: Bench) -> None:
     """An overload would be one in name alone: clients that wait for answers offer what the broker can do."""
     surge = build_tool("surge", bench.folder, tls=False)

@@ -26,7 +26,7 @@ WAIT = 9 * PATIENCE  # for a program to begin or to end: it has to be loaded fir
 LONG = ["--seconds", "60", "--rate", "1000"]  # until something happens
 
 
-@pytest.fixture(params=["weir", "mosquitto"])
+@pytest.fixture(params=["weir", pytest.param("mosquitto", marks=pytest.mark.nightly)])
 def broker_port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
     if request.param == "weir":
         yield request.getfixturevalue("port")

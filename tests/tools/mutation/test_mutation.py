@@ -96,6 +96,7 @@ def mutate(tree: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_no_test_notices_survives_and_nothing_else(tree: Path) -> None:
     """The score would flatter the suite or accuse it: in a function, in a table, at import, or in an endless loop."""
     said = mutate(tree)
@@ -107,6 +108,7 @@ def test_what_no_test_notices_survives_and_nothing_else(tree: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_suite_that_fails_unharmed_says_nothing(tree: Path) -> None:
     """Every mutant would count as killed by the test that fails anyway."""
     (tree / "checks/test_broken.py").write_text(

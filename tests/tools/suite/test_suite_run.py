@@ -37,6 +37,7 @@ def outcome(folder: Path, fails: bool) -> Done:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_test_that_passes_by_itself_is_flaky_and_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
