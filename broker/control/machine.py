@@ -3,9 +3,8 @@ import os
 import resource
 from functools import cache
 from pathlib import Path
-from typing import Final
 
-CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+from broker.control.cgroup import cgroup_memory_limit
 
 
 def raise_descriptor_limit() -> int:
@@ -15,18 +14,14 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def memory_limit() -> int:
-    """Bytes this process may use: its control group's limit, else the machine's memory."""
-    machine = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
-    limit = int(machine) * 1024
-    for path in CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes that this process may use: the least limit of its control groups (cgroup.py), or the machine's memory.
+
+    *root*: where /proc and /sys are.
+    """
+    machine = int((root / "proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+    limit = cgroup_memory_limit(root)
+    return machine if limit is None else min(machine, limit)
 
 
 def resident_bytes() -> int:
