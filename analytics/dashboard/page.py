@@ -1,10 +1,11 @@
 # The pages: built once per browser, and updated each second.
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nicegui import run, ui
+from nicegui import ui
 
 from analytics.dashboard import charts, words
 from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
@@ -385,8 +386,8 @@ class _ClientPage:
 
     async def ask(self) -> None:
         """Request a diagnosis from the nodes, while the page is open."""
-        answers = await run.io_bound(self._ask_why, self._name)
-        if answers is None or answers == self._before:  # None: the server is stopping
+        answers = await asyncio.to_thread(self._ask_why, self._name)  # `run.io_bound` hides a cancellation
+        if answers == self._before:
             return
         self._before = answers
         self._answers.clear()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
-from nicegui import app, background_tasks, ui
+from nicegui import Client, app, background_tasks, ui
 
 from analytics.dashboard import page
 from analytics.dashboard.page import LOGO, TITLE, AskWhy
@@ -63,6 +63,7 @@ def serve(listener: socket.socket, reader: Reader, ask_why: AskWhy, ready: Calla
         ready()
 
     app.on_startup(begin)
+    app.on_shutdown(end_pages)
     served: Any = FastAPI(openapi_url=None)
     ui.run_with(served, title=TITLE, favicon=LOGO, tailwind=False, show_welcome_message=False, dark=False)
     if is_loopback(listener.getsockname()[0]):
@@ -72,6 +73,16 @@ def serve(listener: socket.socket, reader: Reader, ask_why: AskWhy, ready: Calla
     signal.signal(signal.SIGTERM, _ignore)
     config = uvicorn.Config(served, log_level="warning", timeout_graceful_shutdown=ENDING, ws_max_size=1 << 20)
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def end_pages() -> None:
+    """Let the tasks that send to the pages end. NiceGUI then cancels all tasks.
+
+    If a page changes at that moment, `asyncio.wait_for` of Python 3.11 ignores the cancellation; NiceGUI would wait
+    for the task for 2 s and log an error.
+    """
+    for client in Client.instances.values():
+        client.outbox.stop()
 
 
 class OnlyLocal:
