@@ -399,7 +399,12 @@ class World:
         if len(self._credits):
             own = self._player.resources.get(OWN[0], 0)
             self._release_all(of_credits(self._credits, self._contended & own != 0, now), now)
-        self._release_all(self._later.take(int(now / SLOT)), now)
+        later = self._later.take(int(now / SLOT))
+        for sender in later:
+            assert isinstance(sender, Sender)
+            if not sender.as_recorded:
+                sender.since = now  # a wait at a gate begins after that for a quota
+        self._release_all(later, now)
 
     def _release_all(self, senders: list[object], now: float) -> None:
         for sender in senders:

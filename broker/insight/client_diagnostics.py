@@ -114,14 +114,13 @@ class ClientDiagnostics:
         verdict = client.throttled
         if verdict is None or not isinstance(verdict.reason, PauseReason):
             return None
-        protection = self._protection
-        waited = now - client.waits_since
+        protection, wait = self._protection, self._config.overload.wait
         bounded = verdict.gate is not None or verdict.reason is PauseReason.CREDITS
         return {
             "reason": verdict.reason.label,
-            "since": _seconds(waited),
+            "since": _seconds(now - client.put_off_since),
             "due": _seconds(max(0.0, verdict.until - now)) if verdict.until else None,
-            "patience": _seconds(max(0.0, self._config.overload.wait - waited)) if bounded else None,
+            "patience": _seconds(max(0.0, client.waits_since + wait - now)) if bounded else None,
             "gate": None if verdict.gate is None else self._gate(verdict.gate, now),
             "limit": verdict.limit if isinstance(verdict, QuotaExceeded) else "",
             "unread": connection.left,

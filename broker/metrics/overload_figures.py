@@ -14,7 +14,7 @@ class OverloadFigures:
     credits_per_tick: int = CALM_CREDITS  # that each client gets every 200 ms
     using_credits: int = 0  # clients with less than the most they may have
     average_credits: float = float(CALM_CREDITS)  # of all clients
-    throttled: int = 0  # clients that overload protection throttles, without those that quotas do
+    throttled: int = 0  # clients that wait at a gate or for credits, without those that wait for a quota
     cluster_level: int = 0  # the highest level of all nodes, which is in force
     cause: str = ""  # the signal with the highest value, "" at level 0
     signals: dict[str, float] = field(default_factory=dict)  # by name, in units of their targets

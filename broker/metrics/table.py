@@ -456,7 +456,7 @@ OVERLOAD: Final = (
     ),
     OverloadRow(
         "throttled",
-        "Clients that overload protection throttles.",
+        "Clients that wait at a gate or for credits: in back-pressure, as HiveMQ calls it.",
         prometheus="overload_clients_throttled",
         topic="overload/clients/throttled",
         record="clients.throttled",

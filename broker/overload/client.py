@@ -14,11 +14,17 @@ class ProtectedClient:
         self.version = version  # of MQTT, as in CONNECT
         self.account = account
         self.quota: Quota | None = None  # None: no quota concerns the client
+        self.judging = False  # its publishes are judged, however calm the worker is: see `judge_if_needed()`
         self.exempt_until = 0.0  # overload protection does not throttle the client before this time
         self.throttled: Verdict | None = None  # the verdict for which the client is paused now
-        self.waits_since = NOT_WAITING  # when the packet that waits, or is tried again, was first put off
+        self.put_off_since = NOT_WAITING  # when the packet that waits, or is tried again, was first put off
+        self.waits_since = NOT_WAITING  # since when it waits for gates and credits: at most for `overload.wait` seconds
         self.turn = UNBOUNDED  # publishes that the client may make before others that wait for the same gate
         self.judged: Publish | None = None  # the publish that was judged last
+
+    def judge_if_needed(self) -> None:
+        """Judge each publish if a quota concerns the client. Else judge only one that was put off, to end its wait."""
+        self.judging = self.quota is not None or self.put_off_since != NOT_WAITING
 
     def pause(self) -> None:
         """Do not read from the client until `resume()`."""

@@ -138,7 +138,7 @@ class OverloadMonitor:
             credits_per_tick=int(protection.ledger.refill),
             using_credits=using,
             average_credits=average,
-            throttled=protection.throttle.waiting,
+            throttled=protection.throttle.waiting(),
             cause=self.level.cause,
             signals=protection.signals.values(),
         )

@@ -13,6 +13,7 @@ from broker.mqtt.packets import V5
 from broker.overload.admit import (
     ACCEPT,
     DROP,
+    NOT_WAITING,
     PAUSE,
     REFUSE,
     UNBOUNDED,
@@ -107,6 +108,7 @@ class Protection:
     def _limit(self, client: ProtectedClient, now: float) -> None:
         limit = self.limits.get(client.client_id)
         client.quota = self.quotas.arrive(client.client_id, client.user, limit, now)
+        client.judge_if_needed()
         client.exempt_until = limit.until if limit is not None and limit.exempt else 0.0
         if not self._settings.enabled:
             client.exempt_until = math.inf
@@ -142,6 +144,8 @@ class Protection:
         if shut is None:
             shut = closed
         publish.since = client.waits_since
+        if publish.since == NOT_WAITING and client.put_off_since != NOT_WAITING:
+            publish.since = now
         publish.exempt = now < client.exempt_until
         client.judged = publish
         recorder = self.recorder

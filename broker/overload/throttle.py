@@ -47,7 +47,6 @@ class Throttle:
         """*here*: the bit of the resource that is this worker. *soon*: has `tick()` called at the given time, at the
         latest.
         """
-        self.waiting = 0  # clients with a packet that was put off
         self._settings = settings
         self._ledger = ledger
         self._resources = resources
@@ -61,6 +60,10 @@ class Throttle:
         self._credits = WaitList(settings, ledger)  # clients that wait for credits, and that no gate can help
         self._quotas = TimeSlots()  # clients that wait for a quota, by when it should have room
         self._look = inf
+
+    def waiting(self) -> int:
+        """Clients that wait at a gate or for credits: what HiveMQ calls back-pressure. A quota is none."""
+        return len(self._credits) + sum([len(queue.waiting) for queue in self._queues.values()])
 
     # Gates.
 
@@ -94,14 +97,19 @@ class Throttle:
         """Pause *client*, whose packet is put off by *verdict*."""
         reason = verdict.reason
         assert isinstance(reason, PauseReason)
-        if client.waits_since == NOT_WAITING:
+        overload = verdict.gate is not None or reason is PauseReason.CREDITS
+        if not overload:
+            client.waits_since = NOT_WAITING
+        elif client.waits_since == NOT_WAITING:
             client.waits_since = now
-            self.waiting += 1
+        if client.put_off_since == NOT_WAITING:
+            client.put_off_since = now
+            client.judge_if_needed()
         if verdict.gate is not None:
             waiting = self._queues[verdict.gate].waiting
             waiting.add(client, client.account, client.waits_since, verdict.until, now)
             verdict.gate.let_in_turns(waiting.queued())
-        elif reason is PauseReason.CREDITS:
+        elif overload:
             self._credits.add(client, client.account, client.waits_since, verdict.until, now)
         else:
             self._quotas.add(int(verdict.until / SLOT) + 1, client)
@@ -121,9 +129,9 @@ class Throttle:
 
     def settle(self, client: ProtectedClient) -> None:
         """The packet of *client* that was put off, if there is one, is decided."""
-        if client.waits_since != NOT_WAITING:
-            client.waits_since = NOT_WAITING
-            self.waiting -= 1
+        if client.put_off_since != NOT_WAITING:
+            client.put_off_since = client.waits_since = NOT_WAITING
+            client.judge_if_needed()
 
     def forget(self, client: ProtectedClient) -> None:
         """Remove *client* from its wait list without resuming it."""

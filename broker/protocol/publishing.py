@@ -145,7 +145,7 @@ class Publishing:
         protection = self._protection
         client = connection.client
         assert client is not None
-        judged = protection.judging or client.quota is not None
+        judged = protection.judging or client.judging
         if judged or (route.crossing and not route.free()):
             judged = True
             most = self._judge_run(connection, client, route, stop - position, now)
@@ -218,7 +218,7 @@ class Publishing:
         cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
         client = connection.client
         assert client is not None
-        if self._protection.judging or client.quota is not None or self._busy(route, message.retain):
+        if self._protection.judging or client.judging or self._busy(route, message.retain):
             # A QoS 2 message that is sent again was judged the first time.
             if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
                 verdict = self._judge(connection, client, route, message, identifier, cost, now)

@@ -168,6 +168,30 @@ def test_a_death_lets_go_on_who_waited(nodes: Nodes) -> None:
     assert MANY == before + acks(publisher)
 
 
+def test_a_wait_that_a_death_has_ended_is_over(nodes: Nodes) -> None:
+    """Its client would count as throttled until its next wait, and be closed at once then, as it waited for so long."""
+    node = nodes(2)
+    one, two = node
+    subscriber, publisher = one.connect("subscriber"), two.connect("publisher")
+    subscribed(subscriber, "a")
+    one.stopped = True
+    flood(publisher, b"a")
+    before = acks(publisher)
+    assert 1 == two.overload_monitor.figures(two.clock.now).throttled
+    node.kill(one)
+    assert MANY == before + acks(publisher)
+    assert 0 == two.overload_monitor.figures(two.clock.now).throttled
+    two.advance(Overload().wait)
+
+    three = node.start()
+    subscribed(three.connect("subscriber"), "a")
+    three.stopped = True
+    flood(publisher, b"a")
+    assert 0 < acks(publisher) < MANY
+    assert 1 == two.overload_monitor.figures(two.clock.now).throttled
+    assert 1 == two.connected
+
+
 def test_a_worker_is_replaced_before_its_end_is_heard(nodes: Nodes) -> None:
     """The load of its successor would be unseen, and the end of that one an error that ends this worker as well."""
     node = nodes(2)

@@ -1,7 +1,8 @@
 # The level of a worker: from its signals to what it reports, logs and enforces.
 import pytest
 
-from broker.config.schema import Overload
+from broker.config.schema import Overload, Quotas, QuotaScope
+from broker.overload.admit import ACCEPT, PAUSE
 from broker.overload.reports import Report, decode
 from broker.worker_id import WorkerId
 from tests.overload.protected import HERE, Protected
@@ -90,3 +91,27 @@ def test_the_figures_count_clients_that_wait() -> None:
 
     assert (1, 0, 50_000) == (figures.throttled, figures.level, figures.credits_per_tick)
     assert "store" in figures.signals
+
+
+def test_each_figure_of_hivemq_above_level_0() -> None:
+    """An operator would read figures with another meaning than the terms have that they are named after."""
+    quotas = Quotas(session=QuotaScope(incoming_messages="2:60"), reserve=0.0)
+    protected = Protected(Overload(gate_floor=1), quotas)
+    poor, waits, limited, idle = [protected.client(name) for name in ("poor", "waits", "limited", "idle")]
+    protected.monitor.inject("lag", 0.1, protected.now + 60.0)  # 2 targets, so the level rises by 0.1 each 100 ms
+    protected.advance(1.0)
+    level, ledger = protected.monitor.level.value, protected.protection.ledger
+    gate = protected.gate()
+    gate.take(1, 10, protected.now)
+    assert [ACCEPT, PAUSE] == [protected.publish(poor, cost=int(ledger.cap)).kind for _ in range(2)]
+    assert PAUSE == protected.publish(waits, gate).kind
+    assert [ACCEPT, ACCEPT, PAUSE] == [protected.publish(limited).kind for _ in range(3)]
+    figures = protected.monitor.figures(protected.now)
+
+    assert (1.0 < level < 2.0, 2, 2) == (True, figures.level, figures.cluster_level)
+    assert int(ledger.refill) == figures.credits_per_tick < 50_000
+    assert 2 == figures.using_credits  # poor and limited
+    assert figures.average_credits == pytest.approx((3 * ledger.cap - 20) / 4, rel=0.01)
+    assert 2 == figures.throttled  # poor and waits: a quota is no back-pressure
+    assert idle.account.balance(ledger, protected.now) == ledger.cap
+    assert ("lag", 2.0) == (figures.cause, figures.signals["lag"])

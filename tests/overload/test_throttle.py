@@ -31,7 +31,7 @@ def test_a_client_waits_for_its_gate_and_goes_on_when_it_opens() -> None:
     verdict = protected.publish(client, gate)
     assert (PAUSE, PauseReason.GATE, gate) == (verdict.kind, verdict.reason, verdict.gate)
     assert not protected.reading(client)
-    assert (1, {"gate": 1}) == (protected.throttle.waiting, held(protected))
+    assert (1, {"gate": 1}) == (protected.throttle.waiting(), held(protected))
     protected.advance(0.1)
     assert not protected.reading(client)
     gate.done(FLOOR, 10, 0.1, protected.now)
@@ -41,7 +41,7 @@ def test_a_client_waits_for_its_gate_and_goes_on_when_it_opens() -> None:
     assert protected.reading(client)
     assert {} == held(protected)
     assert ACCEPT == protected.publish(client, gate).kind
-    assert (0, NOT_WAITING) == (protected.throttle.waiting, client.waits_since)
+    assert (0, NOT_WAITING) == (protected.throttle.waiting(), client.waits_since)
 
 
 @pytest.mark.parametrize(("qos", "version", "kind"), [(0, V5, DROP), (1, V5, REFUSE), (1, V311, CLOSE)])
@@ -54,23 +54,23 @@ def test_a_wait_at_a_gate_ends(qos: int, version: int, kind: int) -> None:
     assert protected.reading(client)  # to be judged again
 
     assert kind == protected.publish(client, gate, qos=qos).kind
-    assert 0 == protected.throttle.waiting
+    assert 0 == protected.throttle.waiting()
 
 
 def test_the_time_of_a_wait_counts_from_its_first_verdict() -> None:
-    """A client that is tried again and again would wait for ever."""
+    """A client whose publish is judged again and again would wait for ever."""
     protected = Protected(SMALL)
     gate, client = full(protected), protected.client("client")
     protected.publish(client, gate)
-    since = client.waits_since
     protected.advance(0.5)
-    protected.throttle.forget(client)
-    client.waits_since = since
-    protected.throttle.waiting += 1
-    protected.publish(client, gate)
+    protected.throttle.remove_gate(gate, protected.now)  # the client is resumed, and needs another gate now
+    other = full(protected)
+    assert PAUSE == protected.publish(client, other).kind
+    assert 1 == protected.throttle.waiting()
+    protected.advance(0.6)
 
-    assert since == client.waits_since
-    assert 1 == protected.throttle.waiting
+    assert CLOSE == protected.publish(client, other).kind
+    assert 0 == protected.throttle.waiting()
 
 
 def test_a_gate_that_is_removed_releases_its_clients() -> None:
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_is_not_resumed(leaves: bool) -> None:
 
     assert leaves != protected.reading(client)
     assert {} == held(protected)
-    assert (0 if leaves else 1) == protected.throttle.waiting  # resumed, and not judged again yet
+    assert 0 == protected.throttle.waiting()
 
 
 def test_woken_clients_share_the_room_of_the_gate() -> None:
@@ -145,6 +145,44 @@ def test_a_client_waits_for_its_quota_by_the_clock() -> None:
 
     assert protected.reading(client)
     assert ACCEPT == protected.publish(client).kind
+
+
+def test_a_wait_for_a_quota_is_no_back_pressure() -> None:
+    """A tenant at its quota would look like an overloaded broker, and raise the alert about throttled clients."""
+    protected = Protected(quotas=Quotas(session=QuotaScope(incoming_messages="1:1"), reserve=0.0))
+    client = protected.client("client")
+    assert [ACCEPT, PAUSE] == [protected.publish(client).kind for _ in range(2)]
+
+    assert {"quota_session_messages": 1} == held(protected)
+    assert 0 == protected.throttle.waiting()
+    assert 0 == protected.monitor.figures(protected.now).throttled
+
+
+def test_the_time_at_a_gate_counts_from_the_end_of_a_wait_for_a_quota() -> None:
+    """A client of MQTT 3 that waited for its quota would be closed at once by the first gate that it meets."""
+    protected = Protected(SMALL, Quotas(session=QuotaScope(incoming_messages="1:2"), reserve=0.0))
+    gate, client = full(protected), protected.client("client")
+    assert [ACCEPT, PAUSE] == [protected.publish(client).kind for _ in range(2)]
+    protected.advance(2.1)  # longer than the wait at a gate
+
+    assert PauseReason.GATE == protected.publish(client, gate).reason
+    protected.advance(1.1)
+    assert CLOSE == protected.publish(client, gate).kind
+
+
+def test_a_packet_that_was_put_off_is_judged_even_if_all_is_calm_then() -> None:
+    """The end of its wait would go unnoticed: a publish years later would count as one that waits since then."""
+    protected = Protected(SMALL)
+    gate, client = full(protected), protected.client("client")
+    assert not client.judging
+    protected.publish(client, gate)
+    protected.throttle.remove_gate(gate, protected.now)
+    assert client.judging
+    assert ACCEPT == protected.publish(client).kind
+
+    assert not client.judging
+    protected.advance(2.0)
+    assert PAUSE == protected.publish(client, full(protected)).kind
 
 
 def test_a_subscribe_over_the_quota_waits_and_mqtt_5_is_told() -> None:
