@@ -15,7 +15,6 @@ from broker.net.stream import Handler, Stream
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.reasons import CloseReason, DropReason
 from broker.routing.fanout import Deliveries
-from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.origin import Origin
@@ -32,7 +31,6 @@ class DataLane(Handler):
         peer: Peer,
         listener: LaneListener,
         routes: Routes,
-        retained: Retained,
         deliveries: Deliveries,
         counters: Counters,
         origin: Origin,
@@ -41,7 +39,6 @@ class DataLane(Handler):
         self._peer = peer
         self._listener = listener
         self._routes = routes
-        self._retained = retained
         self._deliveries = deliveries
         self._counters = counters
         self._format = V311
@@ -164,8 +161,7 @@ class DataLane(Handler):
         if kind == wire.MESSAGE:
             message, flags, owner, stamp = wire.read_message(data, start, stop)
             if flags & wire.KEEP:
-                self._listener.stamp_seen(stamp)
-                self._retained.merge(message, now, owner, stamp)
+                self._listener.retained(self._peer, message, owner, stamp, now)
             return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
         if kind == wire.SHARED:
             share, filter, hop, message = wire.read_shared(data, start, stop)

@@ -1,6 +1,7 @@
 # What the two lanes of a peer report beside messages and interest. The mesh implements it.
 from broker.cluster.peer import Peer
 from broker.net.stream import Stream
+from broker.session.message import Message
 
 
 class MeshError(Exception):
@@ -40,8 +41,8 @@ class LaneListener:
         """*report* says how overloaded a peer is."""
         raise NotImplementedError
 
-    def stamp_seen(self, stamp: int) -> None:
-        """A peer wrote a retained message with *stamp*."""
+    def retained(self, peer: Peer, message: Message, owner: str, stamp: int, now: float) -> None:
+        """*peer* tells that *owner* has set a retained message, or deleted it if it is empty, under *stamp*."""
         raise NotImplementedError
 
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:

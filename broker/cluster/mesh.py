@@ -7,6 +7,8 @@
 # - The end of a lane is the death of the worker: the kernel reports it as soon as the supervisor has killed a worker
 #   that hangs. Nothing is sent to that peer any more, and nothing waits for it. What it has told of its subscribers is
 #   withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
+# - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
+#   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -31,11 +33,11 @@ from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.worker_id import WorkerId
 
 HOUSEKEEPING: Final = 0.1  # seconds
-TOMBSTONES_AT_ONCE: Final = 1000
 NOTHING_DUE: Final = 3600.0  # seconds
 
 
@@ -98,7 +100,7 @@ class Mesh(LaneListener):
         peer = Peer(worker, data_stream, control_stream, self._throttle.add_gate(str(worker), self._clock()))
         self._announcements.joined(peer)
         self._peers.all.append(peer)
-        lane = DataLane(peer, self, self._routes, self._retained, self._deliveries, self._counters, self._origin)
+        lane = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
         self._lanes[peer] = lane
         self._reactor.attach(data_stream, lane)
         self._reactor.attach(control_stream, ControlLane(peer, self, self._routes))
@@ -180,8 +182,12 @@ class Mesh(LaneListener):
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
         return self._takeovers.take(peer, kind, body)
 
-    def stamp_seen(self, stamp: int) -> None:
+    def retained(self, peer: Peer, message: Message, owner: str, stamp: int, now: float) -> None:
         self._stamps.follow(stamp)
+        former = self._retained.peek(message.topic)
+        taken = self._retained.merge(message, now, owner, stamp, not peer.retained_all)
+        if taken and former is not None and not message.payload and self._stamps.gave(former.stamp):
+            self._peers.write(wire.message(message, wire.KEEP, owner, stamp))
 
     def reported(self, report: bytes, now: float) -> None:
         try:
@@ -237,7 +243,6 @@ class Mesh(LaneListener):
             self._housekeeping_at = now + HOUSEKEEPING
             self._takeovers.tick(now)
             self._shared_members.look()
-            self._retained.forget_tombstones(now, TOMBSTONES_AT_ONCE)
         due = self._housekeeping_at
         for lane in self._lanes.values():
             due = min(due, lane.tick(now))

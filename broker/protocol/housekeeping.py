@@ -7,6 +7,7 @@ from broker.overload.addresses import Addresses
 from broker.routing.retained import Retained
 
 EXPIRED_AT_ONCE: Final = 1_000  # retained messages
+TOMBSTONES_AT_ONCE: Final = 10_000  # of retained messages: 5 ms
 FORGOTTEN_AT_ONCE: Final = 1_000  # addresses
 
 
@@ -20,8 +21,9 @@ class Housekeeping:
         self._clock = clock
 
     def run(self) -> None:
-        """Drop retained messages that have expired, and what is remembered of addresses and need not be."""
+        """Drop expired retained messages, old tombstones, and what is remembered of addresses and need not be."""
         now = self._clock()
         self._retained.expire(now, EXPIRED_AT_ONCE)
+        self._retained.forget_tombstones(now, TOMBSTONES_AT_ONCE)
         self._addresses.forget(now, FORGOTTEN_AT_ONCE)
         self._failures.forget(now)

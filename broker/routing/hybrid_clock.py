@@ -38,6 +38,10 @@ class HybridClock:
         latest = self._latest = max(int(self._wall() * 1e6), self._latest + 1)
         return max(latest, (after >> WRITER_BITS) + 1) << WRITER_BITS | self._writer
 
+    def gave(self, stamp: int) -> bool:
+        """Whether *stamp* is one of this clock."""
+        return stamp & WRITER_MASK == self._writer
+
     def follow(self, stamp: int) -> None:
         """Another worker gave *stamp*: stamps of this clock are greater from now on, unless it is too far ahead."""
         time = stamp >> WRITER_BITS

@@ -12,9 +12,13 @@
 # client ids is bounded by the limits for all.
 #
 # Every worker of a node has all retained messages. Each write has a stamp, and the greater of two wins: `merge()`
-# takes a write of another worker unless a later one is known. A deletion leaves a tombstone for a while, or an older
-# write that arrives late would undo it. A write that another worker has accepted is never refused, so that all have
-# the same.
+# takes a write of another worker unless a later one is known. The deletion of a message leaves a tombstone for a while,
+# or an older write that arrives late would undo it. A write that another worker has accepted is never refused, so that
+# all have the same.
+# A deletion that finds no message leaves no tombstone: otherwise a client could fill the memory with topics that never
+# had a message. The write that such a deletion has overtaken is undone by the worker that made the write, which repeats
+# the deletion behind it, see cluster/mesh.py. Tombstones take only the room that messages leave.
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +30,7 @@ from broker.session.message import Message
 
 LEVEL_BYTES: Final = 150  # of a level in the tree, about
 EXPIRED_PER_PUT: Final = 16  # expired messages that a put may drop to make room, which bounds its cost
+TOMBSTONE_BYTES: Final = 300  # of a tombstone, beside its topic, about
 TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older write arrives any more
 
 
@@ -34,6 +39,9 @@ class RetainedStatistics:
     count: int  # messages; expired ones count until they are dropped
     bytes: int  # the sum of their sizes, without levels
     refused: int  # since the start
+    tombstones: int
+    tombstone_bytes: int
+    tombstones_displaced: int  # since the start: dropped before their time, to make room
 
 
 class Owner:
@@ -70,11 +78,14 @@ class Retained:
     """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
     A message counts with its Message.size. Each level of the tree counts with LEVEL_BYTES, and topics share the levels
-    of a common beginning.
+    of a common beginning. Tombstones count with TOMBSTONE_BYTES and their topics: they are within *bytes*, too, and the
+    oldest are dropped when messages need the room.
     """
 
     _messages: dict[bytes, RetainedMessage]  # declared here, because *bytes* is a number in __init__()
-    _tombstones: dict[bytes, Tombstone]  # in the order in which the deletions reached this worker
+    # In the order in which the deletions reached this worker. An OrderedDict finds the oldest entry in one step; a dict
+    # steps over all entries that were removed before it.
+    _tombstones: OrderedDict[bytes, Tombstone]
 
     def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
@@ -86,7 +97,9 @@ class Retained:
         self._deadlines = Deadlines()
         self._bytes = 0
         self._refused = 0
-        self._tombstones = {}
+        self._tombstones = OrderedDict()
+        self._tombstone_bytes = 0
+        self._displaced = 0
 
     def put(self, message: Message, now: float, client_id: str = "", stamp: int = 0) -> DropReason | None:
         """Retain *message* for *client_id* (empty: the broker itself) in place of the former message of its topic.
@@ -103,21 +116,22 @@ class Retained:
         self._put(message, client_id, stamp)
         return None
 
-    def merge(self, message: Message, now: float, client_id: str, stamp: int) -> bool:
-        """Take the write of another worker, a deletion if *message* is empty; false if a later write is known."""
+    def merge(self, message: Message, now: float, client_id: str, stamp: int, deleted_before: bool = False) -> bool:
+        """Take the write of another worker, a deletion if *message* is empty; false if a later write is known.
+
+        *deleted_before*: a deletion leaves a tombstone although this worker never had the message.
+        """
         topic = message.topic
         if stamp <= self.stamp_of(topic):
             return False
         if message.payload:
             self._put(message, client_id, stamp)
         else:
-            self.delete(topic, stamp, now)
+            self.delete(topic, stamp, now, deleted_before)
         return True
 
     def _put(self, message: Message, client_id: str, stamp: int) -> None:
         topic = message.topic
-        if self._tombstones:
-            self._tombstones.pop(topic, None)
         former = self._messages.get(topic)
         if former is None:
             self._topics.add(topic)
@@ -130,6 +144,9 @@ class Retained:
             self._deadlines.set(topic, message.expires)
         else:
             self._deadlines.discard(topic)
+        if self._tombstones:
+            self._forget_tombstone(topic)
+            self._fit_tombstones()
 
     def _refusal(self, message: Message, client_id: str) -> DropReason | None:
         former = self._messages.get(message.topic)
@@ -163,18 +180,24 @@ class Retained:
             if not owner.topics:
                 del self._owners[owner.client_id]
 
-    def delete(self, topic: bytes, stamp: int = 0, now: float = 0.0) -> bool:
-        """Delete the message of *topic*; false if there is none. *stamp*: as for `put()`."""
-        if stamp:
-            self._tombstones.pop(topic, None)
-            self._tombstones[topic] = Tombstone(stamp, now)
+    def delete(self, topic: bytes, stamp: int = 0, now: float = 0.0, deleted_before: bool = False) -> bool:
+        """Delete the message of *topic*; false if there is none.
+
+        *stamp*: as for `put()`. *deleted_before*: as for `merge()`.
+        """
         former = self._messages.pop(topic, None)
+        if stamp and (deleted_before or former is not None or topic in self._tombstones):
+            self._forget_tombstone(topic)
+            self._tombstones[topic] = Tombstone(stamp, now)
+            self._tombstone_bytes += TOMBSTONE_BYTES + len(topic)
         if former is None:
+            self._fit_tombstones()
             return False
         self._bytes -= former.size
         self._disown(former)
         self._topics.remove(topic)
         self._deadlines.discard(topic)
+        self._fit_tombstones()
         return True
 
     def get(self, topic: bytes, now: float) -> Message | None:
@@ -203,7 +226,19 @@ class Retained:
             topic = next(iter(self._tombstones), None)
             if topic is None or now - self._tombstones[topic].since < TOMBSTONE:
                 break
-            del self._tombstones[topic]
+            self._forget_tombstone(topic)
+
+    def _forget_tombstone(self, topic: "bytes") -> None:
+        """Forget the deletion of *topic*, if it is known."""
+        if self._tombstones.pop(topic, None) is not None:
+            self._tombstone_bytes -= TOMBSTONE_BYTES + len(topic)
+
+    def _fit_tombstones(self) -> None:
+        """Drop the oldest tombstones if messages and tombstones together do not fit."""
+        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+        while self._tombstones and self._tombstone_bytes > room:
+            self._forget_tombstone(next(iter(self._tombstones)))
+            self._displaced += 1
 
     def topics(self) -> "list[bytes]":
         """The topics with a message, which may have expired."""
@@ -228,7 +263,14 @@ class Retained:
         return self.tombstone(topic) if kept is None else kept.stamp
 
     def statistics(self) -> RetainedStatistics:
-        return RetainedStatistics(len(self._messages), self._bytes, self._refused)
+        return RetainedStatistics(
+            len(self._messages),
+            self._bytes,
+            self._refused,
+            len(self._tombstones),
+            self._tombstone_bytes,
+            self._displaced,
+        )
 
 
 class Branch:

@@ -3,7 +3,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.config.schema import Config, Retained
@@ -224,40 +224,105 @@ def kept(retained: RetainedMessages, topic: bytes) -> bytes | None:
     return None if message is None else message.payload
 
 
-@given(st.data())
-def test_whatever_the_order_the_greatest_stamp_wins(data: st.DataObject) -> None:
-    """Two workers would answer differently, for ever."""
-    clock = HybridClock(WorkerId("weir", 3, 1), time.time)
-    writes = [(clock.stamp(), data.draw(st.sampled_from([b"", b"x", b"y"]))) for _ in range(4)]
-    expected = writes[-1][1] or None
-    heard = data.draw(st.permutations(writes))
-    retained = RetainedMessages(100, 10_000)
-    for stamp, payload in heard:
-        retained.merge(Message(b"a", payload, 1, True, b"", NEVER), 1.0, "me", stamp)
+ORDERS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["put", "delete", "lanes"])), max_size=8)
 
-    assert expected == kept(retained, b"a")
+
+def test_whatever_the_order_all_workers_agree(nodes: Nodes) -> None:
+    """Two workers would answer differently, for ever, after a deletion that came before the write that it deletes."""
+    node = nodes(3)
+    clients = [broker.connect(f"c{n}") for n, broker in enumerate(node)]
+    lanes = [(broker, peer.data) for broker in node for peer in broker.mesh.peers]
+    topics = iter(range(1 << 30))
+
+    @settings(max_examples=150)
+    @given(ORDERS, st.permutations(range(len(lanes))))
+    @example([(0, "put"), (1, "delete")], range(6))
+    @example([(0, "put"), (1, "put"), (2, "delete"), (1, "lanes"), (2, "delete")], range(6))
+    def check(steps: list[tuple[int, str]], order: list[int]) -> None:
+        topic = b"t/%d" % next(topics)
+        for broker, lane in lanes:
+            broker.reactor.pause(lane, Pause.FANOUT)  # as while a message with thousands of receivers is delivered
+        for n, (at, action) in enumerate(steps):
+            if action == "lanes":  # all that was sent to this worker arrives
+                for broker, lane in lanes[at * 2 : at * 2 + 2]:
+                    broker.reactor.resume(lane, Pause.FANOUT)
+                node.settle()
+                for broker, lane in lanes[at * 2 : at * 2 + 2]:
+                    broker.reactor.pause(lane, Pause.FANOUT)
+            else:
+                clients[at].send(Publish(topic, b"%d" % n if action == "put" else b"", 0, True))
+                node.settle()
+        for number in order:
+            broker, lane = lanes[number]
+            broker.reactor.resume(lane, Pause.FANOUT)
+            node.settle()
+
+        writes = [b"%d" % n if action == "put" else None for n, (_, action) in enumerate(steps) if action != "lanes"]
+        last = writes[-1] if writes else None
+        assert [last] * 3 == everywhere(node, topic)
+
+    check()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_deletion_of_nothing_leaves_nothing(nodes: Nodes, workers: int) -> None:
+    """A client could fill the memory of all workers with topics that never had a message."""
+    node = nodes(workers)
+    publisher = node[0].connect("publisher")
+    publisher.send(*[Publish(b"t/%d" % n, b"", 0, True) for n in range(500)])
+    publisher.receive()
+
+    assert [[]] * workers == [broker.retained.deleted() for broker in node]
+
+
+def with_deletions(retained: RetainedMessages, number: int, since: float, topic: bytes = b"%d") -> None:
+    """Have *number* topics set and deleted, one a second from *since* on."""
+    clock = HybridClock(WorkerId("weir", 0, 1), time.time)
+    for n in range(number):
+        retained.put(Message(topic % n, b"x", 0, True, b"", NEVER), 1.0, "", clock.stamp())
+        retained.delete(topic % n, clock.stamp(), since + n)
 
 
 def test_a_deletion_is_forgotten_when_no_older_write_can_come() -> None:
     """Each topic that was ever deleted would cost memory."""
-    clock = HybridClock(WorkerId("weir", 0, 1), time.time)
     retained = RetainedMessages(100, 10_000)
-    for n in range(5):
-        retained.delete(b"%d" % n, clock.stamp(), 10.0 + n)
+    with_deletions(retained, 5, 10.0)
     retained.forget_tombstones(10.0 + TOMBSTONE + 1.5, 10)
     assert [b"2", b"3", b"4"] == retained.deleted()
     retained.forget_tombstones(1000.0, 2)
     assert [b"4"] == retained.deleted()
+    assert 301 == retained.statistics().tombstone_bytes
+
+
+def test_tombstones_stay_within_the_bytes_of_retained_messages() -> None:
+    """A client that sets and deletes ever new topics could fill the memory within the life of a tombstone."""
+    retained = RetainedMessages(100, 10_000)
+    with_deletions(retained, 1000, 10.0, b"%04d")
+    statistics = retained.statistics()
+
+    assert 9_000 < statistics.tombstone_bytes <= 10_000
+    assert (32, 968) == (statistics.tombstones, statistics.tombstones_displaced)
+    assert b"0999" == retained.deleted()[-1]
+
+
+def test_tombstones_give_way_to_messages() -> None:
+    """A message would be refused for a minute because others were deleted."""
+    retained = RetainedMessages(100, 10_000)
+    with_deletions(retained, 30, 10.0, b"%04d")
+
+    assert retained.put(Message(b"a", bytes(9_800), 0, True, b"", NEVER), 1.0) is None
+    assert 0 == retained.statistics().tombstones
 
 
 def test_what_is_set_again_is_no_deletion_any_more() -> None:
     """It would be deleted again by who hears of both."""
     clock = HybridClock(WorkerId("weir", 0, 1), time.time)
     retained = RetainedMessages(100, 10_000)
-    retained.delete(b"a", clock.stamp())
-    retained.put(Message(b"a", b"x", 0, True, b"", NEVER), 1.0, "", clock.stamp())
-
-    assert [] == retained.deleted()
+    for payload in (b"1", b"2"):
+        retained.put(Message(b"a", payload, 0, True, b"", NEVER), 1.0, "", clock.stamp())
+        assert [] == retained.deleted()
+        retained.delete(b"a", clock.stamp())
+        assert [b"a"] == retained.deleted()
 
 
 @pytest.mark.parametrize("payload", [b"", b"x"])

@@ -12,6 +12,8 @@ def test_expired_and_old_entries_are_dropped() -> None:
     clock = Clock()
     retained, addresses, failures = Retained(10, 1000, 10), Addresses(0, 1, 1), Failures()
     retained.put(Message(b"a", b"1", 0, True, b"", clock.now + 5.0), clock.now, "me", 1)
+    retained.put(Message(b"b", b"1", 0, True, b"", 0.0), clock.now, "me", 2)
+    retained.delete(b"b", 3, clock.now)
     address = addresses.arrive("192.0.2.1:5000", clock.now)
     assert not addresses.too_fast(address, clock.now)
     addresses.leave(address)
@@ -19,8 +21,10 @@ def test_expired_and_old_entries_are_dropped() -> None:
     housekeeping = Housekeeping(retained, addresses, failures, clock)
 
     housekeeping.run()
+    assert [b"b"] == retained.deleted()
     assert (1, (0, 1), 1) == (retained.statistics().count, addresses.statistics(), failures.statistics())
     clock.now += PEACE + 1.0
     housekeeping.run()
 
+    assert [] == retained.deleted()
     assert (0, (0, 0), 0) == (retained.statistics().count, addresses.statistics(), failures.statistics())
