@@ -20,12 +20,14 @@ PASSWORD: Final = 0x40
 USER_NAME: Final = 0x80
 
 
-def decode_connect(data: bytes, start: int, stop: int) -> Connect:
-    """The CONNECT whose body is data[start:stop]. Its version is a field of it.
+def decode_connect(first: int, data: bytes, start: int, stop: int) -> Connect:
+    """The CONNECT whose first byte is *first* and whose body is data[start:stop]. Its version is a field of it.
 
     The fields are in a fixed order [MQTT-3.1.3-1], and each is present if and only if its flag is set.
     """
     version, position = _decode_version(data, start, stop)
+    if first != CONNECT << 4 and version != V31:
+        raise malformed(f"CONNECT with the flags 0x{first & 0x0F:x}")  # [MQTT-2.1.3-1]; 3.1 does not use them
     if position == stop:
         raise malformed("CONNECT ends before its flags")
     flags = data[position]

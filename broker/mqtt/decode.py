@@ -68,7 +68,7 @@ def decode(first: int, data: bytes, start: int, stop: int, version: int) -> Pack
     if kind == UNSUBSCRIBE:
         return _decode_unsubscribe(data, start, stop, version)
     if kind == CONNECT:
-        return decode_connect(data, start, stop)
+        return decode_connect(first, data, start, stop)
     if kind == DISCONNECT:
         return _decode_disconnect(data, start, stop, version)
     if kind == CONNACK:
@@ -93,7 +93,7 @@ def _may_begin(first: int, version: int) -> bool:
     kind, flags = first >> 4, first & 0x0F
     qos = flags >> 1 & 3
     if version == 0:
-        return first == CONNECT << 4  # 3.1 would allow flags here; refusing them ends a TLS handshake at once
+        return kind == CONNECT  # its flags are checked once its version is known
     if kind == PUBLISH:
         return qos < 3 and (flags < 8 or qos > 0 or version == V31)  # [MQTT-3.3.1-4], [MQTT-3.3.1-2]
     if kind == 0 or (kind == AUTH and version != V5):

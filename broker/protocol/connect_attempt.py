@@ -93,7 +93,8 @@ class ConnectAttempts:
         connection.enter(Input.CONNECT)
         self.counters.connects_received += 1
         connection.version = peek_version(data, body, stop)
-        packet = decode_connect(data, body, stop)
+        packet = decode_connect(data[header], data, body, stop)
+        connection.version = packet.version
         # Whether the length may be padded depends on the version. 3.1.1 asks for no shortest form (2.2.3), so a client
         # of it may write four bytes before it knows the length.
         read_length(data, header + 1, body, packet.version)  # [MQTT-1.5.5-1]

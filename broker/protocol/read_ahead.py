@@ -3,13 +3,15 @@
 # A connection that is throttled is read up to the size of one read. An acknowledgement in there may free what the
 # broker owes the client, and a client takes the broker for dead if its PINGREQ is not answered in time. Both are taken
 # at once; every other packet keeps its place behind the PUBLISH. No byte is parsed twice.
-from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V31
 from broker.mqtt.scanner import read_header
 from broker.reasons import ProtocolError
 
-PINGREQ = b"\xc0\x00"
+EMPTY = 2  # bytes of a PINGREQ
 PLAIN = 4  # bytes of an acknowledgement without code and properties
-ACKNOWLEDGEMENTS = (PUBACK << 4, PUBREC << 4, PUBREL << 4 | 2, PUBCOMP << 4)
+PING = 0xC0
+RELEASE = PUBREL << 4 | 2
+ACKNOWLEDGEMENTS = (PUBACK << 4, PUBREC << 4, RELEASE, PUBCOMP << 4)
 
 
 class ReadAhead:
@@ -40,8 +42,10 @@ def read_ahead(data: bytes, position: int, version: int) -> ReadAhead:
             break
         if stop > end:
             break
+        if version == V31:
+            first = _without_unused_flags(first)
         plain = stop - position == PLAIN and first in ACKNOWLEDGEMENTS and data[body:stop] != b"\0\0"
-        if plain or data[position:stop] == PINGREQ:
+        if plain or (first == PING and stop - position == EMPTY):
             kept.append(data[start:position])
             start = stop
             if plain:
@@ -54,3 +58,10 @@ def read_ahead(data: bytes, position: int, version: int) -> ReadAhead:
         kept.append(data[start:])
         found.left = b"".join(kept)
     return found
+
+
+def _without_unused_flags(first: int) -> int:
+    """The first byte *first* of a packet of 3.1 as later versions write it: 3.1 sends PUBREL again with DUP (3.6)."""
+    if first >> 4 == PUBREL:
+        return RELEASE if first & 6 == 2 else first
+    return first & 0xF0

@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
+from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
@@ -424,14 +425,16 @@ class Session:
     def puback(self, packet_id: int, now: float) -> bool:
         """PUBACK: the message was delivered or refused, and is removed in both cases [MQTT-4.4.0-2].
 
-        False if no QoS 1 message is unacknowledged under that id.
+        False if nothing is unacknowledged under that id. ProtocolError: a message of QoS 2 is.
         """
         inflight = self._inflight
         if inflight is None:
             return False
         message = inflight.get(packet_id)
-        if message is None or message.qos != 1:
+        if message is None:
             return False
+        if message.qos != 1:
+            raise protocol_error("PUBACK for a QoS 2 message")  # 4.3.3
         del inflight[packet_id]
         self._inflight_bytes -= message.size
         queue = self._queue
@@ -446,18 +449,20 @@ class Session:
         """PUBREC: the client has stored the message, or refuses it with a *code* from 0x80.
 
         Stored: PUBREL is sent [MQTT-4.3.3-4], until there is a PUBCOMP [MQTT-4.3.3-5]. Refused: the message is removed
-        [MQTT-4.4.0-2].
+        [MQTT-4.4.0-2]. False if nothing is unacknowledged under that id. ProtocolError: a message of QoS 1 is.
         """
         inflight = self._inflight
         out = self.outbox
         message = None if inflight is None else inflight.get(packet_id)
         if out is None:
             return False
-        if inflight is None or message is None or message.qos != 2:
+        if inflight is None or message is None:
             if code < 0x80:
                 self._counters.answers_sent += 1
                 self._unknown(out, PUBREL, packet_id)
             return False
+        if message.qos != 2:
+            raise protocol_error("PUBREC for a QoS 1 message")  # 4.3.2
         self._inflight_bytes -= message.size
         if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
             self._queue.done(message)
@@ -472,10 +477,16 @@ class Session:
         return True
 
     def pubcomp(self, packet_id: int, now: float) -> bool:
-        """PUBCOMP: the packet id is free again."""
+        """PUBCOMP: the packet id is free again.
+
+        False if nothing is unacknowledged under that id. ProtocolError: a message without PUBREC is.
+        """
         inflight = self._inflight
-        if inflight is None or inflight.get(packet_id) is not RELEASED:
+        message = None if inflight is None else inflight.get(packet_id)
+        if inflight is None or message is None:
             return False
+        if message is not RELEASED:
+            raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
         if self._queue is not None or self._unsent:
             self.pump(now)

@@ -127,6 +127,19 @@ def test_3_1_does_not_use_some_flags() -> None:
     assert MALFORMED is refusal(connect(f"{NAME_31} 1e 003c 000163 000177 0000"), 0)
 
 
+@pytest.mark.parametrize("flags", range(1, 16))
+def test_only_3_1_leaves_the_flags_of_the_fixed_header_unused(flags: int) -> None:
+    """A client of 3.1 that sets DUP in a CONNECT that it sends again is refused, or one of 3.1.1 is not [MQTT-2.1.3-1].
+
+    3.1 (3.1): "The DUP, QoS, and RETAIN flags are not used in the CONNECT message."
+    """
+    first = f"{0x10 | flags:02x}"
+
+    assert Connect(V31, "c", True, 60) == only(first + connect(f"{NAME_31} 02 003c 000163")[2:], 0)
+    assert MALFORMED is refusal(first + connect(f"{NAME_311} 02 003c 000163")[2:], 0)
+    assert MALFORMED is refusal(first + connect(f"{NAME_5} 02 003c 00 000163")[2:], 0)
+
+
 def test_a_password_needs_a_user_name_before_version_5() -> None:
     """3.x accepts a password alone (3.1.1 [MQTT-3.1.2-22]), or 5.0 refuses one (3.1.2.9)."""
     assert MALFORMED is refusal(connect(f"{NAME_31} 42 003c 000163 000170"), 0)

@@ -96,7 +96,7 @@ def test_an_error_is_repeated() -> None:
     ("data", "version", "reason"),
     [
         (b"G", 0, CloseReason.NOT_MQTT),  # GET / HTTP/1.1
-        (b"\x16", 0, CloseReason.MALFORMED_PACKET),  # a TLS handshake on the plain port
+        (b"\x16\x03\x01\x02\x00", 0, CloseReason.MALFORMED_PACKET),  # a TLS handshake on the plain port
         (b"\x36", V311, CloseReason.MALFORMED_PACKET),  # QoS 3
         (b"\x30\xff\xff\xff\xff", V311, CloseReason.MALFORMED_PACKET),  # a length of five bytes
         (b"\x30\x80\x00", V5, CloseReason.MALFORMED_PACKET),  # a padded length

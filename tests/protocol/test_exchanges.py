@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.mqtt.encode import encode
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -12,6 +13,8 @@ from broker.mqtt.packets import (
     V31,
     V311,
     Ack,
+    ConnAck,
+    Connect,
     PingReq,
     PingResp,
     Properties,
@@ -29,7 +32,7 @@ from broker.mqtt.properties import (
     SESSION_EXPIRY_INTERVAL,
 )
 from tests.inprocess import Broker, Client
-from tests.protocol.talk import messages, payloads, subscribe
+from tests.protocol.talk import goodbye, messages, payloads, subscribe
 
 Brokers = Callable[..., Broker]
 VERSIONS = pytest.mark.parametrize("version", [V31, V311, V5])
@@ -214,3 +217,43 @@ def test_what_is_too_large_to_be_sent_takes_no_place(brokers: Brokers, qos: int)
     publish(broker, Publish(b"t", b"x" * 100, qos, packet_id=1), Publish(b"t", b"small", qos, packet_id=2))
 
     assert [b"small"] == payloads(client.receive())
+
+
+@VERSIONS
+@pytest.mark.parametrize(("qos", "wrong"), [(1, PUBREC), (1, PUBCOMP), (2, PUBACK), (2, PUBCOMP)])
+def test_an_acknowledgement_of_the_wrong_kind_ends_the_connection(
+    brokers: Brokers, version: int, qos: int, wrong: int
+) -> None:
+    """A client that confuses two exchanges would be served on, and lose messages without anybody knowing.
+
+    In 5.0 it is told by a DISCONNECT with 0x82. What it was owed is sent again on its next connection.
+    """
+    broker = brokers()
+    reader = connect_kept(broker, version)
+    subscribe(reader, "t", qos=qos)
+    publish(broker, Publish(b"t", b"owed", qos, packet_id=1))
+    (message,) = messages(reader.receive())
+
+    reader.send(Ack(wrong, message.packet_id))
+
+    assert (0x82 if version == V5 else None) == goodbye(reader)
+    assert [b"owed"] == payloads(connect_kept(broker, version).receive())
+
+
+def test_a_client_of_3_1_may_mark_what_it_sends_again(brokers: Brokers) -> None:
+    """A client of 3.1 that sends any of these packets again with DUP would be refused (3.1, 2.1)."""
+    client = brokers().open(V31)
+    connect, subscribe, release, unsubscribe = (
+        bytearray(encode(packet, V31))
+        for packet in (
+            Connect(V31, "again"),
+            Subscribe(1, [Wanted(b"t")]),
+            Ack(PUBREL, 2),
+            Unsubscribe(3, [b"t"]),
+        )
+    )
+    for packet in (connect, subscribe, release, unsubscribe):
+        packet[0] |= 0x08
+    client.send_bytes(bytes(connect + subscribe + release + unsubscribe))
+
+    assert [ConnAck(False), SubAck(1, [0]), Ack(PUBCOMP, 2), UnsubAck(3, [])] == client.receive()

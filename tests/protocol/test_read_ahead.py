@@ -1,8 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.mqtt.encode import encode
-from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, V311, Ack, PingReq, Publish
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, V31, V311, Ack, PingReq, Publish
 from broker.protocol.read_ahead import read_ahead
 
 ACKS = st.builds(Ack, st.sampled_from([PUBACK, PUBREC, PUBREL, PUBCOMP]), st.integers(1, 65535))
@@ -48,3 +49,24 @@ def test_a_packet_id_of_0_is_told_in_its_turn() -> None:
     wait = encode(WAITING, V311)
 
     assert [] == read_ahead(wait + b"\x40\x02\0\0", 0, V311).acknowledgements
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [(0x48, PUBACK), (0x5F, PUBREC), (0x6A, PUBREL), (0x6B, PUBREL), (0x71, PUBCOMP)]
+)
+def test_flags_that_3_1_does_not_use_hide_no_acknowledgement(first: int, kind: int) -> None:
+    """A PUBREL that a client of 3.1 sends again, with DUP, waits behind a publish that waits for what it frees."""
+    data = encode(WAITING, V31) + bytes((first, 2, 0, 9))
+
+    assert [(kind, 9)] == read_ahead(data, 0, V31).acknowledgements
+    assert [] == read_ahead(data, 0, V311).acknowledgements
+
+
+def test_flags_that_3_1_does_not_use_hide_no_ping() -> None:
+    """A client of 3.1 takes the broker for dead while its publish waits."""
+    data = encode(WAITING, V31) + b"\xc8\0\x62\x02\0\1"
+
+    found = read_ahead(data, 0, V31)
+
+    assert (1, [(PUBREL, 1)]) == (found.pings, found.acknowledgements)
+    assert 0 == read_ahead(data, 0, V311).pings

@@ -1,7 +1,9 @@
 # Acknowledgements in both directions, also those that fit nothing.
 import pytest
 
-from broker.mqtt.packets import PUBCOMP, PUBREL, V5, V31, V311, Ack
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, V31, V311, Ack
+from broker.reasons import CloseReason, ProtocolError
+from broker.session.session import Session
 from tests.session.receiver import NOW, Receiver, message
 
 VERSIONS = pytest.mark.parametrize("version", [V31, V311, V5])
@@ -22,24 +24,49 @@ def test_a_puback_for_an_unknown_id_is_ignored(version: int) -> None:
     assert 1 == receiver.session.inflight()
 
 
-def test_a_puback_does_not_end_a_qos_2_exchange() -> None:
-    """A QoS 2 message would be given up with its packet id still in use at the client."""
-    receiver = Receiver().connect().offer(message(b"", 2))
+@VERSIONS
+@pytest.mark.parametrize(
+    ("qos", "acknowledged", "wrong"),
+    [
+        (1, [], PUBREC),
+        (1, [], PUBCOMP),
+        (2, [], PUBACK),
+        (2, [], PUBCOMP),
+        (2, [PUBREC], PUBACK),
+    ],
+)
+def test_an_acknowledgement_of_the_wrong_kind_is_a_protocol_error(
+    version: int, qos: int, acknowledged: list[int], wrong: int
+) -> None:
+    """The client has confused two exchanges: the broker would go on with one whose outcome nobody knows.
 
-    assert not receiver.session.puback(1, NOW)
-    receiver.session.pubrec(1, 0, NOW)
-    assert not receiver.session.puback(1, NOW)
-    assert 1 == receiver.session.inflight()
-
-
-def test_a_pubrec_for_a_qos_1_message_is_answered_and_changes_nothing() -> None:
-    """A QoS 1 message would wait for a PUBCOMP for ever."""
-    receiver = Receiver().connect(V5).offer(message(b"", 1))
+    4.3.2, 4.3.3: a PUBACK ends an exchange of QoS 1, PUBREC and then PUBCOMP one of QoS 2. The exchange is unchanged.
+    """
+    receiver = Receiver().connect(version).offer(message(b"", qos))
+    for kind in acknowledged:
+        acknowledge(receiver.session, kind)
     receiver.take()
 
-    assert not receiver.session.pubrec(1, 0, NOW)
-    assert [Ack(PUBREL, 1, PACKET_ID_NOT_FOUND)] == receiver.take()
-    assert receiver.session.puback(1, NOW)
+    with pytest.raises(ProtocolError) as error:
+        acknowledge(receiver.session, wrong)
+
+    assert CloseReason.PROTOCOL_ERROR is error.value.reason
+    assert ([], 1) == (receiver.take(), receiver.session.inflight())
+
+
+def test_a_refusal_of_a_qos_1_message_by_a_pubrec_is_a_protocol_error() -> None:
+    """A message that its receiver may hold already would be given up as refused."""
+    receiver = Receiver().connect(V5).offer(message(b"", 1))
+
+    with pytest.raises(ProtocolError):
+        receiver.session.pubrec(1, 0x80, NOW)
+
+
+def acknowledge(session: Session, kind: int) -> bool:
+    """Acknowledge the message with the packet id 1."""
+    if kind == PUBACK:
+        return session.puback(1, NOW)
+    return session.pubrec(1, 0, NOW) if kind == PUBREC else session.pubcomp(1, NOW)
 
 
 @VERSIONS
@@ -88,15 +115,14 @@ def test_a_refused_qos_2_message_frees_its_place() -> None:
 
 
 @VERSIONS
-def test_a_pubcomp_that_fits_nothing_is_ignored(version: int) -> None:
-    """A message that the client does not hold yet would be given up."""
+def test_a_pubcomp_for_an_unknown_id_is_ignored(version: int) -> None:
+    """A late PUBCOMP would end another exchange, or the connection."""
     receiver = Receiver().connect(version)
     assert not receiver.session.pubcomp(1, NOW)
 
     receiver.offer(message(b"", 2))
     receiver.take()
 
-    assert not receiver.session.pubcomp(1, NOW)
     assert not receiver.session.pubcomp(2, NOW)
     assert [] == receiver.take()
     assert 1 == receiver.session.inflight()

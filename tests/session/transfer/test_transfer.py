@@ -20,7 +20,7 @@ from broker.mqtt.properties import (
     USER_PROPERTY,
     WILL_DELAY_INTERVAL,
 )
-from broker.reasons import DropReason
+from broker.reasons import DropReason, ProtocolError
 from broker.routing.shared import SharedGroup
 from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message, SharedMessage
@@ -186,7 +186,10 @@ def happen(side: Side, event: Event, now: float) -> object:
     if name in ("connect", "drop", "take", "move"):
         return getattr(side, name)(*arguments, now)
     if name in ("puback", "pubcomp", "pubrec"):
-        return getattr(side.session, name)(*arguments, now)
+        try:
+            return getattr(side.session, name)(*arguments, now)
+        except ProtocolError as error:  # an acknowledgement of the wrong kind
+            return error.detail
     return getattr(side.session, name)(*arguments)
 
 

@@ -10,10 +10,13 @@ from typing import Final
 
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import (
+    CONNECT,
     PUBACK,
     PUBCOMP,
     PUBREC,
     PUBREL,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
     V5,
     V31,
     V311,
@@ -59,6 +62,11 @@ TOPICS: Final = [b"a", b"a/b", b"a/c", b"b", b"a/b/c/d", b"a//b"]
 FILTERS: Final = [*TOPICS, b"+", b"#", b"a/+", b"+/b", b"a/#", b"+/+/#"]
 EVERYTHING: Final = [b"#", b"+/#", b"$SYS/#", b"$share/g/#"]  # of all rooms, and of the pair beside us
 LARGE: Final = 20_000  # bytes of a payload, now and then
+DEEP_LEVELS: Final = 5  # below a room: the levels of a topic that the broker of a run allows
+DEEP_FILTERS: Final = [1, 4, 16, 32]  # of all that match such a topic, in one SUBSCRIBE
+MAY_BE_AGAIN: Final = (CONNECT, PUBREL, SUBSCRIBE, UNSUBSCRIBE)  # packets that only 3.1 marks with DUP
+AGAIN: Final = 0.3  # of these packets of 3.1
+DUP: Final = 0x08
 LENGTHS: Final = [0, 1, 2, 3, 3, 4, 4, 5, 6, 8, 12]  # packets after the CONNECT
 
 
@@ -79,7 +87,15 @@ def conversation(random: Random) -> Conversation:
         packets += said(random, version, room)
     if random.random() < 0.4:
         packets.append(_goodbye(random, version))
-    return Conversation(version, [encode(packet, version) for packet in packets])
+    encoded = [encode(packet, version) for packet in packets]
+    return Conversation(version, [_perhaps_again(random, packet) for packet in encoded] if version == V31 else encoded)
+
+
+def _perhaps_again(random: Random, packet: bytes) -> bytes:
+    """*packet*, of 3.1, marked as sent again if it may be."""
+    if packet[0] >> 4 in MAY_BE_AGAIN and random.random() < AGAIN:
+        return bytes((packet[0] | DUP,)) + packet[1:]
+    return packet
 
 
 def connect(random: Random, version: int, client_id: str, room: bytes) -> Connect:
@@ -180,8 +196,34 @@ def _stream(random: Random, version: int, room: bytes) -> list[Packet]:
 def _acknowledge(random: Random, version: int, room: bytes) -> list[Packet]:
     """What we may have been sent is acknowledged: the broker's packet ids begin at 1."""
     kinds = random.choice([[PUBACK], [PUBREC, PUBCOMP], [PUBREC], [PUBACK, PUBREC, PUBCOMP], [PUBREL]])
-    code = 0x80 if version == V5 and random.random() < 0.1 and kinds[0] in (PUBACK, PUBREC) else 0
-    return [Ack(kind, packet_id, code) for packet_id in range(1, random.choice([2, 3, 8])) for kind in kinds]
+    code = 0x80 if version == V5 and random.random() < 0.1 else 0
+    return [
+        Ack(kind, packet_id, code if kind in (PUBACK, PUBREC) else 0)
+        for packet_id in range(1, random.choice([2, 3, 8]))
+        for kind in kinds
+    ]
+
+
+def _acknowledge_wrongly(random: Random, version: int, room: bytes) -> list[Packet]:
+    """A message to the client itself, which is probably the first one that it is sent, and the wrong answer to it."""
+    qos = random.choice([1, 2])
+    topic = room + b"own/%d" % random.randrange(1000)
+    wrong = random.choice([PUBREC, PUBCOMP] if qos == 1 else [PUBACK, PUBCOMP])
+    code = 0x80 if version == V5 and wrong != PUBCOMP and random.random() < 0.3 else 0
+    message = Publish(topic, b"own", qos, packet_id=_id(random))
+    return [Subscribe(1, [Wanted(topic, qos)]), message, Ack(wrong, random.choice([1, 1, 1, 2]), code), PingReq()]
+
+
+def _deep_tree(random: Random, version: int, room: bytes) -> list[Packet]:
+    """Filters of which each level is a name or a wildcard, and topics that visit all nodes of their tree."""
+    filters = {
+        room + b"/".join(random.choice([b"a", b"+"]) for _ in range(DEEP_LEVELS))
+        for _ in range(random.choice(DEEP_FILTERS))
+    }
+    wanted = [Wanted(filter, random.randrange(3)) for filter in sorted(filters)]
+    names = [b"a"] * (DEEP_LEVELS - 1)
+    topics = [room + b"/".join([*names, b"%d" % random.randrange(1 << 20)]) for _ in range(random.choice([1, 5, 20]))]
+    return [Subscribe(1, wanted), *[Publish(topic, b"deep") for topic in topics]]
 
 
 def _ping(random: Random, version: int, room: bytes) -> list[Packet]:
@@ -223,5 +265,7 @@ SAYINGS: Final[list[Saying]] = [
     _authenticate,
     _say_what_servers_say,
     _connect_again,
+    _acknowledge_wrongly,
+    _deep_tree,
 ]
-WEIGHTS: Final = [30, 45, 12, 4, 5, 3, 1, 1, 1]
+WEIGHTS: Final = [30, 45, 12, 4, 5, 3, 1, 1, 1, 2, 2]

@@ -1,18 +1,19 @@
 # A short run of the fuzzer, and the fuzzer itself: one that finds nothing has to be one that could.
 import secrets
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from broker.mqtt.packets import V5, Publish
+from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, Publish, Subscribe
 from broker.mqtt.stream import PacketReader
 from broker.reasons import ProtocolError
 from tests.tools.fuzz.__main__ import report
 from tests.tools.fuzz.campaign import LONG, STANDSTILL, Campaign, Outcome
 from tests.tools.fuzz.channels import Channel, ChannelEnded, WebSocket, frame, mask
 from tests.tools.fuzz.conversations import conversation
-from tests.tools.fuzz.inputs import Inputs
+from tests.tools.fuzz.inputs import CORPUS, Inputs
 from tests.tools.fuzz.loop import Loop
 from tests.tools.fuzz.pair import Subscriber
 from tests.tools.fuzz.transports import NAMES, Transport
@@ -63,6 +64,22 @@ def test_a_conversation_is_mqtt_before_it_is_spoilt() -> None:
 
         assert len(said.packets) == len(packets)
         assert said.version == reader.version
+
+
+def test_conversations_have_the_shapes_that_were_found_to_harm() -> None:
+    """A run would not try what the broker has been hardened against: deep trees, wrong answers, DUP in 3.1."""
+    random = Random(1)
+    deep = wrong = again = 0
+    for _ in range(CORPUS):
+        said = conversation(random)
+        again += any(packet[0] in (0x18, 0x6A, 0x8A, 0xAA) for packet in said.packets)
+        packets = list(PacketReader(0, 1 << 20).feed(b"".join(said.packets)))
+        deep += any(isinstance(packet, Subscribe) and len(packet.filters) > 4 for packet in packets)
+        for publish, answer in pairwise(packets):
+            if isinstance(publish, Publish) and isinstance(answer, Ack) and publish.payload == b"own":
+                wrong += answer.kind != (PUBACK if publish.qos == 1 else PUBREC)
+
+    assert min(deep, wrong, again) > 20
 
 
 def test_most_inputs_get_beyond_their_connect_and_many_break_the_rules() -> None:
