@@ -30,6 +30,8 @@ class CloseReason(Enum):
     INTERNAL_ERROR = ("internal_error", 0x83, "Weir's own code failed")
     UNSUPPORTED_VERSION = ("unsupported_protocol_version", 0x84, "Weir does not support the client's MQTT version")
     CLIENT_ID_INVALID = ("client_identifier_not_valid", 0x85, "the client id is too long, or empty where it may not be")
+    CLIENT_ID_RULE = ("client_id_rule", 0x85, "the user may not have that client id")
+    CLIENT_ID_OF_OTHER_USER = ("client_id_of_other_user", 0x87, "the client id belongs to a session of another user")
     BAD_CREDENTIALS = ("bad_user_name_or_password", 0x86, "the user name or the password is wrong")
     NOT_AUTHORIZED = ("not_authorized", 0x87, "the user may not do that, or the client has no user and needs one")
     SERVER_UNAVAILABLE = ("server_unavailable", 0x88, "Redis did not say in time whether the client has a session")

@@ -1,14 +1,15 @@
 -- The owners of sessions: claimed, claimed again, released; and the wills of their clients. Each call is atomic.
 --
 -- broker/store/redis/keys.py describes the keys. All keys of a call are in one slice. An owner is
--- "EPOCH INCARNATION SHARD NODE"; of two claims the one with the greater epoch is the later one, in whatever order they
+-- "EPOCH INCARNATION SHARD NODE USER"; of two claims the one with the greater epoch is the later one, in whatever order they
 -- arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
 --   claim    KEYS wills of the claimant, owner, fence of the claimant
---            ARGV op, lease in s, incarnation, "SHARD NODE", client id, will or ""
---            -> {epoch, the former owner or false}
+--            ARGV op, lease in s, incarnation, "SHARD NODE", client id, user, will or ""
+--            -> {epoch, the former owner or false}; {0, the owner} if the session is at another node and belongs to
+--               another user, unless its worker is fenced. The workers of a node ask each other
 --   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
---            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, will or ""
+--            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, user, will or ""
 --            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
 --   release  KEYS wills of the claimant, owner...
 --            ARGV op, incarnation, then for each: client id, epoch, the owner to be restored or ""
@@ -29,17 +30,22 @@ local function text_of(epoch)
   return string.format('%.0f', epoch)
 end
 
--- The owner under *key*: epoch, incarnation, whole text; 0 if there is none.
+-- The owner under *key*: epoch, incarnation, whole text, node, user; 0 if there is none.
 local function owner_of(key)
   local text = redis.call('GET', key)
   if not text then
     return 0, '', false
   end
-  local epoch, incarnation = string.match(text, '^(%d+) (%S+) ')
+  local epoch, incarnation, node, user = string.match(text, '^(%d+) (%S+) %d+ (%S+) (%S+)$')
   if not epoch then -- damaged, or written by another program: as if it were not there
     return 0, '', false
   end
-  return tonumber(epoch), incarnation, text
+  return tonumber(epoch), incarnation, text, node, user
+end
+
+-- The tags of session/principal.py; '*' may have, and stands for, the session of any user.
+local function may_have(claimant, owner)
+  return claimant == owner or claimant == '*' or owner == '*'
 end
 
 local function set_will(client, epoch, will, lease)
@@ -69,11 +75,17 @@ if op == 'claim' then
   if redis.call('EXISTS', KEYS[3]) == 1 then
     return redis.error_reply(DEAD)
   end
-  local lease, incarnation, place, client, will = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-  local stored, _, former = owner_of(KEYS[2])
+  local lease, incarnation, place, client, user, will = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local stored, holder, former, node, owner = owner_of(KEYS[2])
+  if former and not may_have(user, owner) and node ~= string.match(place, '%S+$') then
+    local fence = string.sub(KEYS[3], 1, -1 - #incarnation) .. holder -- of a session that died with its worker
+    if redis.call('EXISTS', fence) == 0 then
+      return { 0, former }
+    end
+  end
   local time = redis.call('TIME')
   local epoch = math.max(stored + 1, tonumber(time[1]) * 1000000 + tonumber(time[2]))
-  redis.call('SET', KEYS[2], text_of(epoch) .. ' ' .. incarnation .. ' ' .. place, 'EX', lease)
+  redis.call('SET', KEYS[2], table.concat({ text_of(epoch), incarnation, place, user }, ' '), 'EX', lease)
   set_will(client, epoch, will, lease)
   return { epoch, former }
 end
@@ -85,8 +97,8 @@ if op == 'reclaim' then
   local lease, incarnation, place = ARGV[2], ARGV[3], ARGV[4]
   local answers = {}
   for i = 2, #KEYS - 1 do
-    local at = 5 + (i - 2) * 3
-    local client, epoch, will = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
+    local at = 5 + (i - 2) * 4
+    local client, epoch, user, will = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
     local stored, holder, text = owner_of(KEYS[i])
     local other = holder ~= incarnation and text
     if other and stored >= epoch then
@@ -94,7 +106,7 @@ if op == 'reclaim' then
       answers[#answers + 1] = { 0, text }
     else
       epoch = math.max(epoch, stored) -- the stored one may be greater: of a claim whose answer was lost
-      redis.call('SET', KEYS[i], text_of(epoch) .. ' ' .. incarnation .. ' ' .. place, 'EX', lease)
+      redis.call('SET', KEYS[i], table.concat({ text_of(epoch), incarnation, place, user }, ' '), 'EX', lease)
       set_will(client, epoch, will, lease)
       answers[#answers + 1] = { epoch, other }
     end

@@ -7,7 +7,7 @@ from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.takeover import TAKEOVER_TIMEOUT, OnTakeover, TakeoverResult
-from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, SUPERSEDED, SWITCH
+from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, OF_OTHER_USER, SUPERSEDED, SWITCH
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
@@ -60,12 +60,12 @@ class IncomingSessions:
 
     # What a claim asks.
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         peer = self._peers.find(former.worker)
-        self._ask(client_id, [] if peer is None else [peer], epoch, wanted, then)
+        self._ask(client_id, [] if peer is None else [peer], epoch, user, wanted, then)
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
-        self._ask(client_id, self._peers.all, epoch, wanted, then)
+    def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
+        self._ask(client_id, self._peers.all, epoch, user, wanted, then)
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         peer = self._peers.find(owner.worker)
@@ -76,7 +76,7 @@ class IncomingSessions:
         self._questions[self._number] = (peer, then)
         peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._number) + client_id.encode()))
 
-    def _ask(self, client_id: str, peers: list[Peer], epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def _ask(self, client_id: str, peers: list[Peer], epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         if not peers:
             then(TakeoverResult(None, nowhere=True))
             return
@@ -84,7 +84,7 @@ class IncomingSessions:
         number = self._number
         self._pending[number] = IncomingSession(number, client_id, set(peers), then, self._clock() + TAKEOVER_TIMEOUT)
         for peer in peers:
-            peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted) + client_id.encode()))
+            peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted, user.encode()) + client_id.encode()))
 
     # What peers answer.
 
@@ -102,6 +102,8 @@ class IncomingSessions:
         incoming.credits = min(incoming.credits, credits)
         if what == SUPERSEDED:
             self._abandon(incoming, TakeoverResult(None, epoch, superseded=True))
+        elif what == OF_OTHER_USER:
+            self._abandon(incoming, TakeoverResult(None, epoch, of_other_user=True))
         elif what == COMES and incoming.source is not None:  # two have it, since a time when they were cut off
             peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
         elif what == COMES:

@@ -9,7 +9,7 @@ from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverResult
-from broker.cluster.takeover_frames import ANSWER, COMES, HAS, NOTHING, NUMBER, SUPERSEDED
+from broker.cluster.takeover_frames import ANSWER, COMES, HAS, NOTHING, NUMBER, OF_OTHER_USER, SUPERSEDED
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
@@ -66,14 +66,17 @@ class OutgoingSessions:
         if not peer.gone:
             peer.tell(wire.frame(wire.HAS, HAS.pack(number, has)))
 
-    def asked(self, peer: Peer, number: int, epoch: int, wanted: bool, client_id: str) -> None:
-        """*peer* owns *client_id* with *epoch*, and asks for its session, or for its end if it is not *wanted*."""
+    def asked(self, peer: Peer, number: int, epoch: int, user: str, wanted: bool, client_id: str) -> None:
+        """*peer* owns *client_id* with *epoch*, and asks for its session, or for its end if it is not *wanted*.
+
+        *user*: the tag of the user that asks.
+        """
         outgoing = self._undecided.get(client_id)
         if outgoing is not None and not outgoing.exported.session.ended:
             # The session is on its way to a peer that may be dead, which this worker has not heard of yet.
-            outgoing.waiting.append(partial(self.asked, peer, number, epoch, wanted, client_id))
+            outgoing.waiting.append(partial(self.asked, peer, number, epoch, user, wanted, client_id))
             return
-        self._claims.give_up(client_id, epoch, partial(self._given_up, peer, number, epoch, wanted))
+        self._claims.give_up(client_id, epoch, user, partial(self._given_up, peer, number, epoch, wanted))
 
     def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, result: TakeoverResult) -> None:
         session = result.session
@@ -82,8 +85,10 @@ class OutgoingSessions:
             if session is not None:
                 self._claims.keep_owned(session, epoch + 1)
             return
-        if result.superseded or session is None:
-            self._answer(peer, number, SUPERSEDED if result.superseded else NOTHING, result.epoch, UNKNOWN)
+        if session is None:
+            refusal = OF_OTHER_USER if result.of_other_user else SUPERSEDED
+            refused = result.superseded or result.of_other_user
+            self._answer(peer, number, refusal if refused else NOTHING, result.epoch, UNKNOWN)
             return
         exported = None
         if wanted:

@@ -71,15 +71,15 @@ class OwnedSessions:
     def get(self, client_id: str) -> Ownership | None:
         return self._current.get(client_id) or self._stale.get(client_id)
 
-    def hold(self, client_id: str, epoch: int, will: bytes) -> None:
-        """This worker owns the session, and Redis knows."""
+    def hold(self, client_id: str, epoch: int, user: str, will: bytes) -> None:
+        """This worker owns the session, and Redis knows. *user*: the tag of its user."""
         self._stale.pop(client_id, None)
-        self._current[client_id] = Ownership(epoch, will, True)
+        self._current[client_id] = Ownership(epoch, user, will, True)
 
-    def hold_stale(self, client_id: str, epoch: int, will: bytes) -> None:
-        """This worker owns the session, and Redis has to be told."""
+    def hold_stale(self, client_id: str, epoch: int, user: str, will: bytes) -> None:
+        """This worker owns the session, and Redis has to be told. *user*: the tag of its user."""
         former = self._drop(client_id)
-        self._stale[client_id] = Ownership(epoch, will, former is not None and former.told)
+        self._stale[client_id] = Ownership(epoch, user, will, former is not None and former.told)
 
     def mark_stale(self, client_ids: list[str]) -> None:
         """Redis may not know that this worker owns the sessions of *client_ids*."""
@@ -206,7 +206,7 @@ class OwnedSessions:
             client = client_id.encode()
             held = self._current[client_id]
             keys.append(self._keys.owner(client))
-            words += [client, held.epoch, held.will]
+            words += [client, held.epoch, held.user, held.will]
         keys.append(self._keys.dead(number, self._me.encode()))
         self._unanswered += 1
         self._commands.submit(_Reclaim(self._script.call(keys, words), self, client_ids), now)
@@ -226,7 +226,7 @@ class OwnedSessions:
             if epoch:
                 self.found_conflict(OwnershipConflict(client_id, other, held.epoch))
             elif self._alone:  # the clock of Redis was set back
-                self.hold_stale(client_id, max(held.epoch, other.epoch + 1), held.will)
+                self.hold_stale(client_id, max(held.epoch, other.epoch + 1), held.user, held.will)
             elif other.epoch >= held.epoch:
                 self._drop(client_id)
                 self._counts.superseded += 1

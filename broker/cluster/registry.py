@@ -34,6 +34,7 @@ from broker.worker_id import WorkerId
 CLAIMED: Final = 0  # Redis has answered with `epoch` and `former`
 LOCAL: Final = 1  # Redis is away, and the session may be claimed within the node: see `Registry.hold_locally()`
 REFUSED: Final = 2  # Redis is away, and the session may be at another node: SERVER_UNAVAILABLE (0x88; 3.x: 3)
+OF_OTHER_USER: Final = 3  # the session is at another node, and belongs to another user
 
 NO_RESOURCE: Final = 0  # publishes do not need the gate of claims
 CHECK_EVERY: Final = 1.0  # seconds between two checks of the generation
@@ -60,7 +61,7 @@ class Verdict:
 class RegistryStatistics:
     def __init__(self) -> None:
         self.claims = 0
-        self.outcomes = [0, 0, 0]  # by CLAIMED, LOCAL, REFUSED
+        self.outcomes = [0, 0, 0, 0]  # by CLAIMED, LOCAL, REFUSED, OF_OTHER_USER
         self.forgotten = 0  # times that the generation had changed
 
 
@@ -103,14 +104,16 @@ class Registry(OnReady):
         ] = {}  # claims that are tried again, and when; few, and at most as old as PAUSE
         commands.on_ready(self)
 
-    def claim(self, client_id: str, lasting: bool, will: bytes, then: Callable[[Verdict], None], now: float) -> None:
+    def claim(
+        self, client_id: str, user: str, lasting: bool, will: bytes, then: Callable[[Verdict], None], now: float
+    ) -> None:
         """A CONNECT claims the session of *client_id*; *then* is called once, perhaps before this returns.
 
-        *lasting*: the session outlives its connection. *will*: as `will_record.encode()` makes it, or b"". A session
-        that is CLAIMED is held until `release()`.
+        *user*: the tag of its user. *lasting*: the session outlives its connection. *will*: as `will_record.encode()`
+        makes it, or b"". A session that is CLAIMED is held until `release()`.
         """
         self.statistics.claims += 1
-        claim = _Claim(self, client_id, lasting, will, then, now)
+        claim = _Claim(self, client_id, user, lasting, will, then, now)
         if self._alone or before_asking(lasting, self._commands.unresponsive_for(now)) == WITHIN_NODE:
             claim.decide(LOCAL, 0, None)
         else:
@@ -124,9 +127,9 @@ class Registry(OnReady):
         """An epoch for a claim without Redis: from the clock of this worker, and later than the epoch it holds."""
         return max(int(self._wall() * 1e6), self.epoch_of(client_id) + 1)
 
-    def hold_locally(self, client_id: str, epoch: int, will: bytes) -> None:
+    def hold_locally(self, client_id: str, epoch: int, user: str, will: bytes) -> None:
         """The session was claimed within the node with *epoch*. Redis is told when it is back."""
-        self.owned.hold_stale(client_id, epoch, will)
+        self.owned.hold_stale(client_id, epoch, user, will)
 
     def release(self, client_id: str) -> None:
         """The session has ended here. If another worker has claimed it since, that claim stays."""
@@ -144,7 +147,7 @@ class Registry(OnReady):
         """The session of *client_id*, which is held, has *will* now, and not the one it was claimed with."""
         held = self.owned.get(client_id)
         if held is not None and held.will != will:
-            self.owned.hold_stale(client_id, held.epoch, will)
+            self.owned.hold_stale(client_id, held.epoch, held.user, will)
 
     def drop_will(self, client_id: str, now: float) -> bool:
         """The will of *client_id* was published or withdrawn: delete it in Redis. False: Redis is away."""
@@ -189,7 +192,7 @@ class Registry(OnReady):
         client = claim.client_id.encode()
         keys = self._keys
         number, me = keys.slice_of(client), self._me.encode()
-        words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.will]
+        words: list[str | bytes | int] = ["claim", LEASE, self._me, self._place, client, claim.user, claim.will]
         command = self.script.call([keys.wills(number, me), keys.owner(client), keys.dead(number, me)], words)
         self._commands.submit(
             _ClaimStep(command, patience(claim.lasting, now - claim.since), claim, self._gate, now), now
@@ -197,6 +200,9 @@ class Registry(OnReady):
 
     def answered(self, claim: "_Claim", reply: object, now: float) -> None:
         epoch, named = epoch_and_owner(reply)
+        if not epoch:
+            claim.decide(OF_OTHER_USER, 0, None)
+            return
         former = claim.former_owner(named)
         ours = former is not None and former.worker == self.worker
         held = self.owned.get(claim.client_id)
@@ -205,10 +211,10 @@ class Registry(OnReady):
         if ours:  # perhaps by an earlier CONNECT, whose claim came too late: then the session is still where it was
             former = self.owned.restored_owner(claim.client_id) if held is None else None
         if held is None or held.epoch < epoch:
-            self.owned.hold(claim.client_id, epoch, claim.will)
+            self.owned.hold(claim.client_id, epoch, claim.user, claim.will)
         else:  # claimed within the node, by a clock that is ahead of Redis: that epoch stays
             epoch = held.epoch
-            self.owned.hold_stale(claim.client_id, epoch, claim.will)
+            self.owned.hold_stale(claim.client_id, epoch, claim.user, claim.will)
         if former is not None:
             self.owned.drop_will_of(former, claim.client_id, now)
         claim.decide(CLAIMED, epoch, former, uncertain)
@@ -225,8 +231,8 @@ class Registry(OnReady):
         """Redis has carried out a claim that had timed out: undo that unless this worker owns the session."""
         epoch, named = epoch_and_owner(reply)
         former = claim.former_owner(named)
-        if not claim.decided:
-            return  # it was tried again, and that answer is the later one
+        if not epoch or not claim.decided:
+            return  # it changed nothing, or it was tried again, and that answer is the later one
         held = self.owned.get(claim.client_id)
         ours = former is not None and former.worker == self.worker
         if held is None:
@@ -268,6 +274,7 @@ class _Claim:
         self,
         registry: Registry,
         client_id: str,
+        user: str,
         lasting: bool,
         will: bytes,
         then: Callable[[Verdict], None],
@@ -275,6 +282,7 @@ class _Claim:
     ) -> None:
         self.registry = registry
         self.client_id = client_id
+        self.user = user
         self.lasting = lasting
         self.will = will
         self.since = since

@@ -3,6 +3,10 @@
 # A claim asks the registry first, or, when Redis is away, the workers of the node. The former owner hands the session
 # over (takeover.py); only then the claimant is answered. Claims of one client id are taken in turn, and so are peers
 # that ask for a session while this worker is claiming it. A claim whose client is gone when it succeeds is released.
+#
+# A session of another user is not given up. Where it is on this worker, the claim is refused before anything changes.
+# Otherwise Redis refuses if the session is at another node, and the worker that has it if it is at this node: only that
+# worker knows whether the session has just ended. It then owns the session with an epoch after that of the claim.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +15,12 @@ from typing import Final
 from broker.cluster.owned_sessions import OwnershipConflict
 from broker.cluster.owner import Owner
 from broker.cluster.registered_store import RegisteredStore
-from broker.cluster.registry import CLAIMED, LOCAL, REFUSED, Registry, Verdict
+from broker.cluster.registry import CLAIMED, LOCAL, OF_OTHER_USER, REFUSED, Registry, Verdict
 from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
 from broker.cluster.will_record import encode
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason
+from broker.session.principal import ANYBODY, may_have
 from broker.session.session import Session
 from broker.store.sessions import Claimant
 
@@ -30,6 +35,7 @@ class SessionClaimsStatistics:
         self.taken_over = 0  # sessions that came from other workers
         self.given_up = 0  # sessions that peers were told they could have
         self.turned_away = 0  # claims that failed: a later claim has the session, or too many claims wait for it
+        self.of_other_users = 0  # claims of sessions that belong to another user
 
 
 class SessionClaims:
@@ -69,7 +75,17 @@ class SessionClaims:
         claimant = claim.claimant
         self._claims[claimant.client_id] = claim
         self.store.claim_begins(claimant.client_id)
-        self.registry.claim(claimant.client_id, claimant.expiry > 0, claim.will, claim.decided, self.clock())
+        if self.session_of_other_user(claimant) is not None:
+            claim.of_other_user()
+            return
+        self.registry.claim(
+            claimant.client_id, claimant.owner, claimant.expiry > 0, claim.will, claim.decided, self.clock()
+        )
+
+    def session_of_other_user(self, claimant: Claimant) -> Session | None:
+        """The session on this worker that *claimant* may not have."""
+        here = self.store.find(claimant.client_id)
+        return None if here is None or may_have(claimant.owner, here.principal.owner()) else here
 
     def over(self, claim: "_Claim") -> None:
         """*claim* has been answered: go on with what waited for that."""
@@ -77,8 +93,8 @@ class SessionClaims:
         del self._claims[client_id]
         self.counts.waiting -= 1
         self.store.claim_ends(client_id)
-        for epoch, then in claim.askers:
-            self.give_up(client_id, epoch, then)
+        for epoch, user, then in claim.askers:
+            self.give_up(client_id, epoch, user, then)
         for tell in claim.questions:
             self.answer_whether(client_id, tell)
         if claim.behind:
@@ -86,22 +102,27 @@ class SessionClaims:
 
     # What peers ask.
 
-    def give_up(self, client_id: str, epoch: int, then: OnTakeover) -> None:
+    def give_up(self, client_id: str, epoch: int, user: str, then: OnTakeover) -> None:
         """A peer says that it owns *client_id* with *epoch*: call *then* once with what this worker has of it.
 
         That is the session as it is: the caller closes it (0x8E), takes it out of the routes, and hands it over or ends
-        it. Or there is no session here; or there is none to be had (*superseded*), as this worker's epoch is later.
+        it. Or there is no session here; or there is none to be had, as this worker's epoch is later (*superseded*), or
+        as the session belongs to another user than the one with the tag *user* (*of_other_user*).
         """
         claim = self._claims.get(client_id)
         if claim is not None and claim.epoch < epoch:
-            claim.askers.append((epoch, then))
+            claim.askers.append((epoch, user, then))
             return
         held = self.registry.epoch_of(client_id) if claim is None else claim.epoch
         if held > epoch:
             then(TakeoverResult(None, held, superseded=True))
             return
-        self.registry.yield_to(client_id, epoch)
         session = self.store.find(client_id)
+        if session is not None and not may_have(user, session.principal.owner()):
+            self.keep_owned(session, epoch + 1)
+            then(TakeoverResult(None, epoch + 1, of_other_user=True))
+            return
+        self.registry.yield_to(client_id, epoch)
         if session is not None:
             self.counts.given_up += 1
         then(TakeoverResult(session, held))
@@ -115,8 +136,8 @@ class SessionClaims:
             then(self.store.find(client_id) is not None)
 
     def keep_owned(self, session: Session, epoch: int) -> None:
-        """The peer that had asked for *session* is gone: this worker owns it with *epoch*, the one after that claim."""
-        self.registry.hold_locally(session.client_id, epoch, _will_of(session))
+        """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim."""
+        self.registry.hold_locally(session.client_id, epoch, session.principal.owner(), _will_of(session))
 
     # Other owners that the registry finds.
 
@@ -124,7 +145,7 @@ class SessionClaims:
         """Settle the conflicts that the registry has found; nothing is ever due."""
         for conflict in self.registry.owned.take_conflicts():
             if conflict.ours:
-                self.requests.take_over(conflict.client_id, conflict.owner, conflict.ours, False, _ignore)
+                self.requests.take_over(conflict.client_id, conflict.owner, conflict.ours, ANYBODY, False, _ignore)
             else:
                 self._superseded(conflict)
         return NOTHING_DUE
@@ -159,7 +180,9 @@ class _Claim:
         self.claimant = claimant
         self.behind = behind  # claimants of the same client id that wait for their turn
         self.epoch = UNDECIDED
-        self.askers: list[tuple[int, OnTakeover]] = []  # peers that want the session afterwards, with greater epochs
+        self.askers: list[
+            tuple[int, str, OnTakeover]
+        ] = []  # peers that want the session afterwards, with greater epochs
         self.questions: list[Callable[[bool], None]] = []  # whether there is a session here afterwards
         self.will = _will_claimed_by(claimant)
         self._local = False  # claimed without Redis
@@ -173,13 +196,18 @@ class _Claim:
         if verdict.outcome == REFUSED:
             self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
+        if verdict.outcome == OF_OTHER_USER:
+            self.of_other_user()
+            return
         client_id = claimant.client_id
         self._local = verdict.outcome == LOCAL
         self.epoch = claims.registry.next_epoch(client_id) if self._local else verdict.epoch
         self._refuse_earlier_askers()
         here = claims.store.find(client_id)
         if verdict.outcome == CLAIMED and verdict.former is not None:
-            claims.requests.take_over(client_id, verdict.former, self.epoch, not claimant.clean_start, self.handed_over)
+            claims.requests.take_over(
+                client_id, verdict.former, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
+            )
         elif here is None and (self._local or verdict.uncertain):
             self._ask_all()
         else:
@@ -189,7 +217,7 @@ class _Claim:
         self._asked_all = True
         claimant = self.claimant
         self.claims.requests.claim_within_node(
-            claimant.client_id, self.epoch, not claimant.clean_start, self.handed_over
+            claimant.client_id, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
         )
 
     def handed_over(self, result: TakeoverResult) -> None:
@@ -197,24 +225,32 @@ class _Claim:
         if self._done:
             return
         claims, client_id = self.claims, self.claimant.client_id
-        if result.superseded:
-            if self._local and not self._again:
+        kept = claims.session_of_other_user(self.claimant)
+        if kept is not None:  # it came back meanwhile, from a peer that had taken it over and has died
+            claims.keep_owned(kept, self.epoch)
+            self.of_other_user()
+            return
+        if result.superseded or result.of_other_user:
+            if result.superseded and self._local and not self._again:
                 self._again = True
                 self.epoch = max(self.epoch, result.epoch) + 1
                 self._ask_all()
                 return
-            claims.counts.turned_away += 1
             self.epoch = max(self.epoch, result.epoch)
             self._refuse_earlier_askers()  # or they would begin a second session
             claims.registry.yield_to(client_id, result.epoch)
-            self._answer(CloseReason.SERVER_UNAVAILABLE, None)
+            if result.of_other_user:
+                self.of_other_user()
+            else:
+                claims.counts.turned_away += 1
+                self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
         here = claims.store.find(client_id)
         if result.nowhere and here is None and not self._asked_all:
             self._ask_all()
             return
         if self._local:
-            claims.registry.hold_locally(client_id, self.epoch, self.will)
+            claims.registry.hold_locally(client_id, self.epoch, self.claimant.owner, self.will)
         if result.session is not None:
             claims.counts.taken_over += 1
             if here is not None and here is not result.session:  # since a time when the two workers were cut off
@@ -225,11 +261,16 @@ class _Claim:
     def _refuse_earlier_askers(self) -> None:
         """Answer peers that ask with a lower epoch than this claim's: the claim may be waiting for them."""
         askers, self.askers = self.askers, []
-        for epoch, then in askers:
+        for epoch, user, then in askers:
             if epoch > self.epoch:
-                self.askers.append((epoch, then))
+                self.askers.append((epoch, user, then))
             else:
                 then(TakeoverResult(None, self.epoch, superseded=True))
+
+    def of_other_user(self) -> None:
+        """Refuse the claim, as the session belongs to another user."""
+        self.claims.counts.of_other_users += 1
+        self._answer(CloseReason.CLIENT_ID_OF_OTHER_USER, None)
 
     def _answer(self, reason: CloseReason | None, session: Session | None) -> None:
         self._done = True

@@ -7,7 +7,8 @@
 #   N  SessionClaims     claims; Redis answers with the epoch e and the former owner O
 #   N  IncomingSessions  ASK to O
 #   O  OutgoingSessions  asks its own SessionClaims: the session is here; or nothing is; or this worker owns it with an
-#                        epoch later than e (superseded). If a claim for it is under way at O, that one ends first
+#                        epoch later than e (superseded); or it belongs to another user, and stays here. If a claim for
+#                        it is under way at O, that one ends first
 #   O                    closes the connection (0x8E), waits until every peer has processed what it accepted from that
 #                        client (or the client's next message could overtake its last), and sends ANSWER and then what
 #                        the session holds, in chunks, over the data lane (session/transfer/)
@@ -40,9 +41,16 @@ class TakeoverResult:
     """What became of a session that other workers were asked for."""
 
     def __init__(
-        self, session: Session | None, epoch: int = 0, superseded: bool = False, nowhere: bool = False
+        self,
+        session: Session | None,
+        epoch: int = 0,
+        superseded: bool = False,
+        nowhere: bool = False,
+        of_other_user: bool = False,
     ) -> None:
         """*epoch*: of the former owner's claim, 0 if there was none. *superseded*: that claim is the later one.
+
+        *of_other_user*: the session stays where it is, as it belongs to another user; *epoch* is then its new epoch.
 
         *nowhere*: no worker that was asked has the session, or there was none to ask. Then Redis named an owner whose
         claim it carried out after the claim was abandoned, or a dead one: the owner before that may still have it.
@@ -51,6 +59,7 @@ class TakeoverResult:
         self.epoch = epoch
         self.superseded = superseded
         self.nowhere = nowhere
+        self.of_other_user = of_other_user
 
 
 OnTakeover = Callable[[TakeoverResult], None]
@@ -61,8 +70,10 @@ class TakeoverRequests(Protocol):
     TAKEOVER_TIMEOUT: a peer that dies or does not answer results in `TakeoverResult(None)`.
     """
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         """Have *former* give up the session of *client_id*, which this worker owns with *epoch* now, says Redis.
+
+        *former* refuses if the session belongs to another user than the one with the tag *user*.
 
         Not *wanted* (a clean start): the session ends where it is, its will is published there [MQTT-3.1.2-8], and
         `then` is called without a session once its connection is closed. If *former* is no living worker of this node
@@ -71,7 +82,7 @@ class TakeoverRequests(Protocol):
         """
         ...
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         """As `take_over()`, but of whichever worker of the node has *client_id*: Redis is away.
 
         *epoch* comes from this worker's clock; an epoch from the clock of Redis may be greater. If the answer is

@@ -2,14 +2,23 @@
 import struct
 from typing import Final
 
+from broker.session.principal import TAG_BYTES
+
 # What ANSWER says.
 NOTHING: Final = 0  # there is no session here, or there is none any more
 COMES: Final = 1  # the session follows in chunks
 SUPERSEDED: Final = 2  # this worker owns it with a later epoch
+OF_OTHER_USER: Final = 3  # it belongs to another user, and this worker owns it with the epoch of the answer
 
-ASK: Final = struct.Struct(">QQB")  # number, epoch, whether the session is wanted; then the client id
+USER: Final = struct.Struct(f"{TAG_BYTES}s")  # the tag of a user
+ASK: Final = struct.Struct(f">QQB{TAG_BYTES}s")  # number, epoch, whether it is wanted, user; then the client id
 ANSWER: Final = struct.Struct(">QBQd")  # number, one of the above, epoch, credits
 SWITCH: Final = struct.Struct(">QH")  # number, shard of the giving worker
 MARK: Final = struct.Struct(">QH")  # number, shard of the asking worker
 HAS: Final = struct.Struct(">QB")  # number, whether the worker has the session
 NUMBER: Final = struct.Struct(">Q")
+
+
+def user_of(packed: bytes) -> str:
+    """The tag of a user from the bytes that have it in a frame."""
+    return packed.rstrip(b"\0").decode()

@@ -8,7 +8,7 @@ from broker.cluster.outgoing_sessions import OutgoingSessions
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.session_claims import SessionClaims
-from broker.cluster.takeover_frames import ANSWER, ASK, HAS, MARK, NUMBER, SWITCH
+from broker.cluster.takeover_frames import ANSWER, ASK, HAS, MARK, NUMBER, SWITCH, USER, user_of
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import Session
@@ -18,8 +18,9 @@ from broker.worker_id import WorkerId
 class OfferedSession:
     """A claim of a session whose worker ends, for the client that will come back for it: a `Claimant`."""
 
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, client_id: str, owner: str) -> None:
         self.client_id = client_id
+        self.owner = owner
         self.clean_start = False
         self.expiry = 1  # not 0: the session outlives its connection. For how long, it brings along
         self.will: Will | None = None
@@ -86,8 +87,8 @@ class RegisteredTakeovers(Takeovers):
     def take(self, peer: Peer, kind: int, body: bytes) -> bool:
         incoming, outgoing = self._incoming, self._outgoing
         if kind == wire.ASK:
-            number, epoch, wanted = ASK.unpack_from(body)
-            outgoing.asked(peer, number, epoch, bool(wanted), body[ASK.size :].decode())
+            number, epoch, wanted, user = ASK.unpack_from(body)
+            outgoing.asked(peer, number, epoch, user_of(user), bool(wanted), body[ASK.size :].decode())
         elif kind == wire.ANSWER:
             number, what, epoch, credits = ANSWER.unpack(body)
             incoming.answered(peer, number, what, epoch, credits)
@@ -108,7 +109,7 @@ class RegisteredTakeovers(Takeovers):
         elif kind == wire.ABANDON:
             outgoing.abandoned(peer, NUMBER.unpack(body)[0])
         elif kind == wire.OFFER:
-            self._claims.claim(OfferedSession(body.decode()))
+            self._claims.claim(OfferedSession(body[USER.size :].decode(), user_of(body[: USER.size])))
         elif kind == wire.WHETHER:
             (number,) = NUMBER.unpack_from(body)
             outgoing.asked_whether(peer, number, body[NUMBER.size :].decode())
@@ -134,7 +135,8 @@ class RegisteredTakeovers(Takeovers):
         peers = self._peers.all
         if peers:
             self._offered += 1
-            peers[self._offered % len(peers)].tell(wire.frame(wire.OFFER, session.client_id.encode()))
+            user = session.principal.owner().encode()
+            peers[self._offered % len(peers)].tell(wire.frame(wire.OFFER, USER.pack(user) + session.client_id.encode()))
 
     def leaving(self) -> int:
         return self._outgoing.pending()

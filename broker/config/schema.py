@@ -12,6 +12,7 @@ from broker.config.values import (
     KIB,
     MIB,
     Choice,
+    ClientIdRules,
     Duration,
     Factor,
     Flag,
@@ -84,6 +85,11 @@ def byte_rate(default: str = "") -> str:
 
 def tenant_rule(default: str = "") -> str:
     value: str = _setting(default, Tenants())
+    return value
+
+
+def client_id_rule(default: str = "") -> str:
+    value: str = _setting(default, ClientIdRules())
     return value
 
 
@@ -193,6 +199,9 @@ class Access:
     allow_anonymous: bool = flag(False)  # a broker is opened to a network only on purpose
     # The name in a verified client certificate is the user name, and no password is needed.
     certificate_user: bool = flag(False)
+    # A client id belongs to the user whose session has it, or any user could take over the clients of all others.
+    exclusive_client_ids: bool = flag(True)
+    client_id_rule: str = client_id_rule()  # the ids that a user may have, such as "%u-*"; "" = any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,6 +504,10 @@ def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, 
 
 
 def _access_contradictions(config: Config) -> list[tuple[str, str]]:
+    access = config.access
+    if access.client_id_rule and (access.allow_anonymous or not (access.password_file or access.certificate_user)):
+        right = '"", as a rule needs users: access.password_file or access.certificate_user, and no anonymous clients'
+        return [("access.client_id_rule", right)]
     if config.access.password_file or config.access.allow_anonymous:
         return []
     ways = "access.password_file names a file that `weir passwd` made, or access.allow_anonymous = true"

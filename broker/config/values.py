@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any, Final, Protocol
 
+from broker.config.client_ids import RIGHT as CLIENT_ID_RULES
+from broker.config.client_ids import ClientIdRule
 from broker.config.rate import RateError, parse
 from broker.config.tenants import RIGHT as TENANT_RULES
 from broker.config.tenants import TenantRule
@@ -183,6 +185,20 @@ class Tenants:
             raise ValueError(TENANT_RULES)
         if given:
             TenantRule(given)
+        return given
+
+    def show(self, value: str) -> str:
+        return Text().show(value)
+
+
+class ClientIdRules:
+    """The rule that says which client ids a user may have, as text, which broker/config/client_ids.py parses again."""
+
+    def take(self, given: object) -> str:
+        if not isinstance(given, str) or not given.isprintable():
+            raise ValueError(CLIENT_ID_RULES)
+        if given:
+            ClientIdRule(given)
         return given
 
     def show(self, value: str) -> str:

@@ -35,6 +35,11 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.INTERNAL_ERROR: "`weir logs` shows the failure as internal_error: please report it.",
     CloseReason.UNSUPPORTED_VERSION: "Use MQTT 3.1, 3.1.1 or 5.0.",
     CloseReason.CLIENT_ID_INVALID: "limits.client_id_bytes is the maximum length.",
+    CloseReason.CLIENT_ID_RULE: "access.client_id_rule says which client ids a user may have.",
+    CloseReason.CLIENT_ID_OF_OTHER_USER: (
+        "Give the client an id of its own, or connect as the user of that session. The id is free when its session has "
+        "ended. access.exclusive_client_ids = false lets all users share client ids."
+    ),
     CloseReason.BAD_CREDENTIALS: (
         "Use the right password, or set another with `weir passwd FILE USER` and run `weir reload`."
     ),

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, cast
 
 from broker.auth.authenticator import Authenticator, AuthResult
+from broker.auth.client_ids import ClientIds
 from broker.auth.passwords import Check
 from broker.config.schema import Limits
 from broker.log import Log
@@ -34,7 +35,7 @@ from broker.protocol.states import DEADLINES, Input, State
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason, PauseReason
 from broker.routing.authority import Authoriser
-from broker.session.principal import NOBODY, Principal
+from broker.session.principal import ANONYMOUS, NOBODY, Principal
 from broker.session.session import Session
 from broker.store.sessions import Claims, SessionStore
 
@@ -52,6 +53,7 @@ class ConnectAttempts:
         lifecycle: ConnectionLifecycle,
         sessions: SessionLifecycle,
         authenticator: Authenticator,
+        client_ids: ClientIds,
         claims: Claims,
         store: SessionStore,
         subscribing: Subscribing,
@@ -70,6 +72,7 @@ class ConnectAttempts:
         self.lifecycle = lifecycle
         self.sessions = sessions
         self.authenticator = authenticator
+        self.client_ids = client_ids
         self.claims = claims
         self.store = store
         self.subscribing = subscribing
@@ -129,6 +132,7 @@ class ConnectAttempt(PendingConnect):
         self.terms = agree(packet, attempts.limits)
         self.expiry = self.terms.expiry
         self.user: str | None = None  # the user name, once it is verified
+        self.owner = ANONYMOUS
         self._attempts = attempts
         self._connection = connection
         self._packet = packet
@@ -216,10 +220,16 @@ class ConnectAttempt(PendingConnect):
             return
         self.user = connection.user = result.user
         # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: no other client has this id [MQTT-3.2.2-16].
-        self.client_id = packet.client_id or attempts.new_client_id()
+        client_ids = attempts.client_ids
+        self.client_id = packet.client_id or client_ids.assigned(result.user, attempts.new_client_id())
+        self.owner = client_ids.owner(result.user)
         authoriser = attempts.authoriser
+        if result.user is not None or authoriser is not None:  # other sessions share NOBODY
+            generation = 0 if authoriser is None else authoriser.generation
+            self._principal = Principal(self.client_id, result.user, generation)
+        if reason is None and not client_ids.allows(self.client_id, result.user):
+            reason = CloseReason.CLIENT_ID_RULE
         if reason is None and authoriser is not None:
-            self._principal = Principal(self.client_id, result.user, authoriser.generation)
             if packet.will is not None and not authoriser.may_publish(self._principal, packet.will.topic):
                 reason = CloseReason.NOT_AUTHORIZED
         if reason is not None:
@@ -244,11 +254,11 @@ class ConnectAttempt(PendingConnect):
             self._failed(error)
 
     def refused(self, reason: CloseReason) -> None:
-        """The store cannot say whether there is a session."""
+        """The store cannot say whether there is a session, or the client may not have it."""
         connection = self._connection
         try:
             if connection.protocol_state is State.CLAIMING:
-                self._attempts.lifecycle.refuse(connection, reason, "", self._attempts.clock())
+                self._refuse(reason, self._attempts.clock())
         except Exception as error:
             self._failed(error)
 

@@ -32,6 +32,7 @@ TOO_MANY: Final = "more clients connect than can be let in at once"
 RETURN_CODES: Final = {
     CloseReason.UNSUPPORTED_VERSION: 1,
     CloseReason.CLIENT_ID_INVALID: 2,
+    CloseReason.CLIENT_ID_RULE: 2,
     CloseReason.SERVER_UNAVAILABLE: 3,
     CloseReason.SERVER_BUSY: 3,
     CloseReason.CONNECTS_WAITING: 3,
@@ -43,6 +44,7 @@ RETURN_CODES: Final = {
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,
     CloseReason.NOT_AUTHORIZED: 5,
+    CloseReason.CLIENT_ID_OF_OTHER_USER: 5,
 }
 
 

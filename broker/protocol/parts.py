@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from broker.auth.acl import Acl
 from broker.auth.authenticator import Authenticator
+from broker.auth.client_ids import ClientIds
 from broker.delivery.egress_quota import EgressQuota
 from broker.delivery.outbox import OutboundBudget
 from broker.metrics.interval import IntervalMetrics
@@ -141,6 +142,7 @@ class ProtocolParts:
             self.lifecycle,
             self.sessions,
             authenticator,
+            ClientIds(base.config.access.client_id_rule, base.config.access.exclusive_client_ids),
             claims,
             self.store,
             self.subscribing,

@@ -1,4 +1,14 @@
+# Whom a session belongs to and acts for.
+#
+# Where sessions are claimed, a tag stands for the user: it has at most TAG_BYTES whatever the name is, and Redis does
+# not show the name. 96 bits of a hash: nobody can choose a second name with the tag of a user.
+import base64
+import hashlib
 from typing import Final
+
+ANYBODY: Final = "*"  # the tag of a claim that may have the session of any user
+ANONYMOUS: Final = "-"  # the tag of clients without a verified user
+TAG_BYTES: Final = 16
 
 
 class Principal:
@@ -12,6 +22,21 @@ class Principal:
     def acts_for(self, other: "Principal") -> bool:
         """Whether no access rule can tell the two apart."""
         return self.client_id == other.client_id and self.user == other.user
+
+    def owner(self) -> str:
+        """The tag of the user to whom the session belongs."""
+        return owner_tag(self.user)
+
+
+def owner_tag(user: bytes | None) -> str:
+    if user is None:
+        return ANONYMOUS
+    return base64.urlsafe_b64encode(hashlib.blake2b(user, digest_size=TAG_BYTES * 6 // 8).digest()).decode()
+
+
+def may_have(claimant: str, owner: str) -> bool:
+    """Whether a claim with the tag *claimant* may have a session with the tag *owner*."""
+    return claimant in (owner, ANYBODY) or owner == ANYBODY
 
 
 NOBODY: Final = Principal("", None, 0)

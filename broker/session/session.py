@@ -58,7 +58,7 @@ class Session:
     ) -> None:
         """*queue*: the queue of a session that does not keep its messages in memory."""
         self.client_id = client_id
-        self.principal: Principal = NOBODY  # set where access rules are in force
+        self.principal: Principal = NOBODY  # of its user; NOBODY without a user and without access rules
         self.expiry = 0  # seconds that the session outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
+from broker.session.principal import may_have
 from broker.session.session import Session
 
 
@@ -18,13 +19,14 @@ class Claimant(Protocol):
     expiry: int  # of the session, in seconds, as granted
     will: Will | None
     user: str | None  # the verified user name, for which the will is published
+    owner: str  # the tag of that user, or ANYBODY: see session/principal.py
 
     def found(self, session: Session | None) -> None:
-        """There is a *session*, which is in the store; or there is none."""
+        """There is a *session* that the claimant may have, and it is in the store; or there is none."""
         ...
 
     def refused(self, reason: CloseReason) -> None:
-        """The session cannot be had now; *reason* says why."""
+        """The session cannot be had, or not now; *reason* says why."""
         ...
 
 
@@ -66,7 +68,11 @@ class MemorySessions:
         self._sessions: dict[str, Session] = {}
 
     def claim(self, claimant: Claimant) -> None:
-        claimant.found(self._sessions.get(claimant.client_id))
+        session = self._sessions.get(claimant.client_id)
+        if session is not None and not may_have(claimant.owner, session.principal.owner()):
+            claimant.refused(CloseReason.CLIENT_ID_OF_OTHER_USER)
+        else:
+            claimant.found(session)
 
     def has_room(self, now: float) -> bool:
         return True

@@ -9,6 +9,7 @@ from broker.cluster.owner import Owner
 from broker.cluster.registry import CLAIMED, Registry, Verdict
 from broker.config.schema import Overload
 from broker.mqtt.packets import Will
+from broker.session.principal import ANONYMOUS
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
@@ -28,10 +29,11 @@ class Shard:
         wall: Callable[[], float] = time.time,
         settles: bool = True,
         alone: bool = False,
+        node: str = "node",
     ) -> None:
         """*settles*: conflicts with other owners are noted here; else they wait for the test."""
         self.loop = loop
-        self.identity = WorkerId("node", number, next(_NUMBERS))
+        self.identity = WorkerId(node, number, next(_NUMBERS))
         self.incarnation = self.identity.incarnation_text
         self.number = number
         self.wall = wall
@@ -63,14 +65,14 @@ class Shard:
     def publish_will(self, client_id: str, user: str | None, will: Will, now: float) -> None:
         self.published.append((client_id, user, will))
 
-    def ask(self, client_id: str, lasting: bool = True, will: bytes = b"") -> list[Verdict]:
+    def ask(self, client_id: str, lasting: bool = True, will: bytes = b"", user: str = ANONYMOUS) -> list[Verdict]:
         """A CONNECT; the verdict is in the list that is returned, sooner or later."""
         verdicts: list[Verdict] = []
-        self.registry.claim(client_id, lasting, will, verdicts.append, self.loop.now())
+        self.registry.claim(client_id, user, lasting, will, verdicts.append, self.loop.now())
         return verdicts
 
-    def verdict(self, client_id: str, lasting: bool = True, will: bytes = b"") -> Verdict:
-        verdicts = self.ask(client_id, lasting, will)
+    def verdict(self, client_id: str, lasting: bool = True, will: bytes = b"", user: str = ANONYMOUS) -> Verdict:
+        verdicts = self.ask(client_id, lasting, will, user)
         self.loop.until(lambda: bool(verdicts))
         (verdict,) = verdicts
         return verdict
@@ -85,7 +87,7 @@ class Shard:
     def hold_locally(self, client_id: str) -> int:
         """Claim without Redis; the epoch."""
         epoch = self.registry.next_epoch(client_id)
-        self.registry.hold_locally(client_id, epoch, b"")
+        self.registry.hold_locally(client_id, epoch, ANONYMOUS, b"")
         return epoch
 
     def settled(self) -> bool:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from broker.cluster.claim_policy import CLAIM_PATIENCE
-from broker.cluster.registry import CLAIMED, LOCAL, REFUSED
+from broker.cluster.registry import CLAIMED, LOCAL, OF_OTHER_USER, REFUSED
 from broker.store.redis.keys import LEASE, SLICES
 from supervisor.redis_server import RedisServer
 from tests.cluster.shard import KEYS, Shard
@@ -41,7 +41,7 @@ def test_a_claim_names_the_former_owner(start_redis: StartRedis, every_server: R
     assert second.former is not None
     assert (first.epoch, one.identity) == (second.former.epoch, second.former.worker)
     assert second.epoch > first.epoch
-    assert [str(second.epoch), two.incarnation, "2", "node"] == owner(server, "me")
+    assert [str(second.epoch), two.incarnation, "2", "node", "-"] == owner(server, "me")
 
 
 def test_claiming_ones_own_session_names_nobody(start_redis: StartRedis, loop: Loop) -> None:
@@ -115,7 +115,7 @@ def test_many_claims_at_once_have_one_owner_and_rising_epochs(
                 assert former is not None
                 assert earlier == former.epoch
         last = claims[-1][1]
-        assert [str(epochs[-1]), last.incarnation, str(last.number), "node"] == owner(server, client)
+        assert [str(epochs[-1]), last.incarnation, str(last.number), "node", "-"] == owner(server, client)
 
 
 def test_epochs_rise_though_the_clock_of_redis_does_not(start_redis: StartRedis, loop: Loop) -> None:
@@ -123,7 +123,7 @@ def test_epochs_rise_though_the_clock_of_redis_does_not(start_redis: StartRedis,
     server = start_redis()
     shard = Shard(loop, server.address)
     future = shard.claim("me") + 3_600_000_000
-    set_owner(server, "me", f"{future} 00000000000000ff 7 elsewhere")
+    set_owner(server, "me", f"{future} 00000000000000ff 7 elsewhere -")
 
     assert future + 1 == shard.claim("me")
 
@@ -148,7 +148,7 @@ def test_a_stale_owner_changes_nothing(start_redis: StartRedis, loop: Loop) -> N
     stale.registry.release("me")
     stale.settle()
 
-    assert [str(epoch), new.incarnation, "2", "node"] == owner(server, "me")
+    assert [str(epoch), new.incarnation, "2", "node", "-"] == owner(server, "me")
     assert 0 == stale.registry.epoch_of("me")
     new.registry.release("me")
     new.settle()
@@ -171,7 +171,7 @@ def test_all_is_claimed_again_after_redis_lost_everything(start_redis: StartRedi
 
     assert 1 == shard.registry.statistics.forgotten
     for client_id, epoch in epochs.items():
-        assert [str(epoch), shard.incarnation, "0", "node"] == owner(server, client_id)
+        assert [str(epoch), shard.incarnation, "0", "node", "-"] == owner(server, client_id)
 
 
 def test_all_is_claimed_again_after_a_restart(start_redis: StartRedis, every_server: RedisServer, loop: Loop) -> None:
@@ -185,7 +185,7 @@ def test_all_is_claimed_again_after_a_restart(start_redis: StartRedis, every_ser
     server.start()
     loop.until(lambda: len(owner(server, "me")) > 0)
 
-    assert [str(epoch), shard.incarnation, "0", "node"] == owner(server, "me")
+    assert [str(epoch), shard.incarnation, "0", "node", "-"] == owner(server, "me")
 
 
 def test_the_scripts_come_back_though_the_connection_stayed(start_redis: StartRedis, loop: Loop) -> None:
@@ -244,7 +244,7 @@ def test_a_lasting_session_gets_in_when_redis_is_back_in_time(start_redis: Start
     loop.until(lambda: bool(waiting))
 
     assert [CLAIMED] == [verdict.outcome for verdict in waiting]
-    assert [str(waiting[0].epoch), shard.incarnation, "0", "node"] == owner(server, "me")
+    assert [str(waiting[0].epoch), shard.incarnation, "0", "node", "-"] == owner(server, "me")
 
 
 def test_a_claim_that_was_carried_out_late_is_taken_back(start_redis: StartRedis, loop: Loop) -> None:
@@ -273,7 +273,7 @@ def test_a_claim_that_was_carried_out_late_is_kept_if_its_session_is(start_redis
     server.go_on()
     shard.settle()
 
-    assert [str(shard.registry.epoch_of("me")), shard.incarnation, "0", "node"] == owner(server, "me")
+    assert [str(shard.registry.epoch_of("me")), shard.incarnation, "0", "node", "-"] == owner(server, "me")
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -298,7 +298,7 @@ def test_of_two_owners_the_later_stays(start_redis: StartRedis, loop: Loop, firs
     loop.ticking.append(second.commands)
     second.settle()
 
-    assert [str(epoch), late.incarnation, "2", "node"] == owner(server, "me")
+    assert [str(epoch), late.incarnation, "2", "node", "-"] == owner(server, "me")
     assert (epoch, {}) == (late.registry.epoch_of("me"), late.superseded_by)
     if second is late:
         assert early.incarnation == late.supersedes["me"].worker.incarnation_text
@@ -307,7 +307,7 @@ def test_of_two_owners_the_later_stays(start_redis: StartRedis, loop: Loop, firs
     else:
         assert late.incarnation == early.superseded_by["me"].worker.incarnation_text
     assert 0 == early.registry.epoch_of("me")
-    assert [str(epoch), late.incarnation, "2", "node"] == owner(server, "me")
+    assert [str(epoch), late.incarnation, "2", "node", "-"] == owner(server, "me")
 
 
 def test_what_ends_in_an_outage_is_released_afterwards(start_redis: StartRedis, loop: Loop) -> None:
@@ -354,3 +354,41 @@ def test_no_owner_is_lost_while_redis_is_killed_again_and_again(start_redis: Sta
         assert int(owner(server, client)[0]) >= epoch
         assert shard.incarnation == owner(server, client)[1]
         assert shard.registry.epoch_of(client) >= epoch
+
+
+def test_a_session_at_another_node_is_kept_for_its_user(start_redis: StartRedis, loop: Loop) -> None:
+    """A user could take over any session of a cluster by connecting to another node."""
+    server = start_redis()
+    here, there = Shard(loop, server.address, 1), Shard(loop, server.address, 2, node="another")
+    assert CLAIMED == here.verdict("me", user="a").outcome
+    before = owner(server, "me")
+
+    refused = there.verdict("me", will=b"0 will", user="b")
+    assert (OF_OTHER_USER, 0) == (refused.outcome, there.registry.epoch_of("me"))
+    assert before == owner(server, "me")
+    assert CLAIMED == there.verdict("me", user="a").outcome
+    assert CLAIMED == here.verdict("me", user="*").outcome  # client ids are not exclusive there
+
+
+def test_a_session_that_died_with_its_worker_is_kept_for_nobody(start_redis: StartRedis, loop: Loop) -> None:
+    """An id would be refused to its next user for a day, though there is no session."""
+    server = start_redis()
+    dead, there = Shard(loop, server.address, 1), Shard(loop, server.address, 2, node="another")
+    assert CLAIMED == dead.verdict("me", user="a").outcome
+    there.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
+    loop.until(there.orphaned_wills.idle)
+
+    assert CLAIMED == there.verdict("me", user="b").outcome
+
+
+def test_the_user_of_a_session_is_told_again(start_redis: StartRedis, loop: Loop) -> None:
+    """After Redis has lost its data, another user could have the session."""
+    server = start_redis()
+    here, there = Shard(loop, server.address, 1), Shard(loop, server.address, 2, node="another")
+    assert CLAIMED == here.verdict("me", user="a").outcome
+    with server.client() as client:
+        client.flushall()
+    here.registry.redis_ready(loop.now())
+    here.settle()
+
+    assert OF_OTHER_USER == there.verdict("me", user="b").outcome

@@ -118,7 +118,7 @@ def test_a_session_is_owned_from_connack_until_it_ends(server: RunningRedis, mak
     client = broker.arrive("me", will=Will(b"t", b"gone"))
 
     assert (0, False) == (client.connack.code, client.connack.session_present)
-    assert [f"{ALIVE:016x}", "0", "node"] == owner(server, "me")[1:]
+    assert [f"{ALIVE:016x}", "0", "node", "-"] == owner(server, "me")[1:]
     assert 1 == wills(server)
     client.send(Disconnect())
     broker.settle()
@@ -192,7 +192,7 @@ def test_who_has_a_session_that_is_elsewhere_closes_it(server: RunningRedis, mak
     broker = make(server)
     client = broker.arrive("me", properties=LASTING)
     with server.client() as redis:
-        redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 1 elsewhere")
+        redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 1 elsewhere -")
     broker.registry_client.registry.owned.mark_all_stale()
     broker.until(lambda: client.closed)
 
@@ -237,7 +237,7 @@ def test_who_is_alone_does_not_wait_for_redis(server: RunningRedis, make: Make) 
 def test_who_is_alone_gives_way_to_nobody_that_is_dead(server: RunningRedis, make: Make) -> None:
     """A clock that is turned back would have clients thrown out by those who had their sessions before."""
     with server.client() as redis:
-        redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 0 node")
+        redis.set(KEYS.owner(b"me"), f"{1 << 52} {DEAD:016x} 0 node -")
     broker = make(server, alone=True)
     client = broker.connect("me", V5)
     broker.ready()
@@ -254,10 +254,10 @@ class Giving:
         self.broker: Registered | None = None
         self.then: OnTakeover | None = None
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         self.then = then
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         raise NotImplementedError
 
     def give(self, client_id: str) -> None:
@@ -270,7 +270,7 @@ class Giving:
 def test_a_session_that_comes_for_a_client_that_is_gone_waits_for_it(server: RunningRedis, make: Make) -> None:
     """It would be lost, or stay for ever."""
     with server.client() as redis:
-        redis.set(KEYS.owner(b"me"), f"1 {DEAD:016x} 1 node")
+        redis.set(KEYS.owner(b"me"), f"1 {DEAD:016x} 1 node -")
     giving = Giving()
     broker = giving.broker = make(server, others=giving)
     client = broker.open(V5)

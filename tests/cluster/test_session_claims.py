@@ -9,6 +9,7 @@ from broker.cluster.session_claims import MOST_WAITING, SessionClaims
 from broker.cluster.takeover import OnTakeover, TakeoverResult
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
+from broker.session.principal import ANONYMOUS, Principal, owner_tag
 from broker.session.session import Session
 from broker.session.will import Will as SessionWill
 from broker.store.redis.connection import READY
@@ -31,15 +32,17 @@ class Node:
         self.asked: list[tuple[str, str, bool]] = []
         self.waiting: list[Callable[[], None]] | None = None
 
-    def take_over(self, client_id: str, former: Owner, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def take_over(self, client_id: str, former: Owner, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         self.asked.append((client_id, former.worker.incarnation_text, wanted))
-        self._do(lambda: self.workers[former.worker.incarnation_text].hand_over(client_id, epoch, wanted, then))
+        self._do(lambda: self.workers[former.worker.incarnation_text].hand_over(client_id, epoch, user, wanted, then))
 
-    def claim_within_node(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         self.asked.append((client_id, "within the node", wanted))
         holders = [worker for worker in self.workers.values() if worker.store.find(client_id) is not None]
         self._do(
-            lambda: holders[0].hand_over(client_id, epoch, wanted, then) if holders else then(TakeoverResult(None))
+            lambda: (
+                holders[0].hand_over(client_id, epoch, user, wanted, then) if holders else then(TakeoverResult(None))
+            )
         )
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
@@ -79,23 +82,26 @@ class Worker:
         self.evicted.append(gone)
         self.store.forget(gone)
 
-    def hand_over(self, client_id: str, epoch: int, wanted: bool, then: OnTakeover) -> None:
+    def hand_over(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         def give(handover: TakeoverResult) -> None:
             if handover.session is not None:
                 self.store.forget(handover.session)
             kept = handover.session if wanted else None
-            then(TakeoverResult(kept, handover.epoch, handover.superseded, nowhere=handover.epoch == 0))
+            nowhere, of_other_user = handover.epoch == 0, handover.of_other_user
+            then(TakeoverResult(kept, handover.epoch, handover.superseded, nowhere, of_other_user))
 
-        self.claims.give_up(client_id, epoch, give)
+        self.claims.give_up(client_id, epoch, user, give)
 
-    def ask(self, client_id: str, lasting: bool = False, clean_start: bool = False) -> "Coming":
-        coming = Coming(self.store, client_id, clean_start, 60 if lasting else 0)
+    def ask(
+        self, client_id: str, lasting: bool = False, clean_start: bool = False, user: str | None = None
+    ) -> "Coming":
+        coming = Coming(self.store, client_id, clean_start, 60 if lasting else 0, user)
         self.claims.claim(coming)
         return coming
 
-    def connect(self, client_id: str, lasting: bool = False) -> Session | CloseReason | None:
+    def connect(self, client_id: str, lasting: bool = False, user: str | None = None) -> Session | CloseReason | None:
         """A client that comes, and stays if it may: what it found."""
-        coming = self.ask(client_id, lasting)
+        coming = self.ask(client_id, lasting, user=user)
         self.loop.until(lambda: bool(coming.answers))
         return coming.answers[0]
 
@@ -103,14 +109,19 @@ class Worker:
 class Coming(Asking):
     """A client that stays: with the session that is found, or a new one."""
 
-    def __init__(self, store: RegisteredStore, client_id: str, clean_start: bool, expiry: int) -> None:
-        super().__init__(client_id, clean_start, expiry)
+    def __init__(
+        self, store: RegisteredStore, client_id: str, clean_start: bool, expiry: int, user: str | None
+    ) -> None:
+        super().__init__(client_id, clean_start, expiry, owner=owner_tag(None if user is None else user.encode()))
         self._store = store
+        self._user = user
 
     def found(self, session_: Session | None) -> None:
         super().found(session_)
         if session_ is None:
-            self._store.keep(session(self.client_id))
+            new = session(self.client_id)
+            new.principal = Principal(self.client_id, self._user, 0)
+            self._store.keep(new)
 
 
 @pytest.fixture
@@ -274,7 +285,7 @@ def test_a_session_that_ends_takes_its_will_back_at_once(server: RunningRedis, l
     """A worker that is killed a moment later would have its will published again, by another worker."""
     loop.stop_clock()
     worker = Worker(loop, server, 1)
-    coming = Coming(worker.store, "me", False, 0)
+    coming = Coming(worker.store, "me", False, 0, None)
     coming.will = Will(b"gone", b"")
     worker.claims.claim(coming)
     loop.until(lambda: bool(coming.answers))
@@ -297,7 +308,7 @@ def test_a_will_that_redis_cannot_be_told_of_is_told_to_the_node(
 ) -> None:
     """A worker that is killed while Redis is away would have it published again, by whoever mourns it."""
     worker = Worker(loop, server, 1)
-    coming = Coming(worker.store, "me", False, 60 if lasting else 0)
+    coming = Coming(worker.store, "me", False, 60 if lasting else 0, None)
     coming.will = Will(b"gone", b"")
     worker.claims.claim(coming)
     loop.until(lambda: bool(coming.answers))
@@ -458,7 +469,7 @@ def test_a_session_of_a_time_when_nobody_could_be_asked_goes(server: RunningRedi
     one.shard.settle()
     loop.ready(two.shard.commands)
     two.store.keep(session("me"))
-    two.registry.hold_locally("me", two.registry.next_epoch("me"), b"")
+    two.registry.hold_locally("me", two.registry.next_epoch("me"), ANONYMOUS, b"")
     two.shard.settle()
 
     assert (None, []) == (one.store.find("me"), two.evicted)
@@ -480,3 +491,60 @@ def test_who_is_alone_asks_nobody(server: RunningRedis, loop: Loop) -> None:
     alone.store.forget(there)
     alone.shard.settle()
     assert [] == owner(server, "me")
+
+
+@pytest.mark.parametrize("clean_start", [False, True])
+@pytest.mark.parametrize("away", [False, True])
+def test_a_session_on_another_worker_stays_with_its_user(
+    server: RunningRedis, loop: Loop, away: bool, clean_start: bool
+) -> None:
+    """A user could take any session over, or end it, by connecting to the right worker."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", user="alice") is None
+    here = one.store.find("me")
+    assert here is not None
+    here.will = SessionWill(Will(b"w", b"of alice", 0, False, {}))
+    one.registry.replace_will("me", b"0 of alice")
+    one.shard.settle()
+    if away:
+        server.kill()
+        loop.until(lambda: two.shard.commands.state != READY and one.shard.commands.state != READY)
+    thief = two.ask("me", user="bob", clean_start=clean_start)
+    loop.until(lambda: bool(thief.answers))
+
+    assert [CloseReason.CLIENT_ID_OF_OTHER_USER] == thief.answers
+    assert (here, None) == (one.store.find("me"), two.store.find("me"))
+    assert here is one.connect("me", user="alice")
+    if not away:
+        one.shard.settle()
+        two.shard.settle()
+        assert owned_by(server, one, "me")
+        assert owner_tag(b"alice") == owner(server, "me")[4]
+        assert 1 == two.claims.counts.of_other_users
+
+
+def test_a_refused_claim_leaves_no_trace_on_its_own_worker(server: RunningRedis, loop: Loop) -> None:
+    """The will of another user would be stored in place of that of the session, and published for it."""
+    worker = Worker(loop, server, 1)
+    assert worker.connect("me", user="alice") is None
+    worker.shard.settle()
+    before = owner(server, "me")
+
+    assert CloseReason.CLIENT_ID_OF_OTHER_USER is worker.connect("me", user="bob")
+    worker.shard.settle()
+    assert before == owner(server, "me")
+    assert 1 == worker.registry.statistics.claims
+
+
+def test_an_id_whose_session_has_just_ended_on_another_worker_is_free(server: RunningRedis, loop: Loop) -> None:
+    """Redis hears of the end later than the next user connects, who would be refused for no reason."""
+    node = Node()
+    one, two = Worker(loop, server, 1, node), Worker(loop, server, 2, node)
+    assert one.connect("me", user="alice") is None
+    here = one.store.find("me")
+    assert here is not None
+    one.store.forget(here)
+
+    assert two.connect("me", user="bob") is None
+    assert two.store.find("me") is not None

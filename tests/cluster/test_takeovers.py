@@ -1,14 +1,32 @@
 # A client that comes back at another worker: one session in the node, whole, and nothing lost, twice or overtaken.
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from broker.auth.passwords import hash_password
 from broker.cluster.registry import Verdict
-from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, ConnAck, Connect, Disconnect, Properties, Publish, Will
+from broker.config.schema import Access, Config
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBREC,
+    V5,
+    V311,
+    Ack,
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    Properties,
+    Publish,
+    Will,
+)
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.session.origin import TransferFilter
+from broker.session.principal import ANONYMOUS
 from broker.session.session import Session
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
@@ -582,7 +600,7 @@ def leave_a_claim(broker: Broker, client_id: str) -> None:
     registry_client = broker.registry_client
     assert registry_client is not None
     verdicts: list[Verdict] = []
-    registry_client.registry.claim(client_id, True, b"", verdicts.append, broker.clock.now)
+    registry_client.registry.claim(client_id, ANONYMOUS, True, b"", verdicts.append, broker.clock.now)
     until(broker, lambda: bool(verdicts))
     registry_client.registry.owned._current.pop(client_id)
 
@@ -701,3 +719,28 @@ def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> N
     node.publish_wills_of(owner, node[0])
 
     assert [b"gone"] == payloads(listener)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_another_user_gets_no_session_from_another_worker(
+    nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis], tmp_path: Path, clean: bool
+) -> None:
+    """A session that has moved to another worker would have forgotten its user."""
+    passwords = tmp_path / "passwords"
+    lines = [f"{user}:{hash_password(user.encode(), b'twelve bytes', 1)}\n" for user in ("alice", "bob")]
+    passwords.write_text("".join(lines))
+    node = nodes(3, Config(access=Access(password_file=str(passwords))), start_redis())
+
+    def enter(broker: Broker, user: str, clean: bool = False) -> Client:
+        return broker.connect("me", V5, clean_start=clean, properties=LASTING, user=user, password=user.encode())
+
+    enter(node[0], "alice").drop()
+    moved = enter(node[1], "alice")
+    assert moved.connack.session_present
+    refused = enter(node[2], "bob", clean)
+
+    assert (0x87, True) == (refused.connack.code, refused.closed)
+    assert [1] == sessions(node)
+    moved.send(PingReq())
+    assert [PingResp()] == moved.receive()
+    assert enter(node[2], "alice").connack.session_present

@@ -54,7 +54,12 @@ class House:
         hashed = [f"{name}:{hash_password(name.encode(), b'twelve bytes', 1)}" for name in USERS]
         self.passwords.write_text("\n".join(hashed))
         self.acl.write_text(RULES)
-        access = Access(password_file=str(self.passwords), acl_file=str(self.acl), allow_anonymous=True)
+        access = Access(
+            password_file=str(self.passwords),
+            acl_file=str(self.acl),
+            allow_anonymous=True,
+            exclusive_client_ids=False,  # so that sessions change hands
+        )
         self.broker = brokers(Config(access=access))
 
     def enter(

@@ -3,6 +3,7 @@ from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.limits import SessionLimits
+from broker.session.principal import ANONYMOUS, ANYBODY, Principal, owner_tag
 from broker.session.queue import QueueBudget
 from broker.session.session import Session
 from broker.store.sessions import MemorySessions
@@ -17,12 +18,20 @@ def session(client_id: str) -> Session:
 class Asking:
     """A CONNECT that remembers how it was answered."""
 
-    def __init__(self, client_id: str, clean_start: bool = False, expiry: int = 0, will: Will | None = None) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        clean_start: bool = False,
+        expiry: int = 0,
+        will: Will | None = None,
+        owner: str = ANONYMOUS,
+    ) -> None:
         self.client_id = client_id
         self.clean_start = clean_start
         self.expiry = expiry
         self.will = will
         self.user: str | None = None
+        self.owner = owner
         self.answers: list[Session | CloseReason | None] = []
 
     def found(self, session: Session | None) -> None:
@@ -32,8 +41,8 @@ class Asking:
         self.answers.append(reason)
 
 
-def claimed(store: MemorySessions, client_id: str) -> Session | CloseReason | None:
-    asking = Asking(client_id)
+def claimed(store: MemorySessions, client_id: str, owner: str = ANONYMOUS) -> Session | CloseReason | None:
+    asking = Asking(client_id, owner=owner)
     store.claim(asking)
     (answer,) = asking.answers
     return answer
@@ -65,3 +74,15 @@ def test_the_end_of_a_former_session_leaves_the_new_one() -> None:
     store.forget(former)
 
     assert (new, 1) == (claimed(store, "one"), store.count())
+
+
+def test_a_session_is_found_by_its_user() -> None:
+    """Another user would get the queue and the rights of a client, or its own user would not get them back."""
+    store = MemorySessions()
+    one = session("one")
+    one.principal = Principal("one", "alice", 0)
+    store.keep(one)
+
+    assert CloseReason.CLIENT_ID_OF_OTHER_USER is claimed(store, "one", owner_tag(b"bob"))
+    assert CloseReason.CLIENT_ID_OF_OTHER_USER is claimed(store, "one", ANONYMOUS)
+    assert (one, one) == (claimed(store, "one", owner_tag(b"alice")), claimed(store, "one", ANYBODY))

@@ -1,6 +1,7 @@
 # Every key that Weir has in Redis, with its content and its lifetime.
 #
-#   PREFIX:{R}:owner:CLIENT     string  "EPOCH INCARNATION SHARD NODE": the owner of the session of that client id
+#   PREFIX:{R}:owner:CLIENT     string  "EPOCH INCARNATION SHARD NODE USER": the owner of the session of that client
+#                                       id, and the tag of its user (session/principal.py)
 #   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
 #   PREFIX:{R}:dead:INCARNATION string  a dead worker is fenced: its claims are refused; for FENCED_FOR
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
@@ -22,8 +23,8 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-FENCED_FOR: Final = 3600  # seconds; Redis reads nothing later than that from a dead worker
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
+FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
 
 class Keys:

@@ -206,6 +206,23 @@ def _storm(stage: Stage, speaking: bool) -> tuple[Broker, list[Client]]:
     return broker, clients
 
 
+@happens(CloseReason.CLIENT_ID_RULE)
+def an_id_of_another_user(stage: Stage) -> Seen:
+    broker = stage.house("%u-*")
+    client = broker.open(V5)
+    client.send(Connect(V5, "phone", user_name="alice", password=b"alice"))
+    return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.CLIENT_ID_OF_OTHER_USER)
+def a_session_of_another_user(stage: Stage) -> Seen:
+    broker = stage.house()
+    broker.connect("phone", V5, user="alice", password=b"alice")
+    thief = broker.open(V5)
+    thief.send(Connect(V5, "phone", user_name="bob", password=b"bob"))
+    return Seen([broker], "", heard(thief))
+
+
 @happens(CloseReason.BAD_CREDENTIALS)
 def a_wrong_password(stage: Stage) -> Seen:
     broker = stage.house()

@@ -34,12 +34,14 @@ class Stage:
         self._start_redis = start_redis
         self.folder = folder
 
-    def house(self) -> Broker:
-        """A broker with the user alice, whose password is her name, and RULES."""
+    def house(self, client_id_rule: str = "") -> Broker:
+        """A broker with the users alice and bob, whose passwords are their names, and RULES."""
         passwords, acl = self.folder / "passwords", self.folder / "acl"
-        passwords.write_text(f"alice:{hash_password(b'alice', b'twelve bytes', 1)}\n")
+        hashed = [f"{name}:{hash_password(name.encode(), b'twelve bytes', 1)}\n" for name in ("alice", "bob")]
+        passwords.write_text("".join(hashed))
         acl.write_text(RULES)
-        return self.brokers(Config(access=Access(password_file=str(passwords), acl_file=str(acl))))
+        access = Access(password_file=str(passwords), acl_file=str(acl), client_id_rule=client_id_rule)
+        return self.brokers(Config(access=access))
 
     def with_redis(self, config: Config) -> Broker:
         """The one worker of a node that has a Redis."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from broker.session.principal import ANONYMOUS
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import CallbackCommand
@@ -46,7 +47,7 @@ def measure(address: RedisAddress) -> None:
         shard.commands.submit(CallbackCommand(packed("GET", "key"), 5.0, count), loop.now())
 
     def claim() -> None:
-        shard.registry.claim(f"client{answered % 1000}", True, b"", count, loop.now())
+        shard.registry.claim(f"client{answered % 1000}", ANONYMOUS, True, b"", count, loop.now())
 
     print(f"microseconds of CPU a command, {form()}")
     for name, ask in (("GET", get), ("claim", claim)):
