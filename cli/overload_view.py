@@ -85,7 +85,10 @@ def sentences(answer: Answer) -> Iterator[str]:
     if not found:
         return
     if not found[0]["enabled"]:
-        yield "[yellow]Overload protection is off[/yellow] (overload.enabled = false): credits throttle no client."
+        yield (
+            "[yellow]Overload protection is off[/yellow] (overload.enabled = false): credits throttle no client; "
+            "gates and quotas still do."
+        )
     level = highest(answer)
     yield f"[bold]{answer['node']}[/bold]  [{color(level)}]level {level} of {LEVELS}[/{color(level)}]{_because(answer)}"
     credits = min((one["credits"] for one in found), key=_per_tick)

@@ -286,7 +286,7 @@ class Cost:
 class Overload:
     """When clients are throttled, which clients, and how much."""
 
-    enabled: bool = flag(True)
+    enabled: bool = flag(True)  # false: no credits and no rate of CONNECTs; gates remain, as they bound memory
     # honour: a client that is throttled for longer than its keep alive stays connected, as the broker causes its
     # silence. strict: it is disconnected, like any silent client, and as HiveMQ documents it.
     keepalive_while_throttled: str = choice("honour", "honour", "strict")

@@ -189,7 +189,7 @@ def _costs(facts: Facts) -> str:
         text = f"A publish of it costs {prices['publish']} credits, 1 for each {prices['bytes_per_credit']} bytes,"
         text += f" {prices['delivery']} for each receiver, {prices['qos']} times its QoS,"
         text += f" and {prices['retained']} if it is retained (overload.cost)."
-        if facts["level"]["level"] == 0.0:
+        if facts["level"]["enabled"] and facts["level"]["level"] == 0.0:
             text += " At level 0, credits throttle only clients whose publishes need a busy worker."
         return text
     needs = " and ".join([place(name) for name in publish["needs"]])
@@ -228,7 +228,7 @@ def _override(facts: Facts) -> str:
     if override["rate"]:
         what.append(f"it may publish {override['rate']}")
     if override["exempt"]:
-        what.append("overload protection does not throttle it")
+        what.append("credits do not throttle it")
     text = f"An administrator ({override['by']}) decided that {' and '.join(what)}, for {span(override['left'])} more"
     return f"{text}: {override['reason']}. `weir limit drop {quote(facts['client'])}` ends that."
 
@@ -239,7 +239,10 @@ def _override(facts: Facts) -> str:
 def _level(facts: Facts) -> str:
     level = facts["level"]
     if not level["enabled"]:
-        return "Overload protection is switched off (overload.enabled), so only quotas throttle clients."
+        return (
+            "Overload protection is switched off (overload.enabled): credits throttle no client. Gates, which bound "
+            "memory, and quotas still do."
+        )
     shown = _rounded_up(level["level"])
     if shown == 0:
         return "The overload level is 0: nothing is overloaded."

@@ -50,7 +50,7 @@ class Publish:
         self.cost = cost  # credits
         self.resources = resources  # that the publish needs, as bits
         self.since = NOT_WAITING  # or, if it was put off, since when it waits for gates and credits; for a quota: now
-        self.exempt = False  # overload protection does not throttle the client: credits are counted and not enforced
+        self.exempt = False  # credits are counted and not enforced
         # To explain the cost:
         self.deliveries = 0
         self.retained = False

@@ -15,7 +15,7 @@ class ProtectedClient:
         self.account = account
         self.quota: Quota | None = None  # None: no quota concerns the client
         self.judging = False  # its publishes are judged, however calm the worker is: see `judge_if_needed()`
-        self.exempt_until = 0.0  # overload protection does not throttle the client before this time
+        self.exempt_until = 0.0  # credits do not throttle the client before this time; gates do
         self.throttled: Verdict | None = None  # the verdict for which the client is paused now
         self.put_off_since = NOT_WAITING  # when the packet that waits, or is tried again, was first put off
         self.waits_since = NOT_WAITING  # since when it waits for gates and credits: at most for `overload.wait` seconds

@@ -12,6 +12,7 @@ from broker.overload.connects import Connects
 from broker.overload.level import STEP, Level
 from broker.overload.protection import Protection
 
+PROTECTION_OFF: Final = "credits throttle no client; gates, which bound memory, and quotas still do"
 LOGGED_CHANGE: Final = 1  # levels: a smaller change is not logged, unless the level returns to 0
 
 
@@ -54,7 +55,7 @@ class OverloadMonitor:
         self._step = now
         self._logged = 0  # the level that was logged last
         if not settings.enabled:
-            log.warning("overload_protection_off", means="no client is throttled to protect the broker")
+            log.warning("overload_protection_off", means=PROTECTION_OFF)
 
     def tick(self, now: float) -> float:
         """Measure if a step is due; return the time of the next step."""

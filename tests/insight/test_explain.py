@@ -242,15 +242,17 @@ def test_what_an_administrator_decided_is_told() -> None:
     override = {"rate": "5/s", "exempt": True, "left": 1800.0, "by": "root", "reason": "a demo"}
     told = said(facts(override=override))
 
-    assert "An administrator (root) decided that it may publish 5/s and overload protection does not" in told
+    assert "An administrator (root) decided that it may publish 5/s and credits do not throttle it" in told
     assert "for 30 min more: a demo. `weir limit drop phone` ends that." in told
 
 
 def test_protection_that_is_off_is_told() -> None:
-    """The text would not say why no client is throttled."""
+    """The text would not say what throttles clients nevertheless."""
     told = said(facts(level={**OVERLOADED, "enabled": False}))
 
-    assert "Overload protection is switched off (overload.enabled)" in told
+    assert "Overload protection is switched off (overload.enabled): credits throttle no client." in told
+    assert "Gates, which bound memory, and quotas still do." in told
+    assert "At level 0, credits throttle" not in said(facts(level={**OVERLOADED, "enabled": False, "level": 0.0}))
     assert "credits, and gets" not in told
 
 

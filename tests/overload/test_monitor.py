@@ -1,9 +1,13 @@
 # The level of a worker: from its signals to what it reports, logs and enforces.
+from pathlib import Path
+
 import pytest
 
 from broker.config.schema import Overload, Quotas, QuotaScope
 from broker.overload.admit import ACCEPT, PAUSE
+from broker.overload.monitor import PROTECTION_OFF
 from broker.overload.reports import Report, decode
+from broker.reasons import PauseReason
 from broker.worker_id import WorkerId
 from tests.overload.protected import HERE, Protected
 
@@ -79,6 +83,26 @@ def test_protection_that_is_off_measures_and_enforces_nothing() -> None:
     assert protected.monitor.level.value > 4.0
     assert ([], 0.0) == (protected.told, protected.protection.ledger.level)
     assert not protected.protection.judging
+
+
+def test_protection_that_is_off_still_bounds_memory_and_says_so() -> None:
+    """Work would pile up before a slow worker without bound; or the log deny what throttles clients nevertheless."""
+    quotas = Quotas(session=QuotaScope(incoming_messages="1:60"), reserve=0.0)
+    protected = Protected(Overload(enabled=False, gate_floor=1), quotas)
+    gate, waits, poor, limited = protected.gate(), *[protected.client(name) for name in ("waits", "poor", "limited")]
+    gate.take(1, 10, protected.now)
+    poor.account.zero = protected.protection.ledger.granted(protected.now) + 1000
+    protected.lag = LATE
+    protected.advance(1.0)
+    assert PauseReason.GATE is protected.publish(waits, gate).reason
+    assert ACCEPT == protected.publish(poor).kind
+    assert [None, PauseReason.QUOTA_SESSION_MESSAGES] == [protected.publish(limited).reason for _ in range(2)]
+
+    (line,) = [line for line in protected.log.lines if line["event"] == "overload_protection_off"]
+    assert PROTECTION_OFF == line["means"]
+    off = next(line for line in Path("deploy/weir.toml").read_text().splitlines() if "# false: credits" in line)
+    for said in (PROTECTION_OFF, off):
+        assert "credits throttle no client" in said and "gates" in said and "quotas" in said
 
 
 def test_the_figures_count_clients_that_wait() -> None:
