@@ -22,7 +22,7 @@ from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import STEP, Level, Signal, Signals
 from broker.overload.trace.player import Player, RecordedAnswer, Replayed
-from broker.overload.wait_list import SLOT, TimeSlots, WaitList, of_credits, of_gate
+from broker.overload.wait_list import SLOT, CreditWaits, TimeSlots, WaitList, of_gate
 from broker.reasons import PauseReason
 
 POLL: Final = 0.01  # seconds between two checks of waiting clients, as in a worker
@@ -162,7 +162,7 @@ class World:
         self._contended = 0
         self._senders: list[Sender] = []
         self._resources: list[Resource] = []
-        self._credits = WaitList(settings, self._ledger)
+        self._credits = CreditWaits(settings, self._ledger)
         self._later = TimeSlots()
         self._waiting = 0  # publishes that wait, or are behind a waiting one
         self._throttled = 0  # throttled clients
@@ -356,12 +356,7 @@ class World:
     def _priced(self, found: Replayed) -> Publish:
         """Return a publish like *found*, with the price of the policy."""
         was = found.publish
-        resources = was.resources
-        if found.run:  # recorded behind a publish that needs the same resources
-            resources = self._player.resources.get(OWN[0], 0)
-            for number in found.gates:
-                resources |= self._resources[number].gate.bit
-        publish = Publish(was.version, was.qos, was.size, was.cost, resources)
+        publish = Publish(was.version, was.qos, was.size, was.cost, was.resources)
         publish.deliveries = was.deliveries
         publish.retained = was.retained
         publish.exempt = (was.exempt and self._protected) or not self._protects
@@ -385,20 +380,18 @@ class World:
             self._later.add(int((sender.since + self._settings.wait) / SLOT) + 1, sender)
         elif verdict.gate is not None:
             sender.waiting = next(one.waiting for one in self._resources if one.gate is verdict.gate)
+            sender.waiting.add(sender, sender.account, sender.since, verdict.until, now)
         elif reason is PauseReason.CREDITS:
-            sender.waiting = self._credits
+            self._credits.add(sender, sender.account, sender.since, verdict.until, verdict.needed, now)
         else:
             self._later.add(int(verdict.until / SLOT) + 1, sender)
-        if sender.waiting is not None:
-            sender.waiting.add(sender, sender.account, sender.since, verdict.until, now)
 
     def _wake(self, now: float) -> None:
         for resource in self._resources:
             if len(resource.waiting):
                 self._release_all(of_gate(resource.waiting, resource.gate, now), now)
         if len(self._credits):
-            own = self._player.resources.get(OWN[0], 0)
-            self._release_all(of_credits(self._credits, self._contended & own != 0, now), now)
+            self._release_all(self._credits.take(self._contended, now), now)
         later = self._later.take(int(now / SLOT))
         for sender in later:
             assert isinstance(sender, Sender)
@@ -423,6 +416,8 @@ class World:
             sender.waiting.remove(sender)
         elif sender.as_recorded:
             self._later.remove(int((sender.since + self._settings.wait) / SLOT) + 1, sender)
+        elif throttled.reason is PauseReason.CREDITS:
+            self._credits.remove(sender, throttled.needed)
         else:
             self._later.remove(int(throttled.until / SLOT) + 1, sender)
         sender.throttled = None

@@ -28,6 +28,7 @@ from broker.cluster.takeovers import Takeovers
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
+from broker.overload.level import without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
@@ -97,7 +98,8 @@ class Mesh(LaneListener):
         name = f"worker {worker.shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        peer = Peer(worker, data_stream, control_stream, self._throttle.add_gate(str(worker), self._clock()))
+        gate = self._throttle.add_gate(str(worker), self._clock(), without_gate(str(worker)))
+        peer = Peer(worker, data_stream, control_stream, gate)
         self._announcements.joined(peer)
         self._peers.all.append(peer)
         lane = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)

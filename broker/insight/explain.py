@@ -16,6 +16,7 @@ VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 RECENT: Final = 5  # decisions that are shown
 AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 JUST_NOW: Final = 0.05  # seconds
+PARTS: Final = {"memory": "the memory of ", "outbound": "the outbound bytes of "}  # of a worker, as resources
 
 KINDS: Final = {  # once, and several times
     DROP: ("dropped a publish of it", "dropped {} publishes of it"),
@@ -192,7 +193,7 @@ def _costs(facts: Facts) -> str:
         if facts["level"]["enabled"] and facts["level"]["level"] == 0.0:
             text += " At level 0, credits throttle only clients whose publishes need a busy worker."
         return text
-    needs = " and ".join([place(name) for name in publish["needs"]])
+    needs = " and ".join([place(name) for name in publish["needs"] if not _part(name)])
     text = _cost(publish)
     if publish["waits"] and credits is not None:
         text += f" {_balance(credits)}"
@@ -335,9 +336,17 @@ def _quota_name(name: str) -> str:
 
 
 def place(resource: str) -> str:
-    """*resource*, such as "node/worker", in words."""
-    node, slash, worker = resource.rpartition("/")
-    return f"worker {worker} of node {node}" if slash else resource
+    """*resource*, such as "node/worker" or "node/worker memory", in words."""
+    node, slash, rest = resource.rpartition("/")
+    if not slash:
+        return resource
+    worker, _, part = rest.partition(" ")
+    return f"{PARTS.get(part, '')}worker {worker} of node {node}"
+
+
+def _part(resource: str) -> bool:
+    """Whether *resource* is the memory or the outbound bytes of a worker that is a resource itself."""
+    return " " in resource.rpartition("/")[2]
 
 
 def span(seconds: float) -> str:

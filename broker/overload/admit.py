@@ -33,11 +33,14 @@ V5: Final = 5
 
 
 class Verdict:
-    def __init__(self, kind: int, reason: Reason | None, until: float = 0.0, gate: Gate | None = None) -> None:
+    def __init__(
+        self, kind: int, reason: Reason | None, until: float = 0.0, gate: Gate | None = None, needed: int = 0
+    ) -> None:
         self.kind = kind
         self.reason = reason
         self.until = until  # PAUSE: when the publish should pass, at the present level; 0: when *gate* has room
         self.gate = gate  # PAUSE: the gate to wait at; None: wait for the time
+        self.needed = needed  # PAUSE for credits without a gate: the contended resources of the publish, as bits
 
 
 class Publish:
@@ -95,10 +98,10 @@ def admit(
             return waits(publish, Verdict(PAUSE, PauseReason.GATE, 0.0, gate), wait, now)
     afforded = publish.exempt or account.passes(ledger, publish.cost, now)
     if not afforded:
-        busy, gate_of_it = _busy(publish, gates, contended if ledger.enforcing else 0)
-        if busy:
+        needed, full = _busy(publish, gates, contended if ledger.enforcing else 0)
+        if needed or full is not None:
             until = account.when(ledger, publish.cost, now)
-            return waits(publish, Verdict(PAUSE, PauseReason.CREDITS, until, gate_of_it), wait, now)
+            return waits(publish, Verdict(PAUSE, PauseReason.CREDITS, until, full, needed), wait, now)
     _charge(publish, account, ledger, gates, afforded, now)
     if quotas is not None:
         quotas.charge(publish, now)
@@ -122,17 +125,15 @@ def decide(
     return admit(publish, account, ledger, gates, quotas, contended, wait, now)
 
 
-def _busy(publish: Publish, gates: list[Gate], contended: int) -> tuple[bool, Gate | None]:
-    """(whether a resource of *publish* is contended or has no idle room, its gate if a gate is the only cause)."""
+def _busy(publish: Publish, gates: list[Gate], contended: int) -> tuple[int, Gate | None]:
+    """(the contended resources of *publish* that no gate measures; if there is none, a gate without idle room)."""
     needed = publish.resources & contended
     full: Gate | None = None
     for gate in gates:
         needed &= ~gate.bit
         if not gate.calm:
             full = gate
-    if needed:  # a resource without a gate: whether it is idle is not known
-        return True, None
-    return full is not None, full
+    return needed, None if needed else full  # whether a resource without a gate is idle is not known
 
 
 def following(

@@ -121,14 +121,18 @@ class Batch:
 
 
 class Gate:
-    def __init__(self, settings: Overload, resource: str, bit: int, now: float) -> None:
-        """The gate of *resource*, which is *bit* in sets of resources; "" and 0 for a gate that no publish needs."""
+    def __init__(self, settings: Overload, resource: str, bit: int, now: float, further: int = 0) -> None:
+        """The gate of *resource*, which is *bit* in sets of resources; "" and 0 for a gate that no publish needs.
+
+        *further*: the resources, as bits, that a publish for this gate needs and that the gate does not measure.
+        """
         self._floor = settings.gate_floor
         self._room = settings.gate_room
         self._idle = settings.gate_idle
         self._most_bytes = settings.gate_bytes
         self.resource = resource
         self.bit = bit
+        self.needs = bit | further
         self.open = True  # there is room for one more publish, and the gate is not blocked
         self.calm = True  # the resource has so little to do that no client has to wait for credits
         self.free = True  # a publish may be taken without being judged: calm, not blocked and not in turns

@@ -19,6 +19,11 @@ STALE: Final = 1.0  # seconds after which a measurement or a report does not cou
 EVER_BEFORE: Final = -1e18
 
 
+def without_gate(worker: str) -> tuple[str, str]:
+    """The resources of *worker* that no gate measures: (memory, outbound). Being quick does not mean having room."""
+    return f"{worker} memory", f"{worker} outbound"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 
@@ -88,19 +93,20 @@ class Signals:
     """The signals of a worker: four of its own, and one for each gate."""
 
     def __init__(self, settings: Overload, here: str) -> None:
-        """*here*: the resource that is this worker itself; every publish to its clients needs it."""
-        self._here = here
+        """*here*: the resource that is this worker itself; every publish to its clients needs it, and its memory."""
+        memory, outbound = without_gate(here)
+        self._here = (here, memory, outbound)
         self._above = settings.contended_from
         self._below = settings.contended_until
         self._gate_delay = settings.gate_delay
         self._all: dict[str, Signal] = {}
         self.lag = self._add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
-        self.outbound = self._add("outbound", settings.outbound_percent / 100, here)  # share of the budget
-        self.memory = self._add("memory", settings.memory_percent / 100, here)  # share of the limit
+        self.outbound = self._add("outbound", settings.outbound_percent / 100, outbound)  # share of the budget
+        self.memory = self._add("memory", settings.memory_percent / 100, memory)  # share of the limit
         self.connect = self._add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
         self.worst = 0.0  # targets, at the last look
         self.worst_name = ""  # the name of the worst signal; "" while all are 0
-        self.worst_here = 0.0  # targets: the worst signal of the resource *here*
+        self.worst_here = 0.0  # targets: the worst signal of this worker itself
         self.contended: tuple[str, ...] = ()  # names of resources, sorted
 
     def add_gate(self, resource: str) -> Signal:
@@ -127,7 +133,7 @@ class Signals:
             if signal.value > self.worst:
                 self.worst = signal.value
                 self.worst_name = signal.name
-            if signal.value > self.worst_here and signal.resource == self._here:
+            if signal.value > self.worst_here and signal.resource in self._here:
                 self.worst_here = signal.value
             if signal.contended and signal.resource:
                 contended.add(signal.resource)

@@ -26,7 +26,7 @@ from broker.overload.client import ProtectedClient
 from broker.overload.cost import Prices
 from broker.overload.credits import Accounts, Ledger
 from broker.overload.gate import Gate
-from broker.overload.level import Resources, Signals
+from broker.overload.level import Resources, Signals, without_gate
 from broker.overload.quotas.overrides import Limit
 from broker.overload.quotas.quotas import Quotas
 from broker.overload.reports import Reports
@@ -70,7 +70,9 @@ class Protection:
         self.signals = Signals(settings, resource)
         self.reports = Reports(worker, self.resources)
         self._settings = settings
-        self._here = self.resources.bit(resource)  # every publish needs the worker that it enters
+        self._here = self.resources.bit(resource)  # as bits: every publish needs the worker that it enters
+        for one in without_gate(resource):
+            self._here |= self.resources.bit(one)
         self.throttle = Throttle(
             settings,
             self.ledger,
@@ -80,7 +82,6 @@ class Protection:
             pauses,
             recorder,
             soon,
-            here=self._here,
         )
         self._pauses = pauses
         self._client_log = client_log
@@ -138,7 +139,7 @@ class Protection:
         shut: Gate | None = None  # by what is not a publish, or because it is the turn of other clients
         publish.resources = self._here
         for gate in gates:
-            publish.resources |= gate.bit
+            publish.resources |= gate.needs
             if shut is None and (gate.blocked or (gate.in_turns and client.turn <= 0)):
                 shut = gate
         if shut is None:

@@ -16,7 +16,7 @@ from broker.overload.gate import Gate
 from broker.overload.level import Resources, Signal, Signals
 from broker.overload.reports import Reports
 from broker.overload.trace.recorder import TraceRecorder
-from broker.overload.wait_list import SLOT, TimeSlots, WaitList, give_turns, of_credits, of_gate
+from broker.overload.wait_list import SLOT, CreditWaits, TimeSlots, WaitList, give_turns, of_gate
 from broker.reasons import PauseReason
 
 SOON: Final = 0.01  # seconds between two looks at the clients that wait
@@ -41,12 +41,8 @@ class Throttle:
         pauses: PauseStatistics,
         recorder: TraceRecorder | None,
         soon: Callable[[float], None],
-        *,
-        here: int,
     ) -> None:
-        """*here*: the bit of the resource that is this worker. *soon*: has `tick()` called at the given time, at the
-        latest.
-        """
+        """*soon*: has `tick()` called at the given time, at the latest."""
         self._settings = settings
         self._ledger = ledger
         self._resources = resources
@@ -55,9 +51,8 @@ class Throttle:
         self._pauses = pauses
         self._recorder = recorder
         self._soon = soon
-        self._here = here
         self._queues: dict[Gate, GateQueue] = {}
-        self._credits = WaitList(settings, ledger)  # clients that wait for credits, and that no gate can help
+        self._credits = CreditWaits(settings, ledger)  # clients that wait for credits, and that no gate can help
         self._quotas = TimeSlots()  # clients that wait for a quota, by when it should have room
         self._look = inf
 
@@ -67,10 +62,16 @@ class Throttle:
 
     # Gates.
 
-    def add_gate(self, resource: str, now: float) -> Gate:
-        """A new gate for *resource*."""
-        bit, settings, recorder = self._resources.bit(resource), self._settings, self._recorder
-        gate = Gate(settings, resource, bit, now) if recorder is None else recorder.gate(settings, resource, bit, now)
+    def add_gate(self, resource: str, now: float, further: tuple[str, ...] = ()) -> Gate:
+        """A new gate for *resource*. A publish that needs it also needs the resources *further*, which have no gate."""
+        settings, recorder = self._settings, self._recorder
+        bit, needed = self._resources.bit(resource), 0
+        for one in further:
+            needed |= self._resources.bit(one)
+        if recorder is None:
+            gate = Gate(settings, resource, bit, now, needed)
+        else:
+            gate = recorder.gate(settings, resource, bit, now, needed)
         self._queues[gate] = GateQueue(WaitList(settings, self._ledger), self._signals.add_gate(resource))
         return gate
 
@@ -110,7 +111,7 @@ class Throttle:
             waiting.add(client, client.account, client.waits_since, verdict.until, now)
             verdict.gate.let_in_turns(waiting.queued())
         elif overload:
-            self._credits.add(client, client.account, client.waits_since, verdict.until, now)
+            self._credits.add(client, client.account, client.waits_since, verdict.until, verdict.needed, now)
         else:
             self._quotas.add(int(verdict.until / SLOT) + 1, client)
         client.throttled = verdict
@@ -141,7 +142,9 @@ class Throttle:
             return
         if verdict.gate is not None and verdict.gate in self._queues:
             self._queues[verdict.gate].waiting.remove(client)
-        elif verdict.gate is None and not self._credits.remove(client):
+        elif verdict.reason is PauseReason.CREDITS:
+            self._credits.remove(client, verdict.needed)
+        elif verdict.gate is None:
             self._quotas.remove(int(verdict.until / SLOT) + 1, client)
 
     # Time.
@@ -169,7 +172,7 @@ class Throttle:
                     self.resume(cast(ProtectedClient, client), now, turn)
                 left = left or len(waiting) > 0
         if len(self._credits):
-            for client in of_credits(self._credits, self._reports.contended & self._here != 0, now):
+            for client in self._credits.take(self._reports.contended, now):
                 self.resume(cast(ProtectedClient, client), now)
             left = left or len(self._credits) > 0
         for one in self._quotas.take(int(now / SLOT)):

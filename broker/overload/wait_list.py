@@ -150,12 +150,38 @@ def give_turns(waiting: WaitList, gate: Gate, woken: int) -> int:
     return max(1, gate.room() // max(1, woken))
 
 
-def of_credits(waiting: WaitList, contended: bool, now: float) -> list[object]:
-    """Remove and return the clients whose turn has come, of those that wait for credits alone.
+class CreditWaits:
+    """The clients that wait for credits alone, by the contended resources that they need."""
 
-    *contended*: so is the resource that they need.
-    """
-    return waiting.expired(now) + waiting.wake(ANY, 0 if contended else ANY, now)
+    def __init__(self, settings: Overload, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._lists: dict[int, WaitList] = {}
+
+    def __len__(self) -> int:
+        return sum([len(waiting) for waiting in self._lists.values()])
+
+    def add(self, client: object, account: Account, since: float, until: float, needed: int, now: float) -> None:
+        """*client* waits since *since* for the credits that it has at *until*, as *needed* is contended."""
+        waiting = self._lists.get(needed)
+        if waiting is None:
+            waiting = self._lists[needed] = WaitList(self._settings, self._ledger)
+        waiting.add(client, account, since, until, now)
+
+    def remove(self, client: object, needed: int) -> None:
+        """Remove *client*, which was added with *needed*, if it still waits."""
+        waiting = self._lists.get(needed)
+        if waiting is not None:
+            waiting.remove(client)
+
+    def take(self, contended: int, now: float) -> list[object]:
+        """Remove and return the clients whose turn has come: all, if nothing that they need is *contended* any more."""
+        found: list[object] = []
+        for needed, waiting in list(self._lists.items()):
+            found += waiting.expired(now) + waiting.wake(ANY, 0 if needed & contended else ANY, now)
+            if not len(waiting):
+                del self._lists[needed]
+        return found
 
 
 def _slot_after(time: float) -> int:

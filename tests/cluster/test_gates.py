@@ -1,6 +1,8 @@
 # A worker that has enough to do, is stopped, or gone: who waits for it, and who does not.
 from collections.abc import Callable
 
+import pytest
+
 from broker.cluster.peer import SHUT
 from broker.config.schema import Config, Cost, Overload
 from broker.mqtt.packets import V5, Ack, PingReq, PingResp, Publish
@@ -78,6 +80,32 @@ def test_who_floods_a_worker_leaves_room_for_others(nodes: Nodes) -> None:
     flood(modest, b"a", 5, b"")
 
     assert 5 == acks(modest)
+
+
+@pytest.mark.parametrize("full", ["memory", "outbound"])
+def test_a_worker_that_is_quick_and_full_throttles_publishes_to_it(nodes: Nodes, full: str) -> None:
+    """Its gate is open, so clients of other workers would fill it until it dies, however it calls for help."""
+    one, two = nodes(2, Config(overload=Overload(cost=Cost(publish=1000))))
+    subscriber, listener = one.connect("subscriber", V5), two.connect("listener", V5)
+    to_full, elsewhere = two.connect("to the full", V5), two.connect("elsewhere", V5)
+    subscribed(subscriber, "a")
+    subscribed(listener, "b")
+    one.overload_monitor.inject(full, 2.0, one.clock.now + 60.0)
+    for _ in range(10):
+        one.advance(0.1)
+    assert two.protection.ledger.level > 1.0
+    flood(to_full, b"a", 100, b"")
+    flood(elsewhere, b"b", 100, b"")
+
+    assert 0 < acks(to_full) < 50
+    assert 1 == two.counters.pauses_by_reason[PauseReason.CREDITS.label]
+    assert 100 == acks(elsewhere)
+    one.overload_monitor.inject(full, 0.0, one.clock.now + 60.0)
+    one.advance(0.1)
+    two.advance(0.1)
+    assert two.protection.ledger.level > 0.0  # and nothing is contended any more
+    flood(to_full, b"a", 100, b"")
+    assert acks(to_full) > 150
 
 
 def test_those_who_wait_for_a_worker_take_turns(nodes: Nodes) -> None:

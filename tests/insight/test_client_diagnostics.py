@@ -39,7 +39,7 @@ def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
     parts = ("base", "for_bytes", "for_deliveries", "for_retaining", "for_qos")
     assert [10, 2, 7, 10, 10] == [publish[part] for part in parts]  # type: ignore[literal-required]
     assert 39 == publish["cost"]
-    assert (7, ["weir/0"]) == (publish["receivers"], publish["needs"])
+    assert (7, ["weir/0", "weir/0 memory", "weir/0 outbound"]) == (publish["receivers"], publish["needs"])
 
 
 def test_who_is_held_for_credits_is_told_when_it_has_them(brokers: Brokers) -> None:

@@ -45,7 +45,7 @@ PUBLISH = {
     "for_deliveries": 200,
     "for_retaining": 0,
     "for_qos": 10,
-    "needs": ["weir/0"],
+    "needs": ["weir/0", "weir/0 memory", "weir/0 outbound"],
 }
 OVERLOADED = {
     "enabled": True,
@@ -150,6 +150,18 @@ def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
     assert "120 ms, which is 2.4 times the target (overload.lag)" in told
     assert "`weir limit set phone --no-protection --ttl 1h --reason TEXT`" in told
     assert "Its keep alive is suspended meanwhile" in told
+
+
+def test_a_worker_that_is_full_is_told_as_what_is_full_of_it() -> None:
+    """The text would blame the speed of a worker that is quick; or list the parts of each worker that is needed."""
+    contended = {"node": "weir", "worker": 1, "signal": "memory", "value": 1.1, "target": 0.85}
+    parts = [{**contended, "resource": f"weir/1 {part}"} for part in ("memory", "outbound")]
+    needed = {**PUBLISH, "needs": ["weir/0", "weir/0 memory", "weir/0 outbound", "weir/1", "weir/1 memory"]}
+    told = said(facts(held=HELD, publish=needed, contended=parts, level=OVERLOADED))
+
+    assert "It needs the memory of worker 1 of node weir, which is overloaded." in told
+    assert "It needs the outbound bytes of worker 1 of node weir, which is overloaded." in told
+    assert "It needs worker 0 of node weir and worker 1 of node weir." in told
 
 
 def test_who_is_held_between_its_publishes_is_told_how_often() -> None:

@@ -87,6 +87,7 @@ class Player:
         self.others = 0.0  # the highest level that another worker reported at the last step
         self.others_contended = 0
         self._settings = settings
+        self._needed = 0  # resources of the publish that was judged last
         self._signals: list[Signal] = []  # in the order of the values in MEASURED
 
     def play(self, fields: list[Any]) -> Replayed | None:
@@ -160,7 +161,8 @@ class Player:
         _, number, spent, numbers, shut, answer, resources = fields[:7]
         version, qos, size, cost, since, exempt, deliveries, retained, verdict = fields[7:]
         account: Account = self.accounts[number]
-        publish = Publish(version, qos, size, cost, unpacked_bits(resources))
+        self._needed = unpacked_bits(resources)
+        publish = Publish(version, qos, size, cost, self._needed)
         publish.since = since
         publish.exempt = exempt
         publish.deliveries = deliveries
@@ -184,7 +186,7 @@ class Player:
     def _follow(self, fields: list[Any]) -> Replayed:
         _, number, spent, numbers, quota, longest, price, exempt, count, size, cost, deliveries = fields
         account: Account = self.accounts[number]
-        publish = Publish(0, 0, longest, price, 0)
+        publish = Publish(0, 0, longest, price, self._needed)
         publish.exempt = exempt
         publish.deliveries = deliveries
         found = Replayed(account.client, self.now, publish, count, number, numbers)

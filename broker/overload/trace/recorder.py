@@ -137,9 +137,9 @@ class TraceRecorder:
 
     # Gates.
 
-    def gate(self, settings: Overload, resource: str, bit: int, now: float) -> Gate:
-        """A gate whose changes are recorded."""
-        return TracedGate(settings, resource, bit, now, self)
+    def gate(self, settings: Overload, resource: str, bit: int, now: float, further: int) -> Gate:
+        """A gate whose changes are recorded. (See `Gate`.)"""
+        return TracedGate(settings, resource, bit, now, further, self)
 
     def about_to(self, now: float) -> TraceWriter | None:
         """Where to record what is about to happen to a gate; None if it need not be recorded."""
@@ -162,8 +162,10 @@ class TraceRecorder:
 class TracedGate(Gate):
     """A gate that records what happens to it, unless that follows from a recorded decision."""
 
-    def __init__(self, settings: Overload, resource: str, bit: int, now: float, recorder: TraceRecorder) -> None:
-        super().__init__(settings, resource, bit, now)
+    def __init__(
+        self, settings: Overload, resource: str, bit: int, now: float, further: int, recorder: TraceRecorder
+    ) -> None:
+        super().__init__(settings, resource, bit, now, further)
         self._recorder = recorder
 
     def take(self, n: int, size: int, now: float) -> None:
