@@ -44,11 +44,10 @@ from broker.overload.quotas.client_overrides import ClientOverrides
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.publishing import Publishing
-from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.session_lifecycle import PublishWill, SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
-from broker.session.message import Message
 from broker.session.queue import QueueBudget
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
@@ -181,9 +180,9 @@ class Probe:
         """Ask *claims* for the session of each CONNECT from now on."""
         self.worker.attempts.claims = claims
 
-    def publish_wills_with(self, publish: Callable[[Message, Session | None, float], None]) -> None:
+    def publish_wills_with(self, publish: PublishWill) -> None:
         """Publish wills by *publish* from now on."""
-        self.worker.protocol.sessions._publish = publish
+        self.worker.protocol.sessions._publish_will = publish
 
     def receive_reports_with(self, receive: Callable[[bytes, float], None]) -> None:
         """Hand the overload reports of other workers to *receive* from now on."""

@@ -359,7 +359,8 @@ class Quotas:
     """The quotas: of each session, of all clients of a tenant, and of all clients of the cluster."""
 
     tenant_of: str = tenant_rule()  # the rule that finds the tenant of a client; "" = there are no tenants
-    reserve: float = factor(0.5, least=0.0, most=0.9)  # the part for QoS 1 and 2 alone; half, so that neither starves
+    # The part of the quotas of tenants and of the cluster for QoS 1 and 2 alone; half, so that neither starves.
+    reserve: float = factor(0.5, least=0.0, most=0.9)
     session: QuotaScope = field(default_factory=QuotaScope)
     tenant: QuotaScope = field(default_factory=QuotaScope)
     cluster: ClusterQuota = field(default_factory=ClusterQuota)

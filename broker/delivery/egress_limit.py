@@ -1,9 +1,10 @@
 # The egress limit: asked before anything is delivered to a client that has an outgoing quota.
 #
 # The outbox of such a client is never writable, so that everybody who delivers takes the slow path of a client that is
-# not: each delivery (a message, or a run of messages) is allowed or refused as a whole, and is charged once it is
-# written. A delivery that was allowed is finished although it may be larger than what was left; the client pays that
-# debt before its next one. Clients without a quota pay nothing for it: that an outbox is writable is tested anyway.
+# not: each delivery (a message, or a part of a run: 16 messages or 16 KiB at most, see session/run.py) is allowed or
+# refused as a whole, and is charged once it is written. A delivery that was allowed is finished although it may be
+# larger than what was left; the client pays that debt before its next one. Clients without a quota pay nothing for it:
+# that an outbox is writable is tested anyway.
 from typing import Protocol
 
 from broker.reasons import DropReason

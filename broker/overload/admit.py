@@ -119,9 +119,13 @@ def decide(
     wait: float,
     now: float,
 ) -> Verdict:
-    """`admit()`, unless the gate *shut* holds up the publish for a reason that `admit()` does not know."""
+    """`admit()`, unless the gate *shut* holds up the publish for a reason that `admit()` does not know.
+
+    A publish over quota does not wait there: it would be dropped or refused all the same.
+    """
     if shut is not None:
-        return waits(publish, Verdict(PAUSE, PauseReason.GATE, 0.0, shut), wait, now)
+        verdict = None if quotas is None else quotas.test(publish, now)
+        return verdict or waits(publish, Verdict(PAUSE, PauseReason.GATE, 0.0, shut), wait, now)
     return admit(publish, account, ledger, gates, quotas, contended, wait, now)
 
 

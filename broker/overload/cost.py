@@ -1,4 +1,5 @@
-# What a PUBLISH costs its client, in credits: roughly what it costs the broker.
+# What a PUBLISH costs its client, in credits: roughly what it costs the broker. What a client is sent because it
+# subscribes or connects costs it credits, too.
 #
 # The units of quantum.py measure the work of the reactor alone and cannot be configured. Credits also weigh what a
 # message means for others (a store, other workers), and an operator sets these weights.
@@ -28,6 +29,16 @@ class Prices:
             + (self._retained if retained else 0)
             + qos * self._qos
         )
+
+    def refused(self, size: int) -> int:
+        """Credits for a PUBLISH of *size* bytes that is dropped or refused: it reaches nobody."""
+        return self._publish + size // self._bytes_per_credit
+
+    def replayed(self, count: int) -> int:
+        """Credits for *count* messages that are sent to the client because of what it did: retained messages for a
+        new subscription, queued messages, and messages that are sent again.
+        """
+        return count * self._delivery
 
     def parts(self, size: int, deliveries: int, retained: bool, qos: int) -> tuple[int, int, int, int, int]:
         """The parts of the cost: (base, for its bytes, for its deliveries, for being retained, for its QoS)."""

@@ -9,6 +9,8 @@
 #
 # At level 0 credits are not enforced: a publish only adds to `spent`, and whatever reads the account next subtracts it.
 # So a client that was quiet for long and then spends much can look richer than it is by that amount, up to the cap.
+# Refused publishes, replays and wills add to `spent` at any level: no verdict depends on whether the client can afford
+# them, so they may use up its credits and leave no debt.
 import math
 from collections import OrderedDict
 from typing import Final
@@ -124,7 +126,7 @@ class Account:
     def __init__(self, client: str, zero: float) -> None:
         self.client = client
         self.zero = zero  # the total of grants at which the balance is 0
-        self.spent = 0  # at level 0, and not subtracted yet
+        self.spent = 0  # without a verdict that asked for credits, and not subtracted yet
         self.bucket = NOWHERE  # where the ledger counts it
         self.connections = 0
 
@@ -142,6 +144,10 @@ class Account:
 
         *now* if it passes now. A wait lasts REST at least.
         """
+        if self.spent:  # subtracted now: at later times it would count as a debt that grants have to pay off
+            self.zero = self._zero(ledger.granted(now), ledger.cap)
+            self.spent = 0
+            self.bucket = ledger.count(self.bucket, self.zero)
         missing = min(float(cost), ledger.cap / 2) - self.balance(ledger, now)
         return now if missing <= 0.0 else now + max(REST, missing * TICK / ledger.refill + ROUNDING)
 
@@ -167,7 +173,7 @@ class Account:
             self.spent += cost
 
     def _zero(self, granted: float, cap: float) -> float:
-        """`zero` after subtracting what was spent at level 0, which leaves no debt, and with the cap applied."""
+        """`zero` after subtracting `spent`, which leaves no debt, and with the cap applied."""
         zero = self.zero
         if self.spent:
             zero = max(zero, min(zero + self.spent, granted))
@@ -206,6 +212,12 @@ class Accounts:
         del self._here[account.client]
         self._ledger.discount(account.bucket)
         self._remember(account)
+
+    def spend(self, client: str, cost: int) -> None:
+        """Charge *cost* to a client that is here or has left; to nobody if it is not remembered."""
+        account = self._here.get(client) or self._left.get(client)
+        if account is not None:
+            account.spent += cost
 
     def balance_of(self, client: str, now: float) -> float:
         """The credits of a client that has left, for the worker that it went to; or UNKNOWN."""

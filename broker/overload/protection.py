@@ -32,7 +32,7 @@ from broker.overload.quotas.quotas import Quotas
 from broker.overload.reports import Reports
 from broker.overload.throttle import Throttle
 from broker.overload.trace.recorder import TraceRecorder
-from broker.reasons import PauseReason
+from broker.reasons import DropReason, PauseReason
 from broker.worker_id import WorkerId
 
 # Log events of decisions. Of successive equal decisions the first is logged. A close is logged as client_closed.
@@ -164,6 +164,7 @@ class Protection:
             if verdict.kind == ACCEPT:
                 client.turn -= 1
             else:
+                account.spent += self.prices.refused(publish.size)
                 self._note(client, verdict, now)
         return verdict
 
@@ -195,6 +196,19 @@ class Protection:
         if client.quota is not None:
             client.quota.take(0, count, size, now)
         client.account.follow(self.ledger, cost, now)
+
+    def charge_will(
+        self, client_id: str, user: str | None, qos: int, size: int, cost: int, now: float
+    ) -> DropReason | None:
+        """Charge the will of a client that has disconnected to its quotas and credits; or the reason to drop the will.
+
+        A will never waits for credits: no client is there that could be made to wait, and it tells of a death.
+        """
+        quota = self.quotas.of_absent(client_id, user, self.limits.get(client_id), now)
+        reason = None if quota is None else quota.take_will(qos, size, now)
+        if reason is None:
+            self.accounts.spend(client_id, cost)
+        return reason
 
     def defers(self, client: ProtectedClient, filters: int, now: float) -> bool:
         """Whether a SUBSCRIBE with so many *filters* has to wait; if so, *client* is paused.

@@ -38,6 +38,12 @@ class ProtectedConnection(ProtectedClient):
     def note(self, kind: int, reason: str, now: float) -> bool:
         return self._session.note(kind, reason, now)
 
+    def take_replayed(self) -> int:
+        """Messages that were replayed to the client and are not charged yet; they count as charged from now on."""
+        session = self._session
+        count, session.replayed = session.replayed, 0
+        return count
+
 
 class ConnectionProtection:
     def __init__(
@@ -67,6 +73,7 @@ class ConnectionProtection:
         """*connection*, which had a session, has ended."""
         client = connection.client
         if client is not None:
+            self.charge_replays(client)
             connection.client = None  # the client has the connection: the two would be a cycle
             self._egress.leave(connection.outbox, now)
             self._protection.leave(client, now)
@@ -78,6 +85,11 @@ class ConnectionProtection:
             return None
         stream = self._reactor.stream_of(session.outbox)
         return None if stream is None else cast(Connection, stream).client
+
+    def charge_replays(self, client: ProtectedClient) -> None:
+        """Charge what was replayed to *client* since the last call."""
+        assert isinstance(client, ProtectedConnection)
+        client.account.spent += self._protection.prices.replayed(client.take_replayed())
 
     def causes_silence(self, connection: Connection) -> bool:
         """Whether *connection* is silent because it is not read, and is not closed for that.

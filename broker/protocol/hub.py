@@ -231,6 +231,8 @@ class Hub(Service):
         if session is not None and spent:
             messages = counters.publishes_received - published
             self._clients.add(session.client_id, spent, messages, counters.publish_bytes_received - published_bytes)
+            if session.replayed and connection.client is not None:
+                self._protection.charge_replays(connection.client)
         if connection.state == OPEN:
             connection.left = end - position
             if position == end:  # an idle connection holds no input

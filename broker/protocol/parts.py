@@ -92,7 +92,7 @@ class ProtocolParts:
             store,
             self.subscribing,
             self.deliveries,
-            self.publishing.publish,
+            self.publishing.publish_will,
             timers,
             counters,
             self.disconnects,

@@ -358,11 +358,23 @@ class Publishing:
         )
         return True
 
-    def publish(self, message: Message, publisher: Session | None, now: float) -> None:
-        """Publish a will. It waits for no gate, because wills are few."""
+    def publish_will(
+        self, message: Message, client_id: str, user: str | None, publisher: Session | None, now: float
+    ) -> DropReason | None:
+        """Publish a will of the client *client_id*, or return the quota that it exceeds, which is counted.
+
+        It waits for no gate, because wills are few.
+        """
+        route = self._routes.find(message.topic)
+        cost = self._prices.of(message.size, route.receivers, 0, message.retain, message.qos)
+        reason = self._protection.charge_will(client_id, user, message.qos, message.size, cost, now)
+        if reason is not None:
+            self._counters.dropped(reason, 1)
+            return reason
         if message.retain and self._retaining.retain(message, publisher, now) is not None:
             self._neighbours.not_retained(message)
-        self._deliveries.deliver(self._routes.find(message.topic), message, publisher, None, now)
+        self._deliveries.deliver(route, message, publisher, None, now)
+        return None
 
     def publish_here(self, message: Message, now: float) -> None:
         """Publish a retained message of the broker itself, which every worker publishes to its own clients."""

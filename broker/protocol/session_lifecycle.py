@@ -25,7 +25,8 @@ from broker.session.session import Session, Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 
-Publish = Callable[[Message, Session | None, float], None]
+# Message, client id, user, session, now; returns the quota that the will exceeds.
+PublishWill = Callable[[Message, str, str | None, Session | None, float], DropReason | None]
 
 
 class SessionLifecycle:
@@ -34,7 +35,7 @@ class SessionLifecycle:
         store: SessionStore,
         subscribing: Subscribing,
         deliveries: Deliveries,
-        publish: Publish,
+        publish_will: PublishWill,
         timers: Timers,
         counters: Counters,
         disconnects: RecentDisconnects,
@@ -45,7 +46,6 @@ class SessionLifecycle:
         origin: Origin,
         authoriser: Authoriser | None,
     ) -> None:
-        """*publish* publishes a will."""
         self.limits = SessionLimits(
             inflight=limits.inflight,
             pending=limits.pending,
@@ -59,7 +59,7 @@ class SessionLifecycle:
         self._store = store
         self._subscribing = subscribing
         self._deliveries = deliveries
-        self._publish = publish
+        self._publish_will = publish_will
         self._timers = timers
         self._counters = counters
         self._disconnects = disconnects
@@ -130,25 +130,32 @@ class SessionLifecycle:
         session.will = None  # [MQTT-3.1.2-10]
         if not session.ended:
             self._store.without_will(session)
-        self._publish_for(will, session.client_id, session.principal, session, now)
+        self._publish_for(will, session.client_id, None, session.principal, session, now)
 
     def publish_orphaned_will(self, client_id: str, user: str | None, fields: WillFields, now: float) -> None:
         """Publish the will of a client whose worker has died [MQTT-3.1.2-8]."""
         authoriser = self._authoriser
         principal = NOBODY if authoriser is None else Principal(client_id, user, authoriser.generation)
-        self._publish_for(Will(fields), client_id, principal, None, now)
+        self._publish_for(Will(fields), client_id, user, principal, None, now)
 
     def _publish_for(
-        self, will: Will, client_id: str, principal: Principal, publisher: Session | None, now: float
+        self,
+        will: Will,
+        client_id: str,
+        user: str | None,
+        principal: Principal,
+        publisher: Session | None,
+        now: float,
     ) -> None:
         authoriser = self._authoriser  # its rules may have changed since the client connected
+        reason: DropReason | None = None
         if authoriser is not None and not authoriser.may_publish(principal, will.topic):
-            self._counters.dropped(DropReason.NOT_AUTHORIZED, 1)
-            self._log.info(
-                "will_refused", client=client_id, reason=DropReason.NOT_AUTHORIZED.label, topic=will.topic.decode()
-            )
-            return
-        try:
-            self._publish(will.message(now), publisher, now)
-        except Exception as error:  # a bug costs the will, and does not leave the end of a session half done
-            self._internal_errors.report(error)
+            reason = DropReason.NOT_AUTHORIZED
+            self._counters.dropped(reason, 1)
+        else:
+            try:
+                reason = self._publish_will(will.message(now), client_id, user, publisher, now)
+            except Exception as error:  # a bug costs the will, and does not leave the end of a session half done
+                self._internal_errors.report(error)
+        if reason is not None:
+            self._log.info("will_refused", client=client_id, reason=reason.label, topic=will.topic.decode())

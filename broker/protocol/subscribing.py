@@ -328,6 +328,7 @@ class Subscribing:
                 continue
             message = self._retained.get(topic, now)  # it may have been replaced since the page was read
             if message is not None:  # as a retained one, 3.1.1 [MQTT-3.3.1-8]
+                session.replayed += 1
                 session.offer(message.variant(min(message.qos, subscription.qos), True, subscription.identifiers), now)
         if not replay.page and replay.scan.done:
             self._drop_replay(connection, subscription)

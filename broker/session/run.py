@@ -11,6 +11,8 @@ from broker.mqtt.scanner import read_header
 from broker.session.message import NEVER, Message
 
 GROWTH: Final = 5  # bytes that the translation adds to a packet at most, beside identifiers: lengths and a section
+PART_MESSAGES: Final = 16  # of a part; by that an egress quota may be exceeded, and a send of so many is cheap
+PART_BYTES: Final = 16 * 1024  # of a part, unless it is one message
 
 
 class Run:
@@ -30,6 +32,7 @@ class Run:
         self._identifiers = b""
         self._identified = b""
         self._payloads: list[bytes] | None = None
+        self._parts: list[Run] | None = None
 
     def encoded(self, version: int, identifiers: bytes) -> bytes:
         """All packets in the format of *version*, in 5.0 each with subscription identifiers (encoded properties)."""
@@ -53,6 +56,28 @@ class Run:
             length = len(topic) + len(section) + len(payload)
             packets.append(b"%b%b%b%b%b" % (b"\x30", encode_length(length), topic, section, payload))
         return packets
+
+    def parts(self) -> "list[Run]":
+        """The run in pieces of at most PART_MESSAGES packets, and PART_BYTES bytes if a piece has several packets."""
+        most = max(1, min(PART_MESSAGES, PART_BYTES // self.longest))
+        if self.count <= most:
+            return [self]
+        if self._parts is None:
+            self._parts = self._cut(most)
+        return self._parts
+
+    def _cut(self, most: int) -> "list[Run]":
+        data, payloads = self._packets, self.payloads()
+        parts = []
+        position = 0
+        for first in range(0, self.count, most):
+            some = payloads[first : first + most]
+            begin = position
+            for _ in some:
+                _, position = read_header(data, position, len(data), self.version)
+            size = sum([len(payload) for payload in some])
+            parts.append(Run(data[begin:position], self.version, len(some), self.topic, size, self.longest))
+        return parts
 
     def messages(self, identifiers: bytes) -> list[Message]:
         """The packets as messages, for receivers that do not take the whole run."""

@@ -69,6 +69,7 @@ class Session:
         self.will: Will | None = None
         self.decisions: Decisions | None = None  # the latest of overload protection and quotas about this client
         self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
+        self.replayed = 0  # messages from the queue or sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
@@ -205,12 +206,7 @@ class Session:
         if out is None:
             self._dropped(DropReason.OFFLINE_QOS0, run.count)
         elif not out.writable:
-            reason = out.begin_delivery(counters.publishes_sent)
-            if reason is None:
-                self.offer_run(run, identifiers, now)
-                out.end_delivery(counters.publishes_sent)
-            else:
-                self._dropped(reason, run.count)
+            self._offer_run_aside(run, out, identifiers, now)
         elif self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet:
             for message in run.messages(identifiers):
                 self.offer(message, now)
@@ -219,6 +215,19 @@ class Session:
             out.further += run.count - 1
             counters.publishes_sent += run.count
             counters.publish_bytes_sent += run.payload_bytes
+
+    def _offer_run_aside(self, run: Run, out: Outbox, identifiers: bytes, now: float) -> None:
+        """Deliver the parts of *run* that a client may have that reads too slowly or has an egress limit."""
+        counters = self._counters
+        reason: DropReason | None = None
+        for part in run.parts() if out.egress_limit is not None else [run]:
+            if reason is None:
+                reason = out.begin_delivery(counters.publishes_sent)
+            if reason is None:
+                self.offer_run(part, identifiers, now)
+                out.end_delivery(counters.publishes_sent)
+            else:
+                self._dropped(reason, part.count)
 
     def offer(self, message: Message, now: float) -> None:
         """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted.
@@ -285,16 +294,17 @@ class Session:
         out = self.outbox
         if out is None or (not self._unsent and self._queue is None):
             return
+        counters = self._counters
+        before = counters.publishes_sent
+        moved = not out.writable
         if out.writable:
             self._move(ALL, out, now)
-            return
-        counters = self._counters
-        moved = True
         while (
             moved and (self._unsent or self._queue is not None) and out.begin_delivery(counters.publishes_sent) is None
         ):
             moved = self._move(1, out, now)
             out.end_delivery(counters.publishes_sent)
+        self.replayed += counters.publishes_sent - before
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""

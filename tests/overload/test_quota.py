@@ -244,9 +244,20 @@ def test_a_run_is_cut_where_the_quota_ends() -> None:
     assert DropReason.QUOTA_SESSION_BYTES is stopped(quota, 0).reason
 
 
-def test_qos_0_leaves_what_is_kept() -> None:
-    """QoS 0 would use up what QoS 1 and 2 were promised."""
-    quota = arrived(quotas({"incoming_messages": "10:1"}, reserve=0.5))
+def test_within_the_quota_of_its_session_qos_0_passes() -> None:
+    """A client that publishes at QoS 0 would lose half of each burst that its quota allows."""
+    assert 10 == arrived(quotas({"incoming_messages": "10:1"}, reserve=0.5)).fitting(50, 10, NOW)
+    assert 10 == passed(arrived(quotas({"incoming_bytes": "100000:1"}, reserve=0.5)), 50, qos=0, size=10_000)
+    limit = Limit("c", "10:1", False, NOW + 60, seconds=60, by="test", reason="test", made=0.0)
+    assert 10 == passed(arrived(quotas({}, reserve=0.5), limit=limit), 50, qos=0)
+
+
+@pytest.mark.parametrize("scope", ["tenant", "cluster"])
+def test_qos_0_leaves_what_is_kept_of_a_shared_quota(scope: str) -> None:
+    """The QoS 0 messages of one client would use up what the QoS 1 and 2 messages of another were promised."""
+    limits = {"incoming_messages": "10:1"}
+    tenant, cluster = (limits if one == scope else {} for one in ("tenant", "cluster"))
+    quota = arrived(quotas({}, tenant, cluster, reserve=0.5))
     assert 5 == quota.fitting(50, 10, NOW)
     assert 5 == passed(quota, 50, qos=0)
     assert 5 == passed(quota, 50, qos=2)

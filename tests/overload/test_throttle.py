@@ -202,6 +202,29 @@ def passing(protected: Protected, client: ProtectedClient, gate: Gate) -> bool:
     return protected.publish(client, gate, cost=10_000).kind == ACCEPT
 
 
+@pytest.mark.parametrize(("qos", "version", "kind"), [(0, 4, DROP), (0, 5, DROP), (1, 5, REFUSE)])
+def test_over_the_quota_a_publish_does_not_wait_for_a_shut_gate(qos: int, version: int, kind: int) -> None:
+    """QoS 0 over the quota would keep its connection unread for half a minute, and be dropped all the same."""
+    protected = Protected(quotas=Quotas(session=QuotaScope(incoming_messages="1:60")))
+    client, gate = protected.client("client", version), protected.gate()
+    assert ACCEPT == protected.publish(client, gate, qos=qos).kind
+    gate.block()
+
+    assert kind == protected.publish(client, gate, qos=qos).kind
+    assert protected.reading(client)
+
+
+def test_a_refused_publish_costs_credits() -> None:
+    """A client could have any number of publishes refused for nothing, and be the richest when it gets tight."""
+    protected = Protected(quotas=Quotas(session=QuotaScope(incoming_messages="1:60")))
+    client = protected.client("client", 5)
+    protected.publish(client, qos=1, size=1280, cost=15)
+    refused = [protected.publish(client, qos=qos, size=1280, cost=500).kind for qos in (0, 1, 2)]
+
+    assert [DROP, REFUSE, REFUSE] == refused
+    assert 15 + 3 * (10 + 1280 // 128) == client.account.spent  # without the receivers, which it does not reach
+
+
 def test_a_client_without_credits_waits_only_while_its_gate_is_busy() -> None:
     """A client would be held back although nothing is gained by it."""
     protected = Protected(Overload(gate_floor=1, gate_idle=0.001, cap=1000))

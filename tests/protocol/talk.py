@@ -77,3 +77,8 @@ def dropped(broker: Broker) -> dict[DropReason, int]:
     """How many messages did not reach a receiver, by reason."""
     counts = broker.counters.dropped_by_reason
     return {reason: counts[reason.label] for reason in DropReason if counts[reason.label]}
+
+
+def spent(broker: Broker, client_id: str) -> int:
+    """The credits that a client has spent while the level was always 0."""
+    return broker.protection.accounts.arrive(client_id, broker.clock.now).spent

@@ -9,6 +9,7 @@ from broker.config.schema import ClusterQuota, Config, Limits, Quotas, QuotaScop
 from broker.mqtt.packets import PUBACK, V5, V31, V311, Ack, Publish, Subscribe, Wanted
 from broker.overload.admit import PAUSE
 from broker.reasons import DropReason, PauseReason
+from broker.session.run import PART_BYTES, PART_MESSAGES
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import dropped, messages, narrow, payloads, subscribe
 
@@ -99,6 +100,35 @@ def test_a_batch_that_has_begun_is_finished_and_then_paid_for(brokers: Brokers) 
     writer.send(*numbered(6))
     assert [6] == numbers(reader)
     assert {OVER: 1} == dropped(broker)
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_a_long_run_exceeds_the_quota_by_a_part_at_most(brokers: Brokers, version: int) -> None:
+    """A burst would pass whatever the quota says, and the reader be sent nothing for minutes to pay for it."""
+    broker = brokers(limited(QuotaScope(outgoing_messages="100:100")))
+    reader, writer = broker.connect("reader", version), broker.connect("writer")
+    subscribe(reader, "t/run")
+    writer.send(*[Publish(b"t/run", b"%d" % n) for n in range(2000)])
+    first = numbers(reader)
+
+    assert list(range(len(first))) == first
+    assert 100 <= len(first) <= 100 + PART_MESSAGES
+    assert {OVER: 2000 - len(first)} == dropped(broker)
+    broker.advance(PART_MESSAGES + 1.1)
+    writer.send(Publish(b"t/run", b"7"))
+    assert [7] == numbers(reader)
+
+
+def test_a_run_of_large_messages_exceeds_a_quota_of_bytes_by_a_part_at_most(brokers: Brokers) -> None:
+    """A few packets of the largest size would pass a quota of kilobytes."""
+    broker = brokers(limited(QuotaScope(outgoing_bytes="10000:1")))
+    reader, writer = broker.connect("reader"), broker.connect("writer")
+    subscribe(reader, "t/run")
+    writer.send(*[Publish(b"t/run", bytes(3000)) for _ in range(20)])
+    passed = len(messages(reader.receive()))
+
+    assert 10_000 <= passed * 3000 <= 10_000 + PART_BYTES
+    assert {OVER: 20 - passed} == dropped(broker)
 
 
 def test_bytes_have_a_quota_too(brokers: Brokers) -> None:

@@ -19,7 +19,7 @@ from broker.mqtt.packets import (
     Wanted,
     Will,
 )
-from broker.reasons import CloseReason
+from broker.reasons import CloseReason, DropReason
 from broker.routing.fanout import PAGE
 from broker.session.message import Message
 from broker.session.session import Session
@@ -75,7 +75,9 @@ def break_publishing(broker: Broker) -> None:
     broker.publish_wills_with(_cannot_publish)
 
 
-def _cannot_publish(message: Message, publisher: Session | None, now: float) -> None:
+def _cannot_publish(
+    message: Message, client_id: str, user: str | None, publisher: Session | None, now: float
+) -> DropReason | None:
     raise RuntimeError("cannot publish")
 
 

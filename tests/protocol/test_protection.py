@@ -12,7 +12,7 @@ from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason, DropReason, PauseReason, PublishRefusal
 from tests.inprocess import Broker, Client
-from tests.protocol.talk import payloads, subscribe
+from tests.protocol.talk import payloads, spent, subscribe
 
 Brokers = Callable[..., Broker]
 
@@ -267,3 +267,36 @@ def test_a_keep_alive_that_passes_while_it_is_held_back(brokers: Brokers, way: s
     closed = broker.counters.closed_by_reason[CloseReason.KEEP_ALIVE_TIMEOUT.label]
     assert (1 if way == "strict" else 0) == closed
     assert (way == "strict") == client.closed
+
+
+def test_retained_messages_for_a_new_subscription_cost_credits(brokers: Brokers) -> None:
+    """A client could have a million retained messages sent again and again, and count as modest."""
+    broker = brokers()
+    writer, reader = broker.connect("writer"), broker.connect("reader")
+    for n in range(5):
+        writer.send(Publish(b"r/%d" % n, b"x", retain=True))
+    writer.receive()
+    for _ in range(2):
+        assert 5 == len(subscribe(reader, "r/#"))
+    reader.send(PingReq())
+    reader.receive()
+
+    assert 10 == spent(broker, "reader")
+
+
+def test_messages_that_were_queued_or_are_sent_again_cost_credits(brokers: Brokers) -> None:
+    """A client that connects and resets its connection could have its whole queue sent each time for nothing."""
+    broker = brokers()
+    reader, writer = broker.connect("reader", clean_start=False), broker.connect("writer")
+    subscribe(reader, "a", qos=1)
+    reader.drop()
+    writer.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(5)])
+    writer.receive()
+    costs = []
+    for _ in range(3):
+        back = broker.connect("reader", clean_start=False)
+        assert 5 == len(payloads(back.receive()))
+        back.drop()
+        costs.append(spent(broker, "reader"))
+
+    assert [5, 10, 15] == costs

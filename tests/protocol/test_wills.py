@@ -1,9 +1,10 @@
 # When a will is published, and when it is not.
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 import pytest
 
-from broker.config.schema import Config, Limits
+from broker.config.schema import ClusterQuota, Config, Limits, Quotas, QuotaScope
 from broker.mqtt.packets import V5, V311, Connect, Disconnect, PingReq, Properties, Publish, Wanted, Will
 from broker.mqtt.properties import (
     CONTENT_TYPE,
@@ -13,8 +14,9 @@ from broker.mqtt.properties import (
     USER_PROPERTY,
     WILL_DELAY_INTERVAL,
 )
+from broker.reasons import DropReason
 from tests.inprocess import Broker, Client
-from tests.protocol.talk import messages, payloads, subscribe
+from tests.protocol.talk import dropped, messages, payloads, spent, subscribe
 
 Brokers = Callable[..., Broker]
 
@@ -231,3 +233,48 @@ def test_a_will_no_local_is_not_sent_to_its_own_session(brokers: Brokers) -> Non
 
     assert back.connack.session_present
     assert [] == back.receive()
+
+
+ONE_A_MINUTE = QuotaScope(incoming_messages="1:60")
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize(
+    ("quotas", "reason"),
+    [
+        (Quotas(session=ONE_A_MINUTE), DropReason.QUOTA_SESSION_MESSAGES),
+        (Quotas(tenant=ONE_A_MINUTE, tenant_of="client-prefix:-"), DropReason.QUOTA_TENANT_MESSAGES),
+        (Quotas(cluster=ClusterQuota(incoming_messages="1:60")), DropReason.QUOTA_CLUSTER_MESSAGES),
+    ],
+)
+def test_a_will_counts_against_the_quota_of_its_client(
+    brokers: Brokers, log: list[MutableMapping[str, Any]], quotas: Quotas, reason: DropReason, qos: int
+) -> None:
+    """A client could publish at any rate by connecting and dying."""
+    broker = brokers(Config(quotas=quotas))
+    watcher = watch(broker)
+    for _ in range(3):
+        broker.connect("mortal-1", will=will(qos=qos)).drop()
+
+    assert [b"gone"] == payloads(watcher.receive())
+    assert {reason: 2} == dropped(broker)
+    assert reason.label in [line["reason"] for line in log if line["event"] == "will_refused"]
+
+
+def test_the_will_of_a_client_that_moved_to_another_tenant_is_its_own(brokers: Brokers) -> None:
+    """The will of a client would use up the quota of clients that it has nothing to do with."""
+    broker = brokers(Config(quotas=Quotas(tenant=ONE_A_MINUTE, tenant_of="client-prefix:-")))
+    watcher = watch(broker)
+    for name in ("acme-1", "else-1", "acme-2"):
+        broker.connect(name, will=will()).drop()
+
+    assert [b"gone", b"gone"] == payloads(watcher.receive())
+
+
+def test_a_will_costs_the_credits_of_its_client(brokers: Brokers) -> None:
+    """A client that only connects and dies would always count as modest."""
+    broker = brokers()
+    watch(broker)
+    broker.connect("mortal", will=will(qos=1)).drop()
+
+    assert 10 + 1 + 5 == spent(broker, "mortal")  # a publish with one receiver at QoS 1

@@ -7,9 +7,10 @@
 # cannot refuse a publish, so its QoS 1 and 2 wait in the client's socket. MQTT 5 is refused with a reason code, and may
 # try again. QoS 1 and 2 are alike: a QoS 2 message is no worthier.
 #
-# What goes to clients is charged after it was sent, a batch at a time, so an outgoing quota can be overdrawn by one
-# batch, and closes until that is paid. QoS 0 cannot wait there for an answer of Redis: while more of a quota is being
-# asked for, one slice of it may be overdrawn in addition, or each first message would be dropped.
+# What goes to clients is charged after it was sent, a batch at a time (16 messages or 16 KiB at most, or one larger
+# message), so an outgoing quota can be overdrawn by one batch, and closes until that is paid. QoS 0 cannot wait there
+# for an answer of Redis: while more of a quota is being asked for, one slice of it may be overdrawn in addition, or
+# each first message would be dropped.
 import math
 from typing import Final
 
@@ -105,10 +106,10 @@ class Scope:
 class SessionScope(Scope):
     """The limits of one session. An administrator may replace the limit of messages it may publish."""
 
-    def __init__(self, reserve: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.tenant = ""  # of the client, when it connected last
         self.until = float("inf")  # when the replacement ends; inf: there is none
-        self._reserve = reserve
         self._usual = ""
 
     def allow_messages(self, text: str, now: float) -> None:
@@ -139,7 +140,7 @@ class SessionScope(Scope):
                 former = allowance.meter
             else:
                 rest.append(allowance)
-        meter = Windows(parse(text), self._reserve, 1.0, now, former)
+        meter = Windows(parse(text), 0.0, 1.0, now, former)
         self.incoming = [Allowance(SESSION_MESSAGES, text, False, meter), *rest]
 
 
@@ -197,6 +198,22 @@ class Quota:
         """Charge *count* messages of *size* bytes together."""
         for allowance in self._incoming:
             allowance.meter.take(float(size if allowance.by_bytes else count), qos > 0, now)
+
+    def take_will(self, qos: int, size: int, now: float) -> DropReason | None:
+        """Charge the will of the client, of *size* bytes; or the reason to drop it, as a will can neither wait nor be
+        refused. Nor can it wait for an answer of Redis: until that comes, wills may overdraw one slice.
+        """
+        if now >= self._own.until:
+            self._end_override(now)
+        firm = qos > 0
+        for allowance in self._incoming:
+            meter = allowance.meter
+            amount = float(size) if allowance.by_bytes else ONE
+            room = meter.room(firm, now)
+            if room < amount and not (room > -meter.capacity and meter.may_have_more(firm)):
+                return DropReason[allowance.name]
+        self.take(qos, 1, size, now)
+        return None
 
     def incoming(self, now: float) -> list[tuple[str, str, float]]:
         """The limits on publishes: (name, rate as configured, room for QoS 1 and 2 now)."""

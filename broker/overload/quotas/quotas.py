@@ -4,6 +4,9 @@
 # connection the last to leave are remembered. To push its own entry out, a client would have to be a fleet. (A tenant's
 # quota that is leased loses only what this worker held of it.)
 #
+# Only quotas that clients share reserve a part for QoS 1 and 2: there the QoS 0 messages of one client would use up
+# what the QoS 1 and 2 messages of another need. A client decides itself what it uses its own quota for.
+#
 # If no other worker uses the same Redis, nothing is shared, and the buckets of tenants and of the cluster are here.
 from typing import Final
 
@@ -50,48 +53,78 @@ class Quotas:
         first, perhaps from another tenant.
         """
         self.leave(client_id)
-        limited = limit is not None and limit.rate != "" and now < limit.until
-        if not (self._limits_sessions or self._rule or self._shares_cluster or limited):
+        if not self._concern(limit, now):
             return None
-        own = self._own.find(client_id)
-        if own is None:
-            own = self._own_scope(now)
-            self._own.keep(client_id, own)
-        self._own.arrive(client_id)
-        shared = [self._cluster] if self._shares_cluster else []
-        tenant = ""
-        if self._rule is not None:
-            tenant = self._rule.tenant(client_id, user)
-            shared.insert(0, self._tenant(tenant, now))
+        tenant = "" if self._rule is None else self._rule.tenant(client_id, user)
         self._present[client_id] = tenant
-        quota = Quota(own, shared)
+        own = self._enter(client_id, tenant, now)
+        quota = self._quota(own, tenant)
         quota.override(limit, now)
         return quota
 
     def leave(self, client_id: str) -> None:
         """The client has disconnected. Does nothing if it has no quota."""
         tenant = self._present.pop(client_id, None)
-        if tenant is None:
-            return
+        if tenant is not None:
+            self._leave(client_id, tenant)
+
+    def of_absent(self, client_id: str, user: str | None, limit: Limit | None, now: float) -> Quota | None:
+        """The quota of a client that has disconnected, for its will; None if no limit concerns it.
+
+        *user* decides about its tenant only if the client is not remembered.
+        """
+        if not self._concern(limit, now):
+            return None
+        known = self._own.find(client_id)
+        if known is not None:
+            tenant = known.tenant
+        else:
+            tenant = "" if self._rule is None else self._rule.tenant(client_id, user)
+        own = self._enter(client_id, tenant, now)
+        quota = self._quota(own, tenant)
+        if limit is not None and limit.until != own.until:
+            quota.override(limit, now)
+        self._leave(client_id, tenant)
+        return quota
+
+    def _concern(self, limit: Limit | None, now: float) -> bool:
+        """Whether any quota, or *limit* of the client, concerns a client."""
+        limited = limit is not None and limit.rate != "" and now < limit.until
+        return limited or self._limits_sessions or self._rule is not None or self._shares_cluster
+
+    def _enter(self, client_id: str, tenant: str, now: float) -> SessionScope:
+        """Count one more user of the scopes of a client, and return its own."""
+        own = self._own.find(client_id)
+        if own is None:
+            own = self._own_scope(now)
+            self._own.keep(client_id, own)
+        own.tenant = tenant
+        self._own.arrive(client_id)
+        if self._rule is not None:
+            if self._tenants.find(tenant) is None:
+                self._tenants.keep(tenant, self._shared_scope("tenant", self._settings.tenant, tenant, now))
+            self._tenants.arrive(tenant)
+        return own
+
+    def _leave(self, client_id: str, tenant: str) -> None:
         self._own.leave(client_id)
         if self._rule is not None:
             self._tenants.leave(tenant)
+
+    def _quota(self, own: SessionScope, tenant: str) -> Quota:
+        shared = [self._cluster] if self._shares_cluster else []
+        of_tenant = self._tenants.find(tenant)
+        if of_tenant is not None:
+            shared.insert(0, of_tenant)
+        return Quota(own, shared)
 
     def statistics(self) -> tuple[int, int]:
         """(connected clients with a quota, their tenants)."""
         return len(self._present), self._tenants.statistics()[0]
 
-    def _tenant(self, name: str, now: float) -> Scope:
-        scope = self._tenants.find(name)
-        if scope is None:
-            scope = self._shared_scope("tenant", self._settings.tenant, name, now)
-            self._tenants.keep(name, scope)
-        self._tenants.arrive(name)
-        return scope
-
     def _own_scope(self, now: float) -> SessionScope:
         settings = self._settings.session
-        own = SessionScope(self._settings.reserve)
+        own = SessionScope()
         if settings.incoming_messages:
             own.allow_messages(settings.incoming_messages, now)
         for key, suffix, by_bytes in LIMITS:
@@ -99,7 +132,7 @@ class Quotas:
                 text = getattr(settings, key)
                 if text:
                     rate = parse(text, by_bytes)
-                    meter = Windows(rate, self._settings.reserve, self._unit(by_bytes), now)
+                    meter = Windows(rate, 0.0, self._unit(by_bytes), now)
                     own.add(key, Allowance(f"QUOTA_SESSION_{suffix}", text, by_bytes, meter))
         return own
 

@@ -174,7 +174,7 @@ class Player:
         found.unseen = spent - account.spent
         found.recorded = unpacked_verdict(verdict) or ACCEPTED
         account.spent = spent
-        if shut:
+        if shut and found.answer is None:
             found.verdict = waits(publish, Verdict(PAUSE, PauseReason.GATE), wait, self.now)
         else:
             gates = [self.gates[position] for position in numbers]

@@ -72,7 +72,7 @@ class TraceRecorder:
         """*publish* is about to be judged; returns the quotas to judge it by, which have been asked already."""
         if not self.recording:
             return quotas
-        answer = None if quotas is None or shut is not None else quotas.test(publish, now)
+        answer = None if quotas is None else quotas.test(publish, now)
         self._slice(now).publish(publish, account, gates, answer, shut is not None)
         self._deciding = True
         return RecordedAnswer(answer, quotas)
