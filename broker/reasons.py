@@ -33,6 +33,9 @@ class CloseReason(Enum):
     CLIENT_ID_RULE = ("client_id_rule", 0x85, "the user may not have that client id")
     CLIENT_ID_OF_OTHER_USER = ("client_id_of_other_user", 0x87, "the client id belongs to a session of another user")
     BAD_CREDENTIALS = ("bad_user_name_or_password", 0x86, "the user name or the password is wrong")
+    # "Connection rate exceeded": "bad user name or password" would say that the password was looked at.
+    GUESSES_OF_USER = ("guesses_of_user", 0x9F, "too many wrong passwords were given for the user of late")
+    GUESSES_OF_ADDRESS = ("guesses_of_address", 0x9F, "too many wrong passwords came from the address of late")
     NOT_AUTHORIZED = ("not_authorized", 0x87, "the user may not do that, or the client has no user and needs one")
     SERVER_UNAVAILABLE = ("server_unavailable", 0x88, "Redis did not say in time whether the client has a session")
     SERVER_BUSY = ("server_busy", 0x89, "too many passwords wait to be checked")

@@ -182,10 +182,7 @@ class Worker:
             neighbours,
         )
         self.authenticator = Authenticator(
-            self.offload.run,
-            files.passwords,
-            anonymous=config.access.allow_anonymous,
-            certificate_user=config.access.certificate_user,
+            config.access, files.passwords, base.counters, self.offload.run, self.reactor.call, clock, workers
         )
         self.attempts = protocol.attempts(self.authenticator, cluster.claims)
         self.hub = protocol.hub(self.attempts, cluster.background)
@@ -228,7 +225,7 @@ class Worker:
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)
         self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers)
-        housekeeping = Housekeeping(self.retained, addresses, self.authenticator.failures, clock)
+        housekeeping = Housekeeping(self.retained, addresses, self.authenticator, clock)
         tasks: list[Callable[[], Awaitable[None]]] = [
             upgrades.run,
             partial(every, HOUSEKEEPING, housekeeping.run),

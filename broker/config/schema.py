@@ -201,6 +201,10 @@ class Access:
     certificate_user: bool = flag(False)
     # A client id belongs to the user whose session has it, or any user could take over the clients of all others.
     exclusive_client_ids: bool = flag(True)
+    # Wrong passwords at once, of the node; all of them are back after 20 seconds for a user and 10 for an address (IPv4
+    # host or IPv6 /64). 0 = no limit. A fleet with the right passwords never meets them.
+    wrong_per_user: int = number(20)
+    wrong_per_address: int = number(50)
     client_id_rule: str = client_id_rule()  # the ids that a user may have, such as "%u-*"; "" = any
 
 

@@ -43,6 +43,14 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.BAD_CREDENTIALS: (
         "Use the right password, or set another with `weir passwd FILE USER` and run `weir reload`."
     ),
+    CloseReason.GUESSES_OF_USER: (
+        "access.wrong_per_user is the limit, which recovers within 20 seconds. An address from which the user gave the "
+        "right password before has a limit of its own. `weir logs` shows where the wrong ones come from."
+    ),
+    CloseReason.GUESSES_OF_ADDRESS: (
+        "access.wrong_per_address is the limit, which recovers within 10 seconds. Raise it for a proxy or a NAT with "
+        "many clients behind it. Users that gave the right password from there before are not affected."
+    ),
     CloseReason.NOT_AUTHORIZED: ACCESS,
     CloseReason.SERVER_UNAVAILABLE: "`weir logs` shows the state of Redis. The client can connect when Redis answers.",
     CloseReason.SERVER_BUSY: "The client can connect again later. Let fewer clients connect at one time.",

@@ -27,6 +27,7 @@ class Counters:
         self.connects_delayed = 0
         self.connects_accepted = 0
         self.connects_refused = 0
+        self.passwords_hashed = 0
         self.closed_by_reason = dict.fromkeys([reason.label for reason in CloseReason], 0)
         self.sessions_expired = 0
         self.internal_errors = 0

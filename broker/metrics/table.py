@@ -159,6 +159,11 @@ COUNTERS: Final = (
         record="connects.refused",
     ),
     CounterRow(
+        "passwords_hashed",
+        "Passwords that were hashed, right or wrong.",
+        prometheus="passwords_hashed",
+    ),
+    CounterRow(
         "sessions_expired",
         "Sessions that expired while their client was away.",
         prometheus="sessions_expired",

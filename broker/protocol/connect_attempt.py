@@ -13,9 +13,8 @@ from functools import partial
 from math import inf
 from typing import Final, cast
 
-from broker.auth.authenticator import Authenticator, AuthResult
+from broker.auth.authenticator import Authenticator, AuthResult, PendingCheck
 from broker.auth.client_ids import ClientIds
-from broker.auth.passwords import Check
 from broker.config.schema import Limits
 from broker.log import Log
 from broker.metrics.counters import Counters
@@ -137,7 +136,7 @@ class ConnectAttempt(PendingConnect):
         self._connection = connection
         self._packet = packet
         self._principal = NOBODY
-        self._check: Check | None = None  # of the password, while it is under way
+        self._check: PendingCheck | None = None  # of the password, while it waits or is under way
 
     # Validating.
 
@@ -195,7 +194,9 @@ class ConnectAttempt(PendingConnect):
     def _authenticate(self) -> None:
         attempts, connection = self._attempts, self._connection
         identity = "" if connection.layer is None else connection.layer.identity
-        check = attempts.authenticator.authenticate(identity, self._packet, self._authentication_done)
+        check = attempts.authenticator.authenticate(
+            identity, connection.address, self._packet, self._authentication_done
+        )
         if State.AUTHENTICATING <= connection.protocol_state <= State.CLAIMING:  # it is answered later
             self._check = check
             attempts.reactor.pause_unauthenticated(connection, Pause.CONNECT)
@@ -339,7 +340,7 @@ class ConnectAttempt(PendingConnect):
             self._attempts.connects.remove(self)
             self._attempts.pauses.end_unnamed(PauseReason.CONNECT, now)
         if self._check is not None:
-            self._check.abandoned = True
+            self._attempts.authenticator.abandon(self._check)
             self._check = None
 
     def _refuse(self, reason: CloseReason, now: float) -> None:

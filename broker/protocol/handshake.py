@@ -40,6 +40,8 @@ RETURN_CODES: Final = {
     CloseReason.CONNECTION_LIMIT: 3,
     CloseReason.CONNECTIONS_PER_ADDRESS: 3,
     CloseReason.CONNECT_RATE: 3,
+    CloseReason.GUESSES_OF_USER: 3,
+    CloseReason.GUESSES_OF_ADDRESS: 3,
     CloseReason.SESSION_LIMIT: 3,
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,

@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from broker.auth.failures import Failures
+from broker.auth.authenticator import Authenticator
 from broker.overload.addresses import Addresses
 from broker.routing.retained import Retained
 
@@ -13,11 +13,15 @@ FORGOTTEN_AT_ONCE: Final = 1_000  # addresses
 
 class Housekeeping:
     def __init__(
-        self, retained: Retained, addresses: Addresses, failures: Failures, clock: Callable[[], float]
+        self,
+        retained: Retained,
+        addresses: Addresses,
+        authenticator: Authenticator,
+        clock: Callable[[], float],
     ) -> None:
         self._retained = retained
         self._addresses = addresses
-        self._failures = failures
+        self._authenticator = authenticator
         self._clock = clock
 
     def run(self) -> None:
@@ -26,4 +30,4 @@ class Housekeeping:
         self._retained.expire(now, EXPIRED_AT_ONCE)
         self._retained.forget_tombstones(now, TOMBSTONES_AT_ONCE)
         self._addresses.forget(now, FORGOTTEN_AT_ONCE)
-        self._failures.forget(now)
+        self._authenticator.forget(now)

@@ -3,8 +3,11 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.auth.authenticator import ACCEPTED, REFUSED, WAITING, Authenticator, AuthResult
+from broker.auth.authenticator import ACCEPTED, REFUSED, Authenticator, AuthResult, PendingCheck
+from broker.auth.check_queue import WAITING
 from broker.auth.passwords import Passwords, hash_password, parse_passwords
+from broker.config.schema import Access
+from broker.metrics.counters import Counters
 from broker.mqtt.packets import V5, Connect
 from broker.reasons import CloseReason
 
@@ -41,15 +44,37 @@ class Door:
     def __init__(self, *, anonymous: bool = False, certificate_user: bool = False) -> None:
         self.threads = Threads()
         self.results: list[AuthResult] = []
+        self.later: list[Callable[[], None]] = []
+        self.counters = Counters()
+        self.now = 1000.0
         self.authenticator = Authenticator(
-            self.threads.run, passwords("alice", "right"), anonymous=anonymous, certificate_user=certificate_user
+            Access(allow_anonymous=anonymous, certificate_user=certificate_user),
+            passwords("alice", "right"),
+            self.counters,
+            self.threads.run,
+            self.later.append,
+            lambda: self.now,
         )
 
-    def knock(self, packet: Connect, identity: str = "") -> object:
-        return self.authenticator.authenticate(identity, packet, self.results.append)
+    def knock(self, packet: Connect, identity: str = "", address: str = "192.0.2.1:5000") -> PendingCheck | None:
+        return self.authenticator.authenticate(identity, address, packet, self.results.append)
+
+    def work(self, hashes: int = 1_000_000) -> int:
+        """Finish up to *hashes* checks in the order in which they were begun, and all that follows; how many."""
+        for done in range(hashes):
+            while self.later:
+                self.later.pop(0)()
+            if not self.threads.waiting:
+                return done
+            self.threads.finish()
+        return hashes
 
     def told(self) -> list[tuple[int, str | None, CloseReason | None]]:
         return [(one.kind, one.user, one.reason) for one in self.results]
+
+    def reasons(self) -> dict[str, int]:
+        labels = ["accepted" if one.reason is None else one.reason.label for one in self.results]
+        return {label: labels.count(label) for label in dict.fromkeys(labels)}
 
 
 def test_a_password_is_checked_elsewhere_and_then_remembered() -> None:
@@ -104,11 +129,107 @@ def test_a_certificate_names_the_user_only_where_that_is_configured() -> None:
 def test_more_checks_than_can_be_done_in_time_are_refused() -> None:
     """Work that nobody waits for would fill the memory."""
     door = Door()
-    for _ in range(WAITING + 1):
+    for _ in range(WAITING + 2):
         door.knock(connect())
 
     assert [(REFUSED, None, CloseReason.SERVER_BUSY)] == door.told()
-    assert WAITING == len(door.threads.waiting)
+    assert (WAITING + 1, 0) == door.authenticator.statistics()
+
+
+def test_one_password_is_hashed_at_once() -> None:
+    """Hashing would take the core from the loop that serves clients."""
+    door = Door()
+    for number in range(10):
+        door.knock(connect(f"user-{number}"))
+
+    assert 1 == len(door.threads.waiting)
+    assert 10 == door.work()
+    assert 10 == door.counters.passwords_hashed
+
+
+def test_a_new_client_is_checked_among_the_first_in_a_flood_of_wrong_passwords() -> None:
+    """400 wrong CONNECTs a second from one address would lock out everybody who is not verified yet."""
+    door = Door()
+    for number in range(400):
+        door.knock(connect(f"user-{number}", b"wrong"))
+    door.work(10)
+    door.knock(connect(), address="198.51.100.1:5000")
+    hashed = 0
+    while ("accepted" not in door.reasons()) and door.work(1):
+        hashed += 1
+
+    assert hashed <= 3
+    door.work()
+    assert {"bad_user_name_or_password": 50, "guesses_of_address": 350} == {
+        label: count for label, count in door.reasons().items() if label != "accepted"
+    }
+
+
+def test_of_a_thousand_guesses_at_once_for_one_user_few_are_hashed() -> None:
+    """Parallel guesses would all be checked before the first of them is counted."""
+    door = Door()
+    for number in range(1000):
+        door.knock(connect(password=b"%d" % number))
+
+    assert 20 == door.work()
+    assert {"bad_user_name_or_password": 20, "guesses_of_user": 980} == door.reasons()
+
+
+def test_parallel_guesses_are_not_compared_with_a_remembered_password() -> None:
+    """The right one among a thousand guesses would come in, as comparing it takes no hash and is not counted."""
+    door = Door()
+    door.knock(connect())
+    door.work()
+    for number in range(999):
+        door.knock(connect(password=b"%d" % number), address="198.51.100.1:5000")
+    door.knock(connect(), address="198.51.100.1:5000")
+    assert ["accepted"] == list(door.reasons())
+    door.work()
+
+    assert {"accepted": 1, "bad_user_name_or_password": 20, "guesses_of_user": 980} == door.reasons()
+    assert None is door.knock(connect())  # from where it was right it is not in anybody's way
+    assert 2 == door.reasons()["accepted"]
+
+
+def test_a_fleet_with_one_user_is_hashed_once() -> None:
+    """A thousand devices that share a user would be taken for a thousand guesses."""
+    door = Door()
+    for number in range(1000):
+        door.knock(connect(), address=f"10.0.{number % 200}.1:5000")
+
+    assert 1 == door.work()
+    assert {"accepted": 1000} == door.reasons()
+    assert (0, 0) == door.authenticator.statistics()
+
+
+def test_what_needs_no_hash_is_answered_a_few_at_a_time() -> None:
+    """A thousand refusals in one go would stop the loop for tens of milliseconds."""
+    door = Door()
+    for number in range(1000):
+        door.knock(connect(password=b"%d" % number))
+    for _ in range(19):
+        door.threads.finish()
+    before = len(door.results)
+    door.threads.finish()
+
+    assert 1 < len(door.results) - before <= 17
+    assert 1 == len(door.later)
+
+
+def test_a_client_that_has_gone_costs_no_hash() -> None:
+    """Passwords would be hashed for nobody, and those who wait be late."""
+    door = Door()
+    first, second = door.knock(connect(password=b"1")), door.knock(connect(password=b"2"))
+    assert first is not None and second is not None
+    door.authenticator.abandon(second)
+    door.authenticator.abandon(first)
+    assert 1 == door.work()
+
+    assert [] == door.told()
+    assert (0, 0) == door.authenticator.statistics()
+    door.knock(connect())
+    door.work()
+    assert {"accepted": 1} == door.reasons()
 
 
 def test_a_check_is_repeated_when_the_passwords_were_replaced_meanwhile() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.auth.authenticator import WAITING, AuthResult
+from broker.auth.authenticator import AuthResult
+from broker.auth.check_queue import WAITING
 from broker.auth.failures import FIRST, LONGEST
 from broker.auth.passwords import hash_password
 from broker.config.schema import Access, Config, Limits
@@ -232,7 +233,9 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
     broker = brokers(asking(users), connections=WAITING + 10)
     broker.connect("known", V5, user="bob", password=b"right too")
     broker.threads.stopped = True
-    waiting = [say(broker, credentials("alice", "right", client_id=f"{n}")) for n in range(WAITING)]
+    waiting = [
+        say(broker, credentials("alice", "right", client_id=f"{n}")) for n in range(WAITING + 1)
+    ]  # one is hashed
     late = [say(broker, credentials("alice", "right", version)) for version in (V311, V5)]
 
     plain, explained = [client.receive()[0] for client in late]
@@ -243,7 +246,7 @@ def test_checks_that_wait_are_bounded(brokers: Brokers, users: Path) -> None:
     assert 0 == broker.connect("known too", V5, user="bob", password=b"right too").connack.code
     broker.threads.go_on()
     broker.settle()
-    assert WAITING + 2 == broker.connected
+    assert WAITING + 3 == broker.connected
     assert not any(client.closed for client in waiting)
 
 
@@ -288,7 +291,7 @@ def test_a_certificate_stands_for_a_password_where_it_is_allowed(
     """A client with a certificate would need a password, too; or come in though nobody said that it may."""
     broker = brokers(Config(access=Access(password_file=str(users), certificate_user=enabled)))
     told: list[AuthResult] = []
-    broker.authenticator.authenticate(identity, greeting("me", V5), told.append)
+    broker.authenticator.authenticate(identity, "192.0.2.1:5000", greeting("me", V5), told.append)
 
     assert [answer] == [(one.reason, one.user) for one in told]
 

@@ -2,7 +2,7 @@
 from functools import partial
 from typing import Final
 
-from broker.auth.authenticator import WAITING
+from broker.auth.check_queue import WAITING
 from broker.config.schema import Config, Delivery, Limits, Overload
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
@@ -232,6 +232,27 @@ def a_wrong_password(stage: Stage) -> Seen:
     return Seen([broker], "phone", heard(client))
 
 
+@happens(CloseReason.GUESSES_OF_USER)
+def too_many_guesses_for_one_user(stage: Stage) -> Seen:
+    return _guessed(stage, ["alice"] * 20)
+
+
+@happens(CloseReason.GUESSES_OF_ADDRESS)
+def too_many_guesses_from_one_address(stage: Stage) -> Seen:
+    return _guessed(stage, [f"user-{number}" for number in range(50)])
+
+
+def _guessed(stage: Stage, users: list[str]) -> Seen:
+    """Wrong passwords for *users*, then the right one of alice."""
+    broker = stage.house()
+    for number, user in enumerate(users):
+        broker.open(V5).send(Connect(V5, f"{number}", user_name=user, password=b"wrong"))
+        broker.settle()
+    client = broker.open(V5)
+    client.send(Connect(V5, "phone", user_name="alice", password=b"alice"))
+    return Seen([broker], "phone", heard(client))
+
+
 @happens(CloseReason.SERVER_UNAVAILABLE)
 def a_session_that_nobody_can_look_for(stage: Stage) -> Seen:
     broker = stage.with_redis(Config())
@@ -246,7 +267,7 @@ def a_session_that_nobody_can_look_for(stage: Stage) -> Seen:
 def too_many_passwords(stage: Stage) -> Seen:
     broker = stage.house()
     broker.threads.stopped = True
-    for number in range(WAITING):
+    for number in range(WAITING + 1):  # one is hashed
         broker.open(V5).send(Connect(V5, f"{number}", user_name="alice", password=b"alice"))
     broker.settle()
     client = broker.open(V5)
