@@ -123,6 +123,11 @@ class FilterRefusal(Enum):
     LEVELS = ("topic_levels", 0x8F, "the filter has too many levels")
     BYTES = ("topic_bytes", 0x8F, "the filter is too long")
     SUBSCRIPTIONS = ("subscriptions_per_session", 0x97, "the session's limit of subscriptions is reached")
+    PATTERNS = (
+        "wildcard_patterns",
+        0x97,
+        "the filter has + at positions that no other filter has, and the limit of such patterns is reached",
+    )
     QUOTA_SESSION_SUBSCRIPTIONS = (
         "quota_session_subscriptions",
         0x97,

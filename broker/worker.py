@@ -112,6 +112,7 @@ class Worker:
             files.acl,
             links.announcements,
             worker.shard,
+            limits.wildcard_patterns // workers,
         )
         self.retained = Retained(config.retained.messages, config.retained.bytes, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(

@@ -12,7 +12,7 @@ from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, V311
 from broker.mqtt.scanner import read_header
 from broker.net.stream import Handler, Stream
-from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
+from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST, VISIT_COST
 from broker.reasons import CloseReason, DropReason
 from broker.routing.fanout import Deliveries
 from broker.routing.routes import Routes
@@ -149,7 +149,11 @@ class DataLane(Handler):
     def _deliver(self, stream: Stream, message: Message, now: float) -> int:
         route = self._routes.find(message.topic)
         self._deliveries.deliver_crossed(route, message, stream.outbox, now)
-        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT)
+        return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT) + self._visits()
+
+    def _visits(self) -> int:
+        """The units for what was visited to find the route."""
+        return VISIT_COST * self._routes.take_visits() if self._routes.visits else 0
 
     def _take_frame(self, stream: Stream, data: bytes, kind: int, start: int, stop: int, now: float) -> int:
         """Take a frame; return the units used."""
@@ -157,7 +161,7 @@ class DataLane(Handler):
             run = wire.read_run(data, start, stop)
             route = self._routes.find(run.topic)
             self._deliveries.deliver_crossed_run(route, run, stream.outbox, now)
-            return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT)
+            return run.count * (PUBLISH_COST + route.price) + (stop - start >> BYTES_PER_UNIT_SHIFT) + self._visits()
         if kind == wire.MESSAGE:
             message, flags, owner, stamp = wire.read_message(data, start, stop)
             if flags & wire.KEEP:

@@ -232,6 +232,8 @@ class Limits:
     topic_levels: int = number(32, least=1, most=32768)
     topic_bytes: int = size(4 * KIB, least=1, most=65535)  # of a topic or a filter; MQTT allows 65 535
     subscriptions: int = number(10_000, least=1)  # per session; each takes memory and time for matching
+    # Positions of "+" in filters, of the node; they bound how many levels of filters one match visits.
+    wildcard_patterns: int = number(8192, least=1024)
     # Topics of one client; a bridge has thousands; 0 = only [retained] limits them.
     retained_per_client: int = number(100_000)
     pending: int = number(1000)  # QoS 1 and 2 messages that wait for a connected slow reader; 0 = none

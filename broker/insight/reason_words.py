@@ -110,6 +110,9 @@ ADVICE: Final[dict[Reason, str]] = {
     FilterRefusal.LEVELS: "limits.topic_levels is the maximum.",
     FilterRefusal.BYTES: "limits.topic_bytes is the maximum length.",
     FilterRefusal.SUBSCRIPTIONS: "limits.subscriptions is the limit.",
+    FilterRefusal.PATTERNS: (
+        "limits.wildcard_patterns is the limit of the node. A client adds at most a quarter of a worker's share."
+    ),
     PauseReason.CREDITS: (
         "A client that publishes less, smaller messages or to fewer subscribers pays fewer credits. "
         "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` exempts the client at the cost of others."

@@ -3,7 +3,11 @@
 #
 # The units of quantum.py measure the work of the reactor alone and cannot be configured. Credits also weigh what a
 # message means for others (a store, other workers), and an operator sets these weights.
+from typing import Final
+
 from broker.config.schema import Cost
+
+VISITS_PER_DELIVERY: Final = 4
 
 
 class Prices:
@@ -39,6 +43,10 @@ class Prices:
         new subscription, queued messages, and messages that are sent again.
         """
         return count * self._delivery
+
+    def visited(self, visits: int) -> int:
+        """Credits for *visits* of tree levels and receivers, to make the route of a topic."""
+        return visits * self._delivery // VISITS_PER_DELIVERY
 
     def parts(self, size: int, deliveries: int, retained: bool, qos: int) -> tuple[int, int, int, int, int]:
         """The parts of the cost: (base, for its bytes, for its deliveries, for being retained, for its QoS)."""

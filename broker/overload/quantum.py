@@ -20,6 +20,7 @@ DELIVERY_COST: Final = 1
 ANSWER_COST: Final = 1  # an acknowledgement or a ping
 FRAME_COST: Final = 10  # a WebSocket frame, beside its content: an empty frame takes less, a ping more
 FILTER_COST: Final = 5
+VISIT_COST: Final = 4  # a level of a tree of filters, or a receiver, that is visited to make a route
 CONNECT_COST: Final = 100
 BYTES_PER_UNIT_SHIFT: Final = 7  # 128 bytes cost one unit
 

@@ -91,6 +91,10 @@ class ConnectionProtection:
         assert isinstance(client, ProtectedConnection)
         client.account.spent += self._protection.prices.replayed(client.take_replayed())
 
+    def charge_visits(self, client: ProtectedClient, visits: int) -> None:
+        """Charge *client* for *visits* of tree levels and receivers."""
+        client.account.spent += self._protection.prices.visited(visits)
+
     def causes_silence(self, connection: Connection) -> bool:
         """Whether *connection* is silent because it is not read, and is not closed for that.
 

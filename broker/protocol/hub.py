@@ -32,7 +32,7 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.service import Service
 from broker.net.stream import LARGE_READ, OPEN, Stream
-from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST
+from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST, VISIT_COST
 from broker.protocol.background import Background
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
@@ -45,6 +45,7 @@ from broker.protocol.states import Input, State
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.fanout import Deliveries
+from broker.routing.routes import Routes
 from broker.session.session import Session
 
 CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
@@ -60,6 +61,7 @@ class Hub(Service):
         lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
         publishing: Publishing,
+        routes: Routes,
         deliveries: Deliveries,
         reactor: Reactor,
         counters: Counters,
@@ -75,6 +77,7 @@ class Hub(Service):
         self._lifecycle = lifecycle
         self._subscribing = subscribing
         self._publishing = publishing
+        self._routes = routes
         self._deliveries = deliveries
         self._reactor = reactor
         self._counters = counters
@@ -176,6 +179,7 @@ class Hub(Service):
         spent = 0
         packets = 0
         counters = self._counters
+        routes = self._routes
         published = counters.publishes_received
         published_bytes = counters.publish_bytes_received
         connection.needs = 0
@@ -204,6 +208,8 @@ class Hub(Service):
                     connection, session, data, position, body, stop, quantum - spent, now
                 )
                 spent += units
+                if routes.visits:
+                    spent += self._charge_visits(connection)
             elif stop - body == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
                 packet_id = data[body] << 8 | data[body + 1]
                 if first == 0x40 and packet_id:  # PUBACK, the most frequent one
@@ -250,6 +256,13 @@ class Hub(Service):
             if connection.replays is not None:
                 self._subscribing.continue_replays(connection)
         return spent
+
+    def _charge_visits(self, connection: Connection) -> int:
+        """Charge what was visited to make a route to the credits of *connection*; the units of it."""
+        visits = self._routes.take_visits()
+        if connection.client is not None:
+            self._protection.charge_visits(connection.client, visits)
+        return VISIT_COST * visits
 
     def _read_ahead(self, connection: Connection, begin: int, now: float) -> int:
         """Take acknowledgements and PINGREQ out of the input of *connection*, from *begin* on; how many.

@@ -131,6 +131,7 @@ class ProtocolParts:
             protection.accounts,
         )
         self._base = base
+        self._routes = routes
         self._connects = connects
         self._metrics = metrics
         self._acl = acl
@@ -165,6 +166,7 @@ class ProtocolParts:
             self.lifecycle,
             self.subscribing,
             self.publishing,
+            self._routes,
             self.deliveries,
             base.reactor,
             base.counters,

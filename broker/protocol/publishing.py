@@ -109,7 +109,7 @@ class Publishing:
             units = self._take_decoded(connection, session, first, data, body, stop, now)
             return (stop, units) if units else (position, PUBLISH_COST)
         if first == PLAIN_PUBLISH:
-            return self._take_run(connection, data, position, body, stop, after, quantum, now)
+            return self._take_run(connection, session, data, position, body, stop, after, quantum, now)
         if qos == 0:
             check_first_byte(first, connection.version)  # a duplicate of QoS 0, which only 3.1 allows
         identifier = data[after:section]
@@ -128,6 +128,7 @@ class Publishing:
     def _take_run(
         self,
         connection: Connection,
+        session: Session,
         data: bytes,
         position: int,
         body: int,
@@ -140,7 +141,7 @@ class Publishing:
         version = connection.version
         named = data[body:after]  # the topic with its length
         topic = named[2:]
-        route = self._routes.find(topic)
+        route = self._routes.find(topic, session.principal)
         most = ANY_NUMBER
         protection = self._protection
         client = connection.client
@@ -187,7 +188,7 @@ class Publishing:
             return position, units
         if route.receivers:
             run = Run(data[start:position], version, count, topic, payload_bytes, longest)
-            self._deliveries.deliver_run(route, run, connection.session, connection.outbox, now)
+            self._deliveries.deliver_run(route, run, session, connection.outbox, now)
         return position, units
 
     def _take_decoded(
@@ -210,7 +211,7 @@ class Publishing:
 
     def _accept(self, connection: Connection, session: Session, message: Message, identifier: bytes, now: float) -> int:
         """Deliver *message*, retain it, answer it; the units used, 0 if it has to wait."""
-        route = self._routes.find(message.topic)
+        route = self._routes.find(message.topic, session.principal)
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]

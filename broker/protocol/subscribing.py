@@ -273,13 +273,15 @@ class Subscribing:
             check_filter(filter)
         except ProtocolError:
             return FilterRefusal.INVALID
-        _, filter = split_share(filter) or (b"", filter)
+        share, filter = split_share(filter) or (b"", filter)
         if filter.count(b"/") >= self._limits.topic_levels:
             return FilterRefusal.LEVELS
         if len(filter) > self._limits.topic_bytes:
             return FilterRefusal.BYTES
         if len(session.subscriptions) >= self._limits.subscriptions:
             return FilterRefusal.SUBSCRIPTIONS
+        if not self._routes.patterns.fits(filter, share != b"", session.client_id):
+            return FilterRefusal.PATTERNS
         return self._not_authorized(session, filter)
 
     def _not_authorized(self, session: Session, filter: bytes) -> FilterRefusal | None:

@@ -6,8 +6,12 @@
 # - an exact filter that is added or removed patches the route of its topic, at the same cost with twenty receivers as
 #   with twenty thousand; only if the session has, or may have, an overlapping filter is that route dropped;
 # - a wildcard filter raises the epoch of its first level, so only routes below that level are made again;
-# - a filter that begins with a wildcard raises the era, which all routes share.
+# - a filter that begins with a wildcard raises the era, which all routes share. The last RECENT of these filters are
+#   remembered: a route that none of those that changed since matches is still right, and is not made again.
 # Epochs are kept in a table of fixed size by hash: a collision makes a route once more than needed, nothing else.
+#
+# What making a route visits is counted in `visits`, and whoever caused it pays for it. A client that may not publish to
+# a topic is found out before anything is matched.
 #
 # The cache has two generations. When it is full, all routes in it become the old generation; a route that is used moves
 # to the new one, and for each route that is made, one is dropped from the end of the old generation. So nothing is
@@ -25,17 +29,20 @@ from typing import Final, cast
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.authority import Authoriser
-from broker.routing.filters import FilterIndex, first_level, is_wildcard
+from broker.routing.filters import FilterIndex, first_level, is_wildcard, matches
 from broker.routing.neighbour import Neighbour, Neighbours
 from broker.routing.overlapping import audience, merged, overlaps
-from broker.routing.route import RECEIVER_BYTES, Route
+from broker.routing.patterns import patterns_of_worker
+from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
 from broker.routing.shared import SharedGroup
 from broker.session.principal import Principal
 from broker.session.session import Session, Subscription
 
 EPOCHS: Final = 4096
+RECENT: Final = 64  # filters: to compare a topic with all of them takes as long as to make a small route
 PUBLISHERS: Final = 10  # publishers that a route remembers the right of: as many as a dict of its size holds
 PUBLISHERS_BYTES: Final = 352  # of that dict
+UNLIMITED: Final = 1 << 40  # patterns
 MANY_SUBSCRIPTIONS: Final = 100  # of a session: with more, all routes are made again instead of those of each filter
 
 
@@ -54,9 +61,12 @@ class Routes:
         authoriser: Authoriser | None = None,
         neighbours: Neighbours | None = None,
         shard: int = 0,
+        patterns: int = UNLIMITED,
     ) -> None:
-        """*neighbours* are told what is subscribed to here. *shard* is that of this worker."""
+        """*neighbours* are told what is subscribed to here. *shard* is that of this worker, *patterns* its limit."""
         self.index = FilterIndex()  # of subscriptions at this worker
+        self.patterns = patterns_of_worker(patterns)
+        self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
         self._neighbours = neighbours
         self._shard = shard
         self._groups = FilterIndex()
@@ -73,13 +83,17 @@ class Routes:
         self._shared_here = 0  # the number of those with members at this worker
         self._epochs: list[int] = [0] * EPOCHS
         self._era = 0
+        self._recent: list[bytes] = [b""] * RECENT  # the filter that raised the era to n is at n % RECENT
 
-    def find(self, topic: bytes) -> Route:
-        """The route of *topic*. ProtocolError if *topic* is not a topic name, or exceeds a limit."""
+    def find(self, topic: bytes, publisher: Principal | None = None) -> Route:
+        """The route of *topic*. ProtocolError if *topic* is not a topic name, or exceeds a limit.
+
+        If *publisher* may not publish to *topic*, and there is no route of it yet, it is one without receivers.
+        """
         route = self._routes.get(topic)
         if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
             return route
-        return self._find_old(topic)
+        return self._find_old(topic, publisher)
 
     def add(self, subscription: Subscription) -> None:
         """Add *subscription*, which the `subscriptions` of its session contain already."""
@@ -87,8 +101,10 @@ class Routes:
         if subscription.share:
             self._join(subscription)
             return
-        if self.index.add(filter, subscription) and self._neighbours is not None:
-            self._neighbours.gained(filter)
+        if self.index.add(filter, subscription):
+            self.patterns.add(filter, False, subscription.session.client_id)
+            if self._neighbours is not None:
+                self._neighbours.gained(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -113,8 +129,10 @@ class Routes:
         if subscription.share:
             self._leave(subscription)
             return
-        if self.index.remove(filter, subscription) and self._neighbours is not None:
-            self._neighbours.lost(filter)
+        if self.index.remove(filter, subscription):
+            self.patterns.remove(filter, False)
+            if self._neighbours is not None:
+                self._neighbours.lost(filter)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -151,16 +169,22 @@ class Routes:
 
     def invalidate(self) -> None:
         """Have all routes made again: the access rules have changed, or another worker has joined or gone."""
-        self._era += 1
+        self._era += RECENT
 
     def invalidate_session(self, session: Session) -> None:
         """Have the routes made again that *session* may be in, because it acts for another user now."""
         if len(session.subscriptions) > MANY_SUBSCRIPTIONS:
-            self._era += 1
+            self.invalidate()
             return
         for subscription in session.subscriptions.values():
             if not subscription.share:  # a group asks the authoriser for each message
                 self._changed(subscription.filter)
+
+    def take_visits(self) -> int:
+        """The levels of trees, receivers and changed filters that were visited since the last call."""
+        visits = self.visits
+        self.visits = 0
+        return visits
 
     # What other workers report.
 
@@ -197,7 +221,9 @@ class Routes:
 
     def _join(self, subscription: Subscription) -> None:
         group = self._group(subscription.share, subscription.filter)
-        self._shared_here += 0 if len(group) else 1
+        if len(group) == 0:
+            self._shared_here += 1
+            self.patterns.add(group.filter, True, subscription.session.client_id)
         group.join(subscription)
         self._announce(group)
 
@@ -205,7 +231,9 @@ class Routes:
         group = self._shared[subscription.share, subscription.filter]
         group.leave(subscription)
         self._announce(group)
-        self._shared_here -= 0 if len(group) else 1
+        if len(group) == 0:
+            self._shared_here -= 1
+            self.patterns.remove(group.filter, True)
         self._forget_empty(group)
 
     def _announce(self, group: SharedGroup) -> None:
@@ -248,9 +276,21 @@ class Routes:
     def _current(self, topic: bytes) -> Route | None:
         """The route of *topic*, if there is one and it is up to date."""
         route = self._routes.get(topic) or self._old.get(topic)
-        if route is not None and route.era == self._era and route.epoch == self._epochs[route.slot]:
+        if route is not None and route.epoch == self._epochs[route.slot] and self._survives(route):
             return route
         return None
+
+    def _survives(self, route: Route) -> bool:
+        """Whether none of the filters that raised the era since *route* was made matches its topic."""
+        era = self._era
+        if era - route.era >= RECENT:
+            return False
+        self.visits += era - route.era
+        for number in range(route.era + 1, era + 1):
+            if matches(self._recent[number % RECENT], route.topic):
+                return False
+        route.era = era
+        return True
 
     def _may_receive(self, subscription: Subscription, topic: bytes) -> bool:
         authoriser = self._authoriser
@@ -263,6 +303,7 @@ class Routes:
         first = first_level(filter)
         if first == b"+" or first == b"#":
             self._era += 1
+            self._recent[self._era % RECENT] = filter
         else:
             self._epochs[hash(first) % EPOCHS] += 1
 
@@ -271,8 +312,12 @@ class Routes:
         if route is not None:
             self._size -= route.size
 
-    def _find_old(self, topic: bytes) -> Route:
+    def _find_old(self, topic: bytes, publisher: Principal | None) -> Route:
         route = self._current(topic)
+        if route is None:
+            self._check(topic)
+            if publisher is not None and self._forbidden(topic, publisher):
+                return _without_receivers(topic, publisher)
         self._drop(topic)
         if route is None:
             route = self._make(topic)
@@ -282,27 +327,40 @@ class Routes:
             self._routes[topic] = route
         return route
 
-    def _make(self, topic: bytes) -> Route:
+    def _forbidden(self, topic: bytes, publisher: Principal) -> bool:
+        if topic.startswith(RESERVED):
+            return True
+        authoriser = self._authoriser
+        return authoriser is not None and not authoriser.may_publish(publisher, topic)
+
+    def _check(self, topic: bytes) -> None:
         check_topic(topic)
         if topic.count(b"/") >= self._levels:
             raise ProtocolError(CloseReason.TOPIC_LEVELS, f"more than {self._levels} levels")
         if len(topic) > self._topic_bytes:
             raise ProtocolError(CloseReason.TOPIC_BYTES, f"more than {self._topic_bytes} bytes")
+
+    def _make(self, topic: bytes) -> Route:
         slot = hash(first_level(topic)) % EPOCHS
         route = Route(topic, slot, self._epochs[slot], self._era)
         if self._authoriser is not None:
             route.guarded = True
             route.size += PUBLISHERS_BYTES
-        for neighbour in self._neighbour_filters.match(topic) if self._neighbour_filters.filters() else ():
-            if not cast(Neighbour, neighbour).gone:
-                route.add_neighbour(cast(Neighbour, neighbour))
-        for group in self._groups.match(topic) if self._shared else ():
-            route.add_shared(cast(SharedGroup, group))
+        if self._neighbour_filters.filters():
+            for neighbour in self._neighbour_filters.match(topic):
+                if not cast(Neighbour, neighbour).gone:
+                    route.add_neighbour(cast(Neighbour, neighbour))
+            self.visits += self._neighbour_filters.visited
+        if self._shared:
+            for group in self._groups.match(topic):
+                route.add_shared(cast(SharedGroup, group))
+            self.visits += self._groups.visited
         subscriptions: list[Subscription] = []
         for subscriber in self.index.match(topic):
             subscription = cast(Subscription, subscriber)
             if self._may_receive(subscription, topic):
                 subscriptions.append(subscription)
+        self.visits += self.index.visited + len(subscriptions)
         # Subscriptions come filter by filter, and a session has each filter once: of one filter, none has to be merged.
         if subscriptions and subscriptions[0].filter == subscriptions[-1].filter:
             for subscription in subscriptions:
@@ -319,6 +377,14 @@ class Routes:
                 self._routes = {}
             _, route = self._old.popitem()
             self._size -= route.size
+
+
+def _without_receivers(topic: bytes, publisher: Principal) -> Route:
+    """A route that is not kept, for a publish of *publisher* that will be refused."""
+    route = Route(topic, 0, 0, 0)
+    route.guarded = True
+    route.publishers = {publisher: False}
+    return route
 
 
 def _add_one(route: Route, subscription: Subscription) -> None:

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Packet, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.reasons import CloseReason, ProtocolError
+from broker.routing.authority import Authoriser
 from broker.routing.route import ENTRY_BYTES
 from broker.session.message import NEVER, Message
+from broker.session.principal import Principal
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches
 
@@ -347,3 +349,92 @@ def test_a_route_as_large_as_the_cache_pushes_nobody_out() -> None:
 
     assert dict.fromkeys(party.clients, 1) == party.publish(b"crowded")
     assert other is party.routes.find(b"other")
+
+
+# What a change of filters costs that begin with a wildcard.
+
+
+def test_a_route_outlives_changes_that_do_not_concern_it() -> None:
+    """One client that subscribes to +/x again and again would have all routes of the worker made again each time."""
+    party = Party()
+    party.subscribe("a", b"home/lamp", 1)
+    route = party.routes.find(b"home/lamp")
+    for _ in range(20):
+        party.subscribe("churn", b"+/x", 1)
+        party.unsubscribe("churn", b"+/x")
+
+    assert route is party.routes.find(b"home/lamp")
+    assert {"a": 1} == party.publish(b"home/lamp", 1)
+
+
+@given(st.lists(st.sampled_from([b"#", b"+", b"+/x", b"+/+", b"+/y", b"home/x", b"home/+"]), max_size=150))
+def test_a_route_that_outlived_changes_is_right(changes: list[bytes]) -> None:
+    """Somebody would miss messages, or get those of a filter that is gone: each change adds a filter or removes it."""
+    party = Party()
+    here: set[bytes] = set()
+    for filter in changes:
+        if filter in here:
+            party.unsubscribe("churn", filter)
+        else:
+            party.subscribe("churn", filter)
+        here ^= {filter}
+        expected = {"churn": 1} if any(matches(each, b"home/x") for each in here) else {}
+        assert expected == party.publish(b"home/x")
+
+
+def test_a_route_that_was_not_looked_at_for_long_is_right() -> None:
+    """The filters that changed are remembered in a ring: what it has forgotten might have matched."""
+    party = Party()
+    assert {} == party.publish(b"home/x")
+    party.subscribe("reader", b"+/x")
+    for number in range(100):
+        party.subscribe("churn", b"+/%d" % number)
+
+    assert {"reader": 1} == party.publish(b"home/x")
+
+
+def test_what_was_visited_is_counted_once() -> None:
+    """A client could have thousands of routes made and pay for as many dict lookups."""
+    party = Party()
+    for name in range(50):
+        party.subscribe(str(name), b"+/x")
+    party.routes.find(b"home/x")
+    visits = party.routes.take_visits()
+    party.routes.find(b"home/x")
+
+    assert 50 <= visits
+    assert 0 == party.routes.take_visits()
+
+
+class Nobody(Authoriser):
+    """Nobody may publish; each question is remembered."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.asked: list[bytes] = []
+
+    def may_publish(self, principal: Principal, topic: bytes) -> bool:
+        self.asked.append(topic)
+        return False
+
+    def may_subscribe(self, principal: Principal, filter: bytes) -> bool:
+        return True
+
+    def may_receive(self, principal: Principal, topic: bytes) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("topic", "asked"), [(b"home/x", [b"home/x"]), (b"$SYS/x", [])])
+def test_a_client_that_may_not_publish_has_nothing_matched(topic: bytes, asked: list[bytes]) -> None:
+    """A client without any right could have the worker match as many filters as it likes."""
+    authoriser = Nobody()
+    party = Party(authoriser=authoriser)
+    party.subscribe("reader", b"#")
+    publisher = party.client("publisher").session.principal
+    route = party.routes.find(topic, publisher)
+
+    assert 0 == party.routes.take_visits()
+    assert 0 == route.receivers
+    assert not party.routes.may_publish(route, publisher)
+    assert asked == authoriser.asked
+    assert 0 == party.routes.statistics()[0]

@@ -1,5 +1,6 @@
 # How messages are dropped on their way to a reader, and filters refused.
 from functools import partial
+from itertools import product
 from typing import Final
 
 from broker.config.schema import ClusterQuota, Config, Delivery, Limits, Quotas, QuotaScope
@@ -133,6 +134,15 @@ def a_long_filter(stage: Stage) -> Seen:
 @happens(FilterRefusal.SUBSCRIPTIONS)
 def one_filter_too_many(stage: Stage) -> Seen:
     return refused(stage, b"a", b"b")
+
+
+@happens(FilterRefusal.PATTERNS)
+def filters_in_every_combination(stage: Stage) -> Seen:
+    broker = stage.brokers(Config())
+    client = broker.connect("phone", V5)
+    combinations = [b"/".join(names) for names in product((b"a", b"+"), repeat=10)]
+    client.send(Subscribe(1, [Wanted(one + b"/+/+/+/+/+") for one in combinations]))
+    return Seen([broker], "phone", list(set(heard(client))))
 
 
 @happens(FilterRefusal.NOT_AUTHORIZED)

@@ -7,7 +7,7 @@ import json
 import select
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, product
 from random import Random
 from typing import Final
 
@@ -33,6 +33,10 @@ CROWD: Final = 5000
 HALF_HANDSHAKES: Final = 2000
 FILTERS: Final = 10_000
 FILTERS_AT_ONCE: Final = 500  # in one SUBSCRIBE
+COMBINERS: Final = 8  # clients whose filters have every combination of + in
+COMBINED: Final = 13  # of the
+DEPTH: Final = 32  # levels of each filter, as many as a topic may have
+SAME: Final = b"a/"
 FLOODED: Final = 100  # subscribers of the flood
 HUGE_PUBLISH: Final = b"\x30\xff\xff\xff\x7f\x00\x04huge"
 PAYLOAD: Final = bytes(100)
@@ -284,6 +288,29 @@ class Retains(Attack):
         self.ready = True
 
 
+class Patterns(Attack):
+    """Filters with + in every combination of positions, and publishes to topics that all of them match."""
+
+    def start(self) -> None:
+        numbers = count()
+
+        def block() -> bytes:
+            return packets(*[Publish(SAME * (DEPTH - 1) + b"%d" % next(numbers), b"") for _ in range(500)])
+
+        self.gather(COMBINERS, lambda n: Hostile(self, n, hello(n, *combinations(n))))
+        flooder = Hostile(self, COMBINERS, hello(COMBINERS))
+        flooder.begin()
+        Flood(flooder, block).go_on()
+
+
+def combinations(shift: int) -> Iterator[Subscribe]:
+    """SUBSCRIBEs to 2**COMBINED filters of DEPTH levels, which differ after the first *shift* levels."""
+    rest = b"+/" * (DEPTH - COMBINED - shift - 1) + b"+"
+    names = [SAME * shift + b"".join(one) + rest for one in product((SAME, b"+/"), repeat=COMBINED)]
+    for at in range(0, len(names), FILTERS_AT_ONCE):
+        yield Subscribe(1, [Wanted(name) for name in names[at : at + FILTERS_AT_ONCE]])
+
+
 class Floods(Attack):
     """QoS 0 to subscribers of its own, as fast as the broker takes it."""
 
@@ -320,6 +347,7 @@ ATTACKS: Final[dict[str, type[Attack]]] = {
     "half-handshakes": HalfHandshakes,
     "subscribes": Subscribes,
     "retains": Retains,
+    "patterns": Patterns,
     "floods": Floods,
 }
 
