@@ -46,7 +46,7 @@ class RedisReports:
     def __init__(
         self,
         commands: CommandPipeline,
-        stream: ByteStream,
+        stream: ByteStream | None,
         address: RedisAddress,
         prefix: str,
         worker: WorkerId,
@@ -55,13 +55,18 @@ class RedisReports:
         log: Log,
         now: float,
     ) -> None:
-        """Publish by *commands*, and subscribe over *stream* at *address*, which is the same server."""
+        """Publish by *commands*, and subscribe over *stream* at *address*, which is the same server.
+
+        Without *stream* nothing is received: no other worker uses this Redis, only whoever watches the node.
+        """
         self._commands = commands
         self._counters = counters
         self._channel = Keys(prefix).overload(address.db)
-        name = f"weir-{worker.node}-{worker.shard}-reports"
-        self.subscription = ChannelSubscription(stream, address, name, log, self._channel, receiver.over_redis)
-        self.subscription.start(now)
+        self.subscription: ChannelSubscription | None = None
+        if stream is not None:
+            name = f"weir-{worker.node}-{worker.shard}-reports"
+            self.subscription = ChannelSubscription(stream, address, name, log, self._channel, receiver.over_redis)
+            self.subscription.start(now)
 
     def tell(self, report: bytes, now: float) -> None:
         self._commands.submit(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
@@ -69,7 +74,7 @@ class RedisReports:
 
 class OverloadReports:
     def __init__(self, peers: Peers, redis: RedisReports | None, counters: Counters) -> None:
-        """*redis*: None if no other worker uses the same Redis."""
+        """*redis*: None without Redis."""
         self.redis = redis
         self._peers = peers
         self._counters = counters
@@ -84,11 +89,12 @@ class OverloadReports:
 
     def tick(self, now: float) -> float:
         """Keep the subscription alive; return the time of the next thing to do."""
-        return NEVER if self.redis is None else self.redis.subscription.tick(now)
+        subscription = None if self.redis is None else self.redis.subscription
+        return NEVER if subscription is None else subscription.tick(now)
 
     def move(self, address: RedisAddress, now: float) -> None:
         """Redis is at *address* from now on."""
-        if self.redis is not None:
+        if self.redis is not None and self.redis.subscription is not None:
             self.redis.subscription.move(address, now)
 
 

@@ -91,13 +91,13 @@ class ClusterLinks:
         return Quotas(config.quotas, config.limits.packet_bytes, self._leases, self._base.clock())
 
     def redis_reports(self, receiver: ReportReceiver) -> RedisReports | None:
-        """Overload reports by Redis; None if there is no other worker to exchange them with."""
+        """Overload reports by Redis, which a node with one worker publishes, too; None without Redis."""
         base, client = self._base, self.registry_client
-        if client is None or self._redis is None or self._alone:
+        if client is None or self._redis is None:
             return None
         return RedisReports(
             client.commands,
-            Dialler(base.reactor, base.internal_errors.report),
+            None if self._alone else Dialler(base.reactor, base.internal_errors.report),
             self._redis,
             base.config.redis.prefix,
             base.worker,

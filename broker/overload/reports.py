@@ -5,16 +5,16 @@
 # report arrives over several ways (the mesh, Redis), so each way may be slow: the sequence number tells which report is
 # new.
 #
-# A calm worker reports once a second, so that people see that it is there. A worker that is not calm reports more
-# often: at one report a second its level would lapse whenever the next report is a little late, and the level of all
-# workers would flicker.
+# A calm worker reports once a second, so that people see that it is there. A worker that is not calm reports at each
+# measurement, every 100 ms, so that all workers follow its level as it moves. Where there are more than CROWD workers,
+# it reports less often, down to once in SPARSEST seconds.
 import math
 from collections import OrderedDict
 from typing import Final, cast
 
 import msgpack
 
-from broker.overload.level import HIGHEST, STALE, Level, Resources, Signals
+from broker.overload.level import HIGHEST, STALE, STEP, Level, Resources, Signals
 from broker.reasons import ReportFailure
 from broker.worker_id import WorkerId
 
@@ -24,7 +24,9 @@ MOST_NAMES: Final = 1024
 LONGEST_NAME: Final = 256
 MOST_WORKERS: Final = 4096  # whose latest reports are kept
 HEARTBEAT: Final = 1.0  # seconds
-INSISTING: Final = 0.4  # seconds between reports above level 0: two may be lost or late
+CROWD: Final = 64  # workers whose reports above level 0 are STEP apart
+SLACK: Final = STEP / 4  # seconds: a measurement is as punctual as a turn of the loop
+SPARSEST: Final = 0.4  # seconds between reports above level 0: two may be lost or late before one is STALE
 LARGEST_NUMBER: Final = 1 << 63
 
 
@@ -108,7 +110,11 @@ class Reports:
             return True
         if shown and level.cause != self._sent_cause:
             return True
-        return now - self._sent >= (INSISTING if shown or signals.contended else HEARTBEAT)
+        return now - self._sent >= (self._interval() - SLACK if shown or signals.contended else HEARTBEAT)
+
+    def _interval(self) -> float:
+        """Seconds between two reports above level 0."""
+        return min(SPARSEST, STEP * max(1.0, len(self._received) / CROWD))
 
     def own(self, level: Level, signals: Signals, now: float) -> Report:
         """The report of this worker, which is sent now."""

@@ -95,6 +95,10 @@ class ConnectionProtection:
         """Charge *client* for *visits* of tree levels and receivers."""
         client.account.spent += self._protection.prices.visited(visits)
 
+    def honours_silence(self) -> bool:
+        """Whether a client that is throttled stays connected, however long it is not read."""
+        return self._protection.honour
+
     def causes_silence(self, connection: Connection) -> bool:
         """Whether *connection* is silent because it is not read, and is not closed for that.
 

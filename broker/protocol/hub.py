@@ -247,7 +247,7 @@ class Hub(Service):
             elif position > LARGE_READ:  # nor does one that has received the beginning of a packet keep all before it
                 connection.input = data[position:]
                 connection.position = 0
-            if spent:
+            if packets or counters.publishes_received != published or (spent and self._protection.honours_silence()):
                 connection.heard = now  # [MQTT-3.1.2-22]
             if connection.paused & READS_AHEAD and connection.left and connection.read_ahead_in is not connection.input:
                 self._read_ahead(connection, connection.position, now)
@@ -267,11 +267,13 @@ class Hub(Service):
     def _read_ahead(self, connection: Connection, begin: int, now: float) -> int:
         """Take acknowledgements and PINGREQ out of the input of *connection*, from *begin* on; how many.
 
-        The packet at the beginning of the input waits, or an earlier one has not been answered yet.
+        The packet at the beginning of the input waits, or an earlier one has not been answered yet. PINGREQ is left
+        where a throttled client counts as silent (`overload.keepalive_while_throttled = "strict"`).
         """
         session = connection.session
         data = connection.read_ahead_in = connection.input
-        found = read_ahead(data, begin, connection.version)
+        pings = not connection.paused & Pause.OVERLOAD or self._protection.honours_silence()
+        found = read_ahead(data, begin, connection.version, pings)
         connection.unparsed = found.unparsed
         packets = found.pings + len(found.acknowledgements)
         if packets == 0 or session is None:
@@ -279,7 +281,8 @@ class Hub(Service):
         connection.input = connection.read_ahead_in = data[connection.position : begin] + found.left
         connection.position = 0
         connection.left = len(connection.input)
-        connection.heard = now
+        if pings:
+            connection.heard = now
         for _ in range(found.pings):
             self._counters.answers_sent += 1
             connection.outbox.answer(PINGRESP)

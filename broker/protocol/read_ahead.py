@@ -24,8 +24,8 @@ class ReadAhead:
         self.unparsed = 0  # bytes at the end that are no complete packet, or a wrong one
 
 
-def read_ahead(data: bytes, position: int, version: int) -> ReadAhead:
-    """Find acknowledgements and PINGREQ in *data*, from the packet at *position* on.
+def read_ahead(data: bytes, position: int, version: int, pings: bool = True) -> ReadAhead:
+    """Find acknowledgements, and PINGREQ if *pings*, in *data*, from the packet at *position* on.
 
     The search ends at the first packet that is not complete or malformed. The mistake is reported when all packets in
     front of it have been taken.
@@ -45,7 +45,7 @@ def read_ahead(data: bytes, position: int, version: int) -> ReadAhead:
         if version == V31:
             first = _without_unused_flags(first)
         plain = stop - position == PLAIN and first in ACKNOWLEDGEMENTS and data[body:stop] != b"\0\0"
-        if plain or (first == PING and stop - position == EMPTY):
+        if plain or (pings and first == PING and stop - position == EMPTY):
             kept.append(data[start:position])
             start = stop
             if plain:

@@ -71,6 +71,7 @@ def lines(worker: Broker) -> Iterator[RedisConnection]:
     registry_client, reports = worker.registry_client, worker.reports.redis
     assert registry_client is not None and reports is not None
     yield registry_client.commands
+    assert reports.subscription is not None
     yield reports.subscription
 
 
@@ -139,8 +140,8 @@ def test_a_redis_that_moves_is_followed(nodes: Nodes, start_redis: StartRedis) -
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_who_has_redis_for_itself_does_not_listen_there(start_redis: StartRedis, alone: bool) -> None:
-    """It would be woken three times each second to hear what it said itself."""
+def test_who_has_redis_for_itself_reports_there_and_does_not_listen(start_redis: StartRedis, alone: bool) -> None:
+    """It would be woken to hear what it said itself; or a program that watches the node would not learn its level."""
     server = start_redis()
     broker = Broker(QUIET, redis=server.address, identity=WorkerId("node", 0, 1), alone=alone)
     broker.answered = True
@@ -151,9 +152,9 @@ def test_who_has_redis_for_itself_does_not_listen_there(start_redis: StartRedis,
             assert time.monotonic() < deadline, found
             broker.settle()
     broker.reports.tell(b"report", broker.clock.now)
-    broker.settle()
-
-    assert (0 if alone else 1) == broker.counters.reports_sent_redis
+    while broker.counters.reports_sent_redis < 1:
+        assert time.monotonic() < deadline
+        broker.settle()
     broker.close()
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.config.schema import Config, Overload, Quotas, QuotaScope
+from broker.config.schema import Config, Cost, Overload, Quotas, QuotaScope
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V31, V311, Ack, PingReq, PingResp, Publish
 from broker.mqtt.properties import REASON_STRING, REQUEST_PROBLEM_INFORMATION, USER_PROPERTY
@@ -267,6 +267,19 @@ def test_a_keep_alive_that_passes_while_it_is_held_back(brokers: Brokers, way: s
     closed = broker.counters.closed_by_reason[CloseReason.KEEP_ALIVE_TIMEOUT.label]
     assert (1 if way == "strict" else 0) == closed
     assert (way == "strict") == client.closed
+
+
+@pytest.mark.parametrize(("way", "closed"), [("honour", False), ("strict", True)])
+def test_a_client_that_is_judged_again_and_again_has_said_nothing(brokers: Brokers, way: str, closed: bool) -> None:
+    """With `strict` a client would stay for ever: it is read every 100 ms, and nothing that it sent is accepted."""
+    broker = brokers(Config(overload=Overload(keepalive_while_throttled=way, cost=Cost(publish=1_000_000), wait=1e6)))
+    overload(broker, 60.0)
+    client = broker.connect("client", keep_alive=2)
+    client.send(*[Publish(b"a", b"", 1, packet_id=n + 1) for n in range(3)], PingReq())
+    assert not client.closed
+    broker.advance(10.0)
+
+    assert (closed, not closed) == (client.closed, PingResp() in client.receive())
 
 
 def test_retained_messages_for_a_new_subscription_cost_credits(brokers: Brokers) -> None:
