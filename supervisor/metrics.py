@@ -29,6 +29,11 @@ class NodeCollector(Collector):
         yield info
         yield GaugeMetricFamily("weir_ready", "1 if all workers serve, else 0.", value=float(node.ready()))
         yield GaugeMetricFamily("weir_start_time_seconds", "Start of the node, in Unix time.", value=node.started_at)
+        yield CounterMetricFamily(
+            "weir_admin_connections_dropped",
+            "Connections to the admin port that were dropped for newer ones.",
+            value=node.admin_connections_dropped,
+        )
         yield from _from_table(node.statistics())
         yield from self._workers()
 

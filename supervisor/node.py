@@ -49,6 +49,7 @@ class Node:
         self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits)
         self.workers = Workers(config, folder, listeners, log_file, redis, self.limits, self._all_ready)
         self.sentence = ""  # why the node has failed
+        self.admin_connections_dropped = 0  # see supervisor/web.py
         self._check = check
         self._redis = redis
         self._on_ready = on_ready

@@ -1,4 +1,5 @@
 # The admin port: what it answers, and to what.
+import errno
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from supervisor.folder import NodeFolder
 from supervisor.logfile import LogFile
 from supervisor.node import Node
 from supervisor.node_redis import NodeRedis
-from supervisor.web import answer, serve_web
+from supervisor.web import CONNECTIONS, answer, serve_listener, serve_web
 
 
 @pytest.fixture
@@ -85,3 +86,49 @@ async def test_what_is_not_http_ends_its_connection_alone(port: int, request_byt
 
     assert after.endswith(b"live\n")
     assert [] == lines
+
+
+async def test_a_probe_is_answered_while_slow_scrapers_hold_all_connections(port: int, node: Node) -> None:
+    """An init system would restart a node that works, because somebody opens connections and says nothing."""
+    slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS)]
+    for stream in slow:
+        await stream.send_all(b"GET /metr")
+    with trio.fail_after(3):  # less than the time that each of them has for its request
+        after = await said(port, b"GET /health/live HTTP/1.1\r\nHost: weir\r\n\r\n")
+
+    assert after.endswith(b"live\n")
+    assert 1 == node.admin_connections_dropped
+    for stream in slow:
+        await stream.aclose()
+
+
+class Broken(trio.abc.Listener[trio.SocketStream]):
+    """Fails with each of *errors* before it accepts."""
+
+    def __init__(self, listener: trio.SocketListener, errors: list[int]) -> None:
+        self._listener = listener
+        self._errors = errors
+
+    async def accept(self) -> trio.SocketStream:
+        await trio.lowlevel.checkpoint()
+        if self._errors:
+            raise OSError(self._errors.pop(), "a test")
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+
+
+async def test_an_error_of_accept_does_not_end_the_node(node: Node, nursery: trio.Nursery) -> None:
+    """One reset connection, or one without a descriptor, would end the node and all clients with it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        errors = [errno.EPROTO, errno.EMFILE, errno.ECONNABORTED, errno.EPERM]
+        with capture_logs() as lines:
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+            nursery.start_soon(serve_listener, Broken(listener, errors), node)
+            after = await said(port, b"GET /health/live HTTP/1.1\r\nHost: weir\r\n\r\n")
+        nursery.cancel_scope.cancel()
+
+    assert after.endswith(b"live\n")
+    assert ["admin_accept_failed"] == [line["event"] for line in lines]
