@@ -81,6 +81,11 @@ class Checkpoint:
         lines = (self.spark / "offsets" / str(batch)).read_text().splitlines()
         return cast(dict[str, Any], json.loads(lines[-1]))
 
+    def query(self) -> str:
+        """Return the id of the streaming query, which a new checkpoint does not share. Raises OSError, ValueError."""
+        text = (self.spark / "metadata").read_text()
+        return str(json.loads(text)["id"])
+
     def _numbers(self) -> list[int]:
         return [int(one.name) for one in self._states.iterdir() if one.name.isdigit()]
 

@@ -5,8 +5,9 @@
 # with the few invalid entries. No content of an entry can stop the job.
 #
 # The event time is the timestamp of the record, by the clock of its node. A clock that is ahead would advance the
-# watermark and make the records of all other nodes late. Therefore the event time is at most AHEAD seconds after Redis
-# added the entry: the record was certainly made before that.
+# watermark and make the records of all other nodes late. A clock that is behind would make the records of its
+# node late. Redis gets a record within seconds, or not at all (broker/store/redis/record_log.py). Therefore the event
+# time is at most SKEW seconds from the time at which Redis added the entry.
 from collections.abc import Iterable, Iterator
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,21 +21,21 @@ from broker.metrics.record import REAL, RECORD, TEXT, VERSION, WHOLE_LIMIT, Grou
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-AHEAD: Final = 5  # seconds by which clocks may differ without harm: half of DELAY
+SKEW: Final = 5  # seconds by which clocks may differ without harm: half of DELAY
 DELAY: Final = "10 seconds"  # of the watermark: later records are dropped and counted as late
 LATEST: Final = 4e9  # Unix time; a later timestamp is invalid
 MICROSECONDS: Final = 1_000_000
 SHOWN: Final = 4096  # characters of an invalid body that are kept
 
-# A decoded entry. `key` identifies the record; `time` is the event time; `ahead` is true if the clock of the node was
-# ahead by more than AHEAD seconds; `second` is a Second, as JSON; `unfit` is the beginning of an invalid body. Either
-# `second` or `unfit` is null.
+# A decoded entry. `key` identifies the record; `time` is the event time; `skew` is the number of seconds by which the
+# clock of the node is ahead (behind, if negative) if these are more than SKEW, otherwise 0; `second` is a Second, as
+# JSON; `unfit` is the beginning of an invalid body. Either `second` or `unfit` is null.
 ENTRY: Final = pyarrow.schema(
     [
         ("id", pyarrow.string()),
         ("key", pyarrow.string()),
         ("time", pyarrow.timestamp("us", tz="UTC")),
-        ("ahead", pyarrow.bool_()),
+        ("skew", pyarrow.float64()),
         ("second", pyarrow.string()),
         ("unfit", pyarrow.string()),
     ]
@@ -93,7 +94,7 @@ def of_entries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     taken_in = batch.column("at").cast(pyarrow.int64()).to_pylist()
     keys: list[str] = []
     times: list[int] = []
-    ahead: list[bool] = []
+    skews: list[float] = []
     seconds: list[str | None] = []
     unfit: list[str | None] = []
     for id, at, body in zip(ids, taken_in, batch.column("body").cast(pyarrow.binary()).to_pylist(), strict=True):
@@ -101,17 +102,17 @@ def of_entries(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         if record is None:
             keys.append(id)
             times.append(at)
-            ahead.append(False)
+            skews.append(0.0)
             seconds.append(None)
             unfit.append((body or b"").decode()[:SHOWN])
             continue
-        made, latest = int(record.ts * MICROSECONDS), at + AHEAD * MICROSECONDS
-        time = min(made, latest)
+        made = int(record.ts * MICROSECONDS)
+        time = min(max(made, at - SKEW * MICROSECONDS), at + SKEW * MICROSECONDS)
         keys.append(f"{record.boot}:{record.sequence}")
         times.append(time)
-        ahead.append(made > latest)
+        skews.append(0.0 if time == made else (made - at) / MICROSECONDS)
         seconds.append(msgspec.json.encode(second_of(record, time / MICROSECONDS, most)).decode())
         unfit.append(None)
-    columns = (ids, keys, times, ahead, seconds, unfit)
+    columns = (ids, keys, times, skews, seconds, unfit)
     arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=ENTRY)

@@ -7,6 +7,10 @@
 # one, but at most LEAD of them. A storm of CONNECTs need not raise any level: such seconds have the cause "connects",
 # as have seconds in which the signal `connect` raised the level.
 #
+# The culprits are the clients with the greatest share of the cost of the overloaded workers: a busy client of another
+# worker did not cause the overload. In the state, "causing" are the clients of the warm workers of a second, and
+# "warm_cost" is the cost of these workers.
+#
 # So an episode is a function of the seconds alone, not of their order or of the batches. Rows arrive late and with the
 # times of several clocks; therefore each second of the last HORIZON is kept separately, as a moment. Older moments are
 # merged into the one span that may still continue. The id of an episode is its first second. If a late row extends the
@@ -103,6 +107,7 @@ def _add(moments: dict[int, Moment], seconds: list[Second]) -> None:
     for at in fresh:
         moments[at]["clients"] = cut(moments[at]["clients"])
         moments[at]["topics"] = cut(moments[at]["topics"])
+        moments[at]["causing"] = cut(moments[at]["causing"])
 
 
 def _moment(known: Moment | None) -> Moment:
@@ -115,6 +120,7 @@ def _moment(known: Moment | None) -> Moment:
             "refused": dict(known["refused"]),
             "clients": copied(known["clients"]),
             "topics": copied(known["topics"]),
+            "causing": copied(known["causing"]),
         }
     return {
         "warm": False,
@@ -124,7 +130,7 @@ def _moment(known: Moment | None) -> Moment:
         "worker": "",
         "nodes": [],
         "throttled": {},
-        "cost": 0,
+        "warm_cost": 0,
         "paused_ms": 0,
         "dropped": {},
         "refused": {},
@@ -132,6 +138,7 @@ def _moment(known: Moment | None) -> Moment:
         "connects_refused": 0,
         "clients": {},
         "topics": {},
+        "causing": {},
     }
 
 
@@ -150,9 +157,10 @@ def _count(moment: Moment, second: Second) -> None:
             moment["level"], moment["worker"], moment["cause"] = level, worker, cause
         if node not in moment["nodes"]:
             moment["nodes"] = sorted([*moment["nodes"], node])
+        moment["warm_cost"] += second["cost_in"]
+        add_hitters(moment["causing"], second["clients"], node)
     if second["throttled"]:
         moment["throttled"][worker] = max(second["throttled"], moment["throttled"].get(worker, 0))
-    moment["cost"] += second["cost_in"]
     moment["paused_ms"] += sum(paused.values())
     moment["connects"] += second["connects"]
     moment["connects_refused"] += second["connects_refused"]
@@ -232,7 +240,7 @@ def _span(at: int) -> Span:
         "causes": {},
         "nodes": [],
         "throttled_most": 0,
-        "cost": 0,
+        "warm_cost": 0,
         "paused_ms": 0,
         "dropped": {},
         "refused": {},
@@ -240,6 +248,7 @@ def _span(at: int) -> Span:
         "connects_refused": 0,
         "clients": {},
         "topics": {},
+        "causing": {},
         "lost": 0,
     }
 
@@ -255,6 +264,7 @@ def _copied(span: Span | None) -> Span | None:
         "refused": dict(span["refused"]),
         "clients": copied(span["clients"]),
         "topics": copied(span["topics"]),
+        "causing": copied(span["causing"]),
     }
 
 
@@ -267,11 +277,11 @@ def _merge(span: Span, moment: Moment, at: int) -> None:
         _cut_causes(span["causes"])
         span["nodes"] = sorted({*span["nodes"], *moment["nodes"]})[:NODES]
     span["throttled_most"] = max(span["throttled_most"], sum(moment["throttled"].values()))
-    for name in ("cost", "paused_ms", "connects", "connects_refused"):
+    for name in ("warm_cost", "paused_ms", "connects", "connects_refused"):
         span[name] += moment[name]
     add_counts(span["dropped"], moment["dropped"])
     add_counts(span["refused"], moment["refused"])
-    for name in ("clients", "topics"):
+    for name in ("clients", "topics", "causing"):
         add_tops(span[name], moment[name])
         span[name] = cut(span[name])
 
@@ -335,7 +345,7 @@ def _episode(span: Span, closed: bool) -> Episode:
         cause=cause,
         cause_worker=worker,
         nodes=span["nodes"],
-        culprits=[] if cause == CONNECTS else _culprits(span["clients"], span["cost"]),
+        culprits=[] if cause == CONNECTS else _culprits(span["causing"], span["warm_cost"]),
         clients=first(span["clients"], SHOWN, COST),
         topics=first(span["topics"], SHOWN, COST),
         throttled=first(span["clients"], SHOWN, PAUSED),
@@ -346,6 +356,7 @@ def _episode(span: Span, closed: bool) -> Episode:
         connects=span["connects"],
         connects_refused=span["connects_refused"],
         lost_seconds=span["lost"],
+        interrupted=False,
         story=[],
     )
     episode["story"] = story(episode)

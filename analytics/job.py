@@ -26,6 +26,7 @@ from analytics.checkpoint import Checkpoint, CheckpointUnusable
 from analytics.connecting import URL, connect
 from analytics.keys import AnalyticsKeys
 from analytics.rows import VERSION, Status
+from analytics.second import Second
 from analytics.sinks import History, RedisSink, unfit_entries
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 TRIGGER: Final = 1.0  # seconds
 HEARTBEAT: Final = 4.0  # seconds without a batch, after which the job updates its status
+MOST_CLOCKS: Final = 10  # nodes with a wrong clock that are named
 MOST_UNFIT: Final = 100  # invalid entries of a batch that are kept; all are counted
 FAILURES: Final = 6  # in a row, without a finished batch between them, while Redis is available
 LONGEST_PAUSE: Final = 10.0
@@ -44,7 +46,7 @@ GC_THRESHOLD: Final = 100_000  # objects: the folded state is large and has no c
 
 Counts = dict[str, int]
 # gone: Redis trimmed the entry after the batch was planned
-NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0, "ahead": 0}
+NOTHING_COUNTED: Final[Counts] = {"late": 0, "unfit": 0, "gone": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,6 @@ class Job:
         invalid = len(ids) - bodies.count(None)
         duplicates = self._count_dropped(counts, saved["expected"] if saved else 0)
         counts["unfit"] += invalid
-        counts["ahead"] += found.column("ahead").to_pylist().count(True)
         made = of_workers(found.column("second").to_pylist())
         folded = folding.fold(state, made, offset["now"] / 1000)
         counts["late"] += folded.late
@@ -177,7 +178,9 @@ class Job:
             if invalid:
                 sink.write_unfit(unfit_entries(ids, bodies, MOST_UNFIT))
             if self._history is not None and made:
-                self._history.write(batch, table(made))
+                self._history.write(self._checkpoint.query(), batch, table(made))
+            if saved is None:
+                sink.close_left_open()
             updated = time.time()
             status: Status = {
                 "version": VERSION,
@@ -191,6 +194,7 @@ class Job:
                 "late": counts["late"],
                 "unfit": counts["unfit"],
                 "lost": offset["lost"] + counts["gone"],
+                "clocks": _clocks(found.column("skew").to_pylist(), bodies, made),
             }
             sink.write(folded.windows, folded.episodes, folded.findings, status)
             self._status = status
@@ -260,7 +264,22 @@ def _no_batch() -> Status:
         late=0,
         unfit=0,
         lost=0,
+        clocks={},
     )
+
+
+def _clocks(skews: list[float], unfit: list[str | None], seconds: list[Second]) -> dict[str, float]:
+    """Return the nodes of *seconds* whose clock is wrong, with the greatest of *skews* of each.
+
+    *seconds* are those of the entries that are not *unfit*.
+    """
+    found: dict[str, float] = {}
+    valid = (skew for skew, body in zip(skews, unfit, strict=True) if body is None)
+    for skew, second in zip(valid, seconds, strict=True):
+        node = second["node"]
+        if abs(skew) > abs(found.get(node, 0.0)) and (node in found or len(found) < MOST_CLOCKS):
+            found[node] = round(skew, 1)
+    return found
 
 
 def _cause(error: Exception) -> str:

@@ -4,7 +4,7 @@
 # nodes. Counters count within the span of their row, so that rows can be added up.
 from typing import Final, Literal, TypedDict
 
-VERSION: Final = 1  # of the rows and of the checkpoint; a job refuses a checkpoint of another version
+VERSION: Final = 2  # of the rows and of the checkpoint; a job refuses a checkpoint of another version
 SPANS: Final = (1, 10, 60)  # seconds of the windows
 
 
@@ -51,7 +51,7 @@ class Window(TypedDict):
 
 class Share(TypedDict):
     name: str
-    share: float  # 0 to 1, of the cost of the episode
+    share: float  # 0 to 1, of the cost of the overloaded workers in the episode
 
 
 class Episode(TypedDict):
@@ -77,6 +77,7 @@ class Episode(TypedDict):
     connects: int  # CONNECT packets received
     connects_refused: int
     lost_seconds: int  # missing records, each of one second of one worker
+    interrupted: bool  # the analysis lost its checkpoint before the episode ended; `end` is the last second it knew
     story: list[str]  # sentences for the operator
 
 
@@ -143,3 +144,4 @@ class Status(TypedDict):
     late: int  # records that arrived after the watermark, in all batches
     unfit: int  # entries that are not valid records, in all batches
     lost: int  # entries that Redis trimmed before they were read, in all batches
+    clocks: dict[str, float]  # nodes of the batch whose clock is wrong: seconds ahead (behind, if negative)

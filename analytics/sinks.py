@@ -3,7 +3,8 @@
 # All writes are idempotent, so a batch that is written again after a failure changes nothing:
 # - windows and episodes are fields of hashes, by start and by id;
 # - an invalid entry is added to its stream under its own id, which Redis accepts once;
-# - a history file is named by its batch and is written atomically.
+# - a history file is named by the streaming query and its batch, and is written atomically. The batches of a new
+#   checkpoint start at 0 again, under the name of another query: they replace no file, and none is skipped.
 # Everything in Redis is bounded, by KEPT, EPISODES and UNFIT. The history is never deleted; every MERGED files of a day
 # are merged into one, as a day has 80 000 batches.
 import json
@@ -20,6 +21,7 @@ import redis
 from analytics.keys import EPISODES, KEPT, UNFIT, AnalyticsKeys
 from analytics.rows import Episode, Findings, Status, Window
 from analytics.source import id_order
+from analytics.story import story
 from broker.metrics.record import misfit
 
 MERGED: Final = 64  # batch files that are merged into one
@@ -52,6 +54,29 @@ class RedisSink:
             pipeline.set(keys.findings, _json(findings))
             pipeline.set(keys.status, _json(status))
             pipeline.execute()
+
+    def close_left_open(self) -> None:
+        """Close the episodes that an analysis with another checkpoint left open. Raises redis.RedisError.
+
+        Their end is the newest second of that analysis. A new analysis that finds their records replaces them.
+        """
+        found = cast(dict[bytes, bytes], self._client.hgetall(self._keys.episodes))
+        status = _parsed(cast(bytes | None, self._client.get(self._keys.status)))
+        closed: dict[str, str] = {}
+        for id, value in found.items():
+            episode = _parsed(value)
+            if episode.get("state") != "open":
+                continue
+            try:
+                last = max(float(episode["peak_at"]) + 1.0, float(status.get("newest", 0.0)))
+                left = Episode(**{**episode, "state": "closed", "end": last, "interrupted": True})  # type: ignore[typeddict-item]
+                left["story"] = story(left)
+            except (KeyError, TypeError, ValueError):  # a row of another version
+                self._client.hdel(self._keys.episodes, id)
+                continue
+            closed[id.decode(errors="replace")] = _json(left)
+        if closed:
+            self._client.hset(self._keys.episodes, mapping=cast(Any, closed))
 
     def write_status(self, status: Status) -> None:
         """Write the status only. Raises redis.RedisError."""
@@ -91,43 +116,49 @@ class RedisSink:
 
 
 class History:
-    """Parquet files: FOLDER/seconds/date=YYYY-MM-DD/BATCH.parquet."""
+    """Parquet files: FOLDER/seconds/date=YYYY-MM-DD/QUERY.BATCH.parquet, or QUERY.FIRST-LAST.parquet if merged."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, batch: int, rows: pyarrow.Table) -> None:
-        """Write the seconds of *batch*. Raises OSError."""
+    def write(self, query: str, batch: int, rows: pyarrow.Table) -> None:
+        """Write the seconds of *batch* of the streaming query *query*. Raises OSError."""
         dates = pyarrow.compute.strftime(
             pyarrow.compute.cast(rows.column("second"), pyarrow.timestamp("s", tz="UTC")), format="%Y-%m-%d"
         )
         for date in sorted(set(dates.to_pylist())):
             folder = self._folder / "seconds" / f"date={date}"
             folder.mkdir(parents=True, exist_ok=True)
-            if not _covered(folder, batch):
-                _write(folder / f"{batch:0{DIGITS}}.parquet", rows.filter(pyarrow.compute.equal(dates, date)))
-                _merge(folder, batch)
-
-    def batches(self) -> list[int]:
-        """Return the batch numbers of all files; a merged file has the number of its first batch."""
-        return sorted({int(one.name.partition(".")[0].partition("-")[0]) for one in self._folder.rglob("*.parquet")})
+            if not _covered(folder, query, batch):
+                path = folder / f"{query}.{batch:0{DIGITS}}.parquet"
+                _write(path, rows.filter(pyarrow.compute.equal(dates, date)))
+                _merge(folder, query, batch)
 
 
-def _covered(folder: Path, batch: int) -> bool:
-    """Return whether a merged file contains *batch*."""
-    spans = (one.stem.split("-") for one in folder.glob("*-*.parquet"))
-    return any(int(first) <= batch <= int(last) for first, last in spans)
+def _batches(file: Path) -> list[int]:
+    """Return the number of the batch in *file*, or the first and the last one if it is merged."""
+    return [int(number) for number in file.stem.rpartition(".")[2].split("-")]
 
 
-def _merge(folder: Path, newest: int) -> None:
-    """Merge MERGED files into one, except the file of *newest*, which may be written again."""
-    single = sorted(one for one in folder.glob("*.parquet") if "-" not in one.name and int(one.stem) < newest)
+def _covered(folder: Path, query: str, batch: int) -> bool:
+    """Return whether a merged file contains *batch* of *query*."""
+    spans = (numbers for one in folder.glob(f"{query}.*.parquet") if len(numbers := _batches(one)) == 2)
+    return any(first <= batch <= last for first, last in spans)
+
+
+def _merge(folder: Path, query: str, newest: int) -> None:
+    """Merge MERGED files of *query* into one, except the file of *newest*, which may be written again."""
+    files = sorted(folder.glob(f"{query}.*.parquet"))
+    single = [one for one in files if len(numbers := _batches(one)) == 1 and numbers[0] < newest]
     if len(single) < MERGED:
         return
-    left = [one for one in single if not _covered(folder, int(one.stem))]  # the others: left by an interrupted merge
+    # The others were left by an interrupted merge.
+    left = [one for one in single if not _covered(folder, query, _batches(one)[0])]
     if left:
         tables = [pyarrow.parquet.ParquetFile(one).read() for one in left]
-        _write(folder / f"{left[0].stem}-{left[-1].stem}.parquet", pyarrow.concat_tables(tables))
+        span = f"{_batches(left[0])[0]:0{DIGITS}}-{_batches(left[-1])[0]:0{DIGITS}}"
+        # A later version of the analysis may have more columns than the one that wrote the first of these files.
+        _write(folder / f"{query}.{span}.parquet", pyarrow.concat_tables(tables, promote_options="default"))
     for one in single:  # a reader may find some seconds twice at this moment: (boot, sequence) identifies them
         one.unlink()
 
@@ -157,6 +188,15 @@ def unfit_entries(ids: Iterable[str], bodies: Iterable[str | None], most: int) -
 
 def _by_id(entry: tuple[str, str]) -> tuple[int, int]:
     return id_order(entry[0])
+
+
+def _parsed(value: bytes | None) -> dict[str, Any]:
+    """Return the JSON object *value*; an empty one if it is none."""
+    try:
+        found = json.loads(value or b"")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _json(row: object) -> str:

@@ -1,6 +1,7 @@
 # The story of an episode: sentences for the operator about cause, culprits and effects.
 #
-# The story is made from the row alone, so a row that changes gets a new story.
+# The story is made from the row alone, so a row that changes gets a new story. All times are UTC; the first sentence
+# says so.
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,6 +10,7 @@ from broker.insight.reason_words import SIGNALS, meaning
 
 CONNECTS: Final = "connects"
 MOST: Final = 3  # reasons or clients in a sentence
+HALF: Final = 0.5  # share of the work that is called most of it
 
 
 def story(episode: Episode) -> list[str]:
@@ -29,6 +31,11 @@ def story(episode: Episode) -> list[str]:
     if episode["refused"]:
         refused = _sum(episode["refused"])
         sentences.append(f"{_count(refused, 'request was', 'requests were')} refused: {_reasons(episode['refused'])}.")
+    if episode["interrupted"]:
+        sentences.append(
+            "The analysis lost its checkpoint during this overload: the end is the last second that it knew, "
+            "and the overload may have lasted longer."
+        )
     if episode["lost_seconds"]:
         lost = _count(episode["lost_seconds"], "record is", "records are")
         sentences.append(f"{lost} missing (each of one second of one worker): the real figures may be higher.")
@@ -36,7 +43,7 @@ def story(episode: Episode) -> list[str]:
 
 
 def _what(episode: Episode) -> str:
-    began = f"At {_clock(episode['start'])} "
+    began = f"At {_clock(episode['start'])} UTC "
     cause, worker = episode["cause"], episode["cause_worker"]
     if cause == CONNECTS:
         return f"{began}more clients connected than can be accepted at once; most of them waited at worker {worker}."
@@ -63,7 +70,9 @@ def _where(nodes: list[str]) -> str:
 
 def _culprits(episode: Episode) -> str:
     named = [f"{each['name']} ({each['share']:.0%})" for each in episode["culprits"][:MOST]]
-    return f"Most of the work came from {_list(named)}."
+    shares = sum(each["share"] for each in episode["culprits"][:MOST])
+    part = "Most" if shares > HALF else f"{shares:.0%}"
+    return f"{part} of the work of the overloaded workers came from {_list(named)}."
 
 
 def _throttled(episode: Episode) -> str:
@@ -120,7 +129,7 @@ def _number(count: int) -> str:
 
 
 def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"
 
 
 def _duration(seconds: float) -> str:

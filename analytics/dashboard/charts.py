@@ -112,6 +112,7 @@ def _options(lines: Lines, series: list[dict[str, Any]]) -> dict[str, Any]:
     label = {"color": "var(--muted)", "fontSize": 12, "hideOverlap": True}
     return {
         "animation": False,
+        "useUTC": True,
         "aria": {"enabled": True},
         "grid": {"left": 8, "right": 14, "top": 34, "bottom": 4, "containLabel": True},
         "legend": {"top": 0, "right": 0, "textStyle": {"color": "var(--muted)"}, "icon": "roundRect", "itemHeight": 4},

@@ -5,7 +5,7 @@
 # The time is that of Redis (the ids of the entries), one clock for all nodes; the timestamps of the records are not
 # used.
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -70,6 +70,7 @@ class Live:
         self.seconds: deque[Second] = deque(maxlen=KEPT)
         self.unfit = 0  # invalid entries
         self.taken = 0
+        self.lost = 0  # records that are missing, by the sequence numbers
         self._counted: deque[Counted] = deque(maxlen=COUNTED)
         self._hits: deque[tuple[int, list[Record]]] = deque(maxlen=HITTING)
         self._second: int | None = None  # the current second
@@ -86,6 +87,8 @@ class Live:
         if before is None and len(self.workers) >= WORKERS:
             return False
         self.pass_time(at)
+        if before is not None and before.record["boot"] == record["boot"]:
+            self.lost += record["sequence"] - before.record["sequence"] - 1
         self.workers[name] = LastRecord(record, at)
         self._count(record, int(at))
         self.taken += 1
@@ -120,20 +123,21 @@ class Live:
             total.connects_refused += one.connects_refused
         return total
 
-    def hitters(self, what: str, now: float) -> list[Hits]:
-        """Return the clients or topics of the last HITTING seconds, the most costly first."""
+    def hitters(self, what: str, now: float, workers: Collection[Name] | None = None) -> list[Hits]:
+        """Return the clients or topics of the last HITTING seconds, the most costly first; only those of *workers*."""
         found: dict[str, Hits] = {}
-        for row in self._rows(what, now):
+        for row in self._rows(what, now, workers):
             hits = found.setdefault(row[what], Hits(row[what]))
             for measure in MEASURES:
                 setattr(hits, measure, getattr(hits, measure) + row[measure])
         return sorted(found.values(), key=_costly_first)
 
-    def _rows(self, what: str, now: float) -> Iterator[Record]:
+    def _rows(self, what: str, now: float, workers: Collection[Name] | None) -> Iterator[Record]:
         for second, records in self._hits:
             if second > now - HITTING:
                 for record in records:
-                    yield from record["top"][f"{what}s"]["rows"]
+                    if workers is None or (record["node"], record["worker"]) in workers:
+                        yield from record["top"][f"{what}s"]["rows"]
 
     def _row(self, second: int) -> Second:
         """Return the row of *second*, from the last record of each worker."""

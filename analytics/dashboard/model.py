@@ -3,7 +3,7 @@
 # During an overload an operator asks: how severe is it, what is the cause, which client causes it, which clients are
 # affected? The first sentences answer that from the live records alone, so they do not depend on the analysis. The rest
 # of the page shows the details. Nothing here blocks or depends on browsers: page.py renders a Board, tests read one.
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,8 +20,10 @@ REASONS: Final = 8
 WORKERS: Final = 48  # rows; if there are more workers, the most loaded are shown
 NOTES: Final = 8
 EPISODES: Final = 30
+AT_MOST: Final = 4000  # records that the reader takes per update, so that it always comes to showing them
 LATE: Final = 15.0  # seconds since the status of the analysis was updated: it counts as not running
 BEHIND: Final = 20.0  # seconds of delay of the analysis that are reported
+HALF: Final = 0.5  # share of the cost that is called most of it
 CULPRIT: Final = 0.3  # share of the cost: a client with less is not named as the cause
 
 START: Final = "`weir analytics run` starts it."
@@ -133,8 +135,8 @@ class Board:
     marks: tuple[tuple[float, float], ...] = field(default=())  # start and end of the episodes, for the charts
 
 
-def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Board:
-    """Return the content of the page; *now* is the clock of Redis."""
+def board(live: Live, analysis: Analysis, away: Away | None, now: float, behind: float = 0.0) -> Board:
+    """Return the content of the page at the time *now* of the clock of Redis, which is *behind* seconds ago."""
     fresh = live.fresh(now)
     level = max((max(one.record["level"], one.record["cluster_level"]) for one in fresh.values()), default=0)
     level = min(level, HIGHEST)
@@ -146,14 +148,14 @@ def board(live: Live, analysis: Analysis, away: Away | None, now: float) -> Boar
     current = analysing and now - known <= BEHIND
     stories = tuple(_stories(analysis.episodes, now if current else known, now))
     return Board(
-        moment=words.clock(now),
-        trouble=_trouble(live, fresh, away, now),
+        moment=f"{words.clock(now)} UTC",
+        trouble=_trouble(live, fresh, away, now, behind),
         empty=_empty(live, away),
         summary=_summary(fresh),
         level=level,
         tone=words.tone(level) if fresh else "unknown",
         word=name if fresh else "Unknown",
-        sentences=tuple(_sentences(live, fresh, level, clients, meaning, now)) if fresh else (),
+        sentences=tuple(_sentences(live, fresh, level, meaning, now)) if fresh else (),
         tiles=tuple(_tiles(live, fresh, now)),
         workers=workers,
         workers_more=more,
@@ -192,11 +194,17 @@ def lately(live: Live, name: str, now: float) -> str:
 
 
 def _sentences(
-    live: Live, fresh: Mapping[Any, LastRecord], level: int, clients: list[Hits], meaning: str, now: float
+    live: Live, fresh: Mapping[Any, LastRecord], level: int, meaning: str, now: float
 ) -> Iterator[tuple[Part, ...]]:
-    yield (Part(meaning),)
+    recent = live.counted(now, HITTING)
+    held = sum(one.record["clients"]["throttled"] for one in fresh.values())
+    waiting = sum(recent.held_ms.values())
     if level == 0:
+        yield (Part(meaning if held or waiting else f"{meaning} No client is throttled."),)
+        if held or waiting:
+            yield (Part(_throttled(held, waiting, _largest(recent.held_ms))),)
         return
+    yield (Part(meaning),)
     worst = max((one.record for one in fresh.values()), key=_severity)
     if worst["level"] and worst["cause"]:
         value = worst["signals"].get(worst["cause"], 0.0)
@@ -205,7 +213,6 @@ def _sentences(
         yield (Part(f"The cause: {words.signal(worst['cause'])}. This signal of {worker} {how}."),)
     elif not worst["level"]:
         yield (Part("The cause is at a node that uses another Redis: see the dashboard of that node."),)
-    recent = live.counted(now, HITTING)
     if worst["cause"] == "connect":
         rate = recent.connects / HITTING
         refused = (
@@ -214,31 +221,38 @@ def _sentences(
         yield (
             Part(f"A storm of connects: {words.count(rate)} CONNECTs per second{refused}, over the last {HITTING} s."),
         )
-    else:
-        yield _main_client(clients)
-    held = sum(one.record["clients"]["throttled"] for one in fresh.values())
-    waiting = sum(recent.held_ms.values())
+    elif worst["level"]:
+        overloaded = {name for name, one in fresh.items() if one.record["level"]}
+        yield _main_client(live.hitters("client", now, overloaded))
     if held or waiting:
-        yield (
-            Part(
-                f"{words.plural(held, 'client is', 'clients are')} throttled now; "
-                f"clients waited {span(waiting / 1e3)} in total in the last {HITTING} s."
-            ),
-        )
+        yield (Part(_throttled(held, waiting)),)
+
+
+def _throttled(held: int, waiting: int, reasons: Sequence[tuple[str, int]] = ()) -> str:
+    """Return how many clients are throttled now, and how long clients *waiting* (in ms) did, with the *reasons*."""
+    because = f", because of {', '.join(label for label, _ in reasons)}" if reasons else ""
+    return (
+        f"{words.plural(held, 'client is', 'clients are')} throttled now; "
+        f"clients waited {span(waiting / 1e3)} in total in the last {HITTING} s{because}."
+    )
 
 
 def _main_client(clients: list[Hits]) -> tuple[Part, ...]:
+    """Return a sentence about the most costly of *clients*, which are those of the overloaded workers."""
     total = sum(one.cost for one in clients)
     if not total:
-        return (Part("No client stands out by its cost."),)
+        return (Part("No client of the overloaded workers stands out by its cost."),)
     first = clients[0]
     part = first.cost / total
     if part < CULPRIT:
         return (Part(f"No single client is the cause: the most costly one has {words.share(part)} of the cost."),)
     return (
-        Part("Most of the load is due to " if part >= 0.5 else "Much of the load is due to "),
+        Part("Most of the load is due to " if part > HALF else "Much of the load is due to "),
         Part(words.shown(first.name), client_page(first.name)),
-        Part(f": {words.share(part)} of the cost, {words.count(first.messages / HITTING)} messages per second."),
+        Part(
+            f": {words.share(part)} of the cost of the overloaded workers, "
+            f"{words.count(first.messages / HITTING)} messages per second."
+        ),
     )
 
 
@@ -260,7 +274,7 @@ def _empty(live: Live, away: Away | None) -> str:
     )
 
 
-def _trouble(live: Live, fresh: Mapping[Any, LastRecord], away: Away | None, now: float) -> str:
+def _trouble(live: Live, fresh: Mapping[Any, LastRecord], away: Away | None, now: float, behind: float) -> str:
     if away is not None:
         outage = f"Redis has not been available since {words.clock(away.since)} ({away.why})."
         if fresh and away.nodes_answer:
@@ -271,6 +285,11 @@ def _trouble(live: Live, fresh: Mapping[Any, LastRecord], away: Away | None, now
         return (
             f"{outage} This page shows old data. It is updated again when Redis is available: "
             "`weir status` shows the state of the node."
+        )
+    if behind:
+        return (
+            f"This page shows the cluster of {span(behind)} ago: the dashboard reads at most {AT_MOST} records per "
+            "second. If the delay grows, there are more workers than one dashboard can show."
         )
     if live.workers and not fresh:
         latest = max(last.at for last in live.workers.values())
@@ -285,7 +304,21 @@ def _footnote(live: Live, analysis: Analysis) -> str:
     sentences = []
     if live.unfit:
         sentences.append(f"{words.plural(live.unfit, 'invalid entry', 'invalid entries')} of the log skipped.")
+    if live.lost:
+        missing = words.plural(live.lost, "record is", "records are")
+        sentences.append(f"{missing} missing since this dashboard started: figures of these seconds are too low.")
     status = analysis.status
+    if status is not None and _number(status.get("late")):
+        late = int(_number(status.get("late")))
+        sentences.append(f"The analysis ignored {words.plural(late, 'late record')}.")
+    if status is not None and isinstance(status.get("clocks"), dict):
+        for node, ahead in list(status["clocks"].items())[:NOTES]:
+            if _number(ahead):
+                way = "ahead" if _number(ahead) > 0 else "behind"
+                sentences.append(
+                    f"The clock of node {words.shown(node)} is {span(abs(_number(ahead)))} {way}: "
+                    "its records count at the time at which Redis received them."
+                )
     if status is not None and _number(status.get("unfit")):
         unfit = int(_number(status.get("unfit")))
         sentences.append(f"The analysis skipped {words.plural(unfit, 'invalid entry', 'invalid entries')}.")
@@ -538,7 +571,7 @@ def _story(episode: Episode, known: float, now: float) -> Story:
         end=None if end is None else float(end),
         until=last,
         when=when,
-        lasted=span(max(0.0, last - start)),
+        lasted=("at least " if episode.get("interrupted") else "") + span(max(0.0, last - start)),
         cause=words.cause(str(episode["cause"])),
         culprit=str(culprits[0]["name"]) if culprits else "",
         story=tuple(str(sentence) for sentence in episode["story"]),

@@ -1,8 +1,9 @@
 # The reader: one for all pages. It reads Redis, and queries the nodes directly while Redis is unavailable.
 #
 # Each entry of the metrics stream is read once; the rows of the analysis are read after each batch. Each reply is
-# bounded. While Redis is unavailable, the nodes of this machine are queried instead, so that the page stays live during
-# a failure; the address of Redis is determined anew for each connection.
+# bounded, and so are the entries of an update: if more arrive, the page shows an earlier time and says so.
+# While Redis is unavailable, the nodes of this machine are queried instead, so that the page stays live during a
+# failure; the address of Redis is determined anew for each connection.
 import asyncio
 import json
 import re
@@ -17,13 +18,14 @@ from redis.backoff import NoBackoff
 
 from analytics.dashboard.charts import Mark, mark_of
 from analytics.dashboard.live import KEPT, Live
-from analytics.dashboard.model import EPISODES, Analysis, Away, board
+from analytics.dashboard.model import AT_MOST, EPISODES, Analysis, Away, board
 from analytics.keys import AnalyticsKeys
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.record_log import FIELD
 
 EVERY: Final = 1.0  # seconds: the interval of the records
 AT_ONCE: Final = 200  # entries of one reply
+BEHIND: Final = 2.0  # seconds: a smaller delay of the page is normal
 TIMEOUT: Final = 3.0  # seconds for a reply
 SPANS: Final = {10: 360, 60: 1440}  # number of windows shown, by span: an hour, a day
 AGAIN: Final = 6  # the newest windows are read again: late records change them
@@ -53,6 +55,7 @@ class Reader:
         self._ask_nodes = ask_nodes
         self._redis: redis.asyncio.Redis | None = None
         self._last = b""  # the id of the last entry that was read
+        self._behind = 0.0  # seconds by which the last update did not reach the end of the stream
         self._ahead = 0.0  # seconds by which the clock of Redis is ahead of the local clock
         self._analysis = Analysis()
         self._wanted: dict[int, float] = {}
@@ -82,9 +85,10 @@ class Reader:
             await self.close()
             since = time.time() if self.away is None else self.away.since
             self.away = Away(since, _why(error), await self._read_nodes())
-        now = self.now
+        behind = 0.0 if self.away is not None else self._behind
+        now = self.now - behind
         self.live.pass_time(now)
-        self.board = board(self.live, self._analysis, self.away, now)
+        self.board = board(self.live, self._analysis, self.away, now, behind)
 
     async def _read(self) -> None:
         server = await self._connected()
@@ -117,15 +121,18 @@ class Reader:
             pass  # the connection is broken anyway
 
     async def _read_log(self, server: "redis.asyncio.Redis") -> None:
-        while True:
+        for _ in range(0, AT_MOST, AT_ONCE):
             answer: Any = await server.xread({self._keys.metrics: self._last}, count=AT_ONCE)
             entries = _entries(answer)
             for identity, fields in entries:
                 self._last = identity
                 self.live.take(parsed(fields.get(FIELD.encode())), int(identity.split(b"-")[0]) / 1e3)
             if len(entries) < AT_ONCE:
+                self._behind = 0.0
                 return
             await asyncio.sleep(0)  # let the pages run
+        behind = self.now - _order(self._last)[0] / 1e3
+        self._behind = behind if behind > BEHIND else 0.0
 
     async def _read_nodes(self) -> bool:
         """Read the last records from the nodes of this machine; return whether any node answered."""

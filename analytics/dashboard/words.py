@@ -1,4 +1,5 @@
-# The words of the dashboard for levels, signals and reasons, and short forms of numbers.
+# The words of the dashboard for levels, signals and reasons, and short forms of numbers. All times are UTC, as in the
+# stories of the analysis: the page says so once, at its clock.
 import time
 from typing import Final
 
@@ -13,7 +14,7 @@ LEVELS: Final = (
     (5, "Throttling hard", "Costly clients are throttled; other clients are served."),
     (3, "Throttling", "Costly clients are slowed down."),
     (1, "Busy", "Very costly clients are slowed down a little."),
-    (0, "Normal", "No client is throttled."),
+    (0, "Normal", "No worker is overloaded."),
 )
 
 
@@ -66,13 +67,13 @@ def milliseconds(number: float) -> str:
 
 
 def clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    return time.strftime("%H:%M:%S", time.gmtime(at))
 
 
 def day(at: float, now: float) -> str:
     """Return the date of *at*; "" if it is the date of *now*."""
-    date = time.strftime("%Y-%m-%d", time.localtime(at))
-    return "" if date == time.strftime("%Y-%m-%d", time.localtime(now)) else date
+    date = time.strftime("%Y-%m-%d", time.gmtime(at))
+    return "" if date == time.strftime("%Y-%m-%d", time.gmtime(now)) else date
 
 
 def plural(number: int, one: str, many: str = "") -> str:

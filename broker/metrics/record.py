@@ -15,6 +15,7 @@ from typing import Final
 LOG: Final = "weir.metrics"  # the name of the log, whatever carries it
 VERSION: Final = 1
 TOP: Final = 10  # clients, and topics, by each measure
+MORE_MEASURES: Final = 4  # that a newer broker may have: readers accept its rows
 LONGEST_NAME: Final = 512  # characters of a client id or a topic; a longer one is cut
 
 TEXT: Final = "text"
@@ -88,7 +89,7 @@ MEASURES: Final[dict[str, Kind]] = {
 
 def _top(what: str, meaning: str) -> Group:
     row = Group({what: _text(f"its name, cut after {LONGEST_NAME} characters"), **MEASURES})
-    most = len(MEASURES) * TOP
+    most = (len(MEASURES) + MORE_MEASURES) * TOP
     return Group(
         {
             "rows": Rows(row, most, f"the first {TOP} by cost, by messages, by bytes and by paused_ms, each once"),

@@ -26,6 +26,16 @@ def test_what_is_known_after_a_batch_is_known_after_a_restart(tmp_path: Path) ->
     again.close()
 
 
+def test_the_query_of_a_checkpoint_is_that_of_spark(tmp_path: Path) -> None:
+    """The files of the history could not be told apart from those of a checkpoint that was lost."""
+    kept = Checkpoint(tmp_path, LOG)
+    kept.spark.mkdir()
+    (kept.spark / "metadata").write_text('{"id":"0b1e-77"}')
+
+    assert "0b1e-77" == kept.query()
+    kept.close()
+
+
 def test_a_batch_that_was_not_saved_whole_is_not_done(tmp_path: Path) -> None:
     """The job would go on from half a state."""
     kept = Checkpoint(tmp_path, LOG)
@@ -48,7 +58,7 @@ def test_a_checkpoint_is_of_one_version_one_log_and_one_job_at_a_time(tmp_path: 
     with pytest.raises(CheckpointUnusable, match=r"belongs to the stream weir:metrics: choose another"):
         Checkpoint(folder, "other:metrics")
     (folder / "VERSION").write_text(json.dumps({"version": 99, "log": "weir:metrics"}))
-    with pytest.raises(CheckpointUnusable, match=r"has version 99, but this analysis needs version 1: remove it, or"):
+    with pytest.raises(CheckpointUnusable, match=r"has version 99, but this analysis needs version 2: remove it, or"):
         Checkpoint(folder, "weir:metrics")
     (folder / "VERSION").write_text("")
     with pytest.raises(CheckpointUnusable, match="has version unknown"):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from analytics.decoding import AHEAD, decoded, of_entries
+from analytics.decoding import SKEW, decoded, of_entries, record_of
 from broker.metrics.record import RECORD, TEXT, Group, Kind, Rows, Table, Value, misfit
 from tests.analytics.records import BEGAN, body, record, top
 
@@ -125,15 +125,28 @@ def test_whatever_is_in_the_log_is_a_record_or_unfit_and_nothing_stops() -> None
     assert (None, "b00:0") == (fits["unfit"], fits["key"])
 
 
-def test_a_clock_that_is_ahead_does_not_take_the_watermark_with_it() -> None:
-    """The records of all other nodes would be late, and none of them count."""
-    bodies = [body(ts=BEGAN + 1 + skew) for skew in (-7.25, 0.0, AHEAD, AHEAD + 0.5, 86_400.0)]
+def test_a_wrong_clock_is_corrected_whether_it_is_ahead_or_behind() -> None:
+    """Ahead, it would make the records of all other nodes late; behind, those of its own, and no one would know."""
+    skews = (-86_400.0, -SKEW - 0.5, -SKEW, 0.0, SKEW, SKEW + 0.5, 86_400.0)
+    bodies = [body(ts=BEGAN + 1 + skew) for skew in skews]
 
     found = of_entries(entries(bodies)).to_pylist()
 
-    expected = [timedelta(seconds=skew) for skew in (-7.25, 0.0, AHEAD, AHEAD, AHEAD)]
+    expected = [timedelta(seconds=skew) for skew in (-SKEW, -SKEW, -SKEW, 0.0, SKEW, SKEW, SKEW)]
     assert expected == [row["time"] - AT for row in found]
-    assert [False, False, False, True, True] == [row["ahead"] for row in found]
+    assert [-86_400.0, -SKEW - 0.5, 0.0, 0.0, 0.0, SKEW + 0.5, 86_400.0] == [row["skew"] for row in found]
+
+
+def test_a_record_of_a_newer_broker_is_read() -> None:
+    """While a cluster is upgraded node by node, the upgraded nodes would be missing on every page."""
+    newer = record()
+    newer["another"] = {"figure": 1}
+    newer["clients"]["another"] = 1
+    rows = [{**newer["top"]["clients"]["rows"][0], "another": 1, "client": f"c{n}"} for n in range(50)]
+    newer["top"] = {**newer["top"], "clients": {**newer["top"]["clients"], "rows": rows}}  # 10 more by one more measure
+
+    assert "" == misfit(newer)
+    assert record_of(json.dumps(newer).encode()) is not None
 
 
 def test_spark_says_what_we_make_of_entries(spark: "SparkSession") -> None:

@@ -50,30 +50,31 @@ def names(records: list[Record]) -> list[tuple[str, int]]:
     return sorted((one["boot"], one["sequence"]) for one in records)
 
 
-def test_what_is_written_twice_or_is_no_record_or_late_counts_once_or_not_at_all(
+def test_what_is_written_twice_or_is_no_record_or_has_a_wrong_time_counts_once_or_not_at_all(
     spark: "SparkSession", log: Log, tmp_path: Path
 ) -> None:
-    """Messages would be counted twice, or a record of yesterday be in the figures of today, or nobody know of it."""
+    """Messages would be counted twice, or a node whose clock is behind would be missing, and nobody know of it."""
     first, second = story(40), story(40, first=40)
-    late = [body(boot="late", ts=BEGAN + 5.0)]
+    behind = [body(boot="slow", node="slow", ts=BEGAN + 5.0)]  # counts in second 74: when it came, less the tolerance
     with InThread(spark, log, tmp_path) as running:
         log.add([one for record in first for one in (record, record)])
         log.reaches(BEGAN + 39)
         log.add(["no record", *second, body(sequence=-1)])
         log.reaches(BEGAN + 79)
-        log.add([*late, *story(1, first=80)])
+        log.add([*behind, *story(1, first=80)])
         log.reaches(BEGAN + 80)
+        wait_for(lambda: status(log)["clocks"] == {"slow": -74.9}, lambda: str(status(log)))
         log.add(story(1, first=81))
         log.reaches(BEGAN + 81)
 
-        assert dict.fromkeys(range(82), 2 * MESSAGES) == messages(log)
-        assert (1, 2, 0) == (status(log)["late"], status(log)["unfit"], status(log)["lost"])
+        assert dict.fromkeys(range(82), 2 * MESSAGES) | {74: 3 * MESSAGES} == messages(log)
+        assert (0, 2, 0) == (status(log)["late"], status(log)["unfit"], status(log)["lost"])
         assert 80 == sum(
             one["stateOperators"][0]["customMetrics"]["numDroppedDuplicateRows"] for one in running.progress()
         )
     assert ["not JSON, or too long", "sequence: -1 is not whole"] == [one["problem"] for one in log.unfit()]
     assert ["no record", body(sequence=-1)] == [one["record"] for one in log.unfit()]
-    assert names([*first, *second, *story(2, first=80)]) == history(tmp_path)
+    assert sorted([*names([*first, *second, *story(2, first=80)]), ("slow", 0)]) == history(tmp_path)
     (episode,) = [one for one in log.episodes().values() if one["start"] < BEGAN + 60]
     assert (BEGAN + 20, BEGAN + 30, "closed", "lag") == (
         episode["start"],
@@ -258,22 +259,3 @@ def test_a_job_that_is_killed_ten_times_says_what_one_says_that_is_not(
 ) -> None:
     """The same, with more chances to be killed between two writes."""
     killed(log, Log(start_redis()), tmp_path, spark, kills=10)
-
-
-def test_the_history_of_a_day_is_a_few_files(tmp_path: Path) -> None:
-    """A file a second would be 80 000 a day, and reading them takes longer than living through it."""
-    from analytics.sinks import MERGED, History
-
-    kept = History(tmp_path / "history")
-
-    def rows(batch: int) -> pyarrow.Table:
-        return pyarrow.table({"second": [BEGAN + batch], "boot": ["b"], "sequence": [batch]})
-
-    for batch in range(3 * MERGED):
-        kept.write(batch, rows(batch))
-        kept.write(batch, rows(batch))
-    kept.write(5, rows(5))  # is in another's file by now
-
-    assert [("b", batch) for batch in range(3 * MERGED)] == history(tmp_path)
-    assert len(list((tmp_path / "history").rglob("*.parquet"))) <= MERGED + 2
-    assert [] == list((tmp_path / "history").rglob("*.unfinished"))

@@ -7,6 +7,8 @@ import pytest
 
 from analytics.keys import EPISODES, KEPT, AnalyticsKeys
 from analytics.rows import Episode, Findings, Status, Window
+from analytics.second import Second
+from tests.analytics.seconds import Fold, overloaded
 from tests.redis_servers import RunningRedis
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ def window(start: int, span: int = 1, nodes: int = 1, **more: Any) -> Window:
     return cast(Window, {"start": start, "span": span, "nodes": {f"n{one}": {} for one in range(nodes)}, **more})
 
 
+def only(*seconds: Second) -> Episode:
+    return Fold().add(*seconds).only()
+
+
 def episode(start: int, state: str = "closed") -> Episode:
     return cast(Episode, {"id": f"{start}", "start": float(start), "state": state})
 
@@ -79,6 +85,24 @@ def test_windows_are_kept_for_so_long_and_of_many_nodes_for_less(
     sink.write([window(T + kept, 10, nodes)], [], FINDINGS, STATUS)
 
     assert {f"{T + 10}", f"{T + kept}"} == set(client.hkeys(KEYS.windows(10)))
+
+
+def test_an_episode_that_a_lost_checkpoint_left_open_is_closed(client: "redis.Redis", sink: "RedisSink") -> None:
+    """It would go on for ever on the page, though nobody follows it any more."""
+    left = only(overloaded(0), overloaded(1))
+    assert "open" == left["state"]
+    done = {**left, "id": "1", "start": 1.0, "end": 2.0, "state": "closed"}
+    sink.write([], [left, cast(Episode, done)], FINDINGS, cast(Status, {"version": 1, "newest": T + 9}))
+    client.hset(KEYS.episodes, "2", '{"state": "open"}')  # of a version that nobody knows
+
+    for _ in range(2):
+        sink.close_left_open()
+
+    found = {id: json.loads(one) for id, one in client.hgetall(KEYS.episodes).items()}
+    assert {"1": done} == {id: one for id, one in found.items() if id != left["id"]}
+    closed = found[left["id"]]
+    assert (T + 9.0, "closed", True) == (closed["end"], closed["state"], closed["interrupted"])
+    assert "The analysis lost its checkpoint during this overload" in " ".join(closed["story"])
 
 
 def test_the_newest_episodes_are_kept(client: "redis.Redis", sink: "RedisSink") -> None:

@@ -108,6 +108,7 @@ def episode(start: float, end: float | None, culprit: str = "pump-1", **given: A
         "connects": 12,
         "connects_refused": 0,
         "lost_seconds": 0,
+        "interrupted": False,
         "story": [
             f"The level rose to 7 within 3 s, because of lag of worker a/0: {culprit} had 83 % of the cost.",
             f"{culprit} was throttled for 21.5 s in total.",
@@ -130,6 +131,7 @@ def status(now: float, batch: int = 1, **given: Any) -> Row:
         "late": 0,
         "unfit": 0,
         "lost": 0,
+        "clocks": {},
         **given,
     }
 

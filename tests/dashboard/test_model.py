@@ -1,6 +1,7 @@
 # What the dashboard says, without a browser: from records and rows to words.
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -41,8 +42,70 @@ def test_a_calm_cluster_is_called_calm() -> None:
     shown = seen(told(record(), record(1)))
 
     assert (0, "Normal", "calm") == (shown.level, shown.word, shown.tone)
-    assert "No client is throttled." == said(shown)
+    assert "No worker is overloaded. No client is throttled." == said(shown)
     assert "1 node, 2 workers, 6 clients" == shown.summary
+
+
+def test_who_waits_for_a_quota_in_a_calm_cluster_is_told() -> None:
+    """The page said that no client is throttled, while clients waited for their quotas."""
+    waits = {"quota_session_messages": {"clients": 2, "pauses": 3, "ms": 1500}}
+
+    words_of_it = said(seen(told(record(paused=waits))))
+
+    assert "No client is throttled" not in words_of_it
+    assert "clients waited 1.5 s in total in the last 10 s, because of quota_session_messages." in words_of_it
+
+
+def test_a_busy_client_of_a_worker_that_is_well_is_not_blamed() -> None:
+    """An operator would limit a client that the overload is not due to."""
+    bulk = {"clients": top("client", ("bulk", 90_000, 9000))}
+
+    words_of_it = said(seen(told(aggressor(7), record(1, top=bulk))))
+
+    assert "Most of the load is due to pump-1: 80 % of the cost of the overloaded workers" in words_of_it
+    assert "bulk" not in words_of_it
+
+
+def test_half_of_the_load_is_not_most_of_it() -> None:
+    """Two clients with equal shares: one of them would be blamed for most of it."""
+    two = {"clients": top("client", ("a", 500, 5), ("b", 500, 5))}
+
+    assert "Much of the load is due to a: 50 %" in said(
+        seen(told(record(level=3, cause="lag", signals={"lag": 2.0}, top=two)))
+    )
+
+
+def test_late_and_lost_records_and_wrong_clocks_are_shown() -> None:
+    """Figures would be too low, or of another time, and no one would know why."""
+    job: Any = rows.status(NOW, late=3, lost=2, clocks={"b": -74.9})
+    footnote = seen(told(record(), record(sequence=5)), analysed(status=job)).footnote
+
+    assert "4 records are missing since this dashboard started" in footnote
+    assert "The analysis ignored 3 late records." in footnote
+    assert "Redis removed 2 entries before the analysis read them." in footnote
+    assert "The clock of node b is 75 s behind" in footnote
+
+
+def test_the_page_has_one_time_zone_whatever_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same second was 22:13 in one sentence and 00:13 in another."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        shown = seen(told(record(), at=NOW), analysed(episodes=(rows.episode(NOW - 20, NOW - 10),)))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert "22:13:20 UTC" == shown.moment
+    assert "22:13:00 \N{EN DASH} 22:13:10" == shown.stories[0].when
+    assert charts.level_options(charts.of_seconds([], NOW), [])["useUTC"] is True
+
+
+def test_a_page_of_a_moment_ago_says_so() -> None:
+    """An operator would take what was for what is."""
+    shown = board(told(record()), Analysis(), None, NOW, behind=12.0)
+
+    assert "This page shows the cluster of 12 s ago" in shown.trouble
 
 
 def test_an_aggressor_is_named_with_the_signal_and_the_worker() -> None:

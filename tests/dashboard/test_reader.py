@@ -1,6 +1,7 @@
 # The reader on a real Redis: what it reads, and what it does when Redis is not there.
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from analytics.dashboard.model import AT_MOST
 from analytics.dashboard.reader import AT_ONCE, Nowhere, Reader, parsed
 from analytics.keys import AnalyticsKeys
 from tests.dashboard import rows
@@ -54,6 +56,23 @@ def test_the_log_is_read_once_and_then_what_is_new(server: RunningRedis) -> None
 
     assert AT_ONCE + 6 == reading.live.taken
     assert {"expired": AT_ONCE + 6} == reading.live.counted(reading.now).dropped
+
+
+def test_a_reader_that_cannot_keep_up_shows_what_it_has_and_says_so(server: RunningRedis) -> None:
+    """It read on for as long as records came faster than it took them, and every page stood still."""
+    ago = int((time.time() - 40) * 1e3)
+    with server.client() as client, client.pipeline() as line:
+        body = json.dumps(record())
+        for number in range(AT_MOST + 5):
+            line.xadd(KEYS.metrics, {"record": body}, id=f"{ago}-{number + 1}")
+        line.execute()
+    reading = looked(reader(server))
+    assert re.match(r"This page shows the cluster of \d+ s ago: the dashboard reads at most", reading.board.trouble)
+    assert 1 == len(reading.live.fresh(ago / 1e3))
+    assert "Normal" == reading.board.word
+
+    looked(reading)
+    assert "This page shows the cluster" not in reading.board.trouble
 
 
 def test_what_is_too_old_is_not_read(server: RunningRedis) -> None:
