@@ -24,9 +24,19 @@ NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` i
 
 def dashboard(
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Listen on this address. The dashboard has no password.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Listen on this address. Beyond loopback it needs --allowed-host and --token-file."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 chooses a free one.")] = PORT,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name or address at which browsers reach the dashboard. Repeatable."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the token that browsers must give, once.")
+    ] = None,
     name: Name = None,
     folder: Folder = None,
     config: ConfigFile = None,
@@ -48,10 +58,17 @@ def dashboard(
 
     if importlib.util.find_spec("nicegui") is None:
         refuse(NEEDS)
+    from analytics.dashboard.access import is_loopback
     from analytics.dashboard.reader import Nowhere, Reader
-    from analytics.dashboard.server import is_loopback, listen, serve
+    from analytics.dashboard.server import listen, serve
     from cli.control_client import chosen_node
 
+    hosts, token = allowed_host or [], "" if token_file is None else _token(token_file)
+    if not is_loopback(host) and not (hosts and token):
+        refuse(
+            f"on {host} other machines could read the dashboard: --allowed-host NAME says at which name browsers reach "
+            "it, and --token-file FILE which token they must give."
+        )
     node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
     find = _finder(redis or settings.url, node)
@@ -73,8 +90,6 @@ def dashboard(
 
     def ready() -> None:
         typer.echo(f"The dashboard serves on {url} (Ctrl-C stops it).")
-        if not is_loopback(host):
-            typer.echo(f"weir: the dashboard has no password: everyone who can reach {host} can read it.", err=True)
         if open_:
             import webbrowser
 
@@ -83,7 +98,23 @@ def dashboard(
     def why(client: str) -> "list[Answer]":
         return _why(_nodes_to_query(node, name, folder, config), client)
 
-    serve(listener, reader, why, ready)
+    serve(listener, reader, why, ready, hosts, token)
+
+
+def _token(file: Path) -> str:
+    """Return the token in *file*; exit if there is none that is long enough."""
+    from analytics.dashboard.access import LEAST_TOKEN
+
+    try:
+        token = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        refuse(f"cannot read the token file {file}: {getattr(error, 'strerror', None) or 'it is not a text'}.")
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+        refuse(
+            f"the token in {file} must have at least {LEAST_TOKEN} letters and digits: "
+            f"`openssl rand -hex 16 > {quote(str(file))}` makes one."
+        )
+    return token
 
 
 def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
