@@ -2,9 +2,9 @@
 #
 # Each request must name an allowed host in its Host header: other web pages cannot read the dashboard through a browser
 # (DNS rebinding). On loopback these are the loopback names, and nothing else is asked: users of the machine can read
-# the same from the node. Beyond loopback a request also needs the token. It is given once, in a form, so that it is in no
-# URL, history or log of a proxy; afterwards the browser has a cookie that is derived from the token and reveals nothing
-# of it. There are no accounts: the dashboard changes nothing.
+# the same from the node. Beyond loopback a request also needs the token. It is given once, in a form, so that it is in
+# no URL, history or log of a proxy; afterwards the browser has a cookie that is derived from the token and does not
+# reveal it. There are no accounts: the dashboard changes nothing.
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
