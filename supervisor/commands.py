@@ -11,6 +11,7 @@ import trio
 
 from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
+from supervisor.audit import DONE, Audit
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
 from supervisor.process import process_stat
@@ -21,14 +22,17 @@ from supervisor.workers import Shard
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
 LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
-AUDITED: Final = ("limit_set", "limit_drop")  # commands whose log lines name the user
+NAMED: Final = ("limit_set", "limit_drop")  # commands whose log lines name the user
+# Commands that change nothing; all others are audited, so that a new one is not forgotten.
+READS: Final = frozenset({"status", "clients", "client", "why", "overload", "top", "limit_list"})
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
 
 class Commands:
-    def __init__(self, node: Node, tested: bool = False) -> None:
+    def __init__(self, node: Node, audit: Audit, tested: bool = False) -> None:
         """*tested*: the command `inject` is allowed."""
         self._node = node
+        self._audit = audit
         self._tested = tested
         self._restarting = False
         # name: (method, types of the arguments)
@@ -54,6 +58,17 @@ class Commands:
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
         """Carry out *command* and return the answer. *by*: the user. Refused."""
+        if command in READS or command not in self._known:
+            return await self._do(command, arguments, by)
+        try:
+            done = await self._do(command, arguments, by)
+        except BaseException as error:
+            self._audit.note(by, command, arguments, str(error) if isinstance(error, Refused) else "failed")
+            raise
+        self._audit.note(by, command, arguments, DONE)
+        return done
+
+    async def _do(self, command: str, arguments: Arguments, by: str) -> object:
         if command not in self._known:
             raise Refused(f"The command {command!r} does not exist: this node has {', '.join(self._known)}.")
         what, types = self._known[command]
@@ -67,7 +82,7 @@ class Commands:
         for name in types:
             if name not in arguments:
                 raise Refused(f"The command {command} lacks its argument {name}.")
-        if command in AUDITED:
+        if command in NAMED:
             arguments = {**arguments, "by": by}
         try:
             return await what(arguments)

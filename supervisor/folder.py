@@ -3,8 +3,12 @@
 # Two files are locked with flock(), which the kernel releases after any death. `lock` belongs to the supervisor.
 # `run/alive` is inherited by every process of the node, so it is free when the last of them has ended. A process that
 # holds both locks may remove any socket in the folder. The process id in `lock` is for people; no code relies on it.
+#
+# Who can write to the folder can have the node write anywhere, and read what clients send. So the folder belongs to the
+# user of the node (root does not use the folder of another user), and files in it are opened without following links.
 import fcntl
 import os
+import pwd
 import shlex
 import time
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ONLY_ITS_OWNER: Final = 0o700
+WRITABLE_BY_OTHERS: Final = 0o022
 LONGEST_SOCKET_PATH: Final = 107  # bytes (unix(7))
 DYING: Final = 5.0  # seconds that the processes of a killed supervisor, which the kernel kills as well, may take to end
 RETRY: Final = 0.02  # seconds between two attempts; flock() has no timeout
@@ -56,6 +61,7 @@ class NodeFolder:
     def _take(self) -> None:
         self._check_length()
         self.path.mkdir(ONLY_ITS_OWNER, parents=True, exist_ok=True)
+        self._check_rights()
         self._check_owner()
         if self.path.stat().st_mode & 0o077:
             os.chmod(self.path, ONLY_ITS_OWNER)
@@ -64,9 +70,10 @@ class NodeFolder:
             raise FolderError(self._is_running())
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        (self.path / "node").write_text(f"{self.name}\n")
+        _write_here(self.path / "node", f"{self.name}\n")
         for part in (self.run, self.log.parent, self.path / "redis"):
             part.mkdir(ONLY_ITS_OWNER, exist_ok=True)
+            self._check_rights_of(part)
         self.alive = _locked(self.run / "alive", DYING)
         if self.alive is None:
             raise FolderError(f"Processes of a former run of the node {self.name} still use the folder {self.path}.")
@@ -123,6 +130,30 @@ class NodeFolder:
                 f"(over {LONGEST_SOCKET_PATH} bytes): set node.folder to a shorter one."
             )
 
+    def _check_rights(self) -> None:
+        """FolderError: another user could change the folder, or could have."""
+        self._check_rights_of(self.path)
+        if self.path.stat().st_mode & WRITABLE_BY_OTHERS and {one.name for one in self.path.iterdir()} - EMPTY:
+            raise FolderError(
+                f"Other users can write to the folder {self.path}, and may have put files there: look at them, then "
+                f"use `chmod 700 {shlex.quote(str(self.path))}`, or set node.folder to another one."
+            )
+        for file in (self.path / "lock", self.path / "node", self.run / "alive", self.log):
+            if file.is_symlink():
+                raise FolderError(f"{file} is a symbolic link: remove it, as Weir writes to this file.")
+
+    def _check_rights_of(self, folder: Path) -> None:
+        """FolderError: *folder* belongs to another user, or another user has put a link there."""
+        me = os.geteuid()
+        owner = folder.stat().st_uid
+        if owner != me:
+            raise FolderError(
+                f"The folder {folder} belongs to the user {_user(owner)}, and this process runs as {_user(me)}: "
+                "start the node as the owner of its folder, or set node.folder to another one."
+            )
+        if folder.is_symlink() and folder.lstat().st_uid not in (0, me):
+            raise FolderError(f"{folder} is a symbolic link of the user {_user(folder.lstat().st_uid)}: remove it.")
+
     def _check_owner(self) -> None:
         """FolderError: the folder belongs to another node, or holds other files."""
         try:
@@ -150,7 +181,7 @@ class NodeFolder:
 
 def _locked(path: Path, timeout: float) -> int | None:
     """Lock *path*: its descriptor; None if another process holds the lock for more than *timeout* seconds."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -161,6 +192,20 @@ def _locked(path: Path, timeout: float) -> int | None:
                 os.close(descriptor)
                 return None
             time.sleep(RETRY)
+
+
+def _write_here(path: Path, text: str) -> None:
+    """Write the file *path*, which is no link."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"with the number {number}"
 
 
 def folders() -> Iterator[NodeFolder]:

@@ -58,7 +58,7 @@ class LogFile:
         structlog.get_logger().error("log_file_failed", path=self.path, why=error.strerror)
 
     def _switch(self) -> None:
-        new = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        new = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         for descriptor in (sys.stdout.fileno(), sys.stderr.fileno(), self.descriptor):
             os.dup2(new, descriptor)
         os.close(new)

@@ -2,6 +2,7 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields
@@ -16,6 +17,7 @@ from broker.control.machine import raise_descriptor_limit
 from broker.insight.logs import configure
 from broker.net.listeners import ListenError, listen, listen_for_shards
 from broker.net.transports.certificates import CertificateError, make_context
+from supervisor.audit import Audit
 from supervisor.commands import TESTED, Commands
 from supervisor.control import bind_control, serve_control
 from supervisor.folder import FolderError, NodeFolder
@@ -99,8 +101,11 @@ def _prepare(
     tested = os.environ.get(TESTED) == "1"
     if tested:
         structlog.get_logger().warning("signals_can_be_injected", variable=TESTED)
+    audit = Audit(
+        folder.log.with_name("audit"), f"control socket of {config.node.name}", structlog.get_logger(), time.time
+    )
     node = Node(config, folder, listeners, log_file, check, redis, on_ready)
-    services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, tested))]
+    services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, audit, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load
 

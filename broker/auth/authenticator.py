@@ -83,7 +83,8 @@ class Authenticator:
     ) -> None:
         """*later* calls a function in the reactor's thread, after what is to be done now. *workers* share the machine.
 
-        Without *passwords* user names and passwords are not looked at.
+        Without *passwords* user names and passwords are not looked at: if certificates name the users, a client without
+        a name in its certificate is refused, unless clients may be anonymous.
         """
         self.failures = Failures()
         self.guesses = Guesses(access.wrong_per_user, access.wrong_per_address, workers)
@@ -117,8 +118,9 @@ class Authenticator:
             then(accepted(identity))
             return None
         passwords = self._passwords
-        if passwords is None:
-            then(accepted(None))  # an unverified name is not a user
+        if passwords is None:  # an unverified name is not a user
+            known = self._anonymous or not self._certificate_user
+            then(accepted(None) if known else refused(CloseReason.NOT_AUTHORIZED))
             return None
         user = packet.user_name
         if user is None:

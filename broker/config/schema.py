@@ -177,6 +177,7 @@ class Tls:
     certificate: str = path()  # PEM, followed by the intermediate certificates
     key: str = path()  # PEM, not encrypted, as a password could not be asked for
     client_ca: str = path()  # PEM: the authorities that sign certificates of clients
+    client_crl: str = path()  # PEM: revocation lists of these authorities; "" = no certificate is revoked
     client_certificate: str = choice("none", "none", "optional", "required")
     minimum: str = choice("1.2", "1.2", "1.3")  # devices that are ten years old speak 1.2; older versions are broken
 
@@ -507,6 +508,8 @@ def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, 
             found.append(("tls.key", f"a PEM file, or listeners.{name}.enabled = false"))
     if tls.client_certificate != "none" and not tls.client_ca:
         found.append(("tls.client_ca", f'a PEM file, as tls.client_certificate = "{tls.client_certificate}"'))
+    if tls.client_crl and not tls.client_ca:
+        found.append(("tls.client_ca", "a PEM file, as tls.client_crl revokes certificates of its authorities"))
     return found
 
 
@@ -518,9 +521,11 @@ def _access_contradictions(config: Config) -> list[tuple[str, str]]:
     if config.access.password_file or config.access.allow_anonymous:
         return []
     ways = "access.password_file names a file that `weir passwd` made, or access.allow_anonymous = true"
+    certified = ("listeners.tls.host", "listeners.wss.host") if config.tls.client_certificate == "required" else ()
     return [
         (key, f"loopback addresses only, as anybody could come in at {host}, unless {ways}")
         for key, host in exposed(config)
+        if key not in certified  # there the certificates say who may come in
     ]
 
 

@@ -45,7 +45,7 @@ class Reload:
         if context is not None:
             self._transports.use(context)
         self._enforce(files)
-        named = (config.tls.certificate, config.access.password_file, config.access.acl_file)
+        named = (config.tls.certificate, config.tls.client_crl, config.access.password_file, config.access.acl_file)
         self._log.info("reloaded", files=[file for file in named if file])
         return ""
 

@@ -4,13 +4,17 @@
 # What happens per message is counted; what happens per connection is a line. As clients decide how many connections
 # there are, lines that clients cause go through a ClientLog, which writes a limited number per event and second and
 # counts the rest. A log must not take the broker down: if the stream is gone (a closed pipe, a full disk), lines are
-# lost, and nothing else.
+# lost, and nothing else. Nor do lines grow with what a client sends: each field is cut, here and nowhere else.
 import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, TextIO
 
 import structlog
+
+LONGEST_FIELD: Final = 200  # characters: a client id, topic or user name may have 65 535
+LONGEST_TEXT: Final = 16 * 1024  # characters of the fields in TEXTS
+TEXTS: Final = frozenset({"exception", "last_output", "text", "why", "means"})  # written by Weir, Redis or an operator
 
 SUMMARY_INTERVAL: Final = 1.0  # seconds between two log_lines_suppressed of one event
 
@@ -55,11 +59,29 @@ class _CommonFields:
 
 def _text(colors: bool) -> list[structlog.types.Processor]:
     plain = structlog.dev.plain_traceback
-    return [_escaped, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [_shortened, _escaped, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
 
 
 def _json() -> list[structlog.types.Processor]:
-    return [structlog.processors.format_exc_info, _ordered, structlog.processors.JSONRenderer(default=str)]
+    return [structlog.processors.format_exc_info, _shortened, _ordered, structlog.processors.JSONRenderer(default=str)]
+
+
+def _shortened(logger: object, method: str, facts: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut the text in each field."""
+    return {key: _cut(value, LONGEST_TEXT if key in TEXTS else LONGEST_FIELD) for key, value in facts.items()}
+
+
+def _cut(value: Any, longest: int) -> Any:
+    """*value* with texts of at most *longest* characters, also inside lists and dictionaries."""
+    if isinstance(value, str):
+        return value if len(value) <= longest else f"{value[:longest]}\u2026"
+    if isinstance(value, bytes | bytearray):
+        return bytes(value[:longest])
+    if isinstance(value, dict):
+        return {key: _cut(one, longest) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cut(one, longest) for one in value]
+    return value
 
 
 def _ordered(logger: object, method: str, facts: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -42,6 +42,12 @@ TURNS: Final = 16  # CONNECTs whose turn comes in one slice, at about 40 us each
 RETRY: Final = 0.1  # seconds until a store that is full is asked again for room; its answers lead to a tick, too
 TURN_TIMEOUT: Final = 300.0  # seconds that a CONNECT may wait for its turn; a client gives up long before
 BUSY: Final = (CloseReason.SERVER_BUSY, CloseReason.CONNECTS_WAITING, CloseReason.CONNECT_DISPLACED)
+AUTH_FAILED: Final = (
+    CloseReason.BAD_CREDENTIALS,
+    CloseReason.NOT_AUTHORIZED,
+    CloseReason.GUESSES_OF_USER,
+    CloseReason.GUESSES_OF_ADDRESS,
+)
 
 
 class ConnectAttempts:
@@ -214,6 +220,14 @@ class ConnectAttempt(PendingConnect):
             return  # it ended meanwhile
         now = attempts.clock()
         reason = result.reason
+        if reason in AUTH_FAILED:  # an event of its own: other refusals cannot use up its lines
+            attempts.log.warning(
+                "auth_failed",
+                client=packet.client_id,
+                user=packet.user_name,
+                address=connection.address,
+                reason=reason.label,
+            )
         if reason is CloseReason.BAD_CREDENTIALS:  # the answer is delayed, longer with each failure of the address
             connection.enter(Input.BAD_CREDENTIALS)
             delay = attempts.authenticator.failures.add(connection.address, now)

@@ -41,7 +41,7 @@ class Threads:
 class Door:
     """An authenticator with its threads, and the results that it has given."""
 
-    def __init__(self, *, anonymous: bool = False, certificate_user: bool = False) -> None:
+    def __init__(self, *, anonymous: bool = False, certificate_user: bool = False, file: bool = True) -> None:
         self.threads = Threads()
         self.results: list[AuthResult] = []
         self.later: list[Callable[[], None]] = []
@@ -49,7 +49,7 @@ class Door:
         self.now = 1000.0
         self.authenticator = Authenticator(
             Access(allow_anonymous=anonymous, certificate_user=certificate_user),
-            passwords("alice", "right"),
+            passwords("alice", "right") if file else None,
             self.counters,
             self.threads.run,
             self.later.append,
@@ -242,3 +242,15 @@ def test_a_check_is_repeated_when_the_passwords_were_replaced_meanwhile() -> Non
     door.threads.finish()
 
     assert [(REFUSED, None, CloseReason.BAD_CREDENTIALS)] == door.told()
+
+
+def test_without_passwords_a_client_that_no_certificate_names_is_refused() -> None:
+    """Where certificates name the users, an empty name would make a client anonymous on a public listener."""
+    door = Door(certificate_user=True, file=False)
+    door.knock(connect(user=None), identity="device")
+    door.knock(connect(user=None), identity="")
+    open_door = Door(anonymous=True, certificate_user=True, file=False)
+    open_door.knock(connect(user=None), identity="")
+
+    assert [(ACCEPTED, "device", None), (REFUSED, None, CloseReason.NOT_AUTHORIZED)] == door.told()
+    assert [(ACCEPTED, None, None)] == open_door.told()

@@ -224,6 +224,23 @@ def test_an_address_that_others_reach_needs_a_word_on_who_may_come_in(listener: 
         load(environ={}, options=from_assignments([*options, way]), default_file=NOWHERE)
 
 
+@pytest.mark.parametrize("listener", ["tls", "wss"])
+def test_certificates_that_clients_must_have_are_enough(listener: str) -> None:
+    """A fleet whose devices have certificates would need a password file that nobody uses, or be open to everybody."""
+    files = ["tls.certificate=a", "tls.key=b", "tls.client_ca=c"]
+    options = [f"listeners.{listener}.host=0.0.0.0", f"listeners.{listener}.enabled=true", *files]
+    required = [*options, "tls.client_certificate=required"]
+    load(environ={}, options=from_assignments(required), default_file=NOWHERE)
+
+    assert WAYS in refusal(None, None, *options, "tls.client_certificate=optional")
+    assert WAYS in refusal(None, None, *required, "listeners.tcp.host=0.0.0.0")
+
+
+def test_a_revocation_list_needs_its_authority() -> None:
+    """The list would be named, and no certificate verified."""
+    assert refusal(None, None, "tls.client_crl=list.pem").startswith('tls.client_ca = "" in the defaults is not valid')
+
+
 def test_each_quota_can_be_set() -> None:
     """A limit that the manual names would be refused, or not be the one that is in force."""
     limits = ("incoming_messages", "incoming_bytes", "outgoing_messages", "outgoing_bytes", "subscriptions")

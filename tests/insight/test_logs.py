@@ -204,3 +204,27 @@ def test_a_rate_of_zero_only_counts() -> None:
     log.flush()
 
     assert ["log_lines_suppressed"] == events(stream)
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_a_client_sent_is_written_up_to_200_characters(format: str) -> None:
+    """One CONNECT with 60 000 bytes of names would be a line of 60 000 bytes, twenty times a second."""
+    stream = io.StringIO()
+    logs.configure("info", format, stream)
+    name = "n" * 60_000
+
+    structlog.get_logger().info("client_closed", client=name, detail=name.encode(), asked=[name, {"user": name}])
+
+    assert 4 == stream.getvalue().count("n" * 200)
+    assert "n" * 201 not in stream.getvalue()
+
+
+def test_text_of_weir_itself_is_written_whole() -> None:
+    """The reason of a crash, or of a file that cannot be read, would be cut off."""
+    stream = io.StringIO()
+    logs.configure("info", "json", stream)
+
+    structlog.get_logger().error("worker_died", last_output="t" * 5000, why="w" * 500)
+
+    (line,) = lines(stream)
+    assert (5000, 500) == (len(str(line["last_output"])), len(str(line["why"])))

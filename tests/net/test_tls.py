@@ -8,6 +8,7 @@ import pytest
 
 from broker.config.schema import Config, Limits, Overload
 from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
+from broker.net.transports.certificates import CertificateError, make_context
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.net.tls import Authority, Later, TlsSocket, shake, transport
@@ -251,3 +252,33 @@ def test_a_client_without_the_required_certificate_is_refused(broker: Broker, au
     shake(client, authority.trusted_by())
 
     assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)
+
+
+def test_a_blank_name_in_a_certificate_names_nobody(broker: Broker, authority: Authority) -> None:
+    """All clients with such certificates would be one user, whose name is a blank."""
+    client = broker.open(V5, transport(broker, authority.server(client_certificate="required")))
+    shake(client, authority.trusted_by(authority.issue("device", common_name=" ")))
+    (stream,) = broker.streams()
+
+    assert stream.layer is not None and "" == stream.layer.identity
+
+
+def test_a_revoked_certificate_is_refused(broker: Broker, authority: Authority) -> None:
+    """A stolen device could connect until its certificate expires."""
+    stolen, honest = authority.issue("stolen"), authority.issue("honest")
+    settings = authority.server(client_certificate="required", client_crl=authority.revoke(stolen))
+    served = transport(broker, settings)
+    shake(broker.open(V5, served), authority.trusted_by(stolen))
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)
+    client = broker.open(V5, served)
+    shake(client, authority.trusted_by(honest))
+    client.send(Connect(V5, "honest", True, 0))
+
+    assert client.receive()
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKE_FAILED)
+
+
+def test_a_file_without_a_revocation_list_is_refused(authority: Authority) -> None:
+    """The broker would run without the list that the operator named."""
+    with pytest.raises(CertificateError, match="holds no PEM revocation lists"):
+        make_context(authority.server(client_crl=authority.file))

@@ -2,10 +2,14 @@
 import socket
 import ssl
 from concurrent.futures import Executor, Future
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from broker.config.schema import Config, Tls
 from broker.net.offload import Offload
@@ -30,6 +34,20 @@ class Authority:
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(key)
         return str(certificate), str(key)
+
+    def revoke(self, revoked: tuple[str, str]) -> str:
+        """A file with the revocation list of this authority, on which the certificate of *revoked* is."""
+        now = datetime.now(UTC)
+        authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        serial = x509.load_pem_x509_certificate(Path(revoked[0]).read_bytes()).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).add_revoked_certificate(entry)
+        crl = builder.last_update(now).next_update(now + timedelta(days=1))
+        signed = crl.sign(cast(EllipticCurvePrivateKey, key), hashes.SHA256())
+        file = self._folder / "revoked.pem"
+        file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return str(file)
 
     def server(self, **settings: Any) -> Tls:
         certificate, key = self.issue("localhost")

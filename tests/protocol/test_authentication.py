@@ -77,7 +77,11 @@ def test_who_does_not_is_told_so_and_logged_without_the_password(
     assert client.closed
     assert {CloseReason.BAD_CREDENTIALS: 1} == closed(broker)
     assert 1 == broker.counters.connects_refused
-    (told,) = log
+    failed, told = log
+    assert ("auth_failed", "warning", "me", user) == tuple(
+        failed[key] for key in ("event", "log_level", "client", "user")
+    )
+    assert ("bad_user_name_or_password", told["address"]) == (failed["reason"], failed["address"])
     assert ("client_closed", "bad_user_name_or_password") == (told["event"], told["reason"])
     assert f"user {user!r}, client 'me'" == told["detail"]
     assert "right" not in str(log)

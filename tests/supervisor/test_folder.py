@@ -154,3 +154,62 @@ def test_the_options_name_the_node(tmp_path: Path) -> None:
     """The command that an error recommends would not find the node."""
     assert "--name one" == NodeFolder("one").options
     assert f"--folder '{tmp_path}/a node'" == NodeFolder("one", str(tmp_path / "a node")).options
+
+
+def test_a_folder_that_others_could_write_to_is_refused(folder: NodeFolder) -> None:
+    """Another user could have the node write to any file, by a link that waits there."""
+    folder.release()
+    folder.path.chmod(0o770)
+
+    with pytest.raises(FolderError, match="Other users can write to the folder"):
+        folder.take()
+
+    folder.path.chmod(0o700)
+    folder.take()
+
+
+def test_an_empty_folder_that_others_can_write_to_is_closed_to_them(tmp_path: Path) -> None:
+    """A new volume, which everybody may write to, could not be used."""
+    tmp_path.chmod(0o777)
+    node = NodeFolder("one", str(tmp_path))
+
+    node.take()
+    node.release()
+    assert 0o700 == tmp_path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("file", ["lock", "node", "run/alive", "log/weir.log"])
+def test_a_link_in_the_place_of_a_file_is_refused(folder: NodeFolder, tmp_path: Path, file: str) -> None:
+    """The node would empty, lock or fill a file elsewhere."""
+    folder.release()
+    other = tmp_path / "other"
+    other.write_text("mine\n")
+    (folder.path / file).unlink(missing_ok=True)
+    (folder.path / file).symlink_to(other)
+
+    with pytest.raises(FolderError, match=f"{file} is a symbolic link"):
+        folder.take()
+
+    assert "mine\n" == other.read_text()
+    (folder.path / file).unlink()
+    (folder.path / "node").write_text("one\n")
+    folder.take()
+
+
+def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root would start a node in a folder whose owner can replace every file."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(FolderError, match=r"belongs to the user .*, and this process runs as"):
+        NodeFolder("one", str(tmp_path)).take()
+
+
+def test_a_link_to_a_disk_of_the_same_user_may_be_used(tmp_path: Path) -> None:
+    """A node whose data is on another disk could not start any more."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "one").symlink_to(tmp_path / "disk")
+    node = NodeFolder("one", str(tmp_path / "one"))
+
+    node.take()
+    node.release()
+    assert (tmp_path / "disk" / "lock").is_file()

@@ -44,6 +44,15 @@ def make_context(tls: Tls) -> ssl.SSLContext:
             context.load_verify_locations(tls.client_ca)
         except ssl.SSLError:
             raise CertificateError(f"tls.client_ca: {tls.client_ca} holds no PEM certificates.") from None
+    if tls.client_crl:
+        _check_readable("tls.client_crl", tls.client_crl)
+        try:
+            context.load_verify_locations(tls.client_crl)
+        except ssl.SSLError:
+            raise CertificateError(f"tls.client_crl: {tls.client_crl} holds no PEM revocation lists.") from None
+        if not context.cert_store_stats()["crl"]:
+            raise CertificateError(f"tls.client_crl: {tls.client_crl} holds no PEM revocation lists.")
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     return context
 
 

@@ -174,11 +174,11 @@ def _explain(error: object) -> str:
 
 
 def _common_name(connection: ssl.SSLObject) -> str:
-    """The common name in the verified certificate of the peer; "" without one."""
+    """The common name in the verified certificate of the peer; "" without one, and for a blank one: it is no user."""
     certificate = connection.getpeercert() or {}
     subject = cast(tuple[tuple[tuple[str, str], ...], ...], certificate.get("subject", ()))
     for part in subject:
         for key, value in part:
             if key == COMMON_NAME:
-                return value
+                return value if value.strip() else ""
     return ""
