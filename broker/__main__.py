@@ -86,6 +86,7 @@ class Process:
             alone=assignment.alone,
             trace=trace_of(assignment) if config.overload.trace else "",
             will_settled=self._send_will_settled,
+            cluster_key=bytes.fromhex(assignment.cluster_key),
         )
         registry_client, orphaned_wills = worker.links.registry_client, worker.cluster.orphaned_wills
         assert registry_client is not None and orphaned_wills is not None

@@ -76,6 +76,7 @@ class Worker:
         wall: Callable[[], float] = time.time,
         trace: str = "",
         will_settled: Callable[[str, int], None] = _ignore,
+        cluster_key: bytes = b"",
     ) -> None:
         """One of *workers* that share the machine. AccessFileError, CertificateError.
 
@@ -83,7 +84,7 @@ class Worker:
         *redis*: where sessions are registered. *alone*: no other worker registers sessions there. *neighbours*:
         replaces the other workers in requests for sessions.
         *clock* is monotonic and *wall* Unix time, both in seconds. *trace*: the file in which the decisions of overload
-        protection are recorded; "" for none. *will_settled*: see `RegisteredStore`.
+        protection are recorded; "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload = config.limits, config.delivery, config.overload
@@ -103,7 +104,7 @@ class Worker:
             config, worker, self.reactor, Counters(), structlog.get_logger(), self.client_log, clock, wall
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
-        self.links = links = ClusterLinks(base, redis, alone, will_settled)
+        self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = Routes(
             config.routes.topics,
             config.routes.bytes,

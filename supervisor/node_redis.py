@@ -13,6 +13,7 @@ from broker.control.machine import memory_limit
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
 from supervisor.child import Child
+from supervisor.cluster_key import cluster_key
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.redis_address import find_redis
@@ -26,6 +27,9 @@ class NodeRedis:
     def __init__(self, config: Config, folder: NodeFolder, log: Log) -> None:
         """RedisUnusable."""
         self._url = config.redis.url
+        self.cluster_key = cluster_key(config.redis.key_file, self._url, folder.path)
+        if not self.cluster_key:
+            log.warning("redis_not_sealed", setting="redis.key_file")
         self._embedded: EmbeddedRedis | None = None
         if self._url:
             found = find_redis(self._url)

@@ -212,6 +212,7 @@ class Workers:
             peers=peers,
             redis=self._redis.address,
             alone=len(self.shards) == 1 and self._redis.private(),
+            cluster_key=self._redis.cluster_key.hex(),
             limits=self._limits.holding(),
         )
         inherited = [self._memory, log, self._folder.alive, *(one.descriptor for one in sockets)]

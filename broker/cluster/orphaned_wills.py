@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from broker.cluster.seal import WILL, Seal
 from broker.cluster.will_record import decode
 from broker.mqtt.packets import Will
 from broker.reasons import ProtocolError, StoreFailure
@@ -36,15 +37,17 @@ class OrphanedWillsStatistics:
         self.published = 0
         self.spared = 0  # their clients are back, or another worker has published them
         self.damaged = 0  # records that cannot be read
+        self.forged = 0  # records without a valid seal
 
 
 class OrphanedWills:
-    def __init__(self, commands: CommandPipeline, keys: Keys, script: Script, publish: PublishWill) -> None:
+    def __init__(self, commands: CommandPipeline, keys: Keys, script: Script, publish: PublishWill, seal: Seal) -> None:
         self.statistics = OrphanedWillsStatistics()
         self._commands = commands
         self._keys = keys
         self._script = script
         self._publish = publish
+        self._seal = seal
         self._unfenced: list[tuple[str, int]] = []  # (incarnation, slice)
         self._unread: list[tuple[str, int, bytes]] = []  # (incarnation, slice, cursor) of pages to read
         self._due: list[tuple[float, str, int, bytes]] = []  # a heap: (when, incarnation, slice, client id)
@@ -139,7 +142,11 @@ class OrphanedWills:
                 if int(epoch) <= self._done.get((incarnation, client), 0):
                     self.statistics.spared += 1
                     continue
-                will, user = decode(record)
+                opened = self._seal.open(WILL, client, record, now)
+                if opened is None:
+                    self.statistics.forged += 1
+                    continue
+                will, user = decode(opened)
             except (IndexError, ValueError, ProtocolError):
                 self.statistics.damaged += 1
                 continue

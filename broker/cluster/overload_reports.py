@@ -2,13 +2,14 @@
 #
 # Each report goes both ways, so that a slow Redis does not carry the news that Redis is slow. A worker that receives a
 # report twice recognises it by its number. Nothing is kept for a worker that is away: a report describes the present,
-# and the next one follows within a second. Anybody may publish on the Redis channel, so nothing that arrives is
-# believed here: it is handed on unchanged, and overload/reports.py checks it.
+# and the next one follows within a second. Anybody may publish on the Redis channel, so reports have a seal there
+# (seal.py), and overload/reports.py checks what they say.
 from collections.abc import Callable
 from typing import Final
 
 from broker.cluster import wire
 from broker.cluster.peers import Peers
+from broker.cluster.seal import REPORT, Seal
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
@@ -53,6 +54,7 @@ class RedisReports:
         receiver: ReportReceiver,
         counters: Counters,
         log: Log,
+        seal: Seal,
         now: float,
     ) -> None:
         """Publish by *commands*, and subscribe over *stream* at *address*, which is the same server.
@@ -61,15 +63,23 @@ class RedisReports:
         """
         self._commands = commands
         self._counters = counters
+        self._seal = seal
+        self._receiver = receiver
         self._channel = Keys(prefix).overload(address.db)
         self.subscription: ChannelSubscription | None = None
         if stream is not None:
             name = f"weir-{worker.node}-{worker.shard}-reports"
-            self.subscription = ChannelSubscription(stream, address, name, log, self._channel, receiver.over_redis)
+            self.subscription = ChannelSubscription(stream, address, name, log, self._channel, self._heard)
             self.subscription.start(now)
 
     def tell(self, report: bytes, now: float) -> None:
-        self._commands.submit(_Publish(packed("PUBLISH", self._channel, report), self._counters), now)
+        sealed = self._seal.seal(REPORT, self._channel, report)
+        self._commands.submit(_Publish(packed("PUBLISH", self._channel, sealed), self._counters), now)
+
+    def _heard(self, sealed: bytes, now: float) -> None:
+        report = self._seal.open(REPORT, self._channel, sealed, now)
+        if report is not None:
+            self._receiver.over_redis(report, now)
 
 
 class OverloadReports:

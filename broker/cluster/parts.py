@@ -15,6 +15,7 @@ from broker.cluster.peers import Peers
 from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registered_store import RegisteredStore
 from broker.cluster.registry_client import RegistryClient
+from broker.cluster.seal import Seal
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
@@ -43,10 +44,15 @@ class ClusterLinks:
         redis: RedisAddress | None,
         alone: bool,
         will_settled: Callable[[str, int], None],
+        cluster_key: bytes,
     ) -> None:
-        """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`."""
+        """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`.
+
+        *cluster_key*: seals what is left in Redis; b"" for none.
+        """
         failed = base.internal_errors.report
         self.peers = Peers()
+        self.seal = Seal(cluster_key, base.counters, base.log)
         self.announcements = Announcements(self.peers, base.reactor, failed)
         self.barriers = Barriers(self.peers, base.clock, failed)
         self.stamps = HybridClock(base.worker, base.wall)
@@ -104,6 +110,7 @@ class ClusterLinks:
             receiver,
             base.counters,
             base.log,
+            self.seal,
             base.clock(),
         )
 
@@ -138,12 +145,16 @@ class ClusterParts:
         if client is not None and store is not None:
             incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed)
             self.claims = self.session_claims = claims = SessionClaims(
-                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict
+                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict, links.seal
             )
             outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
             self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims)
             self.orphaned_wills = OrphanedWills(
-                client.commands, client.keys, client.registry.script, protocol.sessions.publish_orphaned_will
+                client.commands,
+                client.keys,
+                client.registry.script,
+                protocol.sessions.publish_orphaned_will,
+                links.seal,
             )
         self.mesh = Mesh(
             peers,

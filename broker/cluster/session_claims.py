@@ -16,8 +16,9 @@ from broker.cluster.owned_sessions import OwnershipConflict
 from broker.cluster.owner import Owner
 from broker.cluster.registered_store import RegisteredStore
 from broker.cluster.registry import CLAIMED, LOCAL, OF_OTHER_USER, REFUSED, Registry, Verdict
+from broker.cluster.seal import Seal
 from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
-from broker.cluster.will_record import encode
+from broker.cluster.will_record import encode, sealed
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason
 from broker.session.principal import ANYBODY, may_have
@@ -46,14 +47,19 @@ class SessionClaims:
         requests: TakeoverRequests,
         clock: Callable[[], float],
         evict: Callable[[Session], None],
+        seal: Seal,
     ) -> None:
-        """*evict* ends a session of this worker that another worker owns, and closes its connection (0x8E)."""
+        """*evict* ends a session of this worker that another worker owns, and closes its connection (0x8E).
+
+        *seal*: of wills in Redis.
+        """
         self.counts = SessionClaimsStatistics()
         self.store = store
         self.registry = registry
         self.requests = requests
         self.clock = clock
         self.evict = evict
+        self.seal = seal
         self._claims: dict[str, _Claim] = {}  # under way, by client id
 
     def claim(self, claimant: Claimant) -> None:
@@ -137,7 +143,7 @@ class SessionClaims:
 
     def keep_owned(self, session: Session, epoch: int) -> None:
         """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim."""
-        self.registry.hold_locally(session.client_id, epoch, session.principal.owner(), _will_of(session))
+        self.registry.hold_locally(session.client_id, epoch, session.principal.owner(), _will_of(session, self.seal))
 
     # Other owners that the registry finds.
 
@@ -184,7 +190,7 @@ class _Claim:
             tuple[int, str, OnTakeover]
         ] = []  # peers that want the session afterwards, with greater epochs
         self.questions: list[Callable[[bool], None]] = []  # whether there is a session here afterwards
-        self.will = _will_claimed_by(claimant)
+        self.will = _will_claimed_by(claimant, claims.seal)
         self._local = False  # claimed without Redis
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
@@ -280,27 +286,29 @@ class _Claim:
             else:
                 self.claimant.found(session)
                 if session is not None and session.outbox is None and not session.ended:  # its client is not there
-                    self.claims.registry.replace_will(session.client_id, _will_of(session))
+                    self.claims.registry.replace_will(session.client_id, _will_of(session, self.claims.seal))
         finally:
             self.claims.over(self)
 
 
-def _will_claimed_by(claimant: Claimant) -> bytes:
+def _will_claimed_by(claimant: Claimant, seal: Seal) -> bytes:
     """The will of *claimant* as it is stored in Redis; b"" if there is none."""
     will = claimant.will
     if will is None:
         return b""
     delay = will.properties.get(WILL_DELAY_INTERVAL, 0)
-    return encode(will, min(delay if isinstance(delay, int) else 0, claimant.expiry), claimant.user)
+    record = encode(will, min(delay if isinstance(delay, int) else 0, claimant.expiry), claimant.user)
+    return sealed(seal, claimant.client_id, record)
 
 
-def _will_of(session: Session) -> bytes:
+def _will_of(session: Session, seal: Seal) -> bytes:
     """The will of *session*, which has no connection, as it is stored in Redis; b"" if there is none."""
     will = session.will
     if will is None:
         return b""
     user = session.principal.user
-    return encode(will.fields, min(will.delay, session.expiry), None if user is None else user.decode())
+    record = encode(will.fields, min(will.delay, session.expiry), None if user is None else user.decode())
+    return sealed(seal, session.client_id, record)
 
 
 def _ignore(result: TakeoverResult) -> None:

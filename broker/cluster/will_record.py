@@ -1,10 +1,11 @@
 # A will as it is stored in Redis, for another worker to publish when this one is dead.
 #
-# "DELAY RECORD": the seconds to wait as text, a space, then the length of the user name in two bytes (0xffff: there is
-# none), the name, and the will as an MQTT 5 PUBLISH packet, which the usual decoder reads and checks. The packet id has
-# no meaning.
+# "DELAY RECORD": the seconds to wait as text, a space, the seal if the cluster has a key (seal.py), then the length of
+# the user name in two bytes (0xffff: there is none), the name, and the will as an MQTT 5 PUBLISH packet,
+# which the usual decoder reads and checks. The packet id has no meaning.
 from typing import Final
 
+from broker.cluster.seal import WILL, Seal
 from broker.mqtt.encode import encode as encode_packet
 from broker.mqtt.packets import V5, Publish, Will
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
@@ -12,6 +13,12 @@ from broker.mqtt.stream import PacketReader
 
 NO_USER: Final = 0xFFFF
 LARGEST: Final = 1 << 28
+
+
+def sealed(seal: Seal, client_id: str, record: bytes) -> bytes:
+    """*record*, which `encode()` made, with the seal for *client_id*."""
+    delay, _, rest = record.partition(b" ")
+    return b"%b %b" % (delay, seal.seal(WILL, client_id.encode(), rest))
 
 
 def encode(will: Will, delay: int, user: str | None) -> bytes:

@@ -395,6 +395,9 @@ class Redis:
 
     url: str = path()  # "" = the node starts a private server
     memory: int = size(0)  # of the data of the private server; 0 = a quarter of the memory limit
+    # The key that seals overload reports and wills in Redis, the same on all nodes. "" = none at `url`, as a node
+    # cannot know the key of the others; the private server has a key of its own.
+    key_file: str = path()
     prefix: str = path("weir")  # of all keys, so that several clusters can share one server
 
 

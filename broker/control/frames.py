@@ -49,6 +49,7 @@ class Assignment(Frame):
     peers: list[PeerSockets]
     redis: RedisAddress
     alone: bool  # no other worker can use this Redis
+    cluster_key: str  # hexadecimal: seals what is left in Redis; "": there is none
     limits: list[Limit]
 
 

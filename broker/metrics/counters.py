@@ -37,6 +37,7 @@ class Counters:
         self.reports_sent_redis = 0
         self.reports_lost_redis = 0
         self.reports_heard_redis = 0
+        self.redis_forged = 0  # per report or will
         # Per filter of a SUBSCRIBE or UNSUBSCRIBE.
         self.subscribes = 0
         self.refused_by_reason = dict.fromkeys([reason.label for reason in FilterRefusal], 0)

@@ -199,6 +199,11 @@ COUNTERS: Final = (
         "Overload reports received through Redis, including the worker's own.",
         prometheus="overload_reports_heard_redis",
     ),
+    CounterRow(
+        "redis_forged",
+        "Overload reports and wills in Redis that were ignored, as they are not sealed with the key of the cluster.",
+        prometheus="redis_forged",
+    ),
     CounterRow("subscribes", "Filters in SUBSCRIBE packets.", prometheus="subscribe_filters"),
     CounterRow("unsubscribes", "Filters in UNSUBSCRIBE packets.", prometheus="unsubscribe_filters"),
     CounterRow("retained_set", "Retained messages that were set or replaced."),

@@ -7,7 +7,9 @@ from typing import Final
 from broker.cluster.orphaned_wills import OrphanedWills
 from broker.cluster.owner import Owner
 from broker.cluster.registry import CLAIMED, Registry, Verdict
+from broker.cluster.seal import Seal
 from broker.config.schema import Overload
+from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
 from broker.session.principal import ANONYMOUS
 from broker.store.redis.address import RedisAddress
@@ -30,6 +32,7 @@ class Shard:
         settles: bool = True,
         alone: bool = False,
         node: str = "node",
+        key: bytes = b"",
     ) -> None:
         """*settles*: conflicts with other owners are noted here; else they wait for the test."""
         self.loop = loop
@@ -51,7 +54,8 @@ class Shard:
             overload=Overload(),
             alone=alone,
         )
-        self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self.publish_will)
+        self.seal = Seal(key, Counters(), loop.log)
+        self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self.publish_will, self.seal)
         loop.ticking += [self, self.commands, self.registry, self.orphaned_wills]
         self.commands.start(loop.now())
 

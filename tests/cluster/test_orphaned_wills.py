@@ -4,7 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from broker.cluster.orphaned_wills import OrphanedWills
-from broker.cluster.will_record import decode, encode
+from broker.cluster.seal import Seal
+from broker.cluster.will_record import decode, encode, sealed
+from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
 from broker.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, WILL_DELAY_INTERVAL
 from broker.store.redis.connection import packed
@@ -206,7 +208,9 @@ def test_what_redis_carried_out_late_is_published_all_the_same(loop: Loop) -> No
     commands, paper = on_paper(loop)
     commands.receive(HANDSHAKE_REPLIES, 1000, 0.0)
     published = Published()
-    wills = OrphanedWills(commands, KEYS, Script(commands, b"script"), published.publish_will)
+    wills = OrphanedWills(
+        commands, KEYS, Script(commands, b"script"), published.publish_will, Seal(b"", Counters(), loop.log)
+    )
     wills.publish_wills_of(0xDEAD, 0.0)
     wills.tick(0.0)
     commands.receive(b":1\r\n" * SLICES, 1000, 0.0)  # it is marked as dead
@@ -238,3 +242,18 @@ def test_a_damaged_record_costs_itself(start_redis: StartRedis, loop: Loop) -> N
 
     assert [("client7", b"fine")] == mourned(mourner)
     assert 6 == mourner.orphaned_wills.statistics.damaged
+
+
+def test_a_will_without_the_seal_of_the_cluster_is_not_published(start_redis: StartRedis, loop: Loop) -> None:
+    """Whoever can write to Redis could publish any message as any user, to all clients."""
+    server = start_redis()
+    dead, mourner = Shard(loop, server.address, 1, key=b"k" * 32), Shard(loop, server.address, 2, key=b"k" * 32)
+    other = Seal(b"other key", Counters(), loop.log)
+    dead.claim("honest", sealed(dead.seal, "honest", left("mine")))
+    dead.claim("moved", sealed(dead.seal, "somebody", left("of another client")))
+    dead.claim("plain", left("without a seal"))
+    dead.claim("wrong", sealed(other, "wrong", left("with another key")))
+    mourner.orphaned_wills.publish_wills_of(dead.identity.incarnation, loop.now())
+
+    assert [("honest", b"mine")] == mourned(mourner)
+    assert 3 == mourner.orphaned_wills.statistics.forged

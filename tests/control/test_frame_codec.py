@@ -56,6 +56,7 @@ ASSIGNMENT = Assignment(
     peers=[PeerSockets(WorkerId("node", 0, 7), 8, 9)],
     redis=RedisAddress(path="/redis.sock"),
     alone=True,
+    cluster_key="00ff",
     limits=[{"client": "c", "until": 1.5}],
 )
 
