@@ -1,9 +1,10 @@
 # `weir simulate`: evaluates overload policies on recorded traces (analytics/backtest/).
 #
-# Pairs of a trace and a policy are played in parallel on Spark, if there are more than two and Spark is installed.
-# Otherwise this process plays them one after another, with the same result.
+# Pairs of a trace and a policy are played in a pool of processes if there are more than two, or on the Spark cluster of
+# --master. Otherwise this process plays them one after another, with the same result.
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,11 @@ def simulate(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Trace to play (default: the traces of the node). Repeatable."),
     ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Run in this process, without Spark.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Run in this process, one trace after another.")] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Run on this Spark master (the traces must be in a shared folder)."),
+    ] = None,
     node: NodeName = None,
     folder: Folder = None,
     config: ConfigFile = None,
@@ -49,9 +54,11 @@ def simulate(
     policies = [_read(file) for file in policy]
     _use_distinct_names(policies, policy)
     files = trace or _recorded(node, folder, config)
-    run, stop = _runner(len(files) * (len(policies) + 1), local)
+    run, stop = _runner(len(files) * (len(policies) + 1), local, master)
     try:
         found = backtest(files, policies, begin, run)
+    except BrokenProcessPool:
+        refuse("a process that played a trace was killed, perhaps for lack of memory: --local plays one at a time.")
     finally:
         stop()
     _check_result(found, since)
@@ -111,18 +118,19 @@ def _recorded(node: str | None, folder: str | None, config: Path | None) -> list
     return files
 
 
-def _runner(pairs: int, local: bool) -> "tuple[Callable[[list[Task]], list[Answer]], Callable[[], None]]":
-    """Return a function that plays pairs, and one that stops it. Print a line if Spark is needed but not available."""
-    from analytics.backtest.run import on_spark, run_locally
+def _runner(
+    pairs: int, local: bool, master: str | None
+) -> "tuple[Callable[[list[Task]], list[Answer]], Callable[[], None]]":
+    """Return a function that plays pairs, and one that stops it. Exit if *master* is given and Spark cannot run."""
+    from analytics.backtest.run import in_processes, on_spark, run_locally
 
-    problem = "" if local or pairs <= 2 else _spark_problem()
-    if problem:
-        typer.echo(f"weir: {problem} The traces are played one after another instead.", err=True)
-    if local or pairs <= 2 or problem:
-        return run_locally, _nothing
+    if master is None:
+        return (run_locally if local or pairs <= 2 else in_processes), _nothing
+    if problem := _spark_problem():
+        refuse(problem)
     from analytics.spark import session
 
-    spark = session()
+    spark = session(master)
     return on_spark(spark), spark.stop
 
 
@@ -130,7 +138,7 @@ def _spark_problem() -> str:
     from cli.analytics import MODULES, NEEDS, java
 
     if not all(find_spec(name) for name in MODULES):
-        return f"PySpark is not installed (`pip install {NEEDS[0]}` enables parallel runs)."
+        return f"PySpark is not installed: `pip install {NEEDS[0]}` installs it; without --master it is not needed."
     return java()
 
 

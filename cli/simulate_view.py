@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from analytics.backtest.outcome import Outcome
 from analytics.backtest.policy import Policy
 from analytics.backtest.run import Backtest
-from analytics.backtest.words import recorded, sentences, trust
+from analytics.backtest.words import recorded, sentences, trust, weak
 from cli.clients import visible
 from cli.overload_view import seconds
 from cli.printing import counted, table_of
@@ -36,6 +36,7 @@ def facts(found: Backtest, policies: list[Policy]) -> dict[str, Any]:
     return {
         "traces": found.traces,
         "problems": found.problems,
+        "warning": weak(found.recorded) if any(one.estimate for one in found.policies) else "",
         "recorded": _facts(found.recorded, False, recorded(found.recorded)),
         "recorded_estimated": _facts(found.checked, True, trust(found.recorded, found.checked)),
         "policies": [
@@ -77,6 +78,8 @@ def screen(found: Backtest, policies: list[Policy]) -> "list[RenderableType]":
         parts.append(Text.from_markup(visible(sentences(one.name, found.recorded, one.outcome, one.estimate))))
         parts += [Text.from_markup(visible(note), style="yellow") for note in policy.notes]
     if any(one.estimate for one in found.policies):
+        if warning := weak(found.recorded):
+            parts.append(Text(warning, style="yellow"))
         parts.append(Text(trust(found.recorded, found.checked), style="dim"))
     return parts
 

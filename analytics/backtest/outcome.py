@@ -30,6 +30,7 @@ class Outcome:
     clients: dict[str, float] = field(default_factory=dict)  # throttled time by client, in seconds
     level_peak: float = 0.0
     level_s: list[float] = field(default_factory=lambda: [0.0] * LEVELS)  # by level, rounded up
+    cause_s: dict[str, float] = field(default_factory=dict)  # time above level 0, by the signal that raised the level
     waits: dict[int, int] = field(default_factory=dict)  # accepted publishes by waiting time (bucket)
     longest_wait_s: float = 0.0
     delays_s: dict[str, float] = field(default_factory=dict)  # the longest delay of each signal that measures one
@@ -47,6 +48,7 @@ class Outcome:
         _add(self.closed, other.closed)
         _add(self.waits, other.waits)
         _add(self.held_s, other.held_s)
+        _add(self.cause_s, other.cause_s)
         _add(self.clients, other.clients)
         self.level_peak = max(self.level_peak, other.level_peak)
         self.level_s = [one + two for one, two in zip(self.level_s, other.level_s, strict=True)]
@@ -94,6 +96,7 @@ class Tally:
         self._begun = math.inf
         self._now = -math.inf
         self._level = 0.0
+        self._cause = ""
         self._level_since = 0.0
         self._throttled: dict[int, tuple[str, str, float]] = {}  # by account: client, reason, since
 
@@ -149,10 +152,10 @@ class Tally:
             outcome.held_s[reason] = outcome.held_s.get(reason, 0.0) + seconds
             outcome.clients[client] = outcome.clients.get(client, 0.0) + seconds
 
-    def level(self, level: float) -> None:
-        """Set the level that is in force from now on."""
+    def level(self, level: float, cause: str) -> None:
+        """Set the level that is in force from now on, and its cause; "" if another worker raised it."""
         self._count_level()
-        self._level = level
+        self._level, self._cause = level, cause
 
     def delay(self, name: str, seconds: float) -> None:
         if self._now >= self._since and seconds > self.outcome.delays_s.get(name, 0.0):
@@ -173,4 +176,6 @@ class Tally:
         self._level_since = self._now
         if seconds > 0.0:
             self.outcome.level_s[math.ceil(self._level)] += seconds
+            if self._cause:
+                self.outcome.cause_s[self._cause] = self.outcome.cause_s.get(self._cause, 0.0) + seconds
             self.outcome.level_peak = max(self.outcome.level_peak, self._level)

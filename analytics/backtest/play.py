@@ -198,7 +198,7 @@ class _Table:
         for name, value in zip(player.resources, values, strict=True):
             if name not in ("outbound", "memory", "connect"):
                 self.tally.delay(name, value)
-        self.tally.level(max(player.level.value, player.others))
+        self.tally.level(max(player.level.value, player.others), player.level.cause)
         if self.world is not None:
             self.world.step(values)
 

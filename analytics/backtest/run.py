@@ -1,8 +1,12 @@
-# Plays many traces under several policies, each pair separately: in parallel on Spark, or one after another.
+# Plays many traces under several policies, each pair separately: in a pool of processes, on a Spark cluster, or in this
+# process. On one machine Spark would take longer to start than most traces take to play, and needs Java.
 #
 # A task is a file, a policy and a time; its result is an outcome of bounded size, so no data is shuffled. Each executor
 # reads the traces itself: in a cluster they must be in a shared folder.
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +43,15 @@ class Backtest:
 
 def run_locally(tasks: list[Task]) -> list[Answer]:
     return [answer(task) for task in tasks]
+
+
+def in_processes(tasks: list[Task]) -> list[Answer]:
+    """Play *tasks* in as many processes as there are cores. Raises BrokenProcessPool if one of them is killed."""
+    many = min(len(tasks), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if many < 2:
+        return run_locally(tasks)
+    with ProcessPoolExecutor(many, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(answer, tasks))
 
 
 def on_spark(session: "SparkSession") -> Callable[[list[Task]], list[Answer]]:

@@ -4,6 +4,7 @@ from typing import Final
 from analytics.backtest.outcome import Outcome
 
 SAME_S: Final = 0.05  # smaller differences in seconds count as equal
+RECORDED: Final = ("outbound", "memory", "connect")  # signals that do not follow from publishes alone
 MOST: Final = 0.5  # share of the throttled time: a client with more is named
 
 
@@ -26,6 +27,18 @@ def trust(was: Outcome, checked: Outcome) -> str:
         f"(recorded: {_time(was.throttled())}) and a peak level of {_shown(checked.level_peak)} "
         f"(recorded: {_shown(was.level_peak)}). Publishes arrive at their recorded times: a publish that a client sent "
         "later because it was throttled arrives as late in every estimate."
+    )
+
+
+def weak(was: Outcome) -> str:
+    """Return a warning if signals that an estimate takes as recorded raised the level; "" if none did."""
+    seconds = {name: was.cause_s[name] for name in RECORDED if was.cause_s.get(name, 0.0) > SAME_S}
+    if not seconds:
+        return ""
+    share = sum(seconds.values()) / max(sum(was.cause_s.values()), SAME_S)
+    return (
+        f"The estimate is weak: for {share:.0%} of the time above level 0 the cause was {', '.join(seconds)}. "
+        "An estimate takes the values of such signals as recorded, though another policy would have changed them."
     )
 
 

@@ -249,7 +249,7 @@ class World:
         self._signals.look(now)
         self._level.step(self._signals.worst, self._signals.worst_name)
         level = max(self._level.value, player.others)
-        self.tally.level(level)
+        self.tally.level(level, self._level.cause)
         if not self._protects:
             return
         contended = player.others_contended

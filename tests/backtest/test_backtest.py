@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from analytics.backtest.outcome import Outcome, unpacked
 from analytics.backtest.play import BadTrace, Played, play
 from analytics.backtest.policy import Policy, read_policy
-from analytics.backtest.run import backtest, run_locally
+from analytics.backtest.run import backtest, in_processes, run_locally
+from analytics.backtest.words import weak
 from broker.config.schema import ConfigError, Quotas
 from tests.inprocess import Broker
 from tests.protocol.test_trace_recorder import QUOTA, TIGHT, Load, loads
@@ -195,6 +196,34 @@ def test_outcomes_add_up_whatever_they_went_through(aggressor: Path) -> None:
     assert 2 * one.clients["client-0"] == two.clients["client-0"]
     assert one.wait_of(0.99) == two.wait_of(0.99)
     assert 0.0 == one.wait_of(0.01) < one.wait_of(0.99) <= one.longest_wait_s
+
+
+def test_an_estimate_that_rests_on_recorded_signals_is_called_weak(tmp_path: Path) -> None:
+    """An operator would trust that a policy changes nothing where the trace cannot tell."""
+    load = [("inject", 0, "outbound", 2.0, 3.0) if one[:3] == ("inject", 0, "lag") else one for one in AGGRESSOR]
+    record(tmp_path, load, Quotas())
+    by_outbound = play(tmp_path / "0", None, check=True)
+    assert by_outbound.recorded.cause_s.keys() == {"outbound"}
+    assert by_outbound.estimate is not None
+    assert by_outbound.estimate.cause_s.keys() == {"outbound"}
+    assert weak(by_outbound.recorded).startswith(
+        "The estimate is weak: for 100% of the time above level 0 the cause was outbound."
+    )
+
+
+def test_an_estimate_of_lag_is_not_called_weak(aggressor: Path) -> None:
+    """A warning that always comes is not read."""
+    assert play(aggressor, None).recorded.cause_s.keys() == {"lag"}
+    assert "" == weak(play(aggressor, None).recorded)
+
+
+def test_processes_find_what_one_finds(aggressor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found would depend on the number of cores, or parts of it would be lost on the way."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    files = [aggressor, aggressor.with_name("1"), tmp_path / "away"]
+    policies = [policy(tmp_path, "[overload]\nenabled = false\n")]
+
+    assert backtest(files, policies, 0.0, run_locally) == backtest(files, policies, 0.0, in_processes)
 
 
 def test_all_traces_are_tried_under_all_policies(aggressor: Path, tmp_path: Path) -> None:

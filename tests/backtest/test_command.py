@@ -43,6 +43,20 @@ def test_it_is_said_what_policies_would_have_changed(folder: Path) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 100
 
 
+def test_it_needs_no_spark_on_one_machine(folder: Path) -> None:
+    """Spark took longer to start than the traces to play, and needed Java."""
+    shown = weir("simulate", "--policy", str(folder / "off.toml"), "--folder", str(folder), JAVA_HOME="/nowhere")
+
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert "2 traces," in shown.stdout
+    refused = weir(
+        *("simulate", "--policy", str(folder / "off.toml"), "--folder", str(folder), "--master", "local"),
+        JAVA_HOME="/nowhere",
+    )
+    assert (2, 1) == (refused.returncode, len(refused.stderr.splitlines()))
+    assert "JAVA_HOME (/nowhere) has no java" in refused.stderr
+
+
 def test_programs_get_all_of_it_from_one_trace(folder: Path) -> None:
     """A program would have to read a table for people."""
     trace = folder / "trace" / "worker-0.trace"
