@@ -4,9 +4,11 @@ from typing import Final
 
 from broker.delivery.completion import AnswerQueue
 from broker.delivery.outbox import Outbox
+from broker.mqtt.packets import Subscribe
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
 from broker.overload.client import ProtectedClient
+from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.states import Input, State, step
 from broker.reasons import CloseReason
 from broker.routing.retained import RetainedScan
@@ -22,6 +24,18 @@ class Replay:
         self.subscription = subscription
         self.scan = scan
         self.page: list[bytes] = []  # topics that were found, the next one last
+
+
+class PendingSubscribe:
+    """A SUBSCRIBE whose first filters have been taken. Its packet stays in the input until the last one has been."""
+
+    def __init__(self, packet: Subscribe, identifiers: bytes, scarce: bool) -> None:
+        self.packet = packet
+        self.identifiers = identifiers  # as an encoded property
+        self.scarce = scarce  # the quota has no room for all of its filters
+        self.over: QuotaExceeded | None = None  # the last quota that refused a filter
+        self.codes: list[int] = []  # one for each filter that was taken
+        self.replays: list[Replay] = []
 
 
 class PendingConnect:
@@ -59,6 +73,7 @@ class Connection(Stream):
         self.answers: AnswerQueue | None = None  # to publishes; made when the first of them has to wait
         self.aliases: dict[int, bytes] | None = None  # topic aliases that the client has set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
+        self.subscribe: PendingSubscribe | None = None  # the packet at the beginning of the input, if it takes long
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
         self.read_ahead_in: bytes | None = None  # the input that was read ahead, while a PUBLISH waits
         self.unparsed = 0  # bytes at the end of that input that are no complete packet

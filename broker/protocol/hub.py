@@ -227,6 +227,12 @@ class Hub(Service):
                     connection.position = position
                     break
                 spent += units
+                if routes.visits:
+                    spent += self._charge_visits(connection)
+                if connection.subscribe is not None:  # it goes on with its next turn
+                    spent = max(spent, quantum)
+                    connection.position = position
+                    break
                 packets += 1
                 position = stop
                 if connection.state != OPEN:
@@ -321,6 +327,8 @@ class Hub(Service):
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
         """Process any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
+        if connection.subscribe is not None:  # this packet, some of whose filters have been taken
+            return self._subscribing.continue_subscribe(connection, session, connection.subscribe, now)
         if first >> 4 == CONNECT:  # before it is decoded: mistakes in a CONNECT have codes for a CONNACK only
             connection.enter(Input.CONNECT)
         packet = decode(first, data, body, stop, connection.version)
@@ -332,8 +340,7 @@ class Hub(Service):
         elif isinstance(packet, Subscribe):
             if self._protection.defers(connection, len(packet.filters), now):
                 return 0
-            self._subscribing.subscribe(connection, session, packet, now)
-            return FILTER_COST * len(packet.filters)
+            return self._subscribing.subscribe(connection, session, packet, now)
         elif isinstance(packet, Unsubscribe):
             self._subscribing.unsubscribe(connection, session, packet)
             return FILTER_COST * len(packet.filters)

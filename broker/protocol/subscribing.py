@@ -1,8 +1,12 @@
 # SUBSCRIBE and UNSUBSCRIBE, and the retained messages that a new subscription gets.
 #
 # Retained messages follow their SUBACK in pages, as fast as the session takes them: a scan of a million topics for a
-# slow reader must block neither the loop nor fill the memory. Nothing polls: `continue_replays()` is called when the
-# session has room again. Subscriptions of a session that ends or moves are removed and registered in pages, too.
+# slow reader must block neither the loop nor fill the memory. The client pays for each level that a scan visits, even
+# if it finds no message there. Nothing polls: `continue_replays()` is called when the session has room again.
+# Subscriptions of a session that ends or moves are removed and registered in pages, too.
+#
+# A SUBSCRIBE of many filters takes long if there are many access rules. Then its filters are taken in turns of its
+# connection; the packet stays in the input meanwhile, so nothing overtakes it.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +22,10 @@ from broker.mqtt.properties import REASON_STRING, SUBSCRIPTION_IDENTIFIER, USER_
 from broker.mqtt.topics import check_filter, split_share
 from broker.net.stream import OPEN
 from broker.overload.admit import FILTER
+from broker.overload.cost import VISITS_PER_DELIVERY
+from broker.overload.quantum import FILTER_COST, VISIT_COST
 from broker.overload.quotas.quota import Quota, QuotaExceeded
-from broker.protocol.connection import Connection, Replay
+from broker.protocol.connection import Connection, PendingSubscribe, Replay
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.authority import Authoriser
@@ -27,6 +33,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
 
+AT_ONCE: Final = 0.001  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
 SUBSCRIPTIONS: Final = 100  # removed or registered between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
@@ -80,10 +87,11 @@ class Subscribing:
         self._withdrawing: deque[Withdrawal] = deque()
         self._enrolling: deque[Enrolment] = deque()
 
-    def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> None:
+    def subscribe(self, connection: Connection, session: Session, packet: Subscribe, now: float) -> int:
         """Take the filters one after the other [MQTT-3.8.4-5], and answer in their order [MQTT-3.9.3-1].
 
-        [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-2.2.1-6]
+        [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-2.2.1-6]. Returns the units used. If
+        `connection.subscribe` is set then, filters are left, for `continue_subscribe()`.
         """
         identifiers = b""
         wanted_identifier = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
@@ -91,32 +99,51 @@ class Subscribing:
             for identifier in wanted_identifier:
                 if isinstance(identifier, int):
                     identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
-        scarce = _scarce(connection, len(packet.filters), now)
-        quota = None if connection.client is None else connection.client.quota
-        over: QuotaExceeded | None = None
-        codes: list[int] = []
-        replays: list[Replay] = []
-        for wanted in packet.filters:
-            refusal = self._refusal(session, wanted.filter)
-            if refusal is None and quota is not None:
-                found = _take_one(quota, scarce, now)
-                if found is not None:
-                    over = found
-                    refusal = found.filter_refusal()
-            if refusal is not None:
-                codes.append(refusal.code if connection.version == V5 else FAILURE_3)  # 3.1.1 [MQTT-3.9.3-2]
-                self._counters.filter_refused(refusal)
-                if session.note(FILTER, refusal.label, now):
-                    self._log.info("filter_refused", client=session.client_id, reason=refusal.label)
-                continue
-            code, replay = self._subscribe_one(session, wanted, identifiers)
-            codes.append(code)
-            if replay is not None:
-                replays.append(replay)
-        self._counters.subscribes += len(codes)
+        pending = PendingSubscribe(packet, identifiers, _scarce(connection, len(packet.filters), now))
+        return self.continue_subscribe(connection, session, pending, now)
+
+    def continue_subscribe(
+        self, connection: Connection, session: Session, pending: PendingSubscribe, now: float
+    ) -> int:
+        """Take further filters of *pending*, for about AT_ONCE seconds; answer after the last one. The units used."""
+        filters = pending.packet.filters
+        before = taken = len(pending.codes)
+        until = self._clock() + AT_ONCE
+        while taken < len(filters) and (taken == before or self._clock() < until):
+            self._take_filter(connection, session, pending, filters[taken], now)
+            taken += 1
+        if taken < len(filters):
+            connection.subscribe = pending
+            return FILTER_COST * (taken - before)
+        connection.subscribe = None
+        self._counters.subscribes += len(filters)
+        over = pending.over
         words = _words(over, now) if over is not None and connection.wants_reasons else {}
-        answer = self._encoded(connection, session, SubAck(packet.packet_id, codes, words))
-        self._settled(connection, partial(self._subscribed, connection, session, answer, replays))
+        answer = self._encoded(connection, session, SubAck(pending.packet.packet_id, pending.codes, words))
+        self._settled(connection, partial(self._subscribed, connection, session, answer, pending.replays))
+        return FILTER_COST * (taken - before)
+
+    def _take_filter(
+        self, connection: Connection, session: Session, pending: PendingSubscribe, wanted: Wanted, now: float
+    ) -> None:
+        """Subscribe to *wanted*, or refuse it, and note its code in *pending*."""
+        refusal = self._refusal(session, wanted.filter)
+        quota = None if connection.client is None else connection.client.quota
+        if refusal is None and quota is not None:
+            over = _take_one(quota, pending.scarce, now)
+            if over is not None:
+                pending.over = over
+                refusal = over.filter_refusal()
+        if refusal is None:
+            code, replay = self._subscribe_one(session, wanted, pending.identifiers)
+            pending.codes.append(code)
+            if replay is not None:
+                pending.replays.append(replay)
+            return
+        pending.codes.append(refusal.code if connection.version == V5 else FAILURE_3)  # 3.1.1 [MQTT-3.9.3-2]
+        self._counters.filter_refused(refusal)
+        if session.note(FILTER, refusal.label, now):
+            self._log.info("filter_refused", client=session.client_id, reason=refusal.label)
 
     def _subscribed(self, connection: Connection, session: Session, answer: bytes, replays: list[Replay]) -> None:
         """Send the SUBACK: every worker of the node delivers to the new subscriptions now. Retained messages follow."""
@@ -322,7 +349,10 @@ class Subscribing:
         if not replay.page:
             replay.page = [message.topic for message in replay.scan.next_page(PAGE, LEVELS, now)]
             replay.page.reverse()
-            connection.debt += len(replay.page) + 1  # the time for it is taken off its next turns
+            visited = replay.scan.visited
+            connection.debt += len(replay.page) + 1 + VISIT_COST * visited  # the time is taken off its next turns
+            # Credits, too: the messages pay for the levels on their way.
+            session.replayed += max(0, visited // VISITS_PER_DELIVERY - len(replay.page))
         authoriser = self._authoriser
         while replay.page and session.ready():
             topic = replay.page.pop()

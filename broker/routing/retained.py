@@ -300,7 +300,7 @@ class RetainedScan:
         self._begun = False
         self._branches: list[Branch] = []  # from the root to the position of the walk
         self._found: list[Message] = []
-        self._visited = 0
+        self.visited = 0  # levels, by the last page
 
     @property
     def done(self) -> bool:
@@ -313,14 +313,14 @@ class RetainedScan:
         subscribed. Levels that the filter names one after the other are followed in one step, hence "about".
         """
         self._now = now
-        self._visited = 0
+        self.visited = 0
         self._found = []
         if not self._begun:
             self._begin()
-        while self._branches and self._visited < levels and len(self._found) < messages:
+        while self._branches and self.visited < levels and len(self._found) < messages:
             branch = self._branches[-1]
             child = branch.parent.after(branch.at)
-            self._visited += 1
+            self.visited += 1
             if child is None:
                 self._branches.pop()
                 continue
@@ -345,7 +345,7 @@ class RetainedScan:
                 return
             level = below
             depth += 1
-            self._visited += 1
+            self.visited += 1
         if depth < len(self._wanted):
             self._branches.append(Branch(level, depth + 1))
             return

@@ -20,6 +20,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, RECEIVE_MAXIMUM, SUBSCRIPTION_IDENTIFIER
 from broker.net.loop import SLICE
+from broker.overload.cost import VISITS_PER_DELIVERY
 from broker.protocol.subscribing import PAGE
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import dropped, messages, narrow, payloads, subscribe
@@ -223,3 +224,20 @@ def test_retain_handling_is_obeyed(brokers: Brokers, handling: int, first: bool,
 
     assert [b"r/001"] * first == payloads(subscribe(client, wanted))
     assert [b"r/001"] * second == payloads(subscribe(client, wanted))
+
+
+def test_a_replay_that_finds_nothing_is_paid_for(brokers: Brokers) -> None:
+    """A client could have a million topics searched again and again, and pay as for a ping."""
+    broker = brokers()
+    retain(broker)
+    client = broker.connect("me")
+    session = broker.session("me")
+    assert session is not None
+    account = broker.worker.protocol.protection.find("me").account  # type: ignore[union-attr]
+    before = account.spent
+    client.send(Subscribe(1, [Wanted(b"+/+/nothing", 1)]))
+    assert 1 == len(client.receive())
+    client.send(PingReq())  # what a replay has cost is charged with the next packet
+    client.receive()
+
+    assert account.spent - before >= MANY // VISITS_PER_DELIVERY

@@ -10,6 +10,8 @@ from broker.mqtt.packets import (
     V31,
     V311,
     Ack,
+    PingReq,
+    PingResp,
     Publish,
     SubAck,
     Subscribe,
@@ -18,6 +20,7 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.protocol.subscribing import AT_ONCE
 from tests.inprocess import Broker
 from tests.protocol.talk import messages, payloads, subscribe
 
@@ -123,3 +126,48 @@ def test_names_are_compared_as_they_came(brokers: Brokers) -> None:
     client.send(*[Publish(topic.encode(), topic.encode()) for topic in sent])
 
     assert [composed, marked] == [payload.decode() for payload in payloads(client.receive())]
+
+
+def test_a_subscribe_that_takes_long_gives_way_and_keeps_order(brokers: Brokers) -> None:
+    """A thousand filters under thousands of access rules would hold the worker, or be overtaken by what is behind."""
+    broker = brokers()
+    client, other = broker.connect("me", V5), broker.connect("other")
+    filters = [b"t/%d" % n for n in range(50)] + [b"wrong#"]
+    client.send(
+        Subscribe(1, [Wanted(one, 1) for one in filters]),
+        Publish(b"t/49", b"mine"),
+        Unsubscribe(2, [b"t/0", b"t/49"]),
+        Publish(b"t/49", b"unheard"),
+    )
+    broker.clock.step = AT_ONCE
+    while not client.closed and broker.worker.routes.statistics()[1] == 0:
+        broker.turn()
+    other.send(PingReq())
+    while not other.inbox:
+        broker.turn()
+
+    assert [PingResp()] == other.inbox
+    assert [] == client.inbox
+    assert 0 < broker.worker.routes.statistics()[1] < 50
+    broker.clock.step = 0.0
+    broker.settle()
+    answer, mine, removed = client.inbox
+    assert [SubAck(1, [1] * 50 + [0x8F]), UnsubAck(2, [0, 0])] == [answer, removed]
+    assert [b"mine"] == payloads([mine])
+    assert 51 == broker.counters.subscribes
+
+
+def test_a_client_that_leaves_before_its_subscribe_is_taken_leaves_nothing(brokers: Brokers) -> None:
+    """Filters of a session that is gone would stay in the routes."""
+    broker = brokers()
+    client = broker.connect("me", V5)
+    client.send(Subscribe(1, [Wanted(b"t/%d" % n, 1) for n in range(50)]))
+    broker.clock.step = AT_ONCE
+    while broker.worker.routes.statistics()[1] == 0:
+        broker.turn()
+    assert broker.worker.routes.statistics()[1] < 50
+    client.drop()
+    broker.clock.step = 0.0
+    broker.settle()
+
+    assert (0, 0) == broker.worker.routes.statistics()[1:]
