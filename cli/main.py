@@ -128,7 +128,7 @@ def passwd(
             min=1,
             max=10_000_000,
             metavar="N",
-            help="Rounds of PBKDF2: the cost of each guess, and of each first log-in. [10000]",
+            help="Rounds of PBKDF2: the cost of each guess, and of each first log-in. [210000]",
         ),
     ] = None,
 ) -> None:
