@@ -17,6 +17,16 @@ class CloseReason(Enum):
     CONNECT_TIMEOUT = ("connect_timeout", 0x00, "the client sent no CONNECT in time")
     TLS_HANDSHAKE_FAILED = ("tls_handshake_failed", 0x00, "the TLS handshake failed")
     TLS_RECORD_INVALID = ("tls_record_invalid", 0x00, "the client sent an invalid TLS record")
+    TLS_KEY_UPDATES = (
+        "tls_key_updates",
+        0x00,
+        "the client sent too many TLS key updates, or other records without data",
+    )
+    TLS_HANDSHAKES_WAITING = (
+        "tls_handshakes_waiting",
+        0x00,
+        "too many TLS handshakes wait, and this one gave its place to a newer one",
+    )
     WEBSOCKET_REFUSED = ("websocket_refused", 0x00, "the HTTP request does not ask for MQTT over WebSocket")
     WEBSOCKET_ERROR = ("websocket_error", 0x00, "the client broke the WebSocket protocol, or sent too large a message")
     WEBSOCKET_TEXT = (

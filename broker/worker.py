@@ -32,6 +32,7 @@ from broker.net.loop import Loop
 from broker.net.offload import Offload
 from broker.net.reactor import Reactor
 from broker.net.transports.enabled import EnabledTransports
+from broker.net.transports.handshakes import UNDER_WAY, Handshakes
 from broker.net.transports.upgrade_tasks import UpgradeTasks
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
@@ -51,7 +52,7 @@ from broker.store.trace_file import TraceFile
 from broker.worker_id import WorkerId
 
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
-THREADS: Final = 2  # of the offload: one slow hash does not delay all TLS handshakes
+THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
 INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not processed yet
 
@@ -104,6 +105,7 @@ class Worker:
             config, worker, self.reactor, Counters(), structlog.get_logger(), self.client_log, clock, wall
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
+        self.handshakes = Offload(threads or ThreadPoolExecutor(UNDER_WAY, "handshakes"), self.reactor.call)
         self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = Routes(
             config.routes.topics,
@@ -193,7 +195,7 @@ class Worker:
             self.reactor, self.hub, self.collector, self.outbound_budget, stall_timeout=delivery.slow_consumer_timeout
         )
         upgrades = UpgradeTasks(self.reactor, config.websocket.path, base.internal_errors.report)
-        self.transports = EnabledTransports(config, self.reactor, self.offload, upgrades.start)
+        self.transports = EnabledTransports(config, self.reactor, Handshakes(self.handshakes), upgrades.start)
 
         # What people and the supervisor see and ask for.
         self.client_overrides = ClientOverrides(self.protection, protocol.protection.find, clock)
@@ -246,3 +248,4 @@ class Worker:
         if self.trace_file is not None:
             self.trace_file.close()
         self.offload.close()
+        self.handshakes.close()

@@ -26,6 +26,11 @@ ADVICE: Final[dict[Reason, str]] = {
         "tls.client_certificate asks for one."
     ),
     CloseReason.TLS_RECORD_INVALID: CLIENT_ERROR,
+    CloseReason.TLS_KEY_UPDATES: CLIENT_ERROR,
+    CloseReason.TLS_HANDSHAKES_WAITING: (
+        "More clients connect over TLS than the CPU can serve. Add workers, use an ECDSA certificate, or limit the "
+        "addresses with limits.connects_per_second."
+    ),
     CloseReason.WEBSOCKET_REFUSED: "The client has to request websocket.path with the subprotocol mqtt.",
     CloseReason.WEBSOCKET_ERROR: "websocket.message_bytes is the maximum size of one message.",
     CloseReason.WEBSOCKET_TEXT: CLIENT_ERROR,

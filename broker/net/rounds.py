@@ -8,6 +8,7 @@
 # the ring puts it back, unless the stream is read to its end or paused.
 from typing import Final
 
+from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.sender import Sender
 from broker.net.service import Service
@@ -222,6 +223,9 @@ class Rounds:
     def drop_if_ended(self, stream: Stream, now: float) -> None:
         """Drop *stream*, paused and unauthenticated, if its peer has closed and no input is left to serve."""
         if stream.left:
+            return
+        if stream.paused & Pause.HANDSHAKE:  # its first step waits, and nobody would read the answer
+            self._service.lost(stream, CloseReason.PEER_CLOSED, now)
             return
         try:
             self._reactor.bytes_received += stream.receive(SMALL_READ)

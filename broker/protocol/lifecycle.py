@@ -334,7 +334,9 @@ class ConnectionLifecycle:
     def _deadline_passed(self, connection: Connection, now: float) -> None:
         if connection.attempt is not None:
             connection.attempt.deadline_passed(now)
-        elif connection.queued:  # what the client has sent waits for the worker, and may be its CONNECT
+        elif connection.queued and connection.read_at < connection.since + self._limits.connect_timeout:
+            # What the client has sent in time waits for the worker, and may be its CONNECT. One look is enough: else
+            # key updates and pings would extend the deadline without end.
             self.set_deadline(connection, now + RETRY_DEADLINE)
         else:
             self.close(connection, DEADLINES[connection.protocol_state], now)

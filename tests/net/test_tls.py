@@ -9,9 +9,12 @@ import pytest
 from broker.config.schema import Config, Limits, Overload
 from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.transports.certificates import CertificateError, make_context
+from broker.net.transports.handshakes import UNDER_WAY
+from broker.net.transports.tls import READ_AT_ONCE, RECORD_COST, TlsTransport
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.net.tls import Authority, Later, TlsSocket, shake, transport
+from tests.tools.fuzz.key_updates import key_updates
 
 Brokers = Callable[..., Broker]
 LARGE = bytes(range(256)) * 3000  # 768 000 bytes: more than a socket holds, less than a reader may be owed
@@ -282,3 +285,77 @@ def test_a_file_without_a_revocation_list_is_refused(authority: Authority) -> No
     """The broker would run without the list that the operator named."""
     with pytest.raises(CertificateError, match="holds no PEM revocation lists"):
         make_context(authority.server(client_crl=authority.file))
+
+
+def test_a_flood_of_key_updates_ends_the_connection(broker: Broker, authority: Authority) -> None:
+    """64 KiB of them would keep a worker busy for 62 ms, again and again, and cost the client nothing."""
+    client = dial(broker, authority, "c")
+    sock = client.socket
+    assert isinstance(sock, TlsSocket)
+    sock.raw.send(key_updates(sock.tls, sock._outgoing, 500))
+    client.reading = False
+    broker.settle()
+
+    assert 1 == closed(broker, CloseReason.TLS_KEY_UPDATES)
+
+
+def test_a_key_update_now_and_then_is_legal(broker: Broker, authority: Authority) -> None:
+    """A client that sends terabytes would be disconnected for what RFC 8446 asks of it."""
+    client = dial(broker, authority, "c")
+    sock = client.socket
+    assert isinstance(sock, TlsSocket)
+    for _ in range(40):
+        sock.raw.send(key_updates(sock.tls, sock._outgoing, 1))
+        client.send(PingReq())
+        broker.advance(1.0)
+
+    assert [PingResp] * 40 == [type(packet) for packet in client.receive()]
+
+
+def test_many_small_records_are_read_in_several_rounds(broker: Broker, authority: Authority) -> None:
+    """2 849 records of a byte each would be decrypted in one piece, while everybody else waits."""
+    client = dial(broker, authority, "c")
+    sock = client.socket
+    assert isinstance(sock, TlsSocket)
+    (stream,) = broker.streams()
+    layer = stream.layer
+    assert layer is not None
+    sock.raw.send(b"".join([sock.encrypt(byte) for byte in [b"\xc0", b"\x00"] * 500]))
+    read = layer.recv(64 * 1024)
+
+    assert (READ_AT_ONCE, True) == (len(read), layer.more)
+    assert layer.cost >= RECORD_COST * (READ_AT_ONCE - 1)
+
+
+def test_a_full_queue_refuses_the_oldest_handshake(broker: Broker, authority: Authority) -> None:
+    """A flood of handshakes would take memory without end."""
+    threads = Later()
+    through = transport(broker, authority.server(), threads, most=2)
+    for _ in range(UNDER_WAY + 3):
+        greet(broker, authority, through)
+
+    assert 1 == closed(broker, CloseReason.TLS_HANDSHAKES_WAITING)
+
+
+def test_a_handshake_whose_client_is_gone_is_not_done(broker: Broker, authority: Authority) -> None:
+    """Clients that gave up would cost a millisecond each, before those that still wait."""
+    threads = Later()
+    through = transport(broker, authority.server(), threads)
+    clients = [greet(broker, authority, through) for _ in range(UNDER_WAY + 3)]
+    for client in clients[UNDER_WAY:]:
+        client.socket.shutdown(socket.SHUT_WR)
+    broker.settle()
+
+    assert 3 == closed(broker, CloseReason.PEER_CLOSED)
+    threads.go()
+    broker.settle()
+    assert [] == threads.waiting
+
+
+def greet(broker: Broker, authority: Authority, through: TlsTransport) -> Client:
+    """A client that has sent the first message of its handshake, and waits."""
+    client = broker.open(V5, through)
+    client.reading = False
+    TlsSocket(client.socket, authority.trusted_by()).shake()
+    broker.settle()
+    return client

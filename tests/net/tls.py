@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from broker.config.schema import Config, Tls
 from broker.net.offload import Offload
 from broker.net.transports.certificates import make_context
+from broker.net.transports.handshakes import WAITING, Handshakes
 from broker.net.transports.tls import TlsTransport
 from tests.inprocess import Broker, Client
 
@@ -146,10 +147,10 @@ class TlsSocket:
             self._unsent = self._unsent[self.raw.send(self._unsent) :]
 
 
-def transport(broker: Broker, tls: Tls, threads: Executor | None = None) -> TlsTransport:
+def transport(broker: Broker, tls: Tls, threads: Executor | None = None, most: int = WAITING) -> TlsTransport:
     """What a TLS listener of *broker* would have."""
     offload = broker.offload if threads is None else Offload(threads, broker.reactor.call)
-    return TlsTransport("tls", make_context(tls), broker.reactor, offload)
+    return TlsTransport("tls", make_context(tls), broker.reactor, Handshakes(offload, most))
 
 
 def shake(client: Client, context: ssl.SSLContext) -> TlsSocket:

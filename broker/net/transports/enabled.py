@@ -2,16 +2,16 @@
 import ssl
 
 from broker.config.schema import Config
-from broker.net.offload import Offload
 from broker.net.reactor import Reactor
 from broker.net.transports.certificates import make_context
+from broker.net.transports.handshakes import Handshakes
 from broker.net.transports.tls import TlsTransport
 from broker.net.transports.transport import TCP, Transport
 from broker.net.transports.websocket import StartUpgrade, WebSocketTransport
 
 
 class EnabledTransports:
-    def __init__(self, config: Config, reactor: Reactor, offload: Offload, upgrade: StartUpgrade) -> None:
+    def __init__(self, config: Config, reactor: Reactor, handshakes: Handshakes, upgrade: StartUpgrade) -> None:
         """*upgrade* starts the task that answers a WebSocket request. CertificateError."""
         listeners = config.listeners
         self.by_name: dict[str, Transport] = {}
@@ -21,7 +21,7 @@ class EnabledTransports:
         if listeners.tcp.enabled:
             self.by_name["tcp"] = TCP
         if listeners.tls.enabled or listeners.wss.enabled:
-            self._tls = TlsTransport("tls", make_context(config.tls), reactor, offload)
+            self._tls = TlsTransport("tls", make_context(config.tls), reactor, handshakes)
         if listeners.tls.enabled and self._tls is not None:
             self.by_name["tls"] = self._tls
         if listeners.ws.enabled:

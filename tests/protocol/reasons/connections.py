@@ -7,11 +7,13 @@ from broker.config.schema import Config, Delivery, Limits, Overload
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import AUTHENTICATION_METHOD, SESSION_EXPIRY_INTERVAL, TOPIC_ALIAS, USER_PROPERTY
+from broker.net.transports.handshakes import UNDER_WAY
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
-from tests.net.tls import Authority, shake, transport
+from tests.net.tls import Authority, Later, TlsSocket, shake, transport
 from tests.protocol.reasons.stage import SCENARIOS, Seen, Stage, happens, heard
 from tests.protocol.talk import narrow, subscribe
+from tests.tools.fuzz.key_updates import key_updates
 
 NARROW: Final = Limits(
     topic_levels=3, topic_bytes=20, packet_bytes=1024, qos=1, retain=False, client_id_bytes=23, receive_maximum=1
@@ -351,6 +353,33 @@ def a_forged_record(stage: Stage) -> Seen:
     tls.raw.send(b"\x17\x03\x03\x00\x20" + bytes(32))
     broker.settle()
     return Seen([broker], "phone", [])
+
+
+@happens(CloseReason.TLS_KEY_UPDATES)
+def a_flood_of_key_updates(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    authority = Authority(stage.folder)
+    client = broker.open(V5, transport(broker, authority.server()))
+    tls = shake(client, authority.trusted_by())
+    client.send(Connect(V5, "phone"))
+    client.receive()
+    client.reading = False
+    tls.raw.send(key_updates(tls.tls, tls._outgoing, 100))
+    broker.settle()
+    return Seen([broker], "phone", [])
+
+
+@happens(CloseReason.TLS_HANDSHAKES_WAITING)
+def more_handshakes_than_may_wait(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    authority = Authority(stage.folder)
+    through = transport(broker, authority.server(), Later(), most=1)
+    for _ in range(UNDER_WAY + 2):
+        client = broker.open(V5, through)
+        client.reading = False
+        TlsSocket(client.socket, authority.trusted_by()).shake()
+        broker.settle()
+    return Seen([broker], "", [])
 
 
 def stream_of(broker: Broker, client_id: str):  # type: ignore[no-untyped-def]  # a Connection, as it is one of a client
