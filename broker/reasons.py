@@ -96,6 +96,10 @@ class DropReason(Enum):
     NOT_WRITABLE = ("not_writable", "QoS 0 messages were skipped, as the client reads too slowly")
     PENDING_FULL = ("pending_full", "QoS 1 and 2 messages were dropped, as the slow reader's queue is full")
     QUEUE_FULL = ("queue_full", "the oldest messages were dropped, as the queue of the session is full")
+    SHARED_FULL = (
+        "shared_full",
+        "the oldest messages of a shared subscription were dropped, as too many wait for a writable member",
+    )
     OFFLINE_QOS0 = ("offline_qos0", "QoS 0 messages are not kept for a client that is disconnected")
     EXPIRED = ("expired", "messages expired while they were queued")
     TOO_LARGE = ("too_large", "messages are larger than the client's maximum packet size")  # [MQTT-3.1.2-25]

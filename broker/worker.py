@@ -43,6 +43,7 @@ from broker.protocol.essentials import Essentials
 from broker.protocol.housekeeping import Housekeeping
 from broker.protocol.lifecycle import REFUSABLE
 from broker.protocol.parts import ProtocolParts
+from broker.protocol.shared_lists import shared_backlog
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
@@ -112,6 +113,7 @@ class Worker:
             config.routes.bytes,
             limits.topic_levels,
             limits.topic_bytes,
+            shared_backlog(base, self.queue_budget),
             files.acl,
             links.announcements,
             worker.shard,
@@ -228,7 +230,7 @@ class Worker:
             resident_bytes,
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)
-        self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers)
+        self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers, self.routes.backlog)
         housekeeping = Housekeeping(self.retained, addresses, self.authenticator, clock)
         tasks: list[Callable[[], Awaitable[None]]] = [
             upgrades.run,

@@ -48,6 +48,7 @@ from broker.protocol.session_lifecycle import PublishWill, SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.routing.shared_backlog import SharedBacklog
 from broker.session.queue import QueueBudget
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
@@ -138,6 +139,10 @@ class Probe:
     @property
     def outbound_budget(self) -> OutboundBudget:
         return self.worker.outbound_budget
+
+    @property
+    def backlog(self) -> SharedBacklog:
+        return self.worker.routes.backlog
 
     @property
     def queue_budget(self) -> QueueBudget:

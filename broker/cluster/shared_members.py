@@ -2,6 +2,7 @@
 #
 # The publisher's worker chooses a worker by these numbers. Whether a member is writable changes with every message, so
 # this is looked at from time to time, some subscriptions each time, and announced only when a number has changed.
+# Messages that wait here for a shared subscription are passed on at the same pace to workers with ready members.
 from typing import Final
 
 from broker.cluster.announcements import Announcements
@@ -21,7 +22,7 @@ class SharedMembers:
         """Look at some shared subscriptions; repeated calls reach all of them in turn."""
         for _ in range(AT_ONCE):
             if not self._round:
-                self._round = [group for group in self._routes.shared_groups() if len(group)]
+                self._round = [group for group in self._routes.shared_groups() if len(group) or group.waiting()]
                 if len(self._round) <= AT_ONCE:
                     for group in self._round:
                         self._announce(group)
@@ -32,6 +33,7 @@ class SharedMembers:
     def _announce(self, group: SharedGroup) -> None:
         """Tell the peers the numbers of *group* if they have changed."""
         group.check_members()
+        group.retry_elsewhere()
         here = (len(group), group.ready())
         if here != group.announced:
             group.announced = here

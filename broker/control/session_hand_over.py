@@ -6,6 +6,7 @@ import trio
 from broker.cluster.peers import Peers
 from broker.cluster.takeovers import Takeovers
 from broker.protocol.essentials import Essentials
+from broker.session.session import Backlog
 from broker.store.sessions import SessionStore
 
 OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
@@ -13,10 +14,13 @@ PAUSE: Final = 0.005  # seconds between two looks at how many have gone
 
 
 class SessionHandOver:
-    def __init__(self, base: Essentials, store: SessionStore, takeovers: Takeovers, peers: Peers) -> None:
+    def __init__(
+        self, base: Essentials, store: SessionStore, takeovers: Takeovers, peers: Peers, backlog: Backlog
+    ) -> None:
         self._store = store
         self._takeovers = takeovers
         self._peers = peers
+        self._backlog = backlog
         self._reactor = base.reactor
         self._log = base.log
 
@@ -32,6 +36,6 @@ class SessionHandOver:
                 await trio.sleep(PAUSE)
             self._takeovers.offer(session)
             self._reactor.wake()
-        while self._peers.all and self.sessions_here():
+        while self._peers.all and (self.sessions_here() or self._backlog.lists):  # which follow the last members
             await trio.sleep(PAUSE)
         self._log.info("sessions_handed_over", sessions=len(sessions) - self.sessions_here())

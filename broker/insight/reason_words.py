@@ -97,12 +97,15 @@ ADVICE: Final[dict[Reason, str]] = {
         f"{SLOW} limits.pending is the size of the queue; it is limits.queue if the session outlives its connection."
     ),
     DropReason.QUEUE_FULL: "limits.queue, limits.queue_bytes and limits.queue_budget set the size of queues.",
+    DropReason.SHARED_FULL: (
+        "Add members or faster ones. limits.queue, limits.queue_bytes and limits.queue_budget set how much may wait."
+    ),
     DropReason.OFFLINE_QOS0: "Subscribe with QoS 1 to have messages kept.",
     DropReason.EXPIRED: "The publisher sets the expiry of a message.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
     DropReason.NO_SHARED_MEMBER: (
-        "Add members or faster ones, raise limits.pending, or give members sessions that outlive their connections."
+        "Add members or faster ones, or give members sessions that outlive their connections and QoS 1 or 2."
     ),
     DropReason.NOT_AUTHORIZED: ACCESS,
     DropReason.MAY_NOT_READ: ACCESS,

@@ -337,7 +337,6 @@ class ConnectAttempt(PendingConnect):
             self._attempts.subscribing.judge_again(session)
         elif principal.judged == former.judged:
             return
-        self._attempts.sessions.share_again(session)
         session.withhold(partial(authoriser.may_receive, principal))
 
     # Ends.

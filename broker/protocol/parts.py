@@ -66,7 +66,7 @@ class ProtocolParts:
         limits, timers = config.limits, Timers()
         self.store = store
         self.disconnects = RecentDisconnects()
-        self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin)
+        self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin, routes.backlog)
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
         self.protection = ConnectionProtection(protection, monitor, self.egress_quota, store, reactor)
         self.subscribing = Subscribing(routes, retained, counters, log, limits, clock, when_confirmed, acl)
@@ -91,7 +91,6 @@ class ProtocolParts:
         self.sessions = SessionLifecycle(
             store,
             self.subscribing,
-            self.deliveries,
             self.publishing.publish_will,
             timers,
             counters,
@@ -123,7 +122,6 @@ class ProtocolParts:
             self.lifecycle,
             self.sessions,
             self.subscribing,
-            routes,
             store,
             timers,
             counters,

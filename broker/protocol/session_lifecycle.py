@@ -15,7 +15,6 @@ from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
-from broker.routing.fanout import Deliveries
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.origin import Origin
@@ -34,7 +33,6 @@ class SessionLifecycle:
         self,
         store: SessionStore,
         subscribing: Subscribing,
-        deliveries: Deliveries,
         publish_will: PublishWill,
         timers: Timers,
         counters: Counters,
@@ -58,14 +56,12 @@ class SessionLifecycle:
         self.replays: dict[Session, dict[Subscription, Replay]] = {}
         self._store = store
         self._subscribing = subscribing
-        self._deliveries = deliveries
         self._publish_will = publish_will
         self._timers = timers
         self._counters = counters
         self._disconnects = disconnects
         self._internal_errors = internal_errors
         self._log = log
-        self._queue_budget = queue_budget
         self._authoriser = authoriser
 
     def begin(self, client_id: str) -> Session:
@@ -102,17 +98,12 @@ class SessionLifecycle:
         self.stop_timers(session)
         self.replays.pop(session, None)
         self._subscribing.withdraw(session)
-        self.share_again(session)
         undelivered = session.end()
         if undelivered:
             self._disconnects.note_undelivered(session.client_id, undelivered)
         self._store.forget(session)
         # [MQTT-3.1.2-8]; last, or the session could be chosen to receive its own will through a shared subscription
         self.publish_will(session, now)
-
-    def share_again(self, session: Session) -> None:
-        """Give the queued messages of the shared subscriptions of *session* to other members, soon."""
-        self._deliveries.redeliver(session.take_shared(), self._queue_budget)
 
     # Wills.
 

@@ -23,7 +23,6 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
-from broker.routing.routes import Routes
 from broker.session.queue import QueueBudget
 from broker.session.session import Session, Subscription
 from broker.session.transfer.session_export import SessionExport
@@ -37,7 +36,6 @@ class SessionTransfer:
         lifecycle: ConnectionLifecycle,
         sessions: SessionLifecycle,
         subscribing: Subscribing,
-        routes: Routes,
         store: SessionStore,
         timers: Timers,
         counters: Counters,
@@ -47,7 +45,6 @@ class SessionTransfer:
         self._lifecycle = lifecycle
         self._sessions = sessions
         self._subscribing = subscribing
-        self._routes = routes
         self._store = store
         self._timers = timers
         self._counters = counters
@@ -144,7 +141,7 @@ class SessionTransfer:
         If there is a session of this client here, it was made when the other one could not be asked for: it ends, with
         its connection [MQTT-3.1.4-3].
         """
-        session = incoming.finish(self._routes.shared_group)
+        session = incoming.finish()
         former = self._store.find(session.client_id)
         if former is not None:
             self._lifecycle.evict(former)
@@ -152,10 +149,9 @@ class SessionTransfer:
         return session
 
     def cancel_import(self, incoming: SessionImport) -> None:
-        """Drop a session that will not be complete; its shared messages go to other members (4.8.2)."""
+        """Drop a session that will not be complete."""
         if incoming.session is not None:
             self._subscribing.withdraw(incoming.session)
-            self._sessions.share_again(incoming.session)
         incoming.abandon()
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:

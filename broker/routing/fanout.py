@@ -5,7 +5,7 @@
 # its outbox) is paused, so that the messages of one publisher stay in order [MQTT-4.6.0-5], and the fan-out holds the
 # Completion of the message until its last page, so that the acknowledgement comes behind the last delivery
 # [MQTT-4.6.0-2], [MQTT-4.6.0-3].
-# Messages that waited in a session that has ended go to other members of their shared subscriptions in pages, too.
+# Messages that wait for members of shared subscriptions go to members that have become writable in pages, too.
 from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
@@ -17,9 +17,9 @@ from broker.overload.admit import DROP
 from broker.reasons import DropReason
 from broker.routing.route import Group, Route
 from broker.routing.shared import SharedGroup
-from broker.session.message import Message, SharedMessage
+from broker.routing.shared_backlog import SharedBacklog
+from broker.session.message import Message
 from broker.session.origin import Origin
-from broker.session.queue import QueueBudget
 from broker.session.run import Run
 from broker.session.session import Session
 from broker.worker_id import WorkerId
@@ -103,40 +103,53 @@ class PagedPublish(PagedWork):
         return stop - start
 
 
-class SharedRedelivery(PagedWork):
-    """Messages that waited in a session that has ended, for other members of their shared subscriptions."""
+class SharedDelivery(PagedWork):
+    """Delivers messages that wait for shared subscriptions, as far as members are writable, a page of each group."""
 
-    def __init__(
-        self, messages: list[SharedMessage], budget: QueueBudget, origin: WorkerId, counters: Counters
-    ) -> None:
-        super().__init__(origin)
-        self._messages = messages
-        self._messages.reverse()  # the next one last
-        self._budget = budget
-        self._counters = counters
+    def __init__(self, backlog: SharedBacklog, unfinished: deque[PagedWork], here: WorkerId) -> None:
+        super().__init__(here)
+        self._backlog = backlog
+        self._unfinished = unfinished
+
+    def begin(self) -> None:
+        self._unfinished.append(self)
 
     def step(self, now: float) -> bool:
-        for _ in range(min(SHARED_PAGE, len(self._messages))):
-            message = self._messages.pop()
-            self._budget.give_back(message)
-            if message.expired(now):
-                self._counters.dropped(DropReason.EXPIRED, 1)
-            elif not cast(SharedGroup, message.group).deliver(message.as_published(), now):
-                self._counters.dropped(DropReason.SESSION_ENDED, 1)
-        return bool(self._messages)
+        backlog = self._backlog
+        session = backlog.next_session()
+        if session is not None:
+            for group, subscription in backlog.memberships(session):
+                cast(SharedGroup, group).may_be_ready(subscription)
+            return True
+        due = backlog.next_group()
+        if due is None:
+            backlog.scheduled = False
+            return False
+        group = cast(SharedGroup, due)
+        if group.deliver_waiting(SHARED_PAGE, now) == SHARED_PAGE and group.waiting():
+            group.retry()
+        self._unfinished.append(self)  # behind other work
+        return False
 
 
 class Deliveries:
     """Hands publishes to their receivers, at once or in pages."""
 
     def __init__(
-        self, source_pause: SourcePause, counters: Counters, clock: Callable[[], float], origin: Origin
+        self,
+        source_pause: SourcePause,
+        counters: Counters,
+        clock: Callable[[], float],
+        origin: Origin,
+        backlog: SharedBacklog,
     ) -> None:
         self.unfinished: deque[PagedWork] = deque()
         self._source_pause = source_pause
         self._counters = counters
         self._clock = clock
         self._origin = origin
+        self._shared_delivery = SharedDelivery(backlog, self.unfinished, origin.here)
+        backlog.begin = self._shared_delivery.begin
 
     def deliver(
         self, route: Route, message: Message, publisher: Session | None, source: Outbox | None, now: float
@@ -200,11 +213,6 @@ class Deliveries:
         for group in route.groups:
             group.deliver_run(run, 0, len(group.sessions), None, now)
 
-    def redeliver(self, messages: list[SharedMessage], budget: QueueBudget) -> None:
-        """Give *messages*, which still count in *budget*, to other members of their groups, soon."""
-        if messages:
-            self.unfinished.append(SharedRedelivery(messages, budget, self._origin.here, self._counters))
-
     def work(self, until: float) -> bool:
         """Go on with unfinished work, the oldest first, by a page at least; true if some is left."""
         unfinished = self.unfinished
@@ -226,7 +234,7 @@ class Deliveries:
         """Forget the publish whose page has failed; return the outbox of the client that it came from.
 
         None: the publish came from no connected client. The lane of another worker goes on, as its other messages are
-        not to blame. A redelivery goes on with its next message.
+        not to blame. What waits for shared subscriptions goes on with its next message.
         """
         if not self.unfinished:
             return None

@@ -35,6 +35,7 @@ from broker.routing.overlapping import audience, merged, overlaps
 from broker.routing.patterns import patterns_of_worker
 from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
 from broker.routing.shared import SharedGroup
+from broker.routing.shared_backlog import SharedBacklog
 from broker.session.principal import Principal
 from broker.session.session import Session, Subscription
 
@@ -58,15 +59,19 @@ class Routes:
         size: int,
         levels: int,
         topic_bytes: int,
+        backlog: SharedBacklog,
         authoriser: Authoriser | None = None,
         neighbours: Neighbours | None = None,
         shard: int = 0,
         patterns: int = UNLIMITED,
     ) -> None:
-        """*neighbours* are told what is subscribed to here. *shard* is that of this worker, *patterns* its limit."""
+        """*backlog*: messages that wait for members of shared subscriptions. *neighbours* are told what is subscribed
+        to here. *shard* is that of this worker, *patterns* its limit.
+        """
         self.index = FilterIndex()  # of subscriptions at this worker
         self.patterns = patterns_of_worker(patterns)
         self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
+        self.backlog = backlog
         self._neighbours = neighbours
         self._shard = shard
         self._groups = FilterIndex()
@@ -208,7 +213,7 @@ class Routes:
     def shared_group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of a shared subscription; an empty one that is not kept, if there is none."""
         group = self._shared.get((share, filter))
-        return SharedGroup(share, filter, self._authoriser) if group is None else group
+        return SharedGroup(share, filter, self.backlog, self._authoriser) if group is None else group
 
     def shared_groups(self) -> Iterable[SharedGroup]:
         """The groups with a member at any worker."""
@@ -248,7 +253,7 @@ class Routes:
         group = self._shared.get(key)
         if group is not None:
             return group
-        group = self._shared[key] = SharedGroup(share, filter, self._authoriser, self._shard)
+        group = self._shared[key] = SharedGroup(share, filter, self.backlog, self._authoriser, self._shard)
         self._groups.add(filter, group)
         route = self._current(filter)
         if route is None:
@@ -263,6 +268,7 @@ class Routes:
         """Remove *group* if it has no member at any worker."""
         if len(group) or group.remote:
             return
+        group.discard()
         filter = group.filter
         del self._shared[group.share, filter]
         self._groups.remove(filter, group)

@@ -10,7 +10,6 @@ from broker.delivery.completion import Completion
 from broker.mqtt.fields import encode_length, read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
-from broker.session.subscriber import Subscriber
 
 DUP: Final = 0x08
 NO_PROPERTIES: Final = b"\x00"  # the section of a PUBLISH 5.0 that has none
@@ -150,14 +149,3 @@ class Message:
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")
             self._section = encode_length(len(self.properties) + 5) + expiry + self.properties
         return self._section
-
-
-class SharedMessage(Message):
-    """*variant* of *original* that waits in the session of one member of *group*, a shared subscription."""
-
-    def __init__(self, variant: Message, original: Message, group: Subscriber) -> None:
-        super().__init__(
-            variant.topic, variant.payload, variant.qos, variant.retain, variant.properties, variant.expires
-        )
-        self.original = original
-        self.group = group

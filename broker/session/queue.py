@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.session.message import Message, SharedMessage
+from broker.session.message import Message
 
 UNLIMITED: Final = 1 << 60  # messages
 
@@ -68,10 +68,6 @@ class MessageQueue:
         """Take all messages, in order. They count in the budget until the caller gives their places back."""
         raise NotImplementedError
 
-    def take_shared(self) -> list[SharedMessage]:
-        """Take the messages that wait for a shared subscription, in order; the budget as for `take_all()`."""
-        raise NotImplementedError
-
     def remove_unless(self, keep: Callable[[Message], bool]) -> int:
         """Remove all messages for which *keep* is false; return how many."""
         raise NotImplementedError
@@ -86,6 +82,7 @@ class MemoryQueue(MessageQueue):
 
     def __init__(self, most_bytes: int, budget: QueueBudget) -> None:
         super().__init__(False)
+        self.full = False  # messages were dropped: for whoever reports it once
         self._messages: deque[Message] = deque()
         self._size = 0  # bytes
         self._most_bytes = most_bytes
@@ -123,6 +120,14 @@ class MemoryQueue(MessageQueue):
         budget.messages -= 1
         return message
 
+    def put_back(self, messages: list[Message]) -> None:
+        """Put *messages*, which were popped just now, before all other messages; no limit applies."""
+        for message in reversed(messages):
+            self._messages.appendleft(message)
+            self.count += 1
+            self._size += message.size
+            self._budget.take(message)
+
     def done(self, message: Message) -> None:
         pass  # nothing of it is left here
 
@@ -132,15 +137,6 @@ class MemoryQueue(MessageQueue):
         self.count = 0
         self._size = 0
         return messages
-
-    def take_shared(self) -> list[SharedMessage]:
-        shared = [message for message in self._messages if isinstance(message, SharedMessage)]
-        if shared:
-            self._messages = deque([message for message in self._messages if not isinstance(message, SharedMessage)])
-            for message in shared:
-                self._size -= message.size
-            self.count -= len(shared)
-        return shared
 
     def remove_unless(self, keep: Callable[[Message], bool]) -> int:
         kept: deque[Message] = deque()

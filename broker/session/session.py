@@ -19,7 +19,7 @@ from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
 from broker.session.decisions import Decisions
 from broker.session.limits import SessionLimits
-from broker.session.message import NEVER, Message, SharedMessage
+from broker.session.message import NEVER, Message
 from broker.session.origin import TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
@@ -52,6 +52,17 @@ class Subscription(Subscriber):
         return b"%b%b/%b" % (SHARE_PREFIX, self.share, self.filter) if self.share else self.filter
 
 
+class Backlog:
+    """What waits at this worker for members of shared subscriptions: see routing/shared_backlog.py."""
+
+    def __init__(self) -> None:
+        self.lists = 0  # groups for which messages wait
+
+    def writable(self, session: "Session") -> None:
+        """*session*, which is a member of a group, may have become writable. It is sent nothing during the call."""
+        raise NotImplementedError
+
+
 class Session:
     def __init__(
         self, client_id: str, limits: SessionLimits, counters: Counters, queue: MessageQueue | None = None
@@ -71,6 +82,7 @@ class Session:
         self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
         self.replayed = 0  # messages from the queue or sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
+        self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
         self.expiry_timer = 0  # keys of its timers, 0 = none
         self.will_timer = 0
         # Of the current connection:
@@ -125,20 +137,6 @@ class Session:
             self._inflight = inflight
             self._unsent = None
         self.outbox = None
-
-    def take_shared(self) -> list[SharedMessage]:
-        """Take the messages that wait and may go to another member of their group: those that have never been sent.
-
-        The caller gives their places in the budget back. Messages that were sent stay. Another member should get those
-        of QoS 1, too (4.8.2), but each shared message would need a mark of its own, also where nothing waits. Messages
-        of QoS 2 must stay [MQTT-4.8.2-5].
-        """
-        queue = self._queue
-        if queue is None:
-            return []
-        shared = queue.take_shared()
-        self._forget_empty_queue()
-        return shared
 
     def withhold(self, may_receive: Callable[[bytes], bool]) -> int:
         """Without a connection: drop the messages whose topic the client may not read any more; return how many."""
@@ -292,6 +290,8 @@ class Session:
     def pump(self, now: float) -> None:
         """Move messages that wait into the window, as far as the window and the outbox allow."""
         out = self.outbox
+        if self.backlog is not None and self.backlog.lists:
+            self.backlog.writable(self)
         if out is None or (not self._unsent and self._queue is None):
             return
         counters = self._counters
@@ -399,9 +399,8 @@ class Session:
         if self.ended:
             self._dropped(DropReason.SESSION_ENDED, 1)
             return
-        if self.transfer_filter is not None and not isinstance(message, SharedMessage):  # sent to this session alone
-            if not self.transfer_filter.takes(self._limits.origin.worker):
-                return
+        if self.transfer_filter is not None and not self.transfer_filter.takes(self._limits.origin.worker):
+            return
         if not self.has_room():
             self._dropped(DropReason.PENDING_FULL, 1)
             return
@@ -451,7 +450,7 @@ class Session:
         if queue is not None:
             queue.done(message)
             self.pump(now)
-        elif self._unsent:
+        elif self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
 
@@ -478,7 +477,7 @@ class Session:
             self._queue.done(message)
         if code >= 0x80:
             del inflight[packet_id]
-            if self._queue is not None or self._unsent:
+            if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
                 self.pump(now)
             return True
         inflight[packet_id] = RELEASED
@@ -498,7 +497,7 @@ class Session:
         if message is not RELEASED:
             raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
-        if self._queue is not None or self._unsent:
+        if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
 
@@ -553,6 +552,10 @@ class Session:
 
     def _dropped(self, reason: DropReason, count: int) -> None:
         self._counters.dropped(reason, count)
+        self.missed(reason, count)
+
+    def missed(self, reason: DropReason, count: int) -> None:
+        """Remember that *count* messages did not reach the client, which are counted elsewhere."""
         if self.drops is None:
             self.drops = {}
         self.drops[reason.label] = self.drops.get(reason.label, 0) + count

@@ -9,6 +9,7 @@ from broker.config.schema import Config, Limits
 from broker.mqtt.packets import V5, Connect, Publish, Subscribe, Wanted
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
 from broker.reasons import DropReason
+from broker.routing.shared import BATCH
 from broker.worker_id import WorkerId
 from tests.cluster.talk import acknowledge, payloads, subscribed
 from tests.innode import Node
@@ -212,3 +213,79 @@ def test_nor_do_a_thousand_who_have(nodes: Nodes) -> None:
     publisher.receive()
 
     assert [b"0", b"1"] == payloads(member)
+
+
+def stand_by(node: Node, *members: tuple[str, int]) -> None:
+    """Members, each at the worker of that number, that are away."""
+    for name, number in members:
+        member = node[number].connect(name, V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+        subscribed(member, Wanted(FILTER.encode(), 1))
+        member.drop()
+    node.advance(0.3)
+
+
+@pytest.mark.parametrize("publisher", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 5 * BATCH])
+def test_what_waits_goes_to_the_first_member_of_any_worker(nodes: Nodes, publisher: int, count: int) -> None:
+    """Messages would wait for the members of one worker although a member of another one is there."""
+    node = nodes(3)
+    stand_by(node, ("one", 0), ("two", 1), ("three", 1))
+    speaker = node[publisher].connect("publisher", V5)
+    for n in range(count):
+        speaker.send(Publish(b"a", b"%d" % n, 1, packet_id=n + 1))
+        node.settle()
+
+    member = node[2].connect("new", V5)
+    member.send(Subscribe(1, [Wanted(FILTER.encode(), 1)]))
+    node.advance(2.0)
+
+    assert [b"%d" % n for n in range(count)] == payloads(member)
+    assert [0, 0, 0] == [broker.backlog.lists for broker in node]
+
+
+def test_what_waits_follows_the_last_member_of_its_worker(nodes: Nodes) -> None:
+    """Messages would be lost, or wait for nobody, when a session goes to another worker or ends."""
+    node = nodes(2)
+    stand_by(node, ("here", 0), ("there", 1))
+    speaker = node[0].connect("publisher", V5)
+    speaker.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(3)])
+    node.settle()
+    assert [1, 0] == [broker.backlog.lists for broker in node]
+
+    node[0].connect("here", V5)  # a clean start
+    node.settle()
+
+    assert [0, 1] == [broker.backlog.lists for broker in node]
+    back = node[1].connect("there", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 100})
+    assert [b"0", b"1", b"2"] == payloads(back)
+
+
+def test_what_waits_is_not_lost_when_a_worker_with_members_dies(nodes: Nodes) -> None:
+    """The messages for a group would go with one of the workers that have members."""
+    node = nodes(3)
+    stand_by(node, ("here", 0), ("there", 1), ("second", 1))
+    speaker = node[0].connect("publisher", V5)
+    speaker.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(3)])
+    node.settle()
+    node.kill(node[1])
+
+    member = node[1].connect("new", V5)
+    subscribed(member, Wanted(FILTER.encode(), 1))
+    node.advance(1.0)
+
+    assert [b"0", b"1", b"2"] == payloads(member)
+
+
+def test_what_waits_ends_with_the_last_member_in_the_node(nodes: Nodes) -> None:
+    """A worker would keep messages for a group that is gone."""
+    node = nodes(2)
+    stand_by(node, ("here", 0), ("there", 1))
+    speaker = node[0].connect("publisher", V5)
+    speaker.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(3)])
+    node.settle()
+    for broker, name in zip(node, ("here", "there"), strict=True):
+        broker.connect(name, V5)
+        node.settle()
+
+    assert [0, 0] == [broker.queue_budget.messages for broker in node]
+    assert 3 == sum(broker.counters.dropped_by_reason[DropReason.NO_SHARED_MEMBER.label] for broker in node)

@@ -1,6 +1,7 @@
 # The same conversations with a node of several workers, each CONNECT coming to any of them, held against the same
 # reference but for what node_reference.py lists. And what happens to nodes: a worker gets no processor for a while,
 # comes, or dies; somebody comes to another worker while the others go on talking.
+from collections.abc import Iterable
 from typing import cast
 
 from hypothesis import assume
@@ -17,6 +18,7 @@ from tests.model.vocabulary import TOPICS, WINDOW, Asked, Said, askings, places,
 from tests.redis_servers import RunningRedis
 
 MOST_WORKERS = 4
+MOST_REPORTS = 4  # after which what waits is where it can be taken
 SHUTTING_DOWN = 0x8B
 
 talk = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOPICS), qualities), min_size=1, max_size=6)
@@ -155,6 +157,15 @@ class NodeConversation(Conversation):
         super().teardown()
 
     # After each step.
+
+    def _receive(self, names: Iterable[str] | None = None) -> None:
+        super()._receive(names)
+        if names is None:
+            for _ in range(MOST_REPORTS):
+                if not any(broker.backlog.lists for broker in self.node):
+                    break
+                self.node.look_around()  # what waits at one worker may go to a member of another one
+                super()._receive()
 
     def _connect(self, name, clean, asked, at, meanwhile=None) -> None:  # type: ignore[no-untyped-def]  # as super's
         if name in self.model.sessions and self.home(name) is not self.node[at % len(self.node)]:

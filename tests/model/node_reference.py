@@ -8,22 +8,26 @@
 # - Retained messages that a new subscription is owed: if the session moves to another worker meanwhile, they are sent
 #   from the beginning (session/transfer/pages.py). Nothing says that they come only once.
 # - Drops and other counters are those of each worker; their sums are what one worker would have counted.
+# - What waits for a member of a shared subscription waits at one worker, and is passed to another one when that one
+#   tells that it has a member that could take it (ten times a second). It is lost with the worker that it waits at,
+#   if that worker has sessions: at one without sessions nothing waits.
 # - A worker that dies takes its sessions with it. Their wills are published by another worker, not before the delay
 #   that their clients asked for at CONNECT has passed since the death, and only if they are not back
 #   (orphaned_wills.py); if the one that mourns dies as well, the delay begins anew.
 # - For a client that comes to another worker while others publish there is no instant at which it is connected: what
 #   would not have waited for it (QoS 0) it may have received or not.
 from collections.abc import Sequence
+from typing import cast
 
 from tests.model.reference import Model
-from tests.model.sessions import Copy, Message, Offer, Session, Share
+from tests.model.sessions import Copy, Members, Message, Offer, Session, Share
 
 
 class NodeOffer(Offer):
-    uncertain = False  # it may have been dropped, for somebody who is coming
+    uncertain = False  # it may have been dropped, for somebody who is coming, or with the worker that it waited at
 
-    def explained(self) -> bool:
-        return self.uncertain or super().explained()
+    def explained(self, members: Members) -> bool:
+        return self.uncertain or super().explained(members)
 
     def _takes_now(self, session: Session, copy: Copy) -> bool:
         return session.has_room() or (session.connected and copy.qos == 0 and copy.message.qos > 0)
@@ -72,6 +76,9 @@ class NodeModel(Model):
             session.connected = False
             if session.will is not None:
                 self._left[name] = Left(session.will, worker, 0)
+        for offer in self.offers:
+            cast(NodeOffer, offer).uncertain |= bool(names)
+        self._drop_for_groups_without_members()
         for name, left in self._left.items():
             if left.worker in mourned:
                 left.due = self.now + self._delays[name]

@@ -4,8 +4,9 @@
 # the broker but the names of packet fields. Where MQTT leaves a choice the model makes none. It knows what each
 # client is owed, is told what each received, and says whether that was right:
 # - order counts within a stream, that is one publisher, one topic and one QoS [MQTT-4.6.0-6];
-# - a message for a shared subscription is an offer to the whole group, met when one member has received it; what an
-#   ended session may have held unsent is offered to those who are members then;
+# - a message for a shared subscription is an offer to the whole group, met when one member has received it. A message
+#   of QoS 1 or 2 that no member can be sent waits for the first that can, also one that comes later, with the options
+#   of that member then; it is dropped when the group has no member any more (4.8.2);
 # - a retained message comes as it is when it is sent, not as it was at the SUBSCRIBE.
 # Time is in whole seconds. Nothing is slow here but acknowledgements, so nothing may be dropped for its size.
 from collections.abc import Iterator
@@ -96,16 +97,16 @@ class Model:
         for session in sessions:
             session.ended = True
             del self.sessions[session.name]
+        self._drop_for_groups_without_members()
+
+    def members(self, share: Share) -> list[tuple[Session, Subscription]]:
+        """The members of now of the group that *share* is for."""
+        return [each for each in self.subscriptions() if (each[1].share, each[1].filter) == (share.name, share.filter)]
+
+    def _drop_for_groups_without_members(self) -> None:
         for offer in self.offers:
             for share in offer.shares:
-                if any(session.ended for session in share.copies):
-                    self._offer_again(offer, share)
-
-    def _offer_again(self, offer: Offer, share: Share) -> None:
-        """To the members of now: the session that has ended may have held it, and not been sent it yet (4.8.2)."""
-        for session, subscription in self.subscriptions():
-            if (subscription.share, subscription.filter) == (share.name, share.filter):
-                share.admit(session, subscription, offer.message, offer.expires)
+                share.waits = share.waits and bool(self.members(share))
 
     def _publish_will(self, session: Session, leaving: Session | None = None) -> None:
         will, session.will = session.will, None
@@ -138,6 +139,7 @@ class Model:
         if subscription is None:
             return 0x11
         self._forget_replay(session, subscription)
+        self._drop_for_groups_without_members()
         return 0x00
 
     def _forget_replay(self, session: Session, subscription: Subscription) -> None:
@@ -267,19 +269,27 @@ class Model:
                 replay.missing.discard(packet.topic)
                 return copy
         for offer in self.offers:
+            self._admit(session, offer)
             taken = offer.take(session, packet, self.now)
             if taken is not None:
                 return taken
         assert not overtaken, f"overtook {overtaken[0].message}: {packet}"
         raise AssertionError(f"{session.name} is not owed {packet}")
 
+    def _admit(self, session: Session, offer: Offer) -> None:
+        """What waits may go to *session* as it has subscribed by now."""
+        for share in offer.shares:
+            for member, subscription in self.members(share) if share.waits else ():
+                if member is session:
+                    share.admit(session, subscription, offer.message, offer.expires)
+
     # Checks, when nothing happens any more. AssertionError if the broker kept back what it should have delivered.
 
     def check_offers(self) -> None:
-        """Each offer was taken if somebody could; nobody may have acknowledged anything since it was made."""
+        """Each offer was taken if somebody could: at once if it does not wait, else by now."""
         self.offers = [offer for offer in self.offers if offer.expires > self.now and not offer.met()]
         for offer in self.offers:
-            assert offer.explained(), f"no member received {offer.shares}"
+            assert offer.explained(self.members), f"no member received {offer.shares}"
             offer.fresh = False
 
     def check_settled(self) -> None:

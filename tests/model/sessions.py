@@ -1,5 +1,5 @@
 # What the reference knows of a client: messages, the copies that it is owed, its session.
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import cast
@@ -58,6 +58,10 @@ class Copy:
         if self.message.lifetime == FOREVER:
             return left == FOREVER
         return abs(left - max(0, self.expires - now)) <= 1
+
+    def is_as(self, other: "Copy") -> bool:
+        mine, others = (self.qos, self.retain, self.identifiers), (other.qos, other.retain, other.identifiers)
+        return mine == others
 
     def lives(self, now: int) -> bool:
         return self.expires > now
@@ -130,13 +134,18 @@ class Share:
         self.name = name
         self.filter = filter
         self.copies: dict[Session, list[Copy]] = {}
+        self.waits = False  # for a member that can be sent it; else it is dropped if there is none
 
     def admit(self, session: Session, subscription: Subscription, message: Message, expires: int) -> None:
         """*message*, published by now, may go to *session*, if it may wait for it or need not."""
         retain = message.retain and subscription.wanted.retain_as_published
         copy = Copy(message, min(message.qos, subscription.wanted.qos), retain, subscription.identifiers(), expires)
+        if copy.qos and (session.connected or session.expiry):
+            self.waits = True  # a member at QoS 0, or whose session is ending, lets nothing wait
         if session.connected or copy.qos or session.coming:
-            self.copies.setdefault(session, []).append(copy)
+            known = self.copies.setdefault(session, [])
+            if not any(copy.is_as(other) for other in known):
+                known.append(copy)
 
     def fitting(self, session: Session, packet: Publish, now: int) -> Copy | None:
         """The copy that *packet* may be."""
@@ -144,6 +153,9 @@ class Share:
 
     def __repr__(self) -> str:
         return f"{self.name!r} {self.copies}"
+
+
+Members = Callable[[Share], list[tuple[Session, Subscription]]]
 
 
 class Offer:
@@ -170,9 +182,9 @@ class Offer:
     def met(self) -> bool:
         return len(self._taken) == len(self.shares)
 
-    def explained(self) -> bool:
-        """For each share that has not had the message there is a member who may still hold it."""
-        return any(all(map(self._may_wait, shares)) for shares in self._unmet())
+    def explained(self, members: Members) -> bool:
+        """For each share that has not had the message, no member could be sent it."""
+        return any(all(self._was_not_taken(share, members) for share in shares) for shares in self._unmet())
 
     def _unmet(self) -> Iterator[list[Share]]:
         """The shares that have not had it, for each way in which the copies received may be assigned."""
@@ -180,17 +192,23 @@ class Offer:
             if all(at in fitting for at, fitting in zip(order, self._taken, strict=False)):
                 yield [self.shares[at] for at in order[len(self._taken) :]]
 
-    def _may_wait(self, share: Share) -> bool:
+    def _was_not_taken(self, share: Share, members: Members) -> bool:
+        """Why *share* has not had it is clear."""
+        if any(session in self.owed and (session.ended or not session.has_room()) for session in share.copies):
+            return True  # we may have taken the one copy that it received for its own, and its own waits or is gone
+        if share.waits:
+            return not any(self._could_take(session, subscription) for session, subscription in members(share))
         if not self.fresh:
-            return any(session.ended or not session.has_room() for session in share.copies)
-        if any(session in self.owed and not session.has_room() for session in share.copies):
-            return True  # we may have taken the one copy that it received for its own, and its own waits
-        # A member that has room goes before those that would let it wait.
+            return True  # it was dropped
         return not any(
             session in self.present and self._takes_now(session, copy)
             for session, copies in share.copies.items()
             for copy in copies
         )
+
+    def _could_take(self, session: Session, subscription: Subscription) -> bool:
+        """What waits would be sent to *session* now."""
+        return session.has_room() or (session.connected and subscription.wanted.qos == 0)
 
     def _takes_now(self, session: Session, copy: Copy) -> bool:
         return session.has_room() or (session.connected and copy.qos == 0)

@@ -1,16 +1,32 @@
 # A few connected clients and the routes to them: who gets what of a message?
+from broker.delivery.outbox import Outbox
+from broker.metrics.counters import Counters
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.routing.authority import Authoriser
+from broker.routing.fanout import Deliveries
 from broker.routing.route import Route
 from broker.routing.routes import Routes
+from broker.routing.shared_backlog import SharedBacklog
 from broker.session.message import Message
+from broker.session.origin import NOWHERE, Origin
 from broker.session.principal import Principal
+from broker.session.queue import QueueBudget
 from broker.session.run import Run
 from broker.session.session import Session, Subscription
 from tests.session.receiver import NOW, Receiver, message
 
 PLENTY = 1 << 40
+
+
+class NoPause:
+    """Stands for the connections of publishers, which this party does not have."""
+
+    def pause(self, source: Outbox) -> None:
+        pass
+
+    def resume(self, source: Outbox) -> None:
+        pass
 
 
 class Party:
@@ -22,9 +38,26 @@ class Party:
         levels: int = 128,
         topic_bytes: int = 4096,
         authoriser: Authoriser | None = None,
+        queue: int = 1000,
+        queue_bytes: int = PLENTY,
+        budget: int = PLENTY,
     ) -> None:
-        self.routes = Routes(topics, size, levels, topic_bytes, authoriser)
+        """*queue*, *queue_bytes*, *budget*: limits of what waits for shared subscriptions."""
+        self.counters = Counters()
+        self.budget = QueueBudget(budget)
+        self.full: list[tuple[bytes, bytes]] = []  # groups that were reported to have dropped messages
+        self.backlog = SharedBacklog(queue, queue_bytes, self.budget, self.counters, lambda: None, self._is_full)
+        self.deliveries = Deliveries(NoPause(), self.counters, lambda: NOW, Origin(NOWHERE), self.backlog)
+        self.routes = Routes(topics, size, levels, topic_bytes, self.backlog, authoriser)
         self.clients: dict[str, Receiver] = {}
+
+    def _is_full(self, share: bytes, filter: bytes) -> None:
+        self.full.append((share, filter))
+
+    def settle(self) -> None:
+        """Deliver what waits for shared subscriptions, as far as members are writable."""
+        while self.deliveries.work(NOW):
+            pass
 
     def client(self, name: str, *, expiry: int = 0, pending: int = 1000) -> Receiver:
         """The client of that name, connected with 5.0 when it is first named."""

@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.reasons import DropReason
 from broker.routing.routes import MANY_SUBSCRIPTIONS, PUBLISHERS
 from broker.routing.shared import CHECKS
 from broker.session.principal import Principal
 from tests.routing.party import Party
 from tests.routing.reference import matches
-from tests.session.receiver import message
+from tests.session.receiver import NOW, message
 
 
 class Guard:
@@ -167,8 +168,31 @@ def test_a_member_who_may_read_is_found_behind_others_who_may_not() -> None:
     party.subscribe("away", b"t", 1, share=b"g")
     away.session.detach()
     party.publish(b"t", 1)
+    (group,) = party.routes.find(b"t").shared
 
-    assert 1 == away.session.waiting()
+    assert 1 == group.waiting()
+
+
+def test_what_a_ready_member_may_not_read_holds_up_nothing_else() -> None:
+    """A member would wait for messages that it may read behind one that is for others."""
+    party, _ = guarded(("eve", b"t"))
+    away = party.client("away", expiry=100)
+    party.subscribe("away", b"+", 1, share=b"g")
+    away.session.detach()
+    party.subscribe("eve", b"+", 1, share=b"g")
+    (group,) = party.routes.find(b"t").shared
+    for topic in (b"t", b"u", b"v"):
+        assert group.deliver(message(topic, 1, topic=topic), NOW)
+    party.settle()
+    assert ([b"u", b"v"], 1) == (party.client("eve").payloads(), group.waiting())
+
+    party.unsubscribe("away", b"$share/g/+")
+    party.client("eve").acknowledge()
+    assert group.deliver(message(b"w", 1, topic=b"w"), NOW)
+    party.settle()
+
+    assert ([b"w"], 0) == (party.client("eve").payloads(), group.waiting())
+    assert 1 == party.counters.dropped_by_reason[DropReason.MAY_NOT_READ.label]
 
 
 def test_nobody_gets_a_shared_message_that_no_member_may_read() -> None:
@@ -187,10 +211,9 @@ def test_a_message_does_not_wait_for_a_member_who_may_not_read_it() -> None:
     eve = party.client("eve", expiry=100)
     party.subscribe("eve", b"+", 1, share=b"g")
     eve.session.detach()
-    for topic in (b"t", b"u"):
-        party.publish(topic, 1)
+    (group,) = party.routes.find(b"t").shared
 
-    assert 1 == eve.session.waiting()
+    assert [False, True] == [group.deliver(message(b"x", 1, topic=topic), NOW) for topic in (b"t", b"u")]
 
 
 NAMES = ("alice", "bob", "eve")

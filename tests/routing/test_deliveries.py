@@ -34,7 +34,7 @@ class Stage:
             self.party.subscribe("a", b"t", 1, share=b"%d" % n)
         self.paused = Paused()
         self.origin = Origin(NOWHERE)
-        self.deliveries = Deliveries(self.paused, Counters(), lambda: NOW, self.origin)
+        self.deliveries = Deliveries(self.paused, Counters(), lambda: NOW, self.origin, self.party.backlog)
         self.source = Outbox(0, 1 << 20, 1 << 20, OutboundBudget(1 << 20), Ring())
         self.route = self.party.routes.find(b"t")
 

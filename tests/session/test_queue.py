@@ -9,10 +9,9 @@ from broker.mqtt.packets import V311
 from broker.reasons import DropReason
 from broker.routing.route import Group
 from broker.session.limits import SessionLimits
-from broker.session.message import Message, SharedMessage
+from broker.session.message import Message
 from broker.session.queue import UNLIMITED, MemoryQueue, MessageQueue, QueueBudget
 from broker.session.session import Session
-from broker.session.subscriber import Subscriber
 from broker.version import form
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
@@ -29,10 +28,6 @@ def popped(queue: MessageQueue) -> list[bytes]:
     while (oldest := queue.pop()) is not None:
         payloads.append(oldest.payload)
     return payloads
-
-
-def shared(payload: bytes) -> SharedMessage:
-    return SharedMessage(message(payload, 1), message(payload, 1), Subscriber())
 
 
 def test_messages_leave_in_the_order_in_which_they_came() -> None:
@@ -70,16 +65,16 @@ def test_what_is_put_before_keeps_its_places_in_the_budget() -> None:
     assert 0 == budget.used
 
 
-def test_shared_messages_are_taken_out_of_the_others() -> None:
-    """Another member gets a message that is not for its group, or the order of the others is lost."""
+def test_what_is_put_back_is_first_again() -> None:
+    """A message that no member of a shared subscription can have yet is overtaken, or its place is lost."""
     budget = QueueBudget(PLENTY)
-    queue = MemoryQueue(PLENTY, budget)
-    for each in (message(b"a", 1), shared(b"b"), message(b"c", 1), shared(b"d")):
-        queue.append(each, UNLIMITED)
+    queue = memory([b"a", b"b", b"c"], budget)
+    taken = [queue.pop(), queue.pop()]
 
-    assert [b"b", b"d"] == [each.payload for each in queue.take_shared()]
-    assert (2, 4) == (queue.count, budget.messages)  # the caller gives the places of the others back
-    assert [b"a", b"c"] == popped(queue)
+    queue.put_back([each for each in taken if each is not None])
+
+    assert (3, 3, 6) == (queue.count, budget.messages, budget.used)
+    assert [b"a", b"b", b"c"] == popped(queue)
 
 
 def test_what_is_removed_gives_its_place_back() -> None:

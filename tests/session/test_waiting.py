@@ -2,9 +2,7 @@
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL
 from broker.reasons import DropReason
-from broker.session.message import SharedMessage
 from broker.session.queue import QueueBudget
-from broker.session.subscriber import Subscriber
 from tests.session.receiver import NOW, Receiver, message
 
 
@@ -89,19 +87,6 @@ def test_bytes_that_left_the_queue_make_room() -> None:
         receiver.session.detach()
 
     assert 0 == receiver.counters.publishes_dropped
-
-
-def test_what_goes_to_another_member_makes_room() -> None:
-    """A queue would keep a place for messages of shared subscriptions that another member has."""
-    shared, own = message(b"x" * 19, 1), message(b"y" * 9, 1)
-    receiver = Receiver(expiry=60, queue_bytes=30)
-    assert [] == receiver.session.take_shared()
-    receiver.offer(SharedMessage(shared, shared, Subscriber()), own)
-
-    assert [shared] == [taken.as_published() for taken in receiver.session.take_shared()]
-
-    receiver.offer(own, own)
-    assert (3, 0) == (receiver.session.waiting(), receiver.dropped(DropReason.QUEUE_FULL))
 
 
 def test_what_is_withheld_makes_room() -> None:

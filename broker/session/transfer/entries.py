@@ -5,9 +5,8 @@ from typing import Final
 from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import WILL, decode_properties, encode_properties
 from broker.mqtt.topics import split_share
-from broker.session.message import Message, SharedMessage
+from broker.session.message import Message
 from broker.session.session import Session, Subscription
-from broker.session.subscriber import Subscriber
 from broker.session.will import Will
 
 QOS: Final = 3  # in all flags
@@ -15,17 +14,8 @@ RETAIN: Final = 4  # of a message
 NO_LOCAL: Final = 4  # of a subscription
 RETAIN_AS_PUBLISHED: Final = 8
 OWED: Final = 16  # retained messages
-PLAIN: Final = 5  # fields of a message; one that waits for a group has more
 
 Fields = tuple[object, ...]
-
-
-class Named(Subscriber):
-    """Stands for the group of a shared subscription until the import is finished."""
-
-    def __init__(self, share: bytes, filter: bytes) -> None:
-        self.share = share
-        self.filter = filter
 
 
 def subscription_fields(subscription: Subscription, owed: bool) -> Fields:
@@ -53,31 +43,21 @@ def to_subscription(session: Session, fields: list[object]) -> tuple[Subscriptio
     return subscription, options & OWED != 0
 
 
-def plain_fields(message: Message) -> Fields:
-    """The fields of *message* for its client alone."""
+def message_fields(message: Message) -> Fields:
     return message.topic, message.payload, _flags(message.qos, message.retain), message.properties, message.expires
 
 
-def message_fields(message: Message) -> Fields:
-    """The fields of *message*, which waits; a message for a shared subscription may yet go to another member."""
-    plain = plain_fields(message)
-    if not isinstance(message, SharedMessage):
-        return plain
-    original = message.as_published()
-    flags = _flags(original.qos, original.retain)
-    return *plain, message.group.share, message.group.filter, flags, original.properties
-
-
 def to_message(fields: list[object]) -> Message:
+    """The message with *fields*.
+
+    A former version wrote four more fields for a message of a shared subscription that waited: its share name, its
+    filter, and the flags and properties of the message as it was published. Such a message stays with its session.
+    """
+    if len(fields) not in (5, 9):
+        raise ValueError(f"a message of {len(fields)} fields")
     flags = to_int(fields[2])
     topic, payload, expires = to_bytes(fields[0]), to_bytes(fields[1]), to_float(fields[4])
-    message = Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[3]), expires)
-    if len(fields) == PLAIN:
-        return message
-    group = Named(to_bytes(fields[5]), to_bytes(fields[6]))
-    flags = to_int(fields[7])
-    original = Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[8]), expires)
-    return SharedMessage(message, original, group)
+    return Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[3]), expires)
 
 
 def will_fields(will: WillFields) -> Fields:

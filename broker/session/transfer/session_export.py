@@ -8,7 +8,7 @@ from broker.session.message import Message
 from broker.session.principal import NOBODY
 from broker.session.queue import QueueBudget
 from broker.session.session import RELEASED, Session, Subscription
-from broker.session.transfer.entries import Fields, message_fields, plain_fields, subscription_fields, will_fields
+from broker.session.transfer.entries import Fields, message_fields, subscription_fields, will_fields
 from broker.session.transfer.pages import (
     CHUNK,
     END,
@@ -156,7 +156,7 @@ class SessionExport:
         page: list[Fields] = []
         size = 0
         for packet_id, message in self._unacknowledged:
-            page.append((packet_id, None if message is RELEASED else plain_fields(message)))
+            page.append((packet_id, None if message is RELEASED else message_fields(message)))
             size += message.size
             if len(page) == PAGE or size >= PAGE_BYTES:
                 break

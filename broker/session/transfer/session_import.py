@@ -1,6 +1,5 @@
 # The import of a session: what comes from another worker, in the form of pages.py, becomes a session here.
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 import msgpack
@@ -8,11 +7,10 @@ import msgpack
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason, ProtocolError
 from broker.session.limits import SessionLimits
-from broker.session.message import Message, SharedMessage
+from broker.session.message import Message
 from broker.session.packet_ids import unpack
 from broker.session.principal import Principal
 from broker.session.session import RELEASED, Session, Subscription
-from broker.session.subscriber import Subscriber
 from broker.session.transfer.entries import (
     to_bytes,
     to_float,
@@ -58,7 +56,6 @@ class SessionImport:
         self._unfinished: Session | None = None
         self._unacknowledged: dict[int, Message] = {}
         self._waiting: deque[Message] = deque()
-        self._shared: list[SharedMessage] = []
         self._counts: list[int] = [0] * KINDS
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=LARGEST, max_array_len=PAGE, max_map_len=0, max_ext_len=0, raw=False
@@ -73,16 +70,11 @@ class SessionImport:
         except (ValueError, TypeError, IndexError, ProtocolError, msgpack.UnpackException) as error:
             raise SessionImportError(f"A session that was handed over cannot be read: {error}.") from error
 
-    def finish(self, group_of: Callable[[bytes, bytes], Subscriber]) -> Session:
-        """The session, once it is complete. *group_of* gives the group for a share name and a filter.
-
-        Messages that wait for a shared subscription wait for that group from now on.
-        """
+    def finish(self) -> Session:
+        """The session, once it is complete."""
         session = self.session
         if session is None or not self.complete:
             raise SessionImportError("A session is not here yet, as there are chunks to come.")
-        for message in self._shared:
-            message.group = group_of(message.group.share, message.group.filter)
         session.put_before(self._waiting)
         self._waiting = deque()
         self._unfinished = self.session = None  # `abandon()` concerns it no longer
@@ -155,8 +147,6 @@ class SessionImport:
         budget = self._limits.budget
         waiting = self._waiting
         waiting.append(message)
-        if isinstance(message, SharedMessage):
-            self._shared.append(message)
         budget.take(message)
         while waiting and budget.used > budget.limit:
             budget.give_back(waiting.popleft())

@@ -61,6 +61,16 @@ def too_much_is_queued(stage: Stage) -> Seen:
     return Seen([broker], "phone", heard(reader))
 
 
+@happens(DropReason.SHARED_FULL)
+def too_much_waits_for_a_group(stage: Stage) -> Seen:
+    broker = stage.brokers(Config(limits=Limits(queue=1)))
+    reader = broker.connect("phone", clean_start=False)
+    subscribe(reader, "$share/group/t", qos=1)
+    reader.drop()
+    publish(broker, Publish(b"t", b"x", 1, packet_id=1), Publish(b"t", b"y", 1, packet_id=2))
+    return Seen([broker], "phone", [])
+
+
 @happens(DropReason.OFFLINE_QOS0)
 def away_at_qos_0(stage: Stage) -> Seen:
     broker = sleeper(stage)

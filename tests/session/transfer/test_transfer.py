@@ -21,14 +21,13 @@ from broker.mqtt.properties import (
     WILL_DELAY_INTERVAL,
 )
 from broker.reasons import DropReason, ProtocolError
-from broker.routing.shared import SharedGroup
 from broker.session.limits import SessionLimits
-from broker.session.message import NEVER, Message, SharedMessage
+from broker.session.message import NEVER, Message
 from broker.session.packet_ids import FEW
 from broker.session.principal import NOBODY, Principal
 from broker.session.queue import QueueBudget
 from broker.session.session import Session, Subscription
-from broker.session.subscriber import Subscriber
+from broker.session.transfer.entries import to_message
 from broker.session.transfer.pages import CHUNK
 from broker.session.transfer.session_export import SessionExport
 from broker.session.transfer.session_import import SessionImport, SessionImportError
@@ -36,21 +35,6 @@ from broker.session.will import Will
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
 LATER = NOW + 100.0
-
-
-HERE = SharedGroup(b"share", b"t")  # the group as the former worker knows it
-THERE = SharedGroup(b"share", b"t")
-
-
-def group_there(share: bytes, filter: bytes) -> Subscriber:
-    assert (b"share", b"t") == (share, filter)
-    return THERE
-
-
-def shared(payload: bytes, qos: int = 1) -> SharedMessage:
-    """What waits for a member at *qos* with an identifier; published at QoS 2 with a retain flag."""
-    original = Message(b"t", payload, 2, True, b"\x03\0\x01a", LATER)
-    return SharedMessage(original.variant(qos, False, b"\x0b\x07"), original, HERE)
 
 
 def limits_with(budget: QueueBudget, *, inflight: int = 3, queue: int = 4, queue_bytes: int = PLENTY) -> SessionLimits:
@@ -80,7 +64,7 @@ def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: C
 
 
 def moved(session: Session) -> Session:
-    return arrive(chunks_of(leave(session))).finish(group_there)
+    return arrive(chunks_of(leave(session))).finish()
 
 
 def away(**options: int) -> Receiver:
@@ -146,7 +130,7 @@ class Side:
             imported.take(chunk)
         exported.release()
         assert (0, 0) == (self.budget.used, self.budget.messages)
-        self.session = imported.finish(group_there)
+        self.session = imported.finish()
         self.budget = budget
 
 
@@ -159,7 +143,7 @@ def offered() -> st.SearchStrategy[Message]:
         properties=st.sampled_from([b"", b"\x01\x01", b"\x26\0\x01a\0\x01b"]),
         expires=st.sampled_from([NEVER, NEVER, NOW + 3.0, NOW + 60.5]),
     )
-    return plain | st.builds(shared, st.binary(max_size=9), st.integers(1, 2))
+    return plain
 
 
 Event = tuple[str, tuple[object, ...]]
@@ -321,7 +305,7 @@ def test_a_long_queue_goes_in_small_pieces() -> None:
     assert exported.finished
     assert 10 < len(chunks)
     assert CHUNK >= max(map(len, chunks))
-    session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue=2000)).finish(group_there)
+    session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue=2000)).finish()
     client.session = session
     client.connect()
     assert payloads == client.acknowledge()
@@ -341,7 +325,7 @@ def test_many_small_things_are_many_pages() -> None:
     imported = arrive(chunks)
 
     assert 7 < len(chunks)
-    assert (600, 600) == (len(imported.subscriptions), imported.finish(group_there).inflight())
+    assert (600, 600) == (len(imported.subscriptions), imported.finish().inflight())
 
 
 def test_a_large_message_goes_in_pieces() -> None:
@@ -354,26 +338,24 @@ def test_a_large_message_goes_in_pieces() -> None:
     chunks = chunks_of(leave(client.session))
 
     assert CHUNK == max(map(len, chunks))
-    client.session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue_bytes=1 << 23)).finish(group_there)
+    client.session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue_bytes=1 << 23)).finish()
     client.connect()
     assert [sent, waits] == client.acknowledge()
 
 
-def test_what_waits_for_a_group_waits_for_it_there() -> None:
-    """When this member is gone, another one would not get it, or not as it was published."""
-    client = away(queue=9)
-    client.offer(shared(b"a"), message(b"mine", 1), shared(b"b", 2))
-    session = moved(client.session)
-    (a, b) = session.take_shared()
+def test_what_a_former_version_had_wait_for_a_group_stays_with_the_session() -> None:
+    """A node that is updated worker by worker would lose the messages of shared subscriptions."""
+    fields = (b"t", b"a", 1, b"\x03\0\x01a\x0b\x07", LATER, b"share", b"t", 6, b"\x03\0\x01a")
+    read = to_message(list(fields))
 
-    assert all(each.group is THERE for each in (a, b))
-    assert [(b"a", 1, False, b"\x03\0\x01a\x0b\x07"), (b"b", 2, False, b"\x03\0\x01a\x0b\x07")] == [
-        (each.payload, each.qos, each.retain, each.properties) for each in (a, b)
-    ]
-    assert [(b"t", b"a", 2, True, b"\x03\0\x01a", LATER)] == [
-        (o.topic, o.payload, o.qos, o.retain, o.properties, o.expires) for o in (a.as_published(),)
-    ]
-    assert 1 == session.waiting()
+    assert (b"t", b"a", 1, False, b"\x03\0\x01a\x0b\x07", LATER) == (
+        read.topic,
+        read.payload,
+        read.qos,
+        read.retain,
+        read.properties,
+        read.expires,
+    )
 
 
 # What it costs, and who pays.
@@ -396,7 +378,7 @@ def test_the_budget_counts_a_message_once() -> None:
     imported = arrive(chunks, limits_with(new, queue=9))
     assert 4 == new.messages
     exported.release()
-    imported.finish(group_there)
+    imported.finish()
     assert (0, 0, 4) == (old.messages, old.used, new.messages)
     imported.abandon()  # too late: it is somebody's
     assert (0, 4) == (client.dropped(DropReason.SESSION_ENDED), new.messages)
@@ -417,7 +399,7 @@ def test_a_worker_with_less_room_lets_the_oldest_go() -> None:
         (limits_with(QueueBudget(0)), []),
     ):
         client = away()
-        client.session = arrive(chunks, limits, client.counters).finish(group_there)
+        client.session = arrive(chunks, limits, client.counters).finish()
         assert (len(left), 2 * len(left)) == (limits.budget.messages, limits.budget.used)
         assert 5 - len(left) == client.dropped(DropReason.QUEUE_FULL)
         assert left == client.connect().acknowledge()
@@ -445,7 +427,7 @@ def test_what_comes_late_has_room_of_its_own() -> None:
     former.offer(message(b"3", 1))
     exported.leaving = True
     client = away()
-    client.session = arrive(chunks_of(exported), limits_with(QueueBudget(PLENTY), queue=9)).finish(group_there)
+    client.session = arrive(chunks_of(exported), limits_with(QueueBudget(PLENTY), queue=9)).finish()
 
     assert [b"0", b"1", b"2", b"3"] == client.connect().acknowledge()
 
@@ -484,7 +466,7 @@ def test_what_does_not_arrive_whole_leaves_nothing() -> None:
         assert imported.complete == (count == len(chunks))
         if not imported.complete:
             with pytest.raises(SessionImportError, match="not here yet"):
-                imported.finish(group_there)
+                imported.finish()
         if imported.session is not None:
             imported.session.offer(message(b"direct", 1), NOW)
         imported.abandon()
@@ -557,5 +539,5 @@ def test_the_pages_of_these_tests_are_what_they_should_be() -> None:
     sums = [0, 1, 1, 1, 0, 0]
     pages = [HEAD, page(1, [b"f", 1, b""]), page(2, [1, PLAIN]), page(3, PLAIN), [4, sums], [5, sums]]
 
-    session = arrive([pack(each) for each in pages]).finish(group_there)
+    session = arrive([pack(each) for each in pages]).finish()
     assert (1, 1) == (session.inflight(), session.waiting())
