@@ -17,7 +17,7 @@ from tests.dashboard.rows import Row, aggressor
 from tests.redis_servers import SERVERS, RunningRedis
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 pytestmark = pytest.mark.system
 
@@ -182,6 +182,47 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(url: str, writer: Wr
 
     assert 390 >= page.evaluate("document.documentElement.scrollWidth")
     assert page.evaluate("document.querySelector('.hero').getBoundingClientRect().bottom") < 844
+
+
+def test_the_pictures_of_the_readme_show_an_overload(tmp_path: Path, look: Look, keep: Keep) -> None:
+    """They were of another time: without a line in their charts, or with words that no page has."""
+    server = RunningRedis(SERVERS[-1], tmp_path)
+    now = time.time()
+    with server.client() as client:
+        for ago in range(240, 0, -1):
+            level = max(0, 7 - abs(60 - ago) // 6)
+            figures = {"in_": {"messages": 900 + 40 * level}, "out": {"messages": 2000 + 300 * level}}
+            one = aggressor(level, sequence=ago, boot=f"{ago}", **figures)
+            one["in"]["bytes"] = one["out"]["bytes"] = 64_000
+            client.xadd(AnalyticsKeys("weir").metrics, {"record": json.dumps(one)}, id=f"{int((now - ago) * 1e3)}-0")
+    writer = Writer(server)
+    try:
+        held: Row = {"paused": {"credits": {"clients": 1, "pauses": 3, "ms": 800}}, "clients": {"throttled": 1}}
+        traffic = {"in_": {"messages": 1140, "bytes": 64_000}, "out": {"messages": 3800, "bytes": 64_000}}
+        writer.worker(aggressor, 6, **traffic, **held)
+        with weir_process("--redis", f"unix://{server.socket}") as (_, address):
+            for name, width, height in (("dark", 1280, 900), ("phone", 390, 844)):
+                writer.job(rows.episode(now - 100, None), rows.episode(now - 400, now - 360, "meter-2", peak=3))
+                page = look(address, width=width, height=height, scheme="dark")
+                until(lambda page=page: number(page) == "6", "the level does not come")  # type: ignore[misc]
+                until(lambda page=page: min(map(_drawn, page.locator(".chart").all())) > 20, "a chart is empty")  # type: ignore[misc]
+                assert "Most of the load is due to pump-1" in page.inner_text(".hero")
+                assert page.inner_text(".moment").endswith(" UTC")
+                keep(page, name)
+    finally:
+        writer.end()
+        server.end()
+
+
+def _drawn(chart: "Locator") -> float:
+    """The height of the highest line of a chart, in pixels."""
+    return float(
+        chart.evaluate(
+            "element => Math.max(0, ...[...element.querySelectorAll('path[stroke^=\"var(--\"]')]"
+            ".filter(path => path.getAttribute('fill') === 'none' && path.getBBox().width > 20)"
+            ".map(path => path.getBBox().height))"
+        )
+    )
 
 
 def test_what_a_client_calls_itself_is_only_a_text(url: str, writer: Writer, look: Look) -> None:
