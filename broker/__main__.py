@@ -29,6 +29,7 @@ from broker.control.frames import (
     Answer,
     Assignment,
     CannotStart,
+    ChangeBans,
     ChangeLimits,
     Drain,
     Ended,
@@ -114,6 +115,7 @@ class Process:
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
         worker.client_overrides.change(assignment.limits, [])
+        worker.protocol.bans.change(assignment.bans, [])
         worker.collector.start(worker.base.clock())
 
     def _join(self, peer: WorkerId, *descriptors: int) -> None:
@@ -169,6 +171,8 @@ class Process:
                 self._move_redis(frame.address)
             case ChangeLimits():
                 worker.client_overrides.change(frame.limits, frame.ended)
+            case ChangeBans():
+                worker.protocol.bans.change(frame.bans, frame.ended)
             case ReopenLog():
                 self._reopen_log()
             case Request():

@@ -55,6 +55,8 @@ class CloseReason(Enum):
         0x89,
         "the queue of waiting CONNECTs is full, and this one gave its place to another",
     )
+    BANNED = ("banned", 0x8A, "the client id, the user or the address is banned")
+    BANNED_WHILE_CONNECTED = ("banned_while_connected", 0x98, "an administrator banned the client")
     SHUTTING_DOWN = ("shutting_down", 0x8B, "the worker is stopped or replaced")
     BAD_AUTHENTICATION_METHOD = ("bad_authentication_method", 0x8C, "Weir does not support the authentication method")
     KEEP_ALIVE_TIMEOUT = ("keep_alive_timeout", 0x8D, "the client sent nothing for 1.5 times its keep alive")

@@ -66,7 +66,7 @@ class ControlClient:
         answer = json.loads(line)
         if not answer["ok"]:
             raise RequestFailed(
-                answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "why") else MISUSE
+                answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "ban_remove", "why") else MISUSE
             )
         return answer["result"]
 

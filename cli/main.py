@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from cli import analytics, clients, limit, nodes
+from cli import analytics, ban, clients, limit, nodes
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.demo import demo
@@ -30,6 +30,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(limit.app, name="limit")
+app.add_typer(ban.app, name="ban")
 app.command()(nodes.stop)
 app.command()(nodes.restart)
 app.command()(nodes.reload)

@@ -12,6 +12,7 @@ import trio
 from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
 from supervisor.audit import DONE, Audit
+from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
 from supervisor.process import process_stat
@@ -22,9 +23,9 @@ from supervisor.workers import Shard
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
 LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
-NAMED: Final = ("limit_set", "limit_drop")  # commands whose log lines name the user
+NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands whose log lines name the user
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
-READS: Final = frozenset({"status", "clients", "client", "why", "overload", "top", "limit_list"})
+READS: Final = frozenset({"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"})
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
 
@@ -54,6 +55,9 @@ class Commands:
             ),
             "limit_drop": (self._limit_drop, {"client": str}),
             "limit_list": (self._limit_list, {}),
+            "ban_add": (self._ban_add, {"kind": str, "value": str, "seconds": float, "reason": str}),
+            "ban_remove": (self._ban_remove, {"kind": str, "value": str}),
+            "ban_list": (self._ban_list, {}),
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
@@ -86,7 +90,7 @@ class Commands:
             arguments = {**arguments, "by": by}
         try:
             return await what(arguments)
-        except (NoAnswer, LimitRefused) as error:
+        except (NoAnswer, LimitRefused, BanRefused) as error:
             raise Refused(str(error)) from None
 
     async def _status(self, arguments: Arguments) -> object:
@@ -241,6 +245,19 @@ class Commands:
     async def _limit_list(self, arguments: Arguments) -> object:
         self._node.limits.expire_due()
         return {"limits": self._node.limits.listed()}
+
+    async def _ban_add(self, arguments: Arguments) -> object:
+        return {"kind": arguments["kind"], "value": self._node.bans.add(**arguments)}
+
+    async def _ban_remove(self, arguments: Arguments) -> object:
+        kind, value = arguments["kind"], arguments["value"]
+        if not self._node.bans.remove(**arguments):
+            raise Refused(f"The {kind} {value!r} is not banned.")
+        return {"kind": kind, "value": value}
+
+    async def _ban_list(self, arguments: Arguments) -> object:
+        self._node.bans.expire_due()
+        return {"bans": self._node.bans.listed()}
 
     async def _applied(self, client: str) -> list[int]:
         """The workers where *client* is connected, after all of them have handled the frames sent before.

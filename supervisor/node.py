@@ -11,9 +11,10 @@ import structlog
 import trio
 
 from broker.config.schema import Config
-from broker.control.frames import ChangeLimits, RedisMoved, ReopenLog
+from broker.control.frames import ChangeBans, ChangeLimits, RedisMoved, ReopenLog
 from broker.metrics.report import Report
 from broker.version import VERSION, form
+from supervisor.bans import NodeBans
 from supervisor.child import Child, keep_in_order
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
@@ -47,7 +48,8 @@ class Node:
         self.addresses = [(name, *listener.getsockname()[:2]) for name, listener in listeners[0]]
         self.log = structlog.get_logger()
         self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits)
-        self.workers = Workers(config, folder, listeners, log_file, redis, self.limits, self._all_ready)
+        self.bans = NodeBans(folder.path / "bans", self.log, self._send_bans)
+        self.workers = Workers(config, folder, listeners, log_file, redis, self.limits, self.bans, self._all_ready)
         self.sentence = ""  # why the node has failed
         self.admin_connections_dropped = 0  # see supervisor/web.py
         self._check = check
@@ -73,6 +75,7 @@ class Node:
                 beside.start_soon(self._handle_signals, signals, beside)
                 beside.start_soon(self._log_file.rotate, self._reopen_logs)
                 beside.start_soon(self.limits.watch)
+                beside.start_soon(self.bans.watch)
                 beside.start_soon(self._redis.watch, self._redis_moved)
                 for service in services:
                     beside.start_soon(service)
@@ -151,6 +154,9 @@ class Node:
         self.workers.send_all(RedisMoved(self._redis.address))
 
     def _send_limits(self, change: ChangeLimits) -> None:
+        self.workers.send_all(change)
+
+    def _send_bans(self, change: ChangeBans) -> None:
         self.workers.send_all(change)
 
     def _reopen_logs(self) -> None:

@@ -33,6 +33,7 @@ from broker.control.machine import raise_descriptor_limit
 from broker.metrics.report import Report
 from broker.net.listeners import shut
 from broker.worker_id import WorkerId
+from supervisor.bans import NodeBans
 from supervisor.child import Child
 from supervisor.dead_workers import DeadWorkers
 from supervisor.folder import NodeFolder
@@ -118,6 +119,7 @@ class Workers:
         log_file: LogFile,
         redis: NodeRedis,
         limits: ClientLimits,
+        bans: NodeBans,
         all_ready: Callable[[int], None],
     ) -> None:
         """*listeners* of each shard. *all_ready* is called once, with the most connections that the node accepts."""
@@ -130,6 +132,7 @@ class Workers:
         self._log_file = log_file
         self._redis = redis
         self._limits = limits
+        self._bans = bans
         self._all_ready = all_ready
         self._log = structlog.get_logger()
         self._dead = DeadWorkers(folder.path / "incarnations")
@@ -214,6 +217,7 @@ class Workers:
             alone=len(self.shards) == 1 and self._redis.private(),
             cluster_key=self._redis.cluster_key.hex(),
             limits=self._limits.holding(),
+            bans=self._bans.holding(),
         )
         inherited = [self._memory, log, self._folder.alive, *(one.descriptor for one in sockets)]
         try:

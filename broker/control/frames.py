@@ -10,6 +10,7 @@ from broker.store.redis.address import RedisAddress
 from broker.worker_id import WorkerId
 
 Report = dict[str, Any]  # as broker/metrics/report.py makes it
+Ban = dict[str, Any]  # as broker/auth/bans.py describes it
 Limit = dict[str, Any]  # an override of one client, as broker/overload/quotas/overrides.py describes it
 
 
@@ -51,6 +52,7 @@ class Assignment(Frame):
     alone: bool  # no other worker can use this Redis
     cluster_key: str  # hexadecimal: seals what is left in Redis; "": there is none
     limits: list[Limit]
+    bans: list[Ban]
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,14 @@ class ChangeLimits(Frame):
 
     limits: list[Limit]  # in force from now on
     ended: list[str]  # client ids whose overrides end
+
+
+@dataclass(frozen=True)
+class ChangeBans(Frame):
+    """Bans of clients."""
+
+    bans: list[Ban]  # in force from now on
+    ended: list[list[str]]  # kind and value of bans that end
 
 
 @dataclass(frozen=True)
@@ -176,6 +186,7 @@ FromSupervisor = (
     | PublishWills
     | RedisMoved
     | ChangeLimits
+    | ChangeBans
     | Request
 )
 FromWorker = LoopStarted | Ready | StatisticsReport | Answer | Reloaded | WillSettled | Ended | CannotStart

@@ -13,6 +13,7 @@ CLIENT_ERROR: Final = "This is an error of the client program: see its log and i
 OWN_LOG: Final = "See the log of the client, or of the network."
 ACCESS: Final = "Use a user with that right, or change the rules in access.acl_file and run `weir reload`."
 SLOW: Final = "Make the client read faster or subscribe to less."
+BAN: Final = "`weir ban list` shows until when and why, and `weir ban remove` ends a ban."
 QUOTA: Final = "quota_"
 
 Reason = CloseReason | DropReason | FilterRefusal | PublishRefusal | PauseReason
@@ -50,7 +51,8 @@ ADVICE: Final[dict[Reason, str]] = {
     ),
     CloseReason.GUESSES_OF_USER: (
         "access.wrong_per_user is the limit, which recovers within 20 seconds. An address from which the user gave the "
-        "right password before has a limit of its own. `weir logs` shows where the wrong ones come from."
+        "right password before has a limit of its own. `weir logs` shows where the wrong ones come from, and "
+        "`weir ban add --address ADDRESS --for 1h` keeps an address out."
     ),
     CloseReason.GUESSES_OF_ADDRESS: (
         "access.wrong_per_address is the limit, which recovers within 10 seconds. Raise it for a proxy or a NAT with "
@@ -65,6 +67,8 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.CONNECT_DISPLACED: (
         "overload.connects_waiting is the size of the queue. The client was told when to return."
     ),
+    CloseReason.BANNED: BAN,
+    CloseReason.BANNED_WHILE_CONNECTED: BAN,
     CloseReason.BAD_AUTHENTICATION_METHOD: CLIENT_ERROR,
     CloseReason.KEEP_ALIVE_TIMEOUT: "Check the client and its network. A longer keep alive allows longer silence.",
     CloseReason.SESSION_TAKEN_OVER: (

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final, cast
 
 from broker.auth.authenticator import Authenticator, AuthResult, PendingCheck
+from broker.auth.bans import Bans
 from broker.auth.client_ids import ClientIds
 from broker.config.schema import Limits
 from broker.log import Log
@@ -26,6 +27,7 @@ from broker.mqtt.packets import Connect
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
+from broker.protocol.ban_enforcement import words
 from broker.protocol.connection import Connection, PendingConnect
 from broker.protocol.handshake import accept, agree, busy, examine
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -58,6 +60,7 @@ class ConnectAttempts:
         lifecycle: ConnectionLifecycle,
         sessions: SessionLifecycle,
         authenticator: Authenticator,
+        bans: Bans,
         client_ids: ClientIds,
         claims: Claims,
         store: SessionStore,
@@ -77,6 +80,7 @@ class ConnectAttempts:
         self.lifecycle = lifecycle
         self.sessions = sessions
         self.authenticator = authenticator
+        self.bans = bans
         self.client_ids = client_ids
         self.claims = claims
         self.store = store
@@ -156,11 +160,22 @@ class ConnectAttempt(PendingConnect):
             reason = CloseReason.SHUTTING_DOWN
         if reason is not None:
             attempts.lifecycle.refuse(self._connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
+        elif self._refused_if_banned(self._packet.user_name, now):
+            pass
         elif attempts.claims.has_room(now) and attempts.connects.at_once(now):
             self._connection.enter(Input.TURN)
             self._authenticate()
         else:
             self._wait(now)
+
+    def _refused_if_banned(self, user: str | None, now: float) -> bool:
+        """Refuse a client that is banned by its client id, its address, or as *user*."""
+        attempts, connection = self._attempts, self._connection
+        ban = attempts.bans.find(self.client_id, user, connection.address, now)
+        if ban is None:
+            return False
+        attempts.lifecycle.refuse(connection, CloseReason.BANNED, f"{words(ban)}, {_who(self._packet)}", now)
+        return True
 
     # Waiting for the turn.
 
@@ -234,6 +249,8 @@ class ConnectAttempt(PendingConnect):
             attempts.lifecycle.set_deadline(connection, now + delay)
             return
         self.user = connection.user = result.user
+        if self._refused_if_banned(result.user, now):
+            return
         # [MQTT-3.1.3-6], [MQTT-3.1.3-7]; 122 random bits: no other client has this id [MQTT-3.2.2-16].
         client_ids = attempts.client_ids
         self.client_id = packet.client_id or client_ids.assigned(result.user, attempts.new_client_id())

@@ -46,6 +46,7 @@ RETURN_CODES: Final = {
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,
     CloseReason.NOT_AUTHORIZED: 5,
+    CloseReason.BANNED: 5,
     CloseReason.CLIENT_ID_OF_OTHER_USER: 5,
 }
 

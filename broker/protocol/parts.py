@@ -16,6 +16,7 @@ from broker.overload.connects import Connects
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.protocol.background import Background
+from broker.protocol.ban_enforcement import BanEnforcement
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
@@ -118,6 +119,7 @@ class ProtocolParts:
             connections,
             clock,
         )
+        self.bans = BanEnforcement(self.lifecycle, reactor, base.log, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
             self.sessions,
@@ -141,6 +143,7 @@ class ProtocolParts:
             self.lifecycle,
             self.sessions,
             authenticator,
+            self.bans.bans,
             ClientIds(base.config.access.client_id_rule, base.config.access.exclusive_client_ids),
             claims,
             self.store,

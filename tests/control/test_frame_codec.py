@@ -58,6 +58,7 @@ ASSIGNMENT = Assignment(
     alone=True,
     cluster_key="00ff",
     limits=[{"client": "c", "until": 1.5}],
+    bans=[{"kind": "client", "value": "c", "until": 1.5}],
 )
 
 

@@ -12,6 +12,7 @@ from broker.metrics.counters import Counters
 from broker.metrics.gauges import Gauges
 from broker.metrics.report import report
 from broker.worker_id import WorkerId
+from supervisor.bans import NodeBans
 from supervisor.folder import NodeFolder
 from supervisor.limits import ClientLimits
 from supervisor.logfile import LogFile
@@ -52,8 +53,9 @@ def workers(tmp_path: Path) -> Workers:
     """Two shards without processes."""
     config, folder, log = Config(), NodeFolder("weir", str(tmp_path)), structlog.get_logger()
     limits = ClientLimits(tmp_path / "limits", log, lambda change: None)
+    bans = NodeBans(tmp_path / "bans", log, lambda change: None)
     redis = NodeRedis(config, folder, log)
-    return Workers(config, folder, [[], []], LogFile(), redis, limits, lambda connections: None)
+    return Workers(config, folder, [[], []], LogFile(), redis, limits, bans, lambda connections: None)
 
 
 async def test_a_worker_is_told_of_the_others_when_their_sum_has_changed(workers: Workers) -> None:

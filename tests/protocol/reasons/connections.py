@@ -2,6 +2,7 @@
 from functools import partial
 from typing import Final
 
+from broker.auth.bans import Ban
 from broker.auth.check_queue import WAITING
 from broker.config.schema import Config, Delivery, Limits, Overload
 from broker.mqtt.encode import encode
@@ -253,6 +254,28 @@ def _guessed(stage: Stage, users: list[str]) -> Seen:
     client = broker.open(V5)
     client.send(Connect(V5, "phone", user_name="alice", password=b"alice"))
     return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.BANNED)
+def a_banned_client(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    _ban(broker)
+    return _refused(broker)
+
+
+@happens(CloseReason.BANNED_WHILE_CONNECTED)
+def a_client_that_is_banned(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    client = broker.connect("phone", V5)
+    _ban(broker)
+    broker.settle()
+    return Seen([broker], "phone", heard(client))
+
+
+def _ban(broker: Broker) -> None:
+    until = broker.clock.now + 60.0
+    one = Ban("client", "phone", until, seconds=60.0, by="jo", reason="test", made=0.0)
+    broker.worker.protocol.bans.change([{**one.described(), "until": until}], [])
 
 
 @happens(CloseReason.SERVER_UNAVAILABLE)
