@@ -130,6 +130,9 @@ class Listener:
     host: tuple[str, ...] = hosts("127.0.0.1", "::1")  # loopback: no broker is open to a network by accident
     port: int = number(0, most=65535)  # 0 = any free one
     backlog: int = number(1024, least=1, most=65535)  # connections that the kernel holds until they are accepted
+    # SO_RCVBUF, bytes: unread bytes that the kernel holds for one client. 0 = the kernel's default, which it adapts to
+    # each connection (net.ipv4.tcp_rmem); a fixed size suits many clients that each publish little.
+    receive_buffer: int = size(0, most=1 << 30)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> li
         for host in settings.host:
             port = _probe(host, port)  # port 0 becomes a free one, which is then the same for all addresses and shards
             for sockets in opened:
-                listener = _bind(host, port, delivery)
+                listener = _bind(host, port, settings.receive_buffer, delivery)
                 sockets.append(listener)
                 listener.listen(settings.backlog)
     except ListenError:
@@ -45,13 +45,17 @@ def listen_for_shards(settings: Listener, delivery: Delivery, shards: int) -> li
     return opened
 
 
-def _bind(host: str, port: int, delivery: Delivery) -> socket.socket:
+def _bind(host: str, port: int, receive_buffer: int, delivery: Delivery) -> socket.socket:
     family, address = _resolve(host, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if receive_buffer:
+        # Before listen(), as the window scale of a connection is chosen at its SYN (tcp(7)). Linux doubles the value
+        # for its own bookkeeping, limits it to net.core.rmem_max, and no longer adapts the buffer (socket(7)).
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, delivery.notsent_lowat)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(delivery.user_timeout * SECOND))

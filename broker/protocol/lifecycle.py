@@ -343,7 +343,10 @@ class ConnectionLifecycle:
 
     def _check_keep_alive(self, connection: Connection, now: float) -> None:
         silent_since = now if self._protection.causes_silence(connection) else connection.heard
-        if now >= silent_since + connection.keep_alive:  # nor did it ping [MQTT-3.1.2-20]
+        due = silent_since + connection.keep_alive
+        if now < due:
+            connection.timer = self._timers.set(due, KEEP_ALIVE, connection)
+        elif connection.queued and not connection.paused:  # what the client has sent waits for the worker
+            connection.timer = self._timers.set(now + RETRY_DEADLINE, KEEP_ALIVE, connection)
+        else:  # nor did it ping [MQTT-3.1.2-20]
             self.close(connection, DEADLINES[State.LIVE], now)  # [MQTT-3.1.2-22]
-        else:
-            connection.timer = self._timers.set(silent_since + connection.keep_alive, KEEP_ALIVE, connection)

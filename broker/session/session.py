@@ -80,7 +80,7 @@ class Session:
         self.will: Will | None = None
         self.decisions: Decisions | None = None  # the latest of overload protection and quotas about this client
         self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
-        self.replayed = 0  # messages from the queue or sent again, which the client has not paid for yet
+        self.replayed = 0  # retained messages and messages sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
         self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
         self.expiry_timer = 0  # keys of its timers, 0 = none
@@ -295,7 +295,6 @@ class Session:
         if out is None or (not self._unsent and self._queue is None):
             return
         counters = self._counters
-        before = counters.publishes_sent
         moved = not out.writable
         if out.writable:
             self._move(ALL, out, now)
@@ -304,7 +303,6 @@ class Session:
         ):
             moved = self._move(1, out, now)
             out.end_delivery(counters.publishes_sent)
-        self.replayed += counters.publishes_sent - before
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
@@ -322,6 +320,7 @@ class Session:
                 continue
             else:
                 out.write(message.again(self.version, packet_id, now))
+                self.replayed += 1  # a message from the queue is sent for the first time: its publisher has paid for it
                 self._counters.publishes_sent += 1
                 self._counters.publish_bytes_sent += len(message.payload)
             inflight[packet_id] = message

@@ -76,3 +76,19 @@ def test_ports_of_another_process_of_the_same_user_are_not_shared() -> None:
 
     for (door,) in dealt:
         door.close()
+
+
+@pytest.mark.parametrize("asked", [0, 16 * 1024])
+def test_the_receive_buffer_of_a_listener_is_that_of_its_connections(asked: int) -> None:
+    """A fleet of 100 000 clients would hold the kernel's default each, whatever the setting says."""
+    (listener,) = listen(Tcp(host=(HOST,), port=0, receive_buffer=asked), Delivery())
+    with listener, socket.socket() as plain, socket.create_connection(listener.getsockname()):
+        default = plain.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        select.select([listener], [], [], 5.0)
+        accepted, _ = listener.accept()
+        with accepted:
+            held = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            of_listener = listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    assert (2 * asked or default) == of_listener  # Linux doubles what was asked for
+    assert not asked or 2 * asked == held

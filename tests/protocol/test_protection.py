@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.config.schema import Config, Cost, Overload, Quotas, QuotaScope
+from broker.config.schema import Config, Cost, Limits, Overload, Quotas, QuotaScope
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V31, V311, Ack, PingReq, PingResp, Publish
 from broker.mqtt.properties import REASON_STRING, REQUEST_PROBLEM_INFORMATION, USER_PROPERTY
@@ -297,7 +297,7 @@ def test_retained_messages_for_a_new_subscription_cost_credits(brokers: Brokers)
     assert 10 == spent(broker, "reader")
 
 
-def test_messages_that_were_queued_or_are_sent_again_cost_credits(brokers: Brokers) -> None:
+def test_messages_that_are_sent_again_cost_credits(brokers: Brokers) -> None:
     """A client that connects and resets its connection could have its whole queue sent each time for nothing."""
     broker = brokers()
     reader, writer = broker.connect("reader", clean_start=False), broker.connect("writer")
@@ -312,4 +312,38 @@ def test_messages_that_were_queued_or_are_sent_again_cost_credits(brokers: Broke
         back.drop()
         costs.append(spent(broker, "reader"))
 
-    assert [5, 10, 15] == costs
+    assert [0, 5, 10] == costs
+
+
+def test_queued_messages_of_a_slow_subscriber_are_paid_for_by_their_publisher_alone(brokers: Brokers) -> None:
+    """Each message that did not fit into the window of its receiver would be paid for twice."""
+    broker = brokers(Config(limits=Limits(inflight=2)))
+    reader, writer = broker.connect("reader"), broker.connect("writer")
+    subscribe(reader, "a", qos=1)
+    before = spent(broker, "reader")
+    writer.send(*[Publish(b"a", b"%d" % n, 1, packet_id=n + 1) for n in range(6)])
+    writer.receive()
+    taken: list[bytes] = []
+    while messages := [packet for packet in reader.receive() if isinstance(packet, Publish)]:
+        taken += [message.payload for message in messages]
+        reader.send(*[Ack(PUBACK, message.packet_id) for message in messages])
+
+    assert [b"%d" % n for n in range(6)] == taken
+    assert before == spent(broker, "reader")
+
+
+@pytest.mark.parametrize("way", ["honour", "strict"])
+def test_a_client_whose_turn_has_come_is_not_silent_before_it_is_served(brokers: Brokers, way: str) -> None:
+    """A client would be closed for silence although its packet waits for the worker alone."""
+    slow = Quotas(session=QuotaScope(incoming_messages="1:20"), reserve=0.0)
+    broker = brokers(Config(quotas=slow, overload=Overload(keepalive_while_throttled=way)))
+    client = broker.connect("client", keep_alive=2)
+    client.send(Publish(b"a", b"", 1, packet_id=1), Publish(b"a", b"", 1, packet_id=2))
+    assert [(1, 0)] == answers(client)
+    stream = stream_of(broker, "client")
+    assert stream.paused == Pause.OVERLOAD
+    broker.reactor.resume(stream, Pause.OVERLOAD)  # queued, and not served yet
+    broker.clock.now += 5.0
+    broker.lifecycle.tick(broker.clock.now)
+
+    assert 0 == broker.counters.closed_by_reason[CloseReason.KEEP_ALIVE_TIMEOUT.label]
