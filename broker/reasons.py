@@ -72,6 +72,8 @@ class CloseReason(Enum):
     )
     TOPIC_ALIAS_INVALID = ("topic_alias_invalid", 0x94, "the client used an invalid topic alias")
     PACKET_TOO_LARGE = ("packet_too_large", 0x95, "a packet is larger than its receiver accepts")
+    WILL_BYTES = ("will_bytes", 0x95, "the will is larger than a will may be")
+    WILL_BUDGET = ("will_budget", 0x97, "the wills of all clients fill the memory that they may have")
     KICKED = ("kicked", 0x98, "an administrator disconnected the client")
     CONNECTION_LIMIT = ("connection_limit", 0x97, "the limit of connections is reached")
     CONNECTIONS_PER_ADDRESS = ("connections_per_address", 0x97, "the limit of connections from one address is reached")
@@ -138,6 +140,7 @@ class FilterRefusal(Enum):
     NOT_AUTHORIZED = ("not_authorized", 0x87, "the client may read nothing that the filter matches")
     LEVELS = ("topic_levels", 0x8F, "the filter has too many levels")
     BYTES = ("topic_bytes", 0x8F, "the filter is too long")
+    SHARE_NAME = ("share_name_bytes", 0x8F, "the share name is too long")
     SUBSCRIPTIONS = ("subscriptions_per_session", 0x97, "the session's limit of subscriptions is reached")
     PATTERNS = (
         "wildcard_patterns",

@@ -12,6 +12,7 @@ from broker.auth.files import AccessFiles
 from broker.cluster.overload_reports import OverloadReports, ReportReceiver
 from broker.cluster.parts import ClusterLinks, ClusterParts
 from broker.cluster.takeover import TakeoverRequests
+from broker.config.budget import WorkerBudget
 from broker.config.schema import Config
 from broker.control.heartbeat import Heartbeat
 from broker.control.machine import memory_limit, memory_use, resident_bytes
@@ -48,6 +49,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import QueueBudget
+from broker.session.reserve import Reserve
 from broker.store.redis.address import RedisAddress
 from broker.store.trace_file import TraceFile
 from broker.worker_id import WorkerId
@@ -55,7 +57,6 @@ from broker.worker_id import WorkerId
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
-INPUT_BUDGET_SHARE: Final = 16  # of the memory limit: bytes received and not processed yet
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -91,12 +92,11 @@ class Worker:
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload = config.limits, config.delivery, config.overload
         files = AccessFiles(config.access)
-        memory = memory_limit() // workers
-        self.outbound_budget = OutboundBudget(delivery.outbound_budget or memory // 4)
-        self.queue_budget = QueueBudget(limits.queue_budget or memory // 4)
+        budget = WorkerBudget(config, memory_limit() // workers, workers)
+        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), QueueBudget(budget.waiting)
         self.reactor = Reactor(
             clock,
-            input_budget=max(memory // INPUT_BUDGET_SHARE, limits.packet_bytes),  # a single client may send any packet
+            input_budget=budget.input,
             adaptive_hold=delivery.adaptive_hold,
             buffered_hold=delivery.buffered_hold,
             most_held=delivery.held,
@@ -110,7 +110,7 @@ class Worker:
         self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = Routes(
             config.routes.topics,
-            config.routes.bytes,
+            budget.routes,
             limits.topic_levels,
             limits.topic_bytes,
             shared_backlog(base, self.queue_budget),
@@ -119,7 +119,7 @@ class Worker:
             worker.shard,
             limits.wildcard_patterns // workers,
         )
-        self.retained = Retained(config.retained.messages, config.retained.bytes, limits.retained_per_client)
+        self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(
             base.counters, self.reactor.latencies, links.record_log, base.log, worker=worker, now=clock()
         )
@@ -127,7 +127,9 @@ class Worker:
         # Overload protection.
         addresses = Addresses(limits.connections_per_address, limits.connects_per_second, limits.connect_burst)
         rate = overload.connects_per_second if overload.enabled else 0
-        connects = Connects(rate / workers, overload.connect_burst / workers, overload.connects_waiting)
+        connects = Connects(
+            rate / workers, overload.connect_burst / workers, overload.connects_waiting, budget.connects
+        )
         recorder = trace_recorder(base, self.interval_metrics, trace) if trace else None
         self.trace_file = None if recorder is None else TraceFile(recorder, self.offload.run)
         self.protection = Protection(
@@ -149,7 +151,7 @@ class Worker:
             base.log,
             lag=self.reactor.take_lag,
             outbound=self.outbound_budget.fill,
-            memory=partial(memory_use, memory),
+            memory=partial(memory_use, budget.memory),
             tell=self.reports.tell,
             now=clock(),
         )
@@ -169,6 +171,7 @@ class Worker:
             files.acl,
             self.outbound_budget,
             self.queue_budget,
+            Reserve(budget.wills),
             addresses,
             connects,
             self.protection,

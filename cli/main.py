@@ -2,7 +2,7 @@
 #
 # A command imports what it needs inside its function, so that `weir --version` and `weir --help` start quickly.
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from cli.pubsub import pub, sub
 from cli.simulate import simulate
 from cli.top import top
 from cli.why import why
+
+if TYPE_CHECKING:
+    from broker.config.schema import Config
 
 TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
 
@@ -163,7 +166,13 @@ def _ask_password() -> bytes:
 
 
 @config_app.command()
-def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
+def check(
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="Print the most memory that clients can make it use.")
+    ] = False,
+) -> None:
     """Check whether a node would start with these settings. Exit code 0 if it would, else 2."""
     from supervisor.redis_address import check_url
     from supervisor.redis_server import RedisUnusable
@@ -179,6 +188,17 @@ def check(config: ConfigFile = None, assignments: Assignments = None) -> None:
     if wrong:
         refuse(wrong)
     typer.echo("The configuration is valid.")
+    if budget:
+        _print_budget(settings)
+
+
+def _print_budget(settings: "Config") -> None:
+    from broker.config.budget import describe
+    from broker.control.machine import memory_limit
+    from supervisor.start import worker_count
+
+    for line in describe(settings, memory_limit(), worker_count(settings)):
+        typer.echo(line)
 
 
 @config_app.command()

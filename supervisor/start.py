@@ -58,6 +58,11 @@ def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | N
     return code
 
 
+def worker_count(config: Config) -> int:
+    """The worker processes of a node: node.workers, or one for each processor core that this process may use."""
+    return config.node.workers or len(os.sched_getaffinity(0))
+
+
 def check_files(config: Config) -> str:
     """What is wrong with the files that *config* names; "" if they can be used."""
     try:
@@ -115,7 +120,7 @@ def _prepare(
 
 def _open_listeners(config: Config) -> list[list[Listener]]:
     """The listening sockets of each shard. ListenError: all are closed again."""
-    shards = config.node.workers or len(os.sched_getaffinity(0))
+    shards = worker_count(config)
     listeners: list[list[Listener]] = [[] for _ in range(shards)]
     try:
         for one in fields(config.listeners):

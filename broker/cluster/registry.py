@@ -109,8 +109,8 @@ class Registry(OnReady):
     ) -> None:
         """A CONNECT claims the session of *client_id*; *then* is called once, perhaps before this returns.
 
-        *user*: the tag of its user. *lasting*: the session outlives its connection. *will*: as `will_record.encode()`
-        makes it, or b"". A session that is CLAIMED is held until `release()`.
+        *user*: the tag of its user. *lasting*: the session outlives its connection, and is not at this worker.
+        *will*: as `will_record.encode()` makes it, or b"". A session that is CLAIMED is held until `release()`.
         """
         self.statistics.claims += 1
         claim = _Claim(self, client_id, user, lasting, will, then, now)

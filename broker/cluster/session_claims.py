@@ -84,9 +84,10 @@ class SessionClaims:
         if self.session_of_other_user(claimant) is not None:
             claim.of_other_user()
             return
-        self.registry.claim(
-            claimant.client_id, claimant.owner, claimant.expiry > 0, claim.will, claim.decided, self.clock()
-        )
+        # A session that is here need not be looked for at another node: it may be claimed while Redis is away or full.
+        elsewhere = self.store.find(claimant.client_id) is None or not self.registry.epoch_of(claimant.client_id)
+        lasting = claimant.expiry > 0 and elsewhere
+        self.registry.claim(claimant.client_id, claimant.owner, lasting, claim.will, claim.decided, self.clock())
 
     def session_of_other_user(self, claimant: Claimant) -> Session | None:
         """The session on this worker that *claimant* may not have."""

@@ -62,7 +62,8 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.SERVER_UNAVAILABLE: "`weir logs` shows the state of Redis. The client can connect when Redis answers.",
     CloseReason.SERVER_BUSY: "The client can connect again later. Let fewer clients connect at one time.",
     CloseReason.CONNECTS_WAITING: (
-        "overload.connects_waiting and overload.connects_per_second are the limits. The client was told when to return."
+        "overload.connects_waiting and overload.connects_per_second are the limits, and a 32nd of the worker's memory "
+        "is that of long CONNECTs. The client was told when to return."
     ),
     CloseReason.CONNECT_DISPLACED: (
         "overload.connects_waiting is the size of the queue. The client was told when to return."
@@ -85,6 +86,8 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.PACKET_TOO_LARGE: (
         "limits.packet_bytes is the maximum size for the server. A client sets its own maximum in its CONNECT."
     ),
+    CloseReason.WILL_BYTES: "limits.will_bytes is the maximum, with topic and properties.",
+    CloseReason.WILL_BUDGET: "limits.will_budget is the limit, of each worker. Smaller wills leave room for others.",
     CloseReason.CONNECTION_LIMIT: "limits.connections is the limit.",
     CloseReason.CONNECTIONS_PER_ADDRESS: "limits.connections_per_address is the limit.",
     CloseReason.CONNECT_RATE: "limits.connects_per_second is the limit.",
@@ -121,6 +124,7 @@ ADVICE: Final[dict[Reason, str]] = {
     FilterRefusal.NOT_AUTHORIZED: ACCESS,
     FilterRefusal.LEVELS: "limits.topic_levels is the maximum.",
     FilterRefusal.BYTES: "limits.topic_bytes is the maximum length.",
+    FilterRefusal.SHARE_NAME: "limits.share_name_bytes is the maximum length.",
     FilterRefusal.SUBSCRIPTIONS: "limits.subscriptions is the limit.",
     FilterRefusal.PATTERNS: (
         "limits.wildcard_patterns is the limit of the node. A client adds at most a quarter of a worker's share."

@@ -6,7 +6,9 @@
 # affected. CONNECTs pass in the order of their arrival, at a rate with a burst (a token bucket, filled lazily). Each
 # level of overload halves the rate and the burst. The rate never falls below TRICKLE, as no client would get in any
 # more. The queue is bounded. When it is full, the oldest CONNECT whose client has sent nothing since is displaced:
-# clients that sent more still wait for the answer. If all clients have sent more, the newest CONNECT is refused.
+# clients that sent more still wait for the answer. If all clients have sent more, the newest CONNECT is refused. The
+# bytes of the queue are bounded, too: beyond them only CONNECTs are queued that take no more than their share, so that
+# clients with long CONNECTs do not keep out clients with short ones. There are at most twice as many bytes.
 from collections import OrderedDict
 from math import inf
 from typing import Final, Protocol
@@ -16,6 +18,7 @@ TRICKLE: Final = 1.0  # CONNECTs a second at least, or the whole rate if it is l
 SOONEST: Final = 1.0  # seconds after which a refused client may retry, at the earliest
 SPREAD: Final = 10.0  # seconds over which refused clients are spread, at least
 WIDEST: Final = 300.0  # seconds over which they are spread, at most
+UNLIMITED: Final = 1 << 60  # bytes
 ALMOST: Final = 1.0 - 1e-9  # so much of a token counts as one: a timer may fire a rounding error early
 
 
@@ -30,9 +33,11 @@ class Waiter(Protocol):
 
 
 class Connects:
-    """Lets *rate* CONNECTs a second pass beyond the first *burst*; a rate of 0 lets any number. *most* wait."""
+    """Lets *rate* CONNECTs a second pass beyond the first *burst*; a rate of 0 lets any number. *most* wait, with
+    *most_bytes*.
+    """
 
-    def __init__(self, rate: float, burst: float, most: int) -> None:
+    def __init__(self, rate: float, burst: float, most: int, most_bytes: int = UNLIMITED) -> None:
         self.limited = rate > 0.0
         self._full_rate = rate
         self._full_burst = max(1.0, burst)
@@ -41,7 +46,10 @@ class Connects:
         self._tokens = self._full_burst  # CONNECTs that may pass at once, at the time `_counted`
         self._counted = 0.0
         self._most = most
-        self._waiting: OrderedDict[Waiter, None] = OrderedDict()  # in the order of arrival
+        self._most_bytes = most_bytes
+        self._share = most_bytes // most  # bytes of a CONNECT that always finds room
+        self.bytes = 0  # of the CONNECTs that wait
+        self._waiting: OrderedDict[Waiter, int] = OrderedDict()  # with their bytes, in the order of arrival
         self._silent: OrderedDict[Waiter, None] = (
             OrderedDict()
         )  # those that were not seen to send more, in the same order
@@ -64,15 +72,21 @@ class Connects:
         """Let a CONNECT that has just arrived pass, if none waits and the rate allows it; true if it has passed."""
         return not self._waiting and self._take(now)
 
-    def offer(self, waiter: Waiter) -> Waiter | None:
-        """Queue *waiter*. Returns the CONNECT that finds no room: an older one, *waiter* itself, or None."""
+    def offer(self, waiter: Waiter, size: int = 0) -> Waiter | None:
+        """Queue *waiter*, which takes *size* bytes.
+
+        Returns the CONNECT that finds no room: an older one, *waiter* itself, or None.
+        """
         displaced = None
+        if size > self._share and self.bytes + size > self._most_bytes:
+            return waiter
         if len(self._waiting) >= self._most:
             displaced = self._oldest_silent()
             if displaced is None:
                 return waiter
             self.remove(displaced)
-        self._waiting[waiter] = None
+        self._waiting[waiter] = size
+        self.bytes += size
         self._silent[waiter] = None
         return displaced
 
@@ -86,7 +100,7 @@ class Connects:
 
     def remove(self, waiter: Waiter) -> None:
         """*waiter* does not wait any more, if it did."""
-        self._waiting.pop(waiter, None)
+        self.bytes -= self._waiting.pop(waiter, 0)
         self._silent.pop(waiter, None)
 
     def due(self, now: float) -> float:
@@ -145,5 +159,5 @@ class Connects:
             del self._silent[waiter]
         return None
 
-    def _first(self, waiters: OrderedDict[Waiter, None]) -> Waiter:
+    def _first(self, waiters: OrderedDict[Waiter, int] | OrderedDict[Waiter, None]) -> Waiter:
         return next(iter(waiters))

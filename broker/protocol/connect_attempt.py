@@ -24,6 +24,7 @@ from broker.mqtt.connect import decode_connect, peek_version
 from broker.mqtt.encode import encode
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import Connect
+from broker.mqtt.packets import Will as WillFields
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
@@ -38,6 +39,7 @@ from broker.reasons import CloseReason, PauseReason
 from broker.routing.authority import Authoriser
 from broker.session.principal import ANONYMOUS, NOBODY, Principal
 from broker.session.session import Session
+from broker.session.will import COPIES, will_size
 from broker.store.sessions import Claims, SessionStore
 
 TURNS: Final = 16  # CONNECTs whose turn comes in one slice, at about 40 us each
@@ -110,7 +112,7 @@ class ConnectAttempts:
         # Whether the length may be padded depends on the version. 3.1.1 asks for no shortest form (2.2.3), so a client
         # of it may write four bytes before it knows the length.
         read_length(data, header + 1, body, packet.version)  # [MQTT-1.5.5-1]
-        attempt = ConnectAttempt(self, connection, packet, now)
+        attempt = ConnectAttempt(self, connection, packet, stop - header, now)
         connection.attempt = attempt
         attempt.validate(now)
 
@@ -132,8 +134,12 @@ class ConnectAttempts:
 class ConnectAttempt(PendingConnect):
     """One CONNECT: the `Waiter` of overload/connects.py, and the `Claimant` of the session store."""
 
-    def __init__(self, attempts: ConnectAttempts, connection: Connection, packet: Connect, now: float) -> None:
+    def __init__(
+        self, attempts: ConnectAttempts, connection: Connection, packet: Connect, size: int, now: float
+    ) -> None:
+        """*size*: bytes of *packet* on the wire."""
         super().__init__(packet.client_id)
+        self._size = size
         self.since = now
         self.client_id = packet.client_id  # the broker assigns one to a client that has none
         self.clean_start = packet.clean_start
@@ -183,7 +189,7 @@ class ConnectAttempt(PendingConnect):
         attempts, connection = self._attempts, self._connection
         attempts.counters.connects_delayed += 1
         attempts.log.info("client_throttled", client=self.client_id, reason=PauseReason.CONNECT.label)
-        displaced = attempts.connects.offer(self)
+        displaced = attempts.connects.offer(self, self._size)
         if displaced is self:
             self._refuse(CloseReason.CONNECTS_WAITING, now)
             return
@@ -264,11 +270,20 @@ class ConnectAttempt(PendingConnect):
         if reason is None and authoriser is not None:
             if packet.will is not None and not authoriser.may_publish(self._principal, packet.will.topic):
                 reason = CloseReason.NOT_AUTHORIZED
+        if reason is None and packet.will is not None and not self._will_fits(packet.will):
+            reason = CloseReason.WILL_BUDGET
         if reason is not None:
             self._refuse(reason, now)
             return
         connection.enter(Input.AUTHENTICATED)
         attempts.claims.claim(self)
+
+    def _will_fits(self, will: WillFields) -> bool:
+        """Whether there is room for *will*, which replaces one that the session has at this worker."""
+        attempts = self._attempts
+        here = attempts.store.find(self.client_id)
+        replaced = 0 if here is None or here.will is None else here.will.held
+        return attempts.sessions.wills.fits(COPIES * will_size(will) - replaced)
 
     # Claiming.
 

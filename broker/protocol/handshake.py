@@ -22,6 +22,7 @@ from broker.mqtt.properties import (
 )
 from broker.reasons import CloseReason
 from broker.routing.route import RESERVED
+from broker.session.will import will_size
 
 UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of a client that names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0
@@ -43,6 +44,7 @@ RETURN_CODES: Final = {
     CloseReason.GUESSES_OF_USER: 3,
     CloseReason.GUESSES_OF_ADDRESS: 3,
     CloseReason.SESSION_LIMIT: 3,
+    CloseReason.WILL_BUDGET: 3,
     CloseReason.SHUTTING_DOWN: 3,
     CloseReason.BAD_CREDENTIALS: 4,
     CloseReason.NOT_AUTHORIZED: 5,
@@ -81,6 +83,8 @@ def examine(packet: Connect, limits: Limits) -> CloseReason | None:
             return CloseReason.TOPIC_BYTES
         if packet.will.topic.count(b"/") >= limits.topic_levels:  # later, no client could be told of the refusal
             return CloseReason.TOPIC_LEVELS
+        if will_size(packet.will) > limits.will_bytes:
+            return CloseReason.WILL_BYTES
     return None
 
 

@@ -36,6 +36,7 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import QueueBudget
+from broker.session.reserve import Reserve
 from broker.store.sessions import Claims, SessionStore
 
 
@@ -54,6 +55,7 @@ class ProtocolParts:
         acl: Acl | None,
         outbound_budget: OutboundBudget,
         queue_budget: QueueBudget,
+        wills: Reserve,
         addresses: Addresses,
         connects: Connects,
         protection: Protection,
@@ -100,6 +102,7 @@ class ProtocolParts:
             log,
             limits,
             queue_budget,
+            wills,
             origin,
             acl,
         )

@@ -20,6 +20,7 @@ from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, Principal
 from broker.session.queue import QueueBudget
+from broker.session.reserve import Reserve
 from broker.session.session import Session, Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
@@ -41,9 +42,12 @@ class SessionLifecycle:
         log: Log,
         limits: Limits,
         queue_budget: QueueBudget,
+        wills: Reserve,
         origin: Origin,
         authoriser: Authoriser | None,
     ) -> None:
+        """*wills*: the account of the wills of all sessions."""
+        self.wills = wills
         self.limits = SessionLimits(
             inflight=limits.inflight,
             pending=limits.pending,
@@ -107,10 +111,18 @@ class SessionLifecycle:
 
     # Wills.
 
+    def set_will(self, session: Session, will: Will | None) -> None:
+        """Give *session* a *will*, or none, in place of the one that it has."""
+        if session.will is not None:
+            self.wills.give_back(session.will.held)
+        session.will = will
+        if will is not None:
+            self.wills.take(will.held)
+
     def withdraw_will(self, session: Session) -> None:
         """Forget the will of *session* without publishing it."""
         if session.will is not None:
-            session.will = None  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
+            self.set_will(session, None)  # [MQTT-3.14.4-3], [MQTT-3.1.2-10]
             self._store.without_will(session)
 
     def publish_will(self, session: Session, now: float) -> None:
@@ -118,7 +130,7 @@ class SessionLifecycle:
         will = session.will
         if will is None:
             return
-        session.will = None  # [MQTT-3.1.2-10]
+        self.set_will(session, None)  # [MQTT-3.1.2-10]
         if not session.ended:
             self._store.without_will(session)
         self._publish_for(will, session.client_id, None, session.principal, session, now)

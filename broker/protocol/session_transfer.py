@@ -70,8 +70,10 @@ class SessionTransfer:
         owed = self._sessions.replays.pop(session, {})
         will = session.will
         will_due = 0.0
-        if will is not None and will.delay < session.expiry:
-            will_due = self._timers.when(session.will_timer)
+        if will is not None:
+            self._sessions.wills.give_back(will.held)
+            if will.delay < session.expiry:
+                will_due = self._timers.when(session.will_timer)
         expires = self._timers.when(session.expiry_timer)
         self._sessions.stop_timers(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
@@ -100,6 +102,7 @@ class SessionTransfer:
 
     def _taken_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
         session = export.session
+        self._charge_will(session)
         if self._store.find(session.client_id) is not None:
             self._sessions.end(session, now)
         else:
@@ -142,6 +145,7 @@ class SessionTransfer:
         its connection [MQTT-3.1.4-3].
         """
         session = incoming.finish()
+        self._charge_will(session)
         former = self._store.find(session.client_id)
         if former is not None:
             self._lifecycle.evict(former)
@@ -153,6 +157,10 @@ class SessionTransfer:
         if incoming.session is not None:
             self._subscribing.withdraw(incoming.session)
         incoming.abandon()
+
+    def _charge_will(self, session: Session) -> None:
+        if session.will is not None:
+            self._sessions.wills.take(session.will.held)
 
     def _keep(self, session: Session, expires: float, will_due: float, owed: list[Subscription]) -> None:
         """Keep *session*, which has no connection, on this worker."""

@@ -305,6 +305,8 @@ class Subscribing:
             return FilterRefusal.LEVELS
         if len(filter) > self._limits.topic_bytes:
             return FilterRefusal.BYTES
+        if len(share) > self._limits.share_name_bytes:
+            return FilterRefusal.SHARE_NAME
         if len(session.subscriptions) >= self._limits.subscriptions:
             return FilterRefusal.SUBSCRIPTIONS
         if not self._routes.patterns.fits(filter, share != b"", session.client_id):

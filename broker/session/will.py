@@ -4,6 +4,8 @@
 # the session ends, whichever is first [MQTT-3.1.2-8]. A connection that resumes the session in time cancels it
 # [MQTT-3.1.3-9]. A clean start resumes nothing: it ends the session, and so the will is published (3.1.4, the comment
 # on takeovers).
+from typing import Final
+
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, Properties
 from broker.mqtt.packets import Will as WillFields
@@ -15,6 +17,8 @@ from broker.mqtt.properties import (
     encode_properties,
 )
 from broker.session.message import NEVER, Message
+
+COPIES: Final = 2  # of a will in memory: of its session, and for the registry
 
 
 def forwardable(properties: Properties) -> bytes:
@@ -39,10 +43,20 @@ def expires_at(properties: Properties, now: float) -> float:
     return now + interval if isinstance(interval, int) else NEVER
 
 
+def will_size(fields: WillFields) -> int:
+    """The bytes of a will: topic, payload and encoded properties."""
+    return (
+        len(fields.topic)
+        + len(fields.payload)
+        + (len(encode_properties(fields.properties)) if fields.properties else 0)
+    )
+
+
 class Will:
     def __init__(self, fields: WillFields) -> None:
         self.fields = fields
         self.topic = fields.topic
+        self.held = COPIES * will_size(fields)  # bytes of memory
         delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
         self.delay = delay if isinstance(delay, int) else 0  # seconds
 

@@ -244,6 +244,20 @@ def test_who_was_refused_while_redis_hung_leaves_the_session_where_it_is(server:
     assert one.store.find("me") is None
 
 
+def test_a_session_that_is_here_is_resumed_while_redis_hangs(server: RunningRedis, loop: Loop) -> None:
+    """A Redis that is away or full would lock out clients whose sessions need nobody else."""
+    one = Worker(loop, server, 1)
+    assert one.connect("me", lasting=True) is None
+    there = one.store.find("me")
+    assert there is not None
+    server.pause()
+
+    assert there is one.connect("me", lasting=True)
+    assert CloseReason.SERVER_UNAVAILABLE is one.connect("another", lasting=True)
+    server.go_on()
+    loop.until(lambda: owned_by(server, one, "me"))
+
+
 def test_a_clean_start_ends_what_is_elsewhere(server: RunningRedis, loop: Loop) -> None:
     """The former session would go on without a client [MQTT-3.1.4-4]."""
     loop.stop_clock()

@@ -156,6 +156,18 @@ def test_a_queue_full_of_those_who_speak_takes_nobody_else() -> None:
     assert 3 == connects.waiting()
 
 
+def test_long_connects_leave_room_for_short_ones() -> None:
+    """Waiting CONNECTs of 256 KiB would fill the memory, or keep out every client with a short one."""
+    connects = Connects(1.0, 1.0, 100, 1000)
+    connects.at_once(NOW)
+    long, longer, short = (Waiting(NOW) for _ in range(3))
+
+    assert (None, longer, None) == (connects.offer(long, 900), connects.offer(longer, 101), connects.offer(short, 10))
+    assert 910 == connects.bytes
+    connects.remove(long)
+    assert (None, 111) == (connects.offer(longer, 101), connects.bytes)
+
+
 @given(st.lists(st.sampled_from(["offer", "speak", "leave", "pass"]), max_size=60), st.integers(1, 5))
 def test_the_queue_keeps_its_bound_and_its_order(steps: list[str], most: int) -> None:
     """Memory would grow with the storm, or somebody be forgotten or let in twice."""

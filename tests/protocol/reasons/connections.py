@@ -72,6 +72,12 @@ KNOCKED: Final = {
     CloseReason.BAD_AUTHENTICATION_METHOD: Connect(V5, "phone", properties={AUTHENTICATION_METHOD: "x"}),
     CloseReason.NOT_AUTHORIZED: Connect(V5, "phone", will=Will(b"$SYS/forged", b"")),
 }
+KNOCKED_ON_FEW: Final = {
+    CloseReason.WILL_BYTES: Limits(will_bytes=100),
+    CloseReason.WILL_BUDGET: Limits(will_budget=300),
+}
+for reason, limits in KNOCKED_ON_FEW.items():
+    SCENARIOS[reason] = partial(knocks, Config(limits=limits), Connect(V5, "phone", will=Will(b"w", bytes(150))))
 for reason, connect in KNOCKED.items():
     SCENARIOS[reason] = partial(knocks, STRICT, connect)
 

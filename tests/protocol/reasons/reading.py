@@ -141,6 +141,11 @@ def a_long_filter(stage: Stage) -> Seen:
     return refused(stage, b"x" * 21)
 
 
+@happens(FilterRefusal.SHARE_NAME)
+def a_long_share_name(stage: Stage) -> Seen:
+    return refused(stage, b"$share/" + b"n" * 257 + b"/a")
+
+
 @happens(FilterRefusal.SUBSCRIPTIONS)
 def one_filter_too_many(stage: Stage) -> Seen:
     return refused(stage, b"a", b"b")
