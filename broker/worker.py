@@ -90,8 +90,7 @@ class Worker:
         protection are recorded; "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
-        limits, delivery, overload = config.limits, config.delivery, config.overload
-        files = AccessFiles(config.access)
+        limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
         budget = WorkerBudget(config, memory_limit() // workers, workers)
         self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), QueueBudget(budget.waiting)
         self.reactor = Reactor(
