@@ -43,10 +43,8 @@ from broker.overload.quotas.client_overrides import ClientOverrides
 from broker.protocol.essentials import Essentials
 from broker.protocol.housekeeping import Housekeeping
 from broker.protocol.lifecycle import REFUSABLE
-from broker.protocol.parts import ProtocolParts
-from broker.protocol.shared_lists import shared_backlog
+from broker.protocol.parts import ProtocolParts, make_routes
 from broker.routing.retained import Retained
-from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import QueueBudget
 from broker.session.reserve import Reserve
@@ -107,17 +105,7 @@ class Worker:
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.handshakes = Offload(threads or ThreadPoolExecutor(UNDER_WAY, "handshakes"), self.reactor.call)
         self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
-        self.routes = Routes(
-            config.routes.topics,
-            budget.routes,
-            limits.topic_levels,
-            limits.topic_bytes,
-            shared_backlog(base, self.queue_budget),
-            files.acl,
-            links.announcements,
-            worker.shard,
-            limits.wildcard_patterns // workers,
-        )
+        self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(
             base.counters, self.reactor.latencies, links.record_log, base.log, worker=worker, now=clock()

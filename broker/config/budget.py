@@ -32,7 +32,7 @@ class WorkerBudget:
         self.input = max(memory // 16, limits.packet_bytes)  # a single client may send any packet
         self.outbound = config.delivery.outbound_budget or memory // 4
         self.waiting = limits.queue_budget or memory // 4
-        self.wills = limits.will_budget or memory // 32
+        self.wills = limits.will_budget or memory // 8
         self.connects = memory // 32
         self.retained = config.retained.bytes
         self.routes = config.routes.bytes
@@ -68,10 +68,11 @@ def describe(config: Config, memory: int, workers: int) -> list[str]:
     total = budget.total()
     lines.append(f"  {'sum':<{width}}  {_mib(total):>10}  of each worker; {_mib(total * workers)} of all")
     if total <= budget.memory:
-        lines.append("The worst case fits into the memory.")
+        lines.append("The worst case of these fits into the memory.")
     else:
         over = _mib((total - budget.memory) * workers)
         lines.append(f"The worst case exceeds the memory by {over}: lower the largest of these limits.")
+    lines.append("Not in the sum yet: messages in flight (limits.queue_bytes for each client) and subscriptions.")
     return lines
 
 

@@ -239,7 +239,7 @@ class Limits:
     share_name_bytes: int = size(256, least=1, most=65535)
     # Topic, payload and properties of a will: a will is a short notice, and each is held twice here and once in Redis.
     will_bytes: int = size(64 * KIB, least=1)
-    will_budget: int = size(0)  # bytes of the wills of a worker, each counted twice; 0 = a 32nd of the memory limit
+    will_budget: int = size(0)  # bytes of the wills of a worker, each counted twice; 0 = an eighth of the memory limit
     subscriptions: int = number(10_000, least=1)  # per session; each takes memory and time for matching
     # Positions of "+" in filters, of the node; they bound how many levels of filters one match visits.
     wildcard_patterns: int = number(8192, least=1024)

@@ -27,6 +27,7 @@ from broker.protocol.publishing import Publishing
 from broker.protocol.recent_disconnects import RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
+from broker.protocol.shared_lists import shared_backlog
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import Timers
 from broker.routing.fanout import Deliveries
@@ -181,6 +182,24 @@ class ProtocolParts:
             packet_bytes=base.config.limits.packet_bytes,
             clients=self._metrics.clients,
         )
+
+
+def make_routes(
+    base: Essentials, acl: Acl | None, neighbours: Neighbours, queue_budget: QueueBudget, size: int, workers: int
+) -> Routes:
+    """The routes of a worker, in about *size* bytes. What waits for shared subscriptions counts in *queue_budget*."""
+    limits = base.config.limits
+    return Routes(
+        base.config.routes.topics,
+        size,
+        limits.topic_levels,
+        limits.topic_bytes,
+        shared_backlog(base, queue_budget),
+        acl,
+        neighbours,
+        base.worker.shard,
+        limits.wildcard_patterns // workers,
+    )
 
 
 def _new_client_id() -> str:

@@ -9,7 +9,7 @@ def test_accounts_follow_the_memory_and_the_settings() -> None:
     """The budget that is printed would not be the one that a worker keeps."""
     small, large = (WorkerBudget(Config(), memory * MIB, 2) for memory in (512, 1024))
 
-    assert (128 * MIB, 128 * MIB, 16 * MIB) == (small.outbound, small.waiting, small.wills)
+    assert (128 * MIB, 128 * MIB, 64 * MIB) == (small.outbound, small.waiting, small.wills)
     assert large.total() > small.total()
     assert {"retained": 5 * MIB}.items() <= {
         one.name: one.limit for one in WorkerBudget(Config(retained=Retained(bytes=5 * MIB)), MIB, 1).accounts
@@ -21,5 +21,5 @@ def test_it_is_said_whether_the_worst_case_fits() -> None:
     crowded = describe(Config(), 1024 * MIB, 2)
     roomy = describe(Config(retained=Retained(bytes=MIB)), 2048 * MIB, 2)
 
-    assert crowded[-1].startswith("The worst case exceeds the memory by ")
-    assert "The worst case fits into the memory." == roomy[-1]
+    assert crowded[-2].startswith("The worst case exceeds the memory by ")
+    assert "The worst case of these fits into the memory." == roomy[-2]
