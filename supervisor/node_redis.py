@@ -28,14 +28,14 @@ class NodeRedis:
         """RedisUnusable."""
         self._url = config.redis.url
         self.cluster_key = cluster_key(config.redis.key_file, self._url, folder.path)
-        if not self.cluster_key:
-            log.warning("redis_not_sealed", setting="redis.key_file")
         self._embedded: EmbeddedRedis | None = None
         if self._url:
             found = find_redis(self._url)
             self.address: RedisAddress = found.address
             for remark in found.remarks:
                 log.warning("redis_log", address=str(found.address), text=remark)
+            if not self.cluster_key:
+                log.warning("redis_not_sealed", setting="redis.key_file")
             return
         memory = config.redis.memory or memory_limit() // SHARE
         self._embedded = EmbeddedRedis(folder.path / "redis", find_server(), memory, log)
