@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from broker.config.sources import without_password
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import OLDEST, RedisUnusable
 
@@ -80,7 +81,7 @@ def _parse(url: str) -> _Url:
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
     except ValueError:
         raise RedisUnusable(f"The address of Redis is not a URL: it must be {FORMS}.") from None
-    shown = _without_password(url, parts)
+    shown = without_password(url)
     if parts.scheme == "rediss":
         raise RedisUnusable(
             f"{shown}: Weir does not speak TLS to Redis yet; use redis:// in a trusted network, or through a tunnel."
@@ -99,13 +100,6 @@ def _parse(url: str) -> _Url:
     except ValueError:
         pass
     raise RedisUnusable(f"{shown} is not an address of Redis: it must be {FORMS}.")
-
-
-def _without_password(url: str, parts: SplitResult) -> str:
-    credentials, at, rest = parts.netloc.rpartition("@")
-    if not at:
-        return url
-    return parts._replace(netloc=f"{credentials.partition(':')[0]}:***@{rest}").geturl()
 
 
 def _db(text: str) -> int:

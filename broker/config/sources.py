@@ -48,9 +48,11 @@ class Loaded:
     sources: Mapping[str, str]  # by key; absent keys have their default
 
     def describe(self) -> Iterator[Effective]:
-        """Every setting with its value in force and its source, in the order of the groups."""
+        """Every setting with its value in force and its source, in the order of the groups, without passwords."""
         for key, kind in KINDS.items():
             value = _at(self.config, key)
+            if isinstance(value, str):
+                value = without_password(value)
             yield Effective(key, value, kind.show(value), self.sources.get(key, "default"))
 
 
@@ -78,6 +80,14 @@ def load(
         value = KINDS[key].show(_at(config, key))
         raise ConfigError(f"{key} = {value} in {sources.get(key, 'the defaults')} is not valid: it must be {right}.")
     return Loaded(config, sources)
+
+
+def without_password(text: str) -> str:
+    """*text* with "***" for the password, if it is a URL with one."""
+    scheme, separator, rest = text.partition("://")
+    credentials, at, host = rest.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    return f"{scheme}://{user}:***@{host}" if separator and at and colon else text
 
 
 def described(config: Config) -> dict[str, object]:

@@ -1,5 +1,4 @@
 # Bans: whom they keep out, and what bounds them.
-import time
 
 import pytest
 
@@ -77,13 +76,12 @@ def test_a_pattern_has_wildcards_and_nothing_else(pattern: str, text: str, same:
     assert same is matches(pattern, text)
 
 
-def test_all_patterns_are_compared_in_bounded_time() -> None:
-    """A CONNECT with a long client id would keep the loop busy for seconds."""
+def test_a_pattern_that_nearly_matches_is_not_tried_in_every_way() -> None:
+    """A CONNECT with a long client id would keep the loop busy: a matcher that goes back would need years for these."""
     table = bans(*[ban("pattern", "*a" * 7 + "b*" + f"{number}") for number in range(100)])
-    before = time.process_time()
-    table.find("a" * 65_535, None, "", NOW)
 
-    assert time.process_time() - before < 5.0  # takes 10 ms; a pattern that goes back takes years
+    assert table.find("a" * 65_535, None, "", NOW) is None
+    assert table.find("a" * 65_527 + "b99", None, "", NOW) is not None
 
 
 @pytest.mark.parametrize(

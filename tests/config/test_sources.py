@@ -256,6 +256,22 @@ def test_each_quota_can_be_set() -> None:
     assert {key: f'"{rate}"' for key, rate in rates.items()}.items() <= shown.items()
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://weir:s3:cr@t@host:1/0", "redis://weir:***@host:1/0"),
+        ("unix://:secret@/run/redis?db=1", "unix://:***@/run/redis?db=1"),
+        ("redis://host", "redis://host"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    """`weir config show` is what people paste into a report of a bug."""
+    loaded = load(environ={}, options=from_assignments([f"redis.url={url}"]), default_file=NOWHERE)
+    (found,) = [one for one in loaded.describe() if one.key == "redis.url"]
+
+    assert (shown, f'"{shown}"', url) == (found.value, found.text, loaded.config.redis.url)
+
+
 def test_quotas_of_tenants_need_a_rule_that_names_them() -> None:
     """The quotas would be in the file, and nobody held to them."""
     quota = "quotas.tenant.incoming_messages=100/s"
