@@ -19,6 +19,7 @@ PUBLISH_COST: Final = 10
 DELIVERY_COST: Final = 1
 ANSWER_COST: Final = 1  # an acknowledgement or a ping
 FRAME_COST: Final = 10  # a WebSocket frame, beside its content: an empty frame takes less, a ping more
+UPGRADE_COST: Final = 4000  # a WebSocket request: about 0.2 ms of trio-websocket
 FILTER_COST: Final = 5
 VISIT_COST: Final = 4  # a level of a tree of filters, or a receiver, that is visited to make a route
 CONNECT_COST: Final = 100

@@ -274,7 +274,6 @@ class SharedGroup(Subscriber):
         """Send *message*, which has waited, to a ready member of this worker, or pass it to another worker."""
         member = self._next_ready(message.topic, message.qos)
         if member is not None:
-            member.session.replayed += 1
             member.session.offer(_variant_for(member, message), now)
             return True
         neighbour = self._next_with_room() if self._members else self._largest()

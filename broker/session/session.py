@@ -320,7 +320,7 @@ class Session:
                 continue
             else:
                 out.write(message.again(self.version, packet_id, now))
-                self.replayed += 1  # a message from the queue is sent for the first time: its publisher has paid for it
+                self.replayed += 1  # those from the queue are not: their publishers have paid for the delivery
                 self._counters.publishes_sent += 1
                 self._counters.publish_bytes_sent += len(message.payload)
             inflight[packet_id] = message

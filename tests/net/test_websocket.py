@@ -4,7 +4,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, cast
 
 import pytest
 import trio
@@ -17,6 +17,8 @@ from broker.mqtt.stream import PacketReader
 from broker.net.listeners import listen
 from broker.net.pauses import Pause
 from broker.net.stream import CLOSED
+from broker.net.transports.upgrade_tasks import UNDER_WAY, UpgradeTasks
+from broker.net.transports.websocket import WebSocketLayer
 from broker.reasons import CloseReason
 from broker.worker import Worker
 from tests.garbage import ours
@@ -339,6 +341,50 @@ async def test_a_request_without_end_is_refused() -> None:
         await browser.stream.send_all(b"GET /mqtt HTTP/1.1\r\n" + b"Cookie: x\r\n" * 3000)
         assert b"" == await browser.rest()
         assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+async def test_a_request_of_many_lines_is_refused() -> None:
+    """16 KiB have room for thousands of headers, each of which is parsed while all other clients wait."""
+    async with serving() as served:
+        browser = await served.dial()
+        await browser.stream.send_all(REQUEST[:-2] + b"a: b\r\n" * 200 + b"\r\n")
+        assert b"" == await browser.rest()
+        assert 1 == served.closed(CloseReason.WEBSOCKET_ERROR)
+
+
+class Answered:
+    """A layer of a connection that does not exist; it remembers what became of its request."""
+
+    def __init__(self) -> None:
+        self.became = ""
+
+    def push(self, data: bytes) -> None:
+        pass
+
+    def accept(self) -> None:
+        self.became = "accepted"
+
+    def refuse(self, reason: CloseReason, detail: str) -> None:
+        self.became = detail
+
+
+async def test_so_many_requests_are_answered_at_once_and_the_others_wait() -> None:
+    """A crowd that comes at once would have the worker do nothing else, and fill its memory with tasks."""
+    async with serving() as served, trio.open_nursery() as nursery:
+        tasks = UpgradeTasks(served.worker.reactor, "/mqtt", served.worker.base.internal_errors.report)
+        nursery.start_soon(tasks.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        layers = [Answered() for _ in range(3 * UNDER_WAY)]
+        started = [tasks.start(cast(WebSocketLayer, layer), REQUEST) for layer in layers]
+        assert (UNDER_WAY, 2 * UNDER_WAY) == tasks.statistics()
+        started[-1].cancel()
+        assert (UNDER_WAY, 2 * UNDER_WAY - 1) == tasks.statistics()
+        while tasks.statistics() != (0, 0):
+            await trio.sleep(0.001)
+
+        assert ["accepted"] * (3 * UNDER_WAY - 1) + [""] == [layer.became for layer in layers]
+        assert 0 == served.worker.reactor.urgent_tasks
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_client_that_closes_during_the_answer_is_not_an_internal_error() -> None:

@@ -1,10 +1,26 @@
 # The tasks that answer WebSocket requests.
-from collections.abc import Awaitable, Callable
+#
+# A task takes a fraction of a millisecond in many small steps, and some ten kilobytes. A crowd that comes at once would
+# have the worker do nothing else, so at most UNDER_WAY requests are answered at once; the others wait in the order of
+# their arrival. A request whose connection has been closed is not answered. Each connection waits with one request of
+# at most REQUEST_BYTES (websocket.py) and no longer than its CONNECT deadline, so the limit of connections bounds the
+# queue.
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import trio
 
 from broker.net.reactor import Reactor
 from broker.net.transports.websocket import UpgradeTask, WebSocketLayer
+
+UNDER_WAY: Final = 16
+
+
+class Answer(UpgradeTask, Protocol):
+    cancelled: bool
+
+    async def run(self) -> None: ...
 
 
 class UpgradeTasks:
@@ -14,6 +30,8 @@ class UpgradeTasks:
         self._path = path
         self._failed = failed
         self._nursery: trio.Nursery | None = None
+        self._under_way = 0
+        self._waiting: deque[Answer] = deque()
 
     async def run(self) -> None:
         """Run the tasks that `start()` starts, until cancelled."""
@@ -22,17 +40,32 @@ class UpgradeTasks:
             await trio.sleep_forever()
 
     def start(self, layer: WebSocketLayer, request: bytes) -> UpgradeTask:
-        """Start the task that answers *request*."""
+        """Start the task that answers *request*, as soon as fewer than UNDER_WAY are under way."""
         from broker.net.transports.upgrade import Upgrade  # trio-websocket costs memory that only its users should pay
 
-        assert self._nursery is not None, "a request before run()"
         task = Upgrade(layer, request, self._path, self._failed)
-        self._nursery.start_soon(self._answer, task.run)
-        self._reactor.urgent_tasks += 1  # it takes several passes of trio's; none of them should wait for a whole turn
+        self._waiting.append(task)
+        self._start_waiting()
         return task
 
-    async def _answer(self, run: Callable[[], Awaitable[None]]) -> None:
+    def statistics(self) -> tuple[int, int]:
+        """(requests that are being answered, requests that wait)."""
+        return self._under_way, sum(not task.cancelled for task in self._waiting)
+
+    def _start_waiting(self) -> None:
+        assert self._nursery is not None, "a request before run()"
+        while self._waiting and self._under_way < UNDER_WAY:
+            task = self._waiting.popleft()
+            if task.cancelled:
+                continue
+            self._under_way += 1
+            self._reactor.urgent_tasks += 1  # it takes several passes of trio's; none should wait for a whole turn
+            self._nursery.start_soon(self._answer, task)
+
+    async def _answer(self, task: Answer) -> None:
         try:
-            await run()
+            await task.run()
         finally:
             self._reactor.urgent_tasks -= 1
+            self._under_way -= 1
+            self._start_waiting()

@@ -19,12 +19,14 @@ from broker.net.transports.frames import BINARY, Failure, Frames, close_frame, f
 from broker.net.transports.layer import Layer
 from broker.net.transports.tls import TlsLayer, TlsTransport
 from broker.net.transports.transport import Transport
-from broker.overload.quantum import FRAME_COST
+from broker.overload.quantum import FRAME_COST, UPGRADE_COST
 from broker.reasons import CloseReason, ProtocolError
 
 READ_AT_ONCE: Final = 16 * 1024  # bytes; those not parsed yet, because of FRAMES_AT_ONCE, are outside the input budget
 FRAMED_AT_ONCE: Final = 64 * 1024  # bytes of MQTT in one frame at most
 REQUEST_BYTES: Final = 16 * 1024  # with all cookies
+REQUEST_LINES: Final = 100  # browsers send about 15
+LINE_END: Final = b"\r\n"
 REQUEST_END: Final = b"\r\n\r\n"
 NO_REQUEST: Final = "no WebSocket request"
 SPACE: Final = 0x20  # bytes that begin with this or less are no request: those of TLS and MQTT do
@@ -189,6 +191,9 @@ class WebSocketLayer(Layer):
         if end >= 0:
             request = self._request[: end + len(REQUEST_END)]
             self._request = self._request[len(request) :]
+            if request.count(LINE_END) > REQUEST_LINES:
+                raise ProtocolError(CloseReason.WEBSOCKET_ERROR, f"a request of more than {REQUEST_LINES} lines")
+            self.cost = UPGRADE_COST
             self._reactor.pause(self._stream, Pause.UPGRADE)
             self._task = self._start(self, request)
         elif self._request[0] <= SPACE or len(self._request) > REQUEST_BYTES:
