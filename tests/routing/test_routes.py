@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Packet, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.reasons import CloseReason, ProtocolError
-from broker.routing.authority import Authoriser
 from broker.routing.route import ENTRY_BYTES
 from broker.session.message import NEVER, Message
 from broker.session.principal import Principal
@@ -406,7 +405,7 @@ def test_what_was_visited_is_counted_once() -> None:
     assert 0 == party.routes.take_visits()
 
 
-class Nobody(Authoriser):
+class Nobody:
     """Nobody may publish; each question is remembered."""
 
     def __init__(self) -> None:
