@@ -38,9 +38,10 @@ def control(weir: BrokerProcess) -> Any:
 
 
 def heard(weirs: list[BrokerProcess]) -> list[int]:
-    """Of each worker: the reports that came over Redis, as of the last second."""
+    """Of each worker: the reports that came over Redis, with a valid seal or without, as of the last second."""
     workers = [worker for weir in weirs for worker in node.status(control(weir))["workers"]]
-    return [worker["statistics"].get("counters", {}).get("reports_heard_redis", 0) for worker in workers]
+    counters = [worker["statistics"].get("counters", {}) for worker in workers]
+    return [counted.get("reports_heard_redis", 0) + counted.get("redis_forged", 0) for counted in counters]
 
 
 def each_hears(weirs: list[BrokerProcess], publisher: "redis.Redis") -> None:
