@@ -287,8 +287,7 @@ class Hub(Service):
         connection.input = connection.read_ahead_in = data[connection.position : begin] + found.left
         connection.position = 0
         connection.left = len(connection.input)
-        if pings:
-            connection.heard = now
+        connection.heard = now
         for _ in range(found.pings):
             self._counters.answers_sent += 1
             connection.outbox.answer(PINGRESP)

@@ -17,7 +17,6 @@ class Upgrade:
     """Answers *request*, which should be for *path*. *failed* is called with unexpected exceptions."""
 
     def __init__(self, layer: WebSocketLayer, request: bytes, path: str, failed: Callable[[Exception], None]) -> None:
-        self.cancelled = False
         self._layer = layer
         self._path = path
         self._failed = failed
@@ -50,7 +49,6 @@ class Upgrade:
             self._layer.accept()
 
     def cancel(self) -> None:
-        self.cancelled = True
         self._scope.cancel()
 
     async def _answer(self, asked: WebSocketRequest) -> str:
