@@ -89,7 +89,7 @@ class Worker:
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
-        budget = WorkerBudget(config, memory_limit() // workers, workers)
+        budget = WorkerBudget(config, memory_limit(config.node.memory) // workers, workers)
         self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), QueueBudget(budget.waiting)
         self.reactor = Reactor(
             clock,

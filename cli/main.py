@@ -197,7 +197,7 @@ def _print_budget(settings: "Config") -> None:
     from broker.control.machine import memory_limit
     from supervisor.start import worker_count
 
-    for line in describe(settings, memory_limit(), worker_count(settings)):
+    for line in describe(settings, memory_limit(settings.node.memory), worker_count(settings)):
         typer.echo(line)
 
 

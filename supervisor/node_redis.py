@@ -37,7 +37,7 @@ class NodeRedis:
             if not self.cluster_key:
                 log.warning("redis_not_sealed", setting="redis.key_file")
             return
-        memory = config.redis.memory or memory_limit() // SHARE
+        memory = config.redis.memory or memory_limit(config.node.memory) // SHARE
         self._embedded = EmbeddedRedis(folder.path / "redis", find_server(), memory, log)
         self.address = self._embedded.address
 

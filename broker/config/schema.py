@@ -120,6 +120,7 @@ class Node:
     name: str = name("weir")  # tells nodes on one machine apart
     folder: str = path()  # "" = /var/lib/weir/NAME for root, else weir/NAME in $XDG_STATE_HOME or ~/.local/state
     workers: int = number(0, most=256)  # processes that share the clients; 0 = one for each usable core
+    memory: int = size(0)  # bytes that all processes may use; 0 = what the control group or the machine grants
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,15 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes that this process may use: the least limit of its control groups (cgroup.py), or the machine's memory.
+def memory_limit(configured: int = 0, root: Path = Path("/")) -> int:
+    """Bytes that this node may use: the least of *configured* (node.memory; 0: as much as there is), the limits of its
+    control groups (cgroup.py) and the machine's memory.
 
     *root*: where /proc and /sys are.
     """
     machine = int((root / "proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
     limit = cgroup_memory_limit(root)
-    return machine if limit is None else min(machine, limit)
+    return min(machine, limit or machine, configured or machine)
 
 
 def resident_bytes() -> int:

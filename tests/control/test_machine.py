@@ -60,17 +60,25 @@ def test_the_least_limit_of_all_control_groups_binds(
     tmp_path: Path, groups: str, mounts: str, limits: dict[str, object]
 ) -> None:
     """The kernel would kill a worker that is within its own budget."""
-    assert 512 * MIB == memory_limit(machine(tmp_path, groups, mounts, limits))
+    assert 512 * MIB == memory_limit(root=machine(tmp_path, groups, mounts, limits))
 
 
 def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path: Path) -> None:
     """A node outside of a container would not start."""
     root = machine(tmp_path, "0::/user.slice\n", UNIFIED, {"user.slice/memory.max": "max"})
-    assert MACHINE == memory_limit(root)
+    assert MACHINE == memory_limit(root=root)
 
 
 def test_a_machine_without_control_groups_has_its_memory(tmp_path: Path) -> None:
     """A node would not start where no cgroup file system is mounted."""
     root = machine(tmp_path, "", "", {})
     (root / "proc/self/cgroup").unlink()
-    assert MACHINE == memory_limit(root)
+    assert MACHINE == memory_limit(root=root)
+
+
+@pytest.mark.parametrize(("configured", "limit"), [(256 * MIB, 256 * MIB), (512 * MIB, 512 * MIB), (0, 512 * MIB)])
+def test_a_configured_limit_binds_if_it_is_lower(tmp_path: Path, configured: int, limit: int) -> None:
+    """A node beside other programs would take the memory of all, or a worker would believe in memory that is not there."""
+    root = machine(tmp_path, "0::/weir\n", UNIFIED, {"weir/memory.max": 512 * MIB})
+    assert limit == memory_limit(configured, root)
+    assert 512 * MIB == memory_limit(1024 * MIB, root)
