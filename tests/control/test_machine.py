@@ -78,7 +78,7 @@ def test_a_machine_without_control_groups_has_its_memory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("configured", "limit"), [(256 * MIB, 256 * MIB), (512 * MIB, 512 * MIB), (0, 512 * MIB)])
 def test_a_configured_limit_binds_if_it_is_lower(tmp_path: Path, configured: int, limit: int) -> None:
-    """A node beside other programs would take the memory of all, or a worker would believe in memory that is not there."""
+    """A node beside other programs would take the memory of all, or count on memory that is not there."""
     root = machine(tmp_path, "0::/weir\n", UNIFIED, {"weir/memory.max": 512 * MIB})
     assert limit == memory_limit(configured, root)
     assert 512 * MIB == memory_limit(1024 * MIB, root)
