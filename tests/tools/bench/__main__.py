@@ -6,6 +6,7 @@
 # without it, and `versus` this build beside another one.
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -120,7 +121,9 @@ def main() -> None:
                 table, results = scale.fanout(bench, clients, publishes=20)
             print(table)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2, default=vars) + "\n")
+    if arguments.what == "hostile" and (missed := hostile.failures(results)):
+        sys.exit("\n".join(missed))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_kib(pid: int) -> int:
-    return sum(_resident_kib(process) for process in family(pid))
+    return sum(_status_kib(process, "VmRSS:") for process in family(pid))
 
 
 def family(pid: int) -> list[int]:
@@ -31,6 +31,17 @@ def _scheduled_ns(pid: int) -> int:
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
-def _resident_kib(pid: int) -> int:
+def peak_kib(pid: int) -> int:
+    """Greatest resident memory of each process since `forget_peak()`: their sum, so an upper bound of that of all."""
+    return sum(_status_kib(process, "VmHWM:") for process in family(pid))
+
+
+def forget_peak(pid: int) -> None:
+    """Count the greatest resident memory from now on."""
+    for process in family(pid):
+        Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+def _status_kib(pid: int, field: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
+    return int(status.partition(field)[2].split()[0])

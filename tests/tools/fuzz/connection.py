@@ -29,7 +29,10 @@ class Owner(Protocol):
 
 
 class Connection:
-    """Connects at once. *deaf*: never reads; *cut* bytes of the wire are sent and no more; *flip* one of them."""
+    """Connects at once. *deaf*: never reads; *cut* bytes of the wire are sent and no more; *flip* one of them.
+
+    *source*: the address it comes from; "": one of many.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Connection:
         deaf: bool = False,
         cut: int = -1,
         flip: int = -1,
+        source: str = "",
     ) -> None:
         self.open = True
         self._loop = loop
@@ -59,7 +63,7 @@ class Connection:
         self._sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         if deaf:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
-        self._sock.bind((f"127.0.0.{2 + next(_SOURCE) % SOURCES}", 0))
+        self._sock.bind((source or f"127.0.0.{2 + next(_SOURCE) % SOURCES}", 0))
         found = self._sock.connect_ex((HOST, port))
         if found not in (0, errno.EINPROGRESS):
             self._sock.close()
