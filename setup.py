@@ -21,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 COMPILED = [
     "broker/auth/*.py",
     "broker/cluster/*.py",
+    "broker/config/patterns.py",
     "broker/config/rate.py",
     "broker/config/tenants.py",
     "broker/control/heartbeat.py",

@@ -37,6 +37,7 @@ from broker.control.frames import (
     LoopStarted,
     NewPeer,
     OtherWorkers,
+    Override,
     PublishWills,
     Ready,
     RedisMoved,
@@ -114,6 +115,7 @@ class Process:
         ]
         for peer in assignment.peers:
             self._join(peer.worker, peer.data, peer.control)
+        worker.protocol.overrides.change(assignment.overrides)
         worker.client_overrides.change(assignment.limits, [])
         worker.protocol.bans.change(assignment.bans, [])
         worker.collector.start(worker.base.clock())
@@ -160,7 +162,7 @@ class Process:
                 self._hand_over = frame.hand_over
                 self._stopping.set()
             case Reload():
-                self._reload()
+                self._reload(frame.overrides)
             case NewPeer():
                 self._join(frame.worker, *self._link.take_descriptors(2))
             case OtherWorkers():
@@ -197,11 +199,13 @@ class Process:
         except OSError as error:  # such as a folder that was removed: the former file stays in use
             self.worker.base.log.error("log_file_failed", path=self._log_path, why=error.strerror)
 
-    def _reload(self) -> None:
+    def _reload(self, overrides: list[Override]) -> None:
         heartbeat, clock = self._heartbeat, self.worker.base.clock
         phase = heartbeat.phase
         heartbeat.enter(STARTING, clock())  # a long password file takes more than a second
         why = self.worker.reload.run()
+        if not why:
+            self.worker.protocol.overrides.change(overrides)
         heartbeat.enter(phase, clock())
         self._link.send(Reloaded(why))
 

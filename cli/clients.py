@@ -96,6 +96,18 @@ def visible(text: str) -> str:
     return escape("".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text))
 
 
+def described(override: dict[str, Any]) -> tuple[str, str]:
+    """(what names its clients, its settings) of an override of the configuration."""
+    return f"{override['by']} {visible(override['name'])}", visible(override["settings"])
+
+
+def _limits(override: dict[str, Any] | None) -> str:
+    if override is None:
+        return "as all clients"
+    names, settings = described(override)
+    return f"{settings} (clients.overrides, {names})"
+
+
 def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
     state = f"connected from {answer['address']} over {answer['transport']}" if answer["connected"] else "away"
     return [
@@ -109,4 +121,5 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("in flight", f"{answer['inflight']} messages sent but not acknowledged"),
         ("waiting", f"{answer['waiting']} messages, {answer['unsent_bytes']} bytes unsent"),
         ("filters", str(answer["subscriptions"])),
+        ("limits", _limits(answer["configured"])),
     ]

@@ -3,7 +3,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from cli.clients import ClientId, visible
+from cli.clients import ClientId, described, visible
 from cli.nodes import duration
 from cli.options import AsJson, ConfigFile, Folder, Name, refuse
 from cli.printing import console, print_json, table_of
@@ -38,7 +38,7 @@ def set_limit(
     """Override the limits of a client on this node, now or when it connects.
 
     The override replaces quotas.session.incoming_messages and any former override of this client. It survives restarts
-    of workers and node, and ends after --ttl. Permanent limits belong in the configuration.
+    of workers and node, and ends after --ttl. Permanent limits belong in the configuration: [[clients.overrides]].
     """
     from cli.control_client import ControlClient, chosen_node
 
@@ -55,14 +55,14 @@ def set_limit(
 
 @app.command("list")
 def list_limits(name: Name = None, folder: Folder = None, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """List the overrides in force, the next to end first."""
+    """List the overrides in force: first those with an end, the next to end first, then the configured ones."""
     from cli.control_client import ControlClient, chosen_node
 
     answer = ControlClient(chosen_node(name, folder, config)).request("limit_list")
     if as_json:
         return print_json(answer)
     screen = console()
-    if not answer["limits"]:
+    if not answer["limits"] and not answer["configured"]:
         return screen.print("No client has an override.")
     table = table_of("client", "limit", "ends in", "set by", "because", right=("ends in",))
     for one in answer["limits"]:
@@ -70,6 +70,8 @@ def list_limits(name: Name = None, folder: Folder = None, config: ConfigFile = N
         table.add_row(
             visible(one["client"]), content, duration(one["left"]), visible(one["by"]), visible(one["reason"])
         )
+    for one in answer["configured"]:
+        table.add_row(*described(one), "never", "configuration", "clients.overrides")
     screen.print(table)
 
 

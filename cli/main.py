@@ -98,7 +98,7 @@ def start(
     Settings are read from the file, then from the environment (WEIR_LIMITS__PACKET_BYTES=2MiB), then from these
     options. A later source overrides an earlier one. `weir config show` prints all settings.
     """
-    from broker.config.sources import Given
+    from broker.config.sources import Given, from_assignments, load
 
     options = []
     if host:
@@ -115,7 +115,9 @@ def start(
 
     if detach:
         start_detached(loaded.config)
-    start_here(loaded.config, tell)
+    start_here(
+        loaded.config, tell, lambda: load(config, options=[*from_assignments(assignments or []), *options]).config
+    )
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final, Never
 
 import typer
@@ -19,10 +20,13 @@ from supervisor.start import GaveUp, StartError, run
 LONGEST: Final = 64 * 1024  # bytes
 
 
-def start_here(config: Config, tell: int | None) -> Never:
-    """Run the node until it is stopped. *tell*: for a detached node, the descriptor on which it reports its start."""
+def start_here(config: Config, tell: int | None, reread: Callable[[], Config]) -> Never:
+    """Run the node until it is stopped. *tell*: for a detached node, the descriptor on which it reports its start.
+
+    *reread*: the configuration at a reload. ConfigError.
+    """
     try:
-        code = run(config, tell is not None, lambda: _report(tell, {"pid": os.getpid()}))
+        code = run(config, tell is not None, lambda: _report(tell, {"pid": os.getpid()}), reread)
     except StartError as error:
         _report(tell, {"error": str(error)})
         refuse(str(error))

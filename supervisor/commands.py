@@ -244,7 +244,7 @@ class Commands:
 
     async def _limit_list(self, arguments: Arguments) -> object:
         self._node.limits.expire_due()
-        return {"limits": self._node.limits.listed()}
+        return {"limits": self._node.limits.listed(), "configured": self._node.limits.listed_configured()}
 
     async def _ban_add(self, arguments: Arguments) -> object:
         return {"kind": arguments["kind"], "value": self._node.bans.add(**arguments)}

@@ -7,16 +7,20 @@
 # needed most when Redis is slow or away. The supervisor is the only writer, and an override concerns one node only, so
 # no agreement with other nodes is needed. An override is on the disk before it takes effect.
 #
+# The overrides of the configuration (broker/config/overrides.py) are kept here as well, as they hold for the same
+# clients and are replaced by a reload.
+#
 # The log is the audit: who set or removed which override, why, and when it expired.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from broker.config.overrides import ClientOverride
 from broker.config.rate import RateError
 from broker.control.frames import ChangeLimits
 from broker.log import Log
@@ -46,11 +50,15 @@ class ClientLimits:
         send: Callable[[ChangeLimits], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        configured: Sequence[ClientOverride] = (),
     ) -> None:
         """*send* passes a change to the workers. *clock*: that of the workers. *wall*: Unix time.
 
+        *configured*: the overrides of the configuration, which hold without an end.
+
         OSError: *path* cannot be read.
         """
+        self._configured = tuple(configured)
         self._send = send
         self._path = path
         self._log = log
@@ -59,6 +67,20 @@ class ClientLimits:
         self._table = Overrides()
         self._changed = trio.Event()  # a new event after each change
         self._read()
+
+    def configure(self, configured: Sequence[ClientOverride]) -> None:
+        """Use the overrides *configured* from the next reload of the workers on."""
+        if tuple(configured) != self._configured:
+            self._log.info("overrides_changed", before=len(self._configured), now=len(configured))
+        self._configured = tuple(configured)
+
+    def configured(self) -> list[Facts]:
+        """The overrides of the configuration, as a worker takes them."""
+        return [one.described() for one in self._configured]
+
+    def listed_configured(self) -> list[Facts]:
+        """The overrides of the configuration, for people."""
+        return [{"by": one.by, "name": one.name, "settings": one.words()} for one in self._configured]
 
     def set(self, client: str, rate: str, exempt: bool, seconds: float, by: str, reason: str) -> None:
         """Override the publish rate of *client* (*rate*; "": keep it), or exempt the client from overload protection.

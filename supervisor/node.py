@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from broker.config.schema import Config
+from broker.config.schema import Config, ConfigError
 from broker.control.frames import ChangeBans, ChangeLimits, RedisMoved, ReopenLog
 from broker.metrics.report import Report
 from broker.version import VERSION, form
@@ -37,9 +37,11 @@ class Node:
         check: Callable[[], str],
         redis: NodeRedis,
         on_ready: Callable[[], None],
+        reread: Callable[[], Config] | None = None,
     ) -> None:
         """*listeners* of each shard. *check* returns what is wrong with the files that a reload reads, or "".
 
+        *reread* returns the configuration as its sources have it now (ConfigError), None: it stays as it is.
         *on_ready* is called once, when all workers are ready for the first time.
         """
         self.config = config
@@ -47,12 +49,14 @@ class Node:
         self.started_at = time.time()
         self.addresses = [(name, *listener.getsockname()[:2]) for name, listener in listeners[0]]
         self.log = structlog.get_logger()
-        self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits)
+        overrides = config.clients.overrides
+        self.limits = ClientLimits(folder.path / "limits", self.log, self._send_limits, configured=overrides)
         self.bans = NodeBans(folder.path / "bans", self.log, self._send_bans)
         self.workers = Workers(config, folder, listeners, log_file, redis, self.limits, self.bans, self._all_ready)
         self.sentence = ""  # why the node has failed
         self.admin_connections_dropped = 0  # see supervisor/web.py
         self._check = check
+        self._reread = reread
         self._redis = redis
         self._on_ready = on_ready
         self._log_file = log_file
@@ -108,14 +112,22 @@ class Node:
         return None if process is None else process.pid
 
     async def reload(self) -> list[str]:
-        """SIGHUP: check the files, then have each worker read them; the errors."""
+        """SIGHUP: check the files, then have each worker read them; the errors.
+
+        Of the configuration only clients.overrides takes effect; all else needs a new start.
+        """
         async with self._reloading:
             self._log_file.reopen()
             self._reopen_logs()
-            wrong = self._check()
+            try:
+                overrides = self.config.clients.overrides if self._reread is None else self._reread().clients.overrides
+                wrong = self._check()
+            except ConfigError as error:
+                wrong = str(error)
             if wrong:
                 self.log.error("reload_failed", why=wrong)
                 return [wrong]
+            self.limits.configure(overrides)
             return await self.workers.reload()
 
     # The state.

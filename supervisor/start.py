@@ -36,10 +36,16 @@ class GaveUp(Exception):
     """The node ended because its workers died again and again. The text is one sentence for the user."""
 
 
-def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | None = None) -> int:
+def run(
+    config: Config,
+    detached: bool = False,
+    on_ready: Callable[[], None] | None = None,
+    reread: Callable[[], Config] | None = None,
+) -> int:
     """Keep a node until SIGTERM or SIGINT; the exit code. StartError, GaveUp.
 
-    *detached*: log lines go to a file in the node's folder. *on_ready* is called when all workers serve.
+    *detached*: log lines go to a file in the node's folder. *on_ready* is called when all workers serve. *reread*: see
+    `Node`.
     """
     raise_descriptor_limit()
     # The signals are blocked until Node.serve() handles them: they would end a half-started node. Workers inherit the
@@ -49,7 +55,7 @@ def run(config: Config, detached: bool = False, on_ready: Callable[[], None] | N
         signal.signal(number, signal.SIG_DFL)
     try:
         with ExitStack() as held:
-            node, services = _prepare(config, detached, held, on_ready or _nothing)
+            node, services = _prepare(config, detached, held, on_ready or _nothing, reread)
             code = trio.run(node.serve, services)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -75,7 +81,11 @@ def check_files(config: Config) -> str:
 
 
 def _prepare(
-    config: Config, detached: bool, held: ExitStack, on_ready: Callable[[], None]
+    config: Config,
+    detached: bool,
+    held: ExitStack,
+    on_ready: Callable[[], None],
+    reread: Callable[[], Config] | None,
 ) -> tuple[Node, list[Callable[[], object]]]:
     """The node and its services, which are not running yet. *held* closes what they have opened."""
     check = partial(check_files, config)
@@ -109,7 +119,7 @@ def _prepare(
     audit = Audit(
         folder.log.with_name("audit"), f"control socket of {config.node.name}", structlog.get_logger(), time.time
     )
-    node = Node(config, folder, listeners, log_file, check, redis, on_ready)
+    node = Node(config, folder, listeners, log_file, check, redis, on_ready, reread)
     services: list[Callable[[], object]] = [partial(serve_control, control, Commands(node, audit, tested))]
     if admin:
         from supervisor.web import serve_web  # its library takes a tenth of a second to load

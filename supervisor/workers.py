@@ -181,7 +181,7 @@ class Workers:
         processes = [process for process in self.running() if process.state == SERVING]
         for process in processes:
             process.reloaded = None
-            process.send(Reload())
+            process.send(Reload(self._limits.configured()))
         with trio.move_on_after(UNTIL_READY):
             await self._until(lambda: all(one.reloaded is not None or one.state == DEAD for one in processes))
         failed = [f"Worker {one.shard}: {one.reloaded or 'no answer'}" for one in processes if one.reloaded != ""]
@@ -216,6 +216,7 @@ class Workers:
             redis=self._redis.address,
             alone=len(self.shards) == 1 and self._redis.private(),
             cluster_key=self._redis.cluster_key.hex(),
+            overrides=self._limits.configured(),
             limits=self._limits.holding(),
             bans=self._bans.holding(),
         )

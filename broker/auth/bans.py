@@ -4,19 +4,18 @@
 # every worker has a copy (broker/protocol/ban_enforcement.py).
 #
 # Every CONNECT is compared with the bans, also those of an attacker, so the time is bounded: client ids and users are
-# looked up; an address is looked up once for each length of a banned network; a pattern is a client id with `*` for any
-# text, and is matched by searching its parts from left to right, which never goes back. There are no regular
-# expressions, because some of them take exponential time. PATTERNS patterns take about 0.1 ms.
+# looked up; an address is looked up once for each length of a banned network; patterns (config/patterns.py) are tried
+# one by one. PATTERNS patterns take about 0.1 ms.
 from ipaddress import ip_address, ip_network
 from typing import Any, Final
+
+from broker.config.patterns import WILDCARDS, is_pattern, matches
 
 MOST: Final = 1000  # bans; the first frame to each worker has all of them
 PATTERNS: Final = 100  # of them
 LONGEST: Final = 365 * 86_400.0  # seconds until a ban ends; one without an end would be forgotten
 LONGEST_REASON: Final = 200  # characters
 LONGEST_VALUE: Final = 1024  # bytes; the default of limits.client_id_bytes
-WILDCARDS: Final = 8  # in a pattern
-ANY: Final = "*"
 
 CLIENT: Final = "client"
 USER: Final = "user"
@@ -165,30 +164,13 @@ class Bans:
         return None
 
 
-def matches(pattern: str, text: str) -> bool:
-    """Whether *text* is *pattern* with some text in place of each `*`."""
-    parts = pattern.split(ANY)
-    if len(parts) == 1:
-        return pattern == text
-    first, last = parts[0], parts[-1]
-    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
-        return False
-    position, end = len(first), len(text) - len(last)
-    for part in parts[1:-1]:
-        found = text.find(part, position, end)
-        if found < 0:
-            return False
-        position = found + len(part)
-    return True
-
-
 def _checked(kind: str, value: str) -> str:
     """*value* as it is compared. BanError."""
     if kind not in WORDS:
         raise BanError(f"{kind!r} is no kind of ban: it must be one of {', '.join(WORDS)}.")
     if not _is_text(value) or not 1 <= len(value.encode()) <= LONGEST_VALUE:
         raise BanError(f"No ban can be made for {value[:80]!r}: a {WORDS[kind]} has 1 to {LONGEST_VALUE} bytes.")
-    if kind == PATTERN and (value.count(ANY) > WILDCARDS or not value.replace(ANY, "")):
+    if kind == PATTERN and not is_pattern(value):
         raise BanError(
             f"The pattern {value} is not valid: it must be a client id with up to {WILDCARDS} `*`, and not only `*`."
         )

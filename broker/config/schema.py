@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any, Final
 
+from broker.config.overrides import ClientOverride, Overrides
 from broker.config.rate import burst, parse
 from broker.config.values import (
     KIB,
@@ -265,6 +266,13 @@ class Flush:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clients:
+    """Other limits for single clients. SIGHUP reads them again."""
+
+    overrides: tuple[ClientOverride, ...] = _setting((), Overrides())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Delivery:
     """What a slow reader may cost, and when bytes are sent to a quick one."""
 
@@ -446,6 +454,7 @@ class Config:
     websocket: WebSocket = field(default_factory=WebSocket)
     access: Access = field(default_factory=Access)
     limits: Limits = field(default_factory=Limits)
+    clients: Clients = field(default_factory=Clients)
     delivery: Delivery = field(default_factory=Delivery)
     overload: Overload = field(default_factory=Overload)
     quotas: Quotas = field(default_factory=Quotas)
@@ -475,6 +484,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _overload_contradictions(config.overload)
     found += _quota_contradictions(config.quotas, config.limits.packet_bytes)
+    found += _override_contradictions(config.clients, config.limits.packet_bytes)
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)
 
 
@@ -506,6 +516,18 @@ def _quota_contradictions(quotas: Quotas, packet_bytes: int) -> list[tuple[str, 
             found.append((f"quotas.{scope}.incoming_bytes", right))
     if quotas.tenant != QuotaScope() and not quotas.tenant_of:
         found.append(("quotas.tenant_of", 'a rule such as "user", as [quotas.tenant] says what tenants may do'))
+    return found
+
+
+def _override_contradictions(clients: Clients, packet_bytes: int) -> list[tuple[str, str]]:
+    found = []
+    for one in clients.overrides:
+        if one.queue_bytes and one.queue_bytes < packet_bytes:
+            right = f"a list in which queue_bytes of {one.by} {one.name} is 0 or at least limits.packet_bytes"
+            found.append(("clients.overrides", f"{right} ({packet_bytes} bytes)"))
+        if one.incoming_bytes and burst(parse(one.incoming_bytes, sizes=True)) < packet_bytes:
+            right = f"a list in which incoming_bytes of {one.by} {one.name} has windows that hold limits.packet_bytes"
+            found.append(("clients.overrides", f'{right}, such as "{packet_bytes}:60"'))
     return found
 
 

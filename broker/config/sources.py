@@ -17,9 +17,11 @@ from broker.config.values import Kind
 
 DEFAULT_FILE: Final = Path("/etc/weir/weir.toml")
 PREFIX: Final = "WEIR_"
-SUPERVISORS: Final = ("node.", "admin.")  # groups that workers do not get
+# Groups that workers do not get; clients.overrides, which can be reloaded, comes in frames of its own.
+SUPERVISORS: Final = ("node.", "admin.", "clients.")
 
 _TABLE: Final = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
+_LIST: Final = re.compile(r"\s*\[\[([^\[\]]+)\]\]\s*(?:#.*)?")  # a table of a list of tables
 _ENTRY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
@@ -53,7 +55,10 @@ class Loaded:
             value = _at(self.config, key)
             if isinstance(value, str):
                 value = without_password(value)
-            yield Effective(key, value, kind.show(value), self.sources.get(key, "default"))
+            text = kind.show(value)
+            if key == "clients.overrides":
+                value = [one.described() for one in value]
+            yield Effective(key, value, text, self.sources.get(key, "default"))
 
 
 def load(
@@ -214,6 +219,9 @@ def _lines(text: str) -> dict[str, int]:
     for position, line in enumerate(text.splitlines(), start=1):
         if header := _TABLE.fullmatch(line):
             table = _plain(header[1]) + "."
+        elif header := _LIST.fullmatch(line):
+            lines.setdefault(_plain(header[1]), position)
+            table = _plain(header[1]) + "[]."
         elif entry := _ENTRY.match(line):
             lines.setdefault(table + _plain(entry[1]), position)
     return lines

@@ -11,6 +11,7 @@ from broker.worker_id import WorkerId
 
 Report = dict[str, Any]  # as broker/metrics/report.py makes it
 Ban = dict[str, Any]  # as broker/auth/bans.py describes it
+Override = dict[str, Any]  # of the configuration, as broker/config/overrides.py describes it
 Limit = dict[str, Any]  # an override of one client, as broker/overload/quotas/overrides.py describes it
 
 
@@ -51,6 +52,7 @@ class Assignment(Frame):
     redis: RedisAddress
     alone: bool  # no other worker can use this Redis
     cluster_key: str  # hexadecimal: seals what is left in Redis; "": there is none
+    overrides: list[Override]
     limits: list[Limit]
     bans: list[Ban]
 
@@ -71,7 +73,12 @@ class Drain(Frame):
 
 @dataclass(frozen=True)
 class Reload(Frame):
-    """Read the password file, the ACL file and the certificates again. The worker answers with Reloaded."""
+    """Read the password file, the ACL file and the certificates again, and use *overrides*.
+
+    The worker answers with Reloaded.
+    """
+
+    overrides: list[Override]
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class EgressQuota:
         limit = outbox.egress_limit
         if limit is None:
             return
-        outbox.egress_limit = None  # the limit has the outbox: the two would be a cycle
+        outbox.end_egress_limit()  # the limit has the outbox: the two would be a cycle
         assert isinstance(limit, ClientEgress)
         if limit.reason is not None:
             self._closed.remove(limit.slot, limit)

@@ -98,6 +98,11 @@ class Outbox:
         self.egress_limit = limit
         self.writable = False
 
+    def end_egress_limit(self) -> None:
+        """Ask no limit any more."""
+        self.egress_limit = None
+        self.writable = not self.full
+
     def accepts_delivery(self) -> bool:
         """Whether a delivery could begin now, although the outbox may not be writable."""
         return not self.full and (self.egress_limit is None or self.egress_limit.refusal() is None)

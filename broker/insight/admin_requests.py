@@ -85,6 +85,7 @@ class AdminRequests:
             {"filter": key.decode(), "qos": one.qos} for key, one in islice(session.subscriptions.items(), FILTERS)
         ]
         facts["will_topic"] = None if session.will is None else session.will.topic.decode()
+        facts["configured"] = self._diagnostics.configured(session)
         facts["unsent_bytes"] = 0 if session.outbox is None else session.outbox.size
         return facts
 

@@ -5,6 +5,7 @@ from typing import Final, cast
 
 from broker.config.schema import Config
 from broker.insight.facts import (
+    ConfiguredFacts,
     ConnectingFacts,
     ConnectionFacts,
     ContentionFacts,
@@ -95,8 +96,18 @@ class ClientDiagnostics:
             "dropped": {} if drops is None else dict(drops),
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
             "override": _override(self._protection.limits.get(client_id), now),
+            "configured": None if session is None else self.configured(session),
             "unanswered": [],
         }
+
+    def configured(self, session: Session) -> ConfiguredFacts | None:
+        """The override of the configuration that applies to the client of *session*."""
+        user = session.principal.user
+        override = self._protection.quotas.configured.find(session.client_id, None if user is None else user.decode())
+        if override is None:
+            return None
+        table = override.table
+        return {"by": table.by, "name": table.name, "settings": table.words(), "exempt": override.exempt}
 
     def _connection(self, session: Session) -> Connection | None:
         outbox = session.outbox
@@ -196,7 +207,7 @@ class ClientDiagnostics:
         }
 
     def _reader(self, connection: Connection, session: Session, now: float) -> ReaderFacts:
-        limits, outbox = self._config.limits, connection.outbox
+        outbox = connection.outbox
         return {
             "writable": outbox.writable,
             "unsent": outbox.size,
@@ -207,7 +218,7 @@ class ClientDiagnostics:
             "unacknowledged": session.inflight(),
             "window": session.window,
             "waiting": session.waiting(),
-            "may_wait": limits.queue if session.expiry else limits.pending,
+            "may_wait": session.may_wait(),
         }
 
 

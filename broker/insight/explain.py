@@ -7,7 +7,16 @@
 from shlex import quote
 from typing import Final
 
-from broker.insight.facts import CreditFacts, EndFacts, Facts, HeldFacts, LevelFacts, PublishFacts, ReaderFacts
+from broker.insight.facts import (
+    ConfiguredFacts,
+    CreditFacts,
+    EndFacts,
+    Facts,
+    HeldFacts,
+    LevelFacts,
+    PublishFacts,
+    ReaderFacts,
+)
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
 from broker.reasons import DropReason, PauseReason
@@ -40,6 +49,8 @@ def explain(facts: Facts) -> list[str]:
         paragraphs.append(_costs(facts))
     if facts["override"] is not None:
         paragraphs.append(_override(facts))
+    if facts["configured"] is not None:
+        paragraphs.append(_configured(facts["configured"]))
     if facts["connection"] is not None or facts["connecting"] is not None:
         paragraphs.append(_level(facts))
     if facts["reader"] is not None:
@@ -108,9 +119,10 @@ def _end(what: str, end: EndFacts, client: str) -> str:
 
 
 def _free(facts: Facts) -> str:
-    credits, override = facts["credits"], facts["override"]
+    credits, override, configured = facts["credits"], facts["override"], facts["configured"]
+    exempt = (override is not None and override["exempt"]) or (configured is not None and configured["exempt"])
     text = "Nothing throttles it."
-    if credits is not None and facts["level"]["enabled"] and not (override is not None and override["exempt"]):
+    if credits is not None and facts["level"]["enabled"] and not exempt:
         text += f" {_balance(credits)}"
         if credits["balance"] <= 0 and facts["level"]["level"] > 0.0:
             text += " It may publish nevertheless, while no resource that its publishes need is contended."
@@ -232,6 +244,12 @@ def _override(facts: Facts) -> str:
         what.append("credits do not throttle it")
     text = f"An administrator ({override['by']}) decided that {' and '.join(what)}, for {span(override['left'])} more"
     return f"{text}: {override['reason']}. `weir limit drop {quote(facts['client'])}` ends that."
+
+
+def _configured(configured: ConfiguredFacts) -> str:
+    where = f"[[clients.overrides]], {configured['by']} {quote(configured['name'])}"
+    text = f"The configuration has other limits for it than for other clients ({where}): {configured['settings']}."
+    return f"{text} Credits do not throttle it." if configured["exempt"] else text
 
 
 # What is overloaded.

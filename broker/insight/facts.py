@@ -163,6 +163,15 @@ class OverrideFacts(TypedDict):
     reason: str
 
 
+class ConfiguredFacts(TypedDict):
+    """The table of [[clients.overrides]] that applies to the client."""
+
+    by: str  # "client", "user" or "pattern"
+    name: str
+    settings: str  # as in the file
+    exempt: bool
+
+
 class Facts(TypedDict):
     client: str
     node: str
@@ -183,6 +192,7 @@ class Facts(TypedDict):
     dropped: dict[str, int]  # messages that did not reach it in this session, by label of DropReason
     decisions: list[DecisionFacts]  # the latest is the last
     override: OverrideFacts | None
+    configured: ConfiguredFacts | None
     unanswered: list[int]  # workers that did not answer
 
 

@@ -108,10 +108,11 @@ class Protection:
 
     def _limit(self, client: ProtectedClient, now: float) -> None:
         limit = self.limits.get(client.client_id)
-        client.quota = self.quotas.arrive(client.client_id, client.user, limit, now)
+        override = self.quotas.configured.find(client.client_id, client.user)
+        client.quota = self.quotas.arrive(client.client_id, client.user, limit, now, override)
         client.judge_if_needed()
         client.exempt_until = limit.until if limit is not None and limit.exempt else 0.0
-        if not self._settings.enabled:
+        if not self._settings.enabled or (override is not None and override.exempt):
             client.exempt_until = math.inf
 
     def leave(self, client: ProtectedClient, now: float) -> None:

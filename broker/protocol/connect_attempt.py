@@ -338,6 +338,7 @@ class ConnectAttempt(PendingConnect):
             session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
             connack.session_present = True  # [MQTT-3.2.2-3]
         self._act_for_principal(session)
+        sessions.limit(session)
         lifecycle.begin(connection, session, terms, packet.will, now)
         connection.outbox.answer(encode(connack, packet.version))  # [MQTT-3.1.4-5], [MQTT-3.2.0-1], [MQTT-3.2.0-2]
         attempts.counters.answers_sent += 1

@@ -69,6 +69,17 @@ class ConnectionProtection:
         protection.arrive(client, now)
         self._egress.arrive(client, connection.outbox)
 
+    def limit_again(self, session: Session, now: float) -> None:
+        """The configured limits have changed: apply those of *session* to its connection, if it has one."""
+        outbox = session.outbox
+        client = self.find(session.client_id)
+        if client is None or outbox is None:
+            return
+        self._egress.leave(outbox, now)
+        self._protection.limit_again(client, now)
+        self._egress.arrive(client, outbox)
+        client.writable(now)
+
     def leave(self, connection: Connection, now: float) -> None:
         """*connection*, which had a session, has ended."""
         client = connection.client

@@ -17,6 +17,7 @@ from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.protocol.background import Background
 from broker.protocol.ban_enforcement import BanEnforcement
+from broker.protocol.configured_limits import ConfiguredLimits
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
@@ -106,6 +107,7 @@ class ProtocolParts:
             wills,
             origin,
             acl,
+            protection.quotas.configured,
         )
         self.lifecycle = ConnectionLifecycle(
             self.sessions,
@@ -124,6 +126,9 @@ class ProtocolParts:
             clock,
         )
         self.bans = BanEnforcement(self.lifecycle, reactor, base.log, clock)
+        self.overrides = ConfiguredLimits(
+            self.sessions, store, self.protection, protection.quotas.configured, reactor, clock
+        )
         self.transfer = SessionTransfer(
             self.lifecycle,
             self.sessions,

@@ -4,10 +4,12 @@
 # when the session ends, if that comes first [MQTT-3.1.2-8].
 from collections.abc import Callable
 
+from broker.config.overrides import ClientOverride
 from broker.config.schema import Limits
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will as WillFields
+from broker.overload.quotas.configured import ConfiguredOverrides
 from broker.protocol.connection import Replay
 from broker.protocol.internal_errors import InternalErrors
 from broker.protocol.recent_disconnects import RecentDisconnects
@@ -45,8 +47,9 @@ class SessionLifecycle:
         wills: Reserve,
         origin: Origin,
         authoriser: Authoriser | None,
+        configured: ConfiguredOverrides,
     ) -> None:
-        """*wills*: the account of the wills of all sessions."""
+        """*wills*: the account of the wills of all sessions. *configured*: other limits for single clients."""
         self.wills = wills
         self.limits = SessionLimits(
             inflight=limits.inflight,
@@ -67,12 +70,54 @@ class SessionLifecycle:
         self._internal_errors = internal_errors
         self._log = log
         self._authoriser = authoriser
+        self._configured = configured
+        # Of sessions with an override, by pending, queue and queue_bytes: sessions with equal limits share them.
+        self._other_limits: dict[tuple[int, int, int], SessionLimits] = {}
 
     def begin(self, client_id: str) -> Session:
         """A new session for *client_id*, which is in the store."""
         session = Session(client_id, self.limits, self._counters)
         self._store.keep(session)
         return session
+
+    # The limits of a session.
+
+    def limit(self, session: Session) -> None:
+        """Apply the limits that the configuration has for the client of *session*."""
+        user = session.principal.user
+        session.limit(self.limits_of(session.client_id, None if user is None else user.decode()))
+
+    def limits_of(self, client_id: str, user: str | None) -> SessionLimits:
+        """What a session of a client may hold: by its override, or as all others."""
+        override = self._configured.find(client_id, user)
+        if override is None:
+            return self.limits
+        table, general = override.table, self.limits
+        pending = general.pending if table.pending is None else table.pending
+        queue = general.queue if table.queue is None else table.queue
+        queue_bytes = general.queue_bytes if table.queue_bytes is None else table.queue_bytes
+        if (pending, queue, queue_bytes) == (general.pending, general.queue, general.queue_bytes):
+            return general
+        limits = self._other_limits.get((pending, queue, queue_bytes))
+        if limits is None:
+            limits = self._other_limits[pending, queue, queue_bytes] = SessionLimits(
+                inflight=general.inflight,
+                pending=pending,
+                queue=queue,
+                queue_bytes=queue_bytes,
+                budget=general.budget,
+                origin=general.origin,
+            )
+        return limits
+
+    def configure(self, tables: list[ClientOverride]) -> None:
+        """Use the overrides *tables* of the configuration, also for the sessions that are here."""
+        self._configured.replace(tables)
+        self._other_limits = {}
+        for session in self._store.sessions():
+            self.limit(session)
+
+    # The beginning and the end.
 
     def stop_timers(self, session: Session) -> None:
         """*session* has a connection, lives elsewhere or ends: neither its expiry nor its will delay runs."""

@@ -128,7 +128,7 @@ class SessionTransfer:
 
     def begin_import(self) -> SessionImport:
         """Begin to receive a session, chunk by chunk."""
-        return SessionImport(self._sessions.limits, self._counters)
+        return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters)
 
     def subscribe(self, incoming: SessionImport, then: Callable[[], None]) -> None:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.

@@ -45,6 +45,10 @@ class MessageQueue:
         self.count = 0  # messages that wait
         self.permanent = permanent  # the session keeps it although it is empty
 
+    def limit(self, most_bytes: int) -> None:
+        """Let at most *most_bytes* wait, from the next message on."""
+        raise NotImplementedError
+
     def append(self, message: Message, most: int) -> int:
         """Add *message* as the last one; drop the oldest while there are more than *most*, or more bytes than allowed.
 
@@ -87,6 +91,9 @@ class MemoryQueue(MessageQueue):
         self._size = 0  # bytes
         self._most_bytes = most_bytes
         self._budget = budget
+
+    def limit(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
 
     def append(self, message: Message, most: int) -> int:
         budget = self._budget

@@ -116,6 +116,16 @@ class Session:
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
 
+    def limit(self, limits: SessionLimits) -> None:
+        """Apply *limits*. What waits beyond them is dropped when the next message is to wait."""
+        self._limits = limits
+        if self._queue is not None:
+            self._queue.limit(limits.queue_bytes)
+
+    def may_wait(self) -> int:
+        """How many messages may wait for a place in the window."""
+        return self._limits.queue if self.expiry else self._limits.pending
+
     def resume(self, now: float) -> None:
         """Send again all that was not acknowledged, in its order [MQTT-4.6.0-1], under its packet ids [MQTT-4.4.0-1].
 

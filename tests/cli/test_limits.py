@@ -76,7 +76,7 @@ def test_what_cannot_be_is_one_sentence(folder: str, code: int, arguments: list[
 
     assert (code, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines())), done.stderr
     assert sentence in done.stderr
-    assert {"limits": []} == json.loads(weir("limit", "list", "--folder", folder, "--json").stdout)
+    assert {"limits": [], "configured": []} == json.loads(weir("limit", "list", "--folder", folder, "--json").stdout)
 
 
 @pytest.mark.parametrize("left_out", ["--ttl", "--reason"])

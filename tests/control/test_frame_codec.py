@@ -57,6 +57,7 @@ ASSIGNMENT = Assignment(
     redis=RedisAddress(path="/redis.sock"),
     alone=True,
     cluster_key="00ff",
+    overrides=[{"user": "u", "queue": 5}],
     limits=[{"client": "c", "until": 1.5}],
     bans=[{"kind": "client", "value": "c", "until": 1.5}],
 )
@@ -84,7 +85,7 @@ def test_frames_arrive_in_pieces_of_any_size(sent: list[FromSupervisor], cuts: l
     [
         (SUPERVISOR_FRAMES, NewPeer(WorkerId("node", 1, (1 << 63) - 1))),
         (SUPERVISOR_FRAMES, Drain(hand_over=True)),
-        (SUPERVISOR_FRAMES, Reload()),
+        (SUPERVISOR_FRAMES, Reload([{"client": "c", "queue": 5}])),
         (SUPERVISOR_FRAMES, ReopenLog()),
         (SUPERVISOR_FRAMES, OtherWorkers({"counters": {"a": 1}})),
         (SUPERVISOR_FRAMES, PublishWills(7, [("a", 1), ("b", 2)])),
@@ -176,7 +177,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 def test_a_frame_of_the_other_direction_is_refused() -> None:
     """A worker would obey itself."""
     with pytest.raises(FrameError, match="unknown kind 'Reload'"):
-        WORKER_FRAMES.decode(body(Reload()))
+        WORKER_FRAMES.decode(body(Reload([{"client": "c", "queue": 5}])))
 
 
 def test_a_length_above_the_limit_is_refused_at_once() -> None:

@@ -64,6 +64,7 @@ def test_a_client_is_told_with_what_it_holds(brokers: Brokers) -> None:
     expected = {"connected": True, "version": V5, "subscriptions": 2, "inflight": 1, "will_topic": "last/words"}
     assert expected == {key: told[key] for key in expected}
     assert [{"filter": "news/#", "qos": 1}, {"filter": "$share/all/jobs", "qos": 2}] == told["filters"]
+    assert None is told["configured"]
     watched.drop()
     publisher.send(Publish(b"news/2", b"x", 1, packet_id=2))
     broker.settle()

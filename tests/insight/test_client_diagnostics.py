@@ -115,6 +115,21 @@ def test_the_room_of_a_quota_is_told(brokers: Brokers) -> None:
     assert [("quota_session_messages", 1)] == [(one["reason"], one["times"]) for one in decisions]
 
 
+def test_the_override_of_the_configuration_is_told(brokers: Brokers) -> None:
+    """A client with limits of its own would look like all others, and `weir why` would name the wrong queue limit."""
+    broker = brokers()
+    broker.worker.protocol.overrides.change([{"pattern": "ph*", "pending": 7, "exempt": True}])
+    broker.connect("phone")
+    told = facts(broker)
+
+    expected = {"by": "pattern", "name": "ph*", "settings": "exempt = true, pending = 7", "exempt": True}
+    assert expected == told["configured"]
+    assert told["reader"] is not None
+    assert 7 == told["reader"]["may_wait"]
+    broker.connect("other")
+    assert None is facts(broker, "other")["configured"]
+
+
 def test_an_administrators_decision_is_told_while_it_holds(brokers: Brokers) -> None:
     """A limit that has expired would be shown as in force."""
     broker = brokers()

@@ -101,6 +101,7 @@ def facts(**known: object) -> Facts:
         "dropped": {},
         "decisions": [],
         "override": None,
+        "configured": None,
         "unanswered": [],
     }
     assert set(known) <= set(usual), known
@@ -251,6 +252,11 @@ def test_who_waits_to_be_let_in_is_told_so() -> None:
 
 def test_what_an_administrator_decided_is_told() -> None:
     """The text would not say that an administrator set the client's limits."""
+    configured = {"by": "pattern", "name": "ph*", "settings": "queue = 5, exempt = true", "exempt": True}
+    told = said(facts(configured=configured))
+    assert "The configuration has other limits for it than for other clients" in told
+    assert "([[clients.overrides]], pattern 'ph*'): queue = 5, exempt = true. Credits do not throttle it." in told
+    assert "credits, and gets" not in told
     override = {"rate": "5/s", "exempt": True, "left": 1800.0, "by": "root", "reason": "a demo"}
     told = said(facts(override=override))
 

@@ -2,7 +2,9 @@
 import pytest
 
 from broker.reasons import DropReason
-from tests.session.receiver import Receiver, message
+from broker.session.limits import SessionLimits
+from broker.session.queue import QueueBudget
+from tests.session.receiver import PLENTY, Receiver, message
 
 
 def slow(receiver: Receiver) -> Receiver:
@@ -51,3 +53,19 @@ def test_a_queue_of_no_bytes_does_not_narrow_the_window() -> None:
 
     assert [b"one", b"two"] == receiver.acknowledge()
     assert 1 == receiver.dropped(DropReason.QUEUE_FULL)
+
+
+def test_other_limits_apply_to_a_session_that_is_here() -> None:
+    """A session would keep the limits of before a reload until it ends, perhaps for weeks."""
+    receiver = slow(Receiver(expiry=60, queue=5, queue_bytes=PLENTY)).offer(*[message(b"%d" % n, 1) for n in range(5)])
+    budget = QueueBudget(PLENTY)
+    few = SessionLimits(inflight=9, pending=9, queue=2, queue_bytes=PLENTY, budget=budget)
+    receiver.session.limit(few)
+    assert (5, 2) == (receiver.session.waiting(), receiver.session.may_wait())
+    receiver.offer(message(b"5", 1))
+    assert 2 == receiver.session.waiting()
+    receiver.session.limit(SessionLimits(inflight=9, pending=9, queue=2, queue_bytes=1, budget=budget))
+    receiver.offer(message(b"6", 1))
+
+    assert 0 == receiver.session.waiting()
+    assert [b"first"] == receiver.acknowledge()

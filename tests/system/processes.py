@@ -108,11 +108,14 @@ class BrokerProcess:
 
 
 def weir_command(port: int, settings: Mapping[str, object]) -> list[str]:
-    """`weir start`, for a node of its own: its folder is made in the current one."""
+    """`weir start`, for a node of its own: its folder is made in the current one.
+
+    *settings*: by key; a key such as "--config" is an option.
+    """
     command = [sys.executable, "-m", "cli", "start", "--host", HOST, "--port", str(port)]
     command += ["--name", f"node-{port}", "--set", f"node.folder=node-{port}", "--set", f"node.workers={WORKERS}"]
     for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
+        command += [key, str(value)] if key.startswith("--") else ["--set", f"{key}={value}"]
     return command
 
 

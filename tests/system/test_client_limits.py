@@ -134,6 +134,31 @@ def test_a_limit_holds_when_its_client_comes_back_at_whatever_worker(
     acknowledged(client, 4)
 
 
+def test_overrides_of_the_file_hold_from_the_start_and_are_read_again(
+    start_weir: StartWeir, clients: Callable[[BrokerProcess, str], RawClient], tmp_path: Path
+) -> None:
+    """A limit without an end would need a restart of the node, which costs the sessions, or would not hold at all."""
+    file = tmp_path / "weir.toml"
+    file.write_text('[[clients.overrides]]\nclient = "noisy"\nincoming_messages = "3:86400"\n')
+    weir = start_weir({**SETTINGS, "--config": file})
+    folder = str(control(weir).parent)
+    client = clients(weir, "noisy")
+    assert 3 == passed(client, 5)
+    assert ["noisy"] == [one["name"] for one in limit(weir, "list")["configured"]]
+    assert "client noisy" in run("limit", "list", "--folder", folder, COLUMNS="200").stdout
+    shown = run("clients", "show", "noisy", "--folder", folder, COLUMNS="200").stdout
+    assert 'incoming_messages = "3:86400" (clients.overrides, client noisy)' in shown
+    file.write_text('[[clients.overrides]]\nclient = "noisy"\nqeue = 5\n')
+    wrong = run("reload", "--folder", folder)
+    assert (2, True) == (wrong.returncode, "qeue of client noisy is no setting there" in wrong.stderr)
+    file.write_text("")
+    weir.process.send_signal(signal.SIGHUP)
+
+    acknowledged(client, 2)
+    assert 20 == passed(client, 20)
+    assert 20 == passed(clients(weir, "noisy"), 20)
+
+
 def test_protection_leaves_alone_whom_it_is_told_to(
     start_weir: StartWeir, clients: Callable[[BrokerProcess, str], RawClient]
 ) -> None:

@@ -15,6 +15,7 @@ import math
 from typing import Final
 
 from broker.config.rate import Meter, Windows, parse
+from broker.config.schema import QuotaScope
 from broker.mqtt.packets import V5
 from broker.overload.admit import DROP, PAUSE, REFUSE, Publish, Reason, Verdict
 from broker.overload.quotas.overrides import Limit
@@ -32,6 +33,7 @@ OVER_QUOTA: Final = {
 
 ONE: Final = 1.0  # message or byte of room, with which a batch may be sent
 SESSION_MESSAGES: Final = "QUOTA_SESSION_MESSAGES"
+NO_QUOTAS: Final = QuotaScope()
 
 
 class QuotaExceeded(Verdict):
@@ -110,12 +112,15 @@ class SessionScope(Scope):
         super().__init__()
         self.tenant = ""  # of the client, when it connected last
         self.until = float("inf")  # when the replacement ends; inf: there is none
-        self._usual = ""
+        self.settings = NO_QUOTAS  # that configure the limits
 
-    def allow_messages(self, text: str, now: float) -> None:
-        """Apply the configured rate *text* of messages."""
-        self._usual = text
-        self._replace(text, now)
+    def begin(self, settings: QuotaScope) -> None:
+        """Have no limits, before those of *settings* are added. A replacement has to be applied again."""
+        self.settings = settings
+        self.until = float("inf")
+        self.incoming = []
+        self.outgoing = []
+        self.filters = []
 
     def override(self, limit: Limit, now: float) -> None:
         """Apply the rate of *limit* until *limit* ends."""
@@ -126,8 +131,8 @@ class SessionScope(Scope):
         """Apply the configured rate again, from *now* or from the end of the replacement."""
         now = min(now, self.until)
         self.until = float("inf")
-        if self._usual:
-            self._replace(self._usual, now)
+        if self.settings.incoming_messages:
+            self._replace(self.settings.incoming_messages, now)
         else:
             self.incoming = [allowance for allowance in self.incoming if allowance.name != SESSION_MESSAGES]
 

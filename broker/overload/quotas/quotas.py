@@ -15,9 +15,10 @@ from broker.config.schema import ClusterQuota, QuotaScope
 from broker.config.schema import Quotas as QuotaSettings
 from broker.config.tenants import TenantRule
 from broker.overload.quotas.bounded_registry import BoundedRegistry
+from broker.overload.quotas.configured import ConfiguredOverrides, Override
 from broker.overload.quotas.lease import Lease, Leases
 from broker.overload.quotas.overrides import Limit
-from broker.overload.quotas.quota import Allowance, Quota, Scope, SessionScope
+from broker.overload.quotas.quota import NO_QUOTAS, Allowance, Quota, Scope, SessionScope
 
 ABSENT_CLIENTS: Final = 65_536  # remembered without a connection, about a KiB each
 ABSENT_TENANTS: Final = 4096
@@ -35,29 +36,34 @@ LIMITS: Final = (
 class Quotas:
     def __init__(self, settings: QuotaSettings, packet_bytes: int, leases: Leases | None, now: float) -> None:
         """*packet_bytes*: of the largest packet. *leases*: of the shared quotas; None: no other worker shares them."""
+        self.configured = ConfiguredOverrides(settings.session)
         self._settings = settings
         self._packet_bytes = packet_bytes
         self._leases = leases
         self._rule = TenantRule(settings.tenant_of) if settings.tenant != QuotaScope() else None
-        self._limits_sessions = settings.session != QuotaScope()
         self._cluster = self._shared_scope("cluster", settings.cluster, "", now)
         self._shares_cluster = settings.cluster != ClusterQuota()
         self._own: BoundedRegistry[SessionScope] = BoundedRegistry(ABSENT_CLIENTS)
         self._tenants: BoundedRegistry[Scope] = BoundedRegistry(ABSENT_TENANTS)
         self._present: dict[str, str] = {}  # the tenant of each client with a quota
 
-    def arrive(self, client_id: str, user: str | None, limit: Limit | None, now: float) -> Quota | None:
-        """The quota of a client that has connected, or whose *limit* has changed; None if no limit concerns it.
+    def arrive(
+        self, client_id: str, user: str | None, limit: Limit | None, now: float, override: Override | None = None
+    ) -> Quota | None:
+        """The quota of a client that has connected, or whose limits have changed; None if no limit concerns it.
+
+        *limit* and *override*: those that an administrator and the configuration have for the client.
 
         A client that was here before has what it had left. A client that is here already is treated as if it had left
         first, perhaps from another tenant.
         """
         self.leave(client_id)
-        if not self._concern(limit, now):
+        settings = self._settings.session if override is None else override.session
+        if not self._concern(limit, settings, now):
             return None
         tenant = "" if self._rule is None else self._rule.tenant(client_id, user)
         self._present[client_id] = tenant
-        own = self._enter(client_id, tenant, now)
+        own = self._enter(client_id, tenant, settings, now)
         quota = self._quota(own, tenant)
         quota.override(limit, now)
         return quota
@@ -73,31 +79,35 @@ class Quotas:
 
         *user* decides about its tenant only if the client is not remembered.
         """
-        if not self._concern(limit, now):
+        override = self.configured.find(client_id, user)
+        settings = self._settings.session if override is None else override.session
+        if not self._concern(limit, settings, now):
             return None
         known = self._own.find(client_id)
         if known is not None:
             tenant = known.tenant
         else:
             tenant = "" if self._rule is None else self._rule.tenant(client_id, user)
-        own = self._enter(client_id, tenant, now)
+        own = self._enter(client_id, tenant, settings, now)
         quota = self._quota(own, tenant)
         if limit is not None and limit.until != own.until:
             quota.override(limit, now)
         self._leave(client_id, tenant)
         return quota
 
-    def _concern(self, limit: Limit | None, now: float) -> bool:
-        """Whether any quota, or *limit* of the client, concerns a client."""
+    def _concern(self, limit: Limit | None, settings: QuotaScope, now: float) -> bool:
+        """Whether any quota, *limit* or the *settings* of its session concern a client."""
         limited = limit is not None and limit.rate != "" and now < limit.until
-        return limited or self._limits_sessions or self._rule is not None or self._shares_cluster
+        return limited or settings != NO_QUOTAS or self._rule is not None or self._shares_cluster
 
-    def _enter(self, client_id: str, tenant: str, now: float) -> SessionScope:
-        """Count one more user of the scopes of a client, and return its own."""
+    def _enter(self, client_id: str, tenant: str, settings: QuotaScope, now: float) -> SessionScope:
+        """Count one more user of the scopes of a client, and return its own, which has the limits of *settings*."""
         own = self._own.find(client_id)
         if own is None:
-            own = self._own_scope(now)
+            own = SessionScope()
             self._own.keep(client_id, own)
+        if own.settings is not settings and own.settings != settings:
+            self._configure(own, settings, now)
         own.tenant = tenant
         self._own.arrive(client_id)
         if self._rule is not None:
@@ -122,19 +132,17 @@ class Quotas:
         """(connected clients with a quota, their tenants)."""
         return len(self._present), self._tenants.statistics()[0]
 
-    def _own_scope(self, now: float) -> SessionScope:
-        settings = self._settings.session
-        own = SessionScope()
-        if settings.incoming_messages:
-            own.allow_messages(settings.incoming_messages, now)
+    def _configure(self, own: SessionScope, settings: QuotaScope, now: float) -> None:
+        """Give *own* the limits of *settings*. Each begins with at most what its former limit had left."""
+        former = {(one.name, one.by_bytes): one.meter for one in [*own.incoming, *own.outgoing, *own.filters]}
+        own.begin(settings)
         for key, suffix, by_bytes in LIMITS:
-            if key != "incoming_messages":
-                text = getattr(settings, key)
-                if text:
-                    rate = parse(text, by_bytes)
-                    meter = Windows(rate, 0.0, self._unit(by_bytes), now)
-                    own.add(key, Allowance(f"QUOTA_SESSION_{suffix}", text, by_bytes, meter))
-        return own
+            text = getattr(settings, key)
+            if text:
+                name = f"QUOTA_SESSION_{suffix}"
+                rate = parse(text, by_bytes)
+                meter = Windows(rate, 0.0, self._unit(by_bytes), now, former.get((name, by_bytes)))
+                own.add(key, Allowance(name, text, by_bytes, meter))
 
     def _shared_scope(self, name: str, settings: QuotaScope, tenant: str, now: float) -> Scope:
         """The limits that all clients of the cluster, or of *tenant*, share. *name*: "cluster" or "tenant"."""

@@ -1,5 +1,6 @@
 # The import of a session: what comes from another worker, in the form of pages.py, becomes a session here.
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import msgpack
@@ -10,6 +11,7 @@ from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.packet_ids import unpack
 from broker.session.principal import Principal
+from broker.session.queue import QueueBudget
 from broker.session.session import RELEASED, Session, Subscription
 from broker.session.transfer.entries import (
     to_bytes,
@@ -42,16 +44,20 @@ class SessionImportError(Exception):
 
 
 class SessionImport:
-    """Makes a session with *limits* from the chunks of an export, which it takes one after the other."""
+    """Makes a session from the chunks of an export, which it takes one after the other."""
 
-    def __init__(self, limits: SessionLimits, counters: Counters) -> None:
+    def __init__(
+        self, limits_of: Callable[[str, str | None], SessionLimits], budget: QueueBudget, counters: Counters
+    ) -> None:
+        """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*."""
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
         self.complete = False  # the messages that came since have come, too: `finish()` may be called
         self.subscriptions: list[Subscription] = []
         self.owed: list[Subscription] = []
         self.expires = 0.0
         self.will_due = 0.0
-        self._limits = limits
+        self._limits_of = limits_of
+        self._budget = budget
         self._counters = counters
         self._unfinished: Session | None = None
         self._unacknowledged: dict[int, Message] = {}
@@ -83,7 +89,7 @@ class SessionImport:
     def abandon(self) -> None:
         """Drop what has come, and give its places in the budget back."""
         for message in self._waiting:
-            self._limits.budget.give_back(message)
+            self._budget.give_back(message)
         self._waiting = deque()
         if self._unfinished is not None:
             self._unfinished.restore({})  # its messages are not lost: the other worker still has them
@@ -119,8 +125,9 @@ class SessionImport:
         if page[1] != FORMAT:
             raise ValueError(f"it has format {page[1]}, and this worker knows format {FORMAT}")
         client_id = to_str(page[2])
-        session = Session(client_id, self._limits, self._counters)
-        session.principal = Principal(client_id, None if page[3] is None else to_str(page[3]), UNJUDGED)
+        user = None if page[3] is None else to_str(page[3])
+        session = Session(client_id, self._limits_of(client_id, user), self._counters)
+        session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = to_int(page[4])
         session.last_id = to_int(page[5])
         incoming = to_bytes(page[6])
@@ -144,7 +151,7 @@ class SessionImport:
 
     def _wait(self, message: Message) -> None:
         """Keep *message*; drop the oldest if the budget is used up. `finish()` applies the limits of the session."""
-        budget = self._limits.budget
+        budget = self._budget
         waiting = self._waiting
         waiting.append(message)
         budget.take(message)

@@ -56,8 +56,13 @@ def leave(session: Session) -> SessionExport:
     return exported
 
 
+def an_import(limits: SessionLimits, counters: Counters) -> SessionImport:
+    """An import of any session, which gets *limits*."""
+    return SessionImport(lambda client_id, user: limits, limits.budget, counters)
+
+
 def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> SessionImport:
-    imported = SessionImport(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
+    imported = an_import(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
     for chunk in chunks:
         imported.take(chunk)
     return imported
@@ -116,7 +121,7 @@ class Side:
             return
         exported = SessionExport(self.session, self.budget, 1.0, 2.0, [])
         budget = QueueBudget(PLENTY)
-        imported = SessionImport(limits_with(budget), self.counters)
+        imported = an_import(limits_with(budget), self.counters)
         while imported.session is None:
             imported.take(exported.next_chunk())
         self.offer(*late[:1], now=now)
@@ -253,7 +258,7 @@ def test_subscriptions_come_along_with_their_options() -> None:
         subscription.qos, subscription.no_local = qos, no_local
         subscription.retain_as_published, subscription.identifiers = retain_as_published, identifiers
     exported = SessionExport(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
-    imported = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
+    imported = an_import(limits_with(QueueBudget(PLENTY)), Counters())
     imported.take(exported.next_chunk())
     imported.take(exported.next_chunk())
     assert imported.session is None
@@ -405,13 +410,34 @@ def test_a_worker_with_less_room_lets_the_oldest_go() -> None:
         assert left == client.connect().acknowledge()
 
 
+def test_a_session_arrives_with_the_limits_of_its_client_and_user() -> None:
+    """A move to another worker would cut the long queue that the configuration gives to this client."""
+    former = away(queue=9)
+    former.session.principal = Principal(former.session.client_id, "u", 0)
+    for number in range(5):
+        former.offer(message(b"%d" % number, 1))
+    asked = []
+    budget = QueueBudget(PLENTY)
+
+    def limits_of(client_id: str, user: str | None) -> SessionLimits:
+        asked.append((client_id, user))
+        return limits_with(budget, queue=4)
+
+    imported = SessionImport(limits_of, budget, former.counters)
+    for chunk in chunks_of(leave(former.session)):
+        imported.take(chunk)
+
+    assert 4 == imported.finish().waiting()
+    assert [(former.session.client_id, "u")] == asked
+
+
 def test_no_more_is_held_than_may_be_on_the_way() -> None:
     """A worker that takes many sessions at once would hold them all before it lets anything go."""
     former = away(queue=999)
     for number in range(300):
         former.offer(message(b"%03d" % number, 1))
     budget = QueueBudget(40)
-    imported = SessionImport(limits_with(budget, queue=999), former.counters)
+    imported = an_import(limits_with(budget, queue=999), former.counters)
     for chunk in chunks_of(leave(former.session)):
         imported.take(chunk)
         assert budget.used <= budget.limit
@@ -524,7 +550,7 @@ def head(place: int, value: object) -> bytes:
 )
 def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -> None:
     """Half a session would be somebody's, or another format be read as ours."""
-    imported = SessionImport(limits_with(QueueBudget(PLENTY)), Counters())
+    imported = an_import(limits_with(QueueBudget(PLENTY)), Counters())
 
     with pytest.raises(SessionImportError, match=why) as caught:
         imported.take(chunk)

@@ -29,6 +29,7 @@ COMPILED: Final = (
     "backtest",
     "cluster",
     "config/test_rate.py",
+    "config/test_patterns.py",
     "config/test_tenants.py",
     "control",
     "delivery",
