@@ -4,7 +4,11 @@
 # message as the will of any client. So reports and wills carry an HMAC-SHA256 with a key that only the nodes of the
 # cluster have. What has no valid one is ignored, counted and logged. Without a key nothing is sealed or checked: a
 # shared Redis needs the same key file on all nodes, which only the operator can place there.
-# A seal does not say when: a report or a will that was seen before can be sent again.
+#
+# A seal does not say when, as the clocks of nodes differ. A report has the incarnation of its worker and a sequence
+# number instead, and each worker takes it once (overload/reports.py). What remains: a worker that has just started
+# takes reports that it did not hear itself, each once; a report of the worker that is there follows within a second. A
+# will has no number, and can be put back by whoever may write to Redis.
 import hmac
 from typing import Final
 

@@ -23,6 +23,7 @@ LARGEST: Final = 32_768  # bytes: a node of 256 workers, all of them contended
 MOST_NAMES: Final = 1024
 LONGEST_NAME: Final = 256
 MOST_WORKERS: Final = 4096  # whose latest reports are kept
+MOST_ERAS: Final = 4 * MOST_WORKERS  # incarnations whose last sequence number is known, about 250 bytes each
 HEARTBEAT: Final = 1.0  # seconds
 CROWD: Final = 64  # workers whose reports above level 0 are STEP apart
 SLACK: Final = STEP / 4  # seconds: a measurement is as punctual as a turn of the loop
@@ -89,6 +90,9 @@ class Reports:
         self._received: OrderedDict[tuple[str, int], ReceivedReport] = (
             OrderedDict()
         )  # who was heard longest ago stands first
+        # The last sequence number of each incarnation. A report that was heard never counts again, not even after its
+        # worker has restarted or others have taken its place in `_received`.
+        self._sequences: OrderedDict[tuple[str, int, int], int] = OrderedDict()
         self._sequence = 0
         self._sent_level = 0
         self._sent_cause = ""
@@ -144,9 +148,13 @@ class Reports:
         who = (worker.node, worker.shard)
         if who == (self._worker.node, self._worker.shard):
             return self._ignore(ReportFailure.ECHO)
-        before = self._received.get(who)
-        if before is not None and before.report.worker == worker and report.sequence <= before.report.sequence:
+        era = (worker.node, worker.shard, worker.incarnation)
+        if report.sequence <= self._sequences.get(era, -1):
             return self._ignore(ReportFailure.STALE)
+        self._sequences[era] = report.sequence
+        self._sequences.move_to_end(era)
+        if len(self._sequences) > MOST_ERAS:
+            self._sequences.popitem(last=False)
         self._received[who] = ReceivedReport(report, now)
         self._received.move_to_end(who)
         if len(self._received) > MOST_WORKERS:

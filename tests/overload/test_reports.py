@@ -121,6 +121,19 @@ def test_what_came_before_and_our_own_echo_are_ignored() -> None:
     assert {"stale": 2, "echo": 1} == here.ignored()
 
 
+def test_a_report_that_was_heard_never_counts_again() -> None:
+    """Whoever reads Redis could throttle all clients with a report of yesterday, sealed by a worker that restarted."""
+    here = Here()
+    assert [True, True] == [here.hear(report(sequence=9)), here.hear(report(sequence=1, boot=2))]
+    assert [False, False] == [here.hear(report(sequence=number)) for number in (8, 9)]
+    assert here.hear(report(sequence=2, boot=2, level=1.0))
+    for number in range(MOST_WORKERS):
+        here.hear(report(worker=2 + number))
+
+    assert [False, False] == [here.hear(report(sequence=2, boot=2)), here.hear(report(sequence=9))]
+    assert here.hear(report(sequence=3, boot=2))  # the worker that is there is heard nevertheless
+
+
 def test_the_highest_counts_and_who_has_it_is_the_cause() -> None:
     """The cluster would go by somebody's calm, or `weir why` name the wrong worker."""
     here = Here()

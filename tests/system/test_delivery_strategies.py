@@ -3,6 +3,7 @@
 # The hold of a buffered message is a minute here, so whatever arrives was sent for another reason, and no time is
 # measured.
 import select
+import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -47,6 +48,7 @@ def clients() -> Iterator[Readers]:
 
 def silent(reader: RawClient) -> bool:
     """Whether nothing is there to be read."""
+    assert isinstance(reader.socket, socket.socket)
     return not select.select([reader.socket], [], [], 0.1)[0]
 
 
