@@ -4,7 +4,7 @@ from typing import Final
 
 from broker.delivery.completion import AnswerQueue
 from broker.delivery.outbox import Outbox
-from broker.mqtt.packets import Subscribe
+from broker.mqtt.packets import Subscribe, Unsubscribe
 from broker.net.stream import Stream
 from broker.overload.addresses import Address
 from broker.overload.client import ProtectedClient
@@ -36,6 +36,14 @@ class PendingSubscribe:
         self.over: QuotaExceeded | None = None  # the last quota that refused a filter
         self.codes: list[int] = []  # one for each filter that was taken
         self.replays: list[Replay] = []
+
+
+class PendingUnsubscribe:
+    """An UNSUBSCRIBE whose first filters have been removed. Its packet stays in the input until the last one is."""
+
+    def __init__(self, packet: Unsubscribe) -> None:
+        self.packet = packet
+        self.codes: list[int] = []  # one for each filter that was removed
 
 
 class PendingConnect:
@@ -73,7 +81,7 @@ class Connection(Stream):
         self.answers: AnswerQueue | None = None  # to publishes; made when the first of them has to wait
         self.aliases: dict[int, bytes] | None = None  # topic aliases that the client has set
         self.replays: dict[Subscription, Replay] | None = None  # the first one is under way
-        self.subscribe: PendingSubscribe | None = None  # the packet at the beginning of the input, if it takes long
+        self.pending: PendingSubscribe | PendingUnsubscribe | None = None  # the packet at the beginning of the input
         self.client: ProtectedClient | None = None  # while it has a session: its client, for overload protection
         self.read_ahead_in: bytes | None = None  # the input that was read ahead, while a PUBLISH waits
         self.unparsed = 0  # bytes at the end of that input that are no complete packet

@@ -32,7 +32,7 @@ from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.service import Service
 from broker.net.stream import LARGE_READ, OPEN, Stream
-from broker.overload.quantum import ANSWER_COST, CONNECT_COST, FILTER_COST, VISIT_COST
+from broker.overload.quantum import ANSWER_COST, CONNECT_COST, VISIT_COST
 from broker.protocol.background import Background
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
@@ -229,7 +229,7 @@ class Hub(Service):
                 spent += units
                 if routes.visits:
                     spent += self._charge_visits(connection)
-                if connection.subscribe is not None:  # it goes on with its next turn
+                if connection.pending is not None:  # it goes on with its next turn
                     spent = max(spent, quantum)
                     connection.position = position
                     break
@@ -326,8 +326,8 @@ class Hub(Service):
         self, connection: Connection, session: Session, first: int, data: bytes, body: int, stop: int, now: float
     ) -> int:
         """Process any packet but a PUBLISH or a plain acknowledgement; the units used, 0 if it has to wait."""
-        if connection.subscribe is not None:  # this packet, some of whose filters have been taken
-            return self._subscribing.continue_subscribe(connection, session, connection.subscribe, now)
+        if connection.pending is not None:  # this packet, some of whose filters have been taken
+            return self._subscribing.continue_packet(connection, session, connection.pending, now)
         if first >> 4 == CONNECT:  # before it is decoded: mistakes in a CONNECT have codes for a CONNACK only
             connection.enter(Input.CONNECT)
         packet = decode(first, data, body, stop, connection.version)
@@ -341,8 +341,7 @@ class Hub(Service):
                 return 0
             return self._subscribing.subscribe(connection, session, packet, now)
         elif isinstance(packet, Unsubscribe):
-            self._subscribing.unsubscribe(connection, session, packet)
-            return FILTER_COST * len(packet.filters)
+            return self._subscribing.unsubscribe(connection, session, packet)
         elif isinstance(packet, Disconnect):
             self._lifecycle.disconnect(connection, session, packet, now)
         elif isinstance(packet, Auth):

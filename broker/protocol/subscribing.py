@@ -5,8 +5,9 @@
 # if it finds no message there. Nothing polls: `continue_replays()` is called when the session has room again.
 # Subscriptions of a session that ends or moves are removed and registered in pages, too.
 #
-# A SUBSCRIBE of many filters takes long if there are many access rules. Then its filters are taken in turns of its
-# connection; the packet stays in the input meanwhile, so nothing overtakes it.
+# A SUBSCRIBE of many filters takes long if there are many access rules, and an UNSUBSCRIBE if many routes change. Then
+# the filters are taken in turns of the connection; the packet stays in the input meanwhile, so nothing overtakes it. It
+# is answered after its last filter.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ from broker.overload.admit import FILTER
 from broker.overload.cost import VISITS_PER_DELIVERY
 from broker.overload.quantum import FILTER_COST, VISIT_COST
 from broker.overload.quotas.quota import Quota, QuotaExceeded
-from broker.protocol.connection import Connection, PendingSubscribe, Replay
+from broker.protocol.connection import Connection, PendingSubscribe, PendingUnsubscribe, Replay
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.authority import Authoriser
@@ -34,6 +35,8 @@ from broker.routing.routes import Routes
 from broker.session.session import Session, Subscription
 
 AT_ONCE: Final = 0.001  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
+UNSUBSCRIBED_AT_ONCE: Final = 64  # filters of one UNSUBSCRIBE, after which other connections have their turn
+VISITED_AT_ONCE: Final = 4096  # receivers of routes visited to remove them, after which others have their turn, too
 SUBSCRIPTIONS: Final = 100  # removed or registered between two looks at the clock
 PAGE: Final = 64  # retained messages between two looks at the clock
 LEVELS: Final = 1024  # levels of the tree walked between two looks at the clock
@@ -91,7 +94,7 @@ class Subscribing:
         """Take the filters one after the other [MQTT-3.8.4-5], and answer in their order [MQTT-3.9.3-1].
 
         [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-2.2.1-6]. Returns the units used. If
-        `connection.subscribe` is set then, filters are left, for `continue_subscribe()`.
+        `connection.pending` is set then, filters are left, for `continue_packet()`.
         """
         identifiers = b""
         wanted_identifier = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
@@ -100,11 +103,17 @@ class Subscribing:
                 if isinstance(identifier, int):
                     identifiers = bytes((SUBSCRIPTION_IDENTIFIER,)) + encode_length(identifier)
         pending = PendingSubscribe(packet, identifiers, _scarce(connection, len(packet.filters), now))
-        return self.continue_subscribe(connection, session, pending, now)
+        return self._take_filters(connection, session, pending, now)
 
-    def continue_subscribe(
-        self, connection: Connection, session: Session, pending: PendingSubscribe, now: float
+    def continue_packet(
+        self, connection: Connection, session: Session, pending: PendingSubscribe | PendingUnsubscribe, now: float
     ) -> int:
+        """Go on with *pending*, the SUBSCRIBE or UNSUBSCRIBE of *connection* that has filters left. The units used."""
+        if isinstance(pending, PendingSubscribe):
+            return self._take_filters(connection, session, pending, now)
+        return self._remove_filters(connection, session, pending)
+
+    def _take_filters(self, connection: Connection, session: Session, pending: PendingSubscribe, now: float) -> int:
         """Take further filters of *pending*, for about AT_ONCE seconds; answer after the last one. The units used."""
         filters = pending.packet.filters
         before = taken = len(pending.codes)
@@ -113,9 +122,9 @@ class Subscribing:
             self._take_filter(connection, session, pending, filters[taken], now)
             taken += 1
         if taken < len(filters):
-            connection.subscribe = pending
+            connection.pending = pending
             return FILTER_COST * (taken - before)
-        connection.subscribe = None
+        connection.pending = None
         self._counters.subscribes += len(filters)
         over = pending.over
         words = _words(over, now) if over is not None and connection.wants_reasons else {}
@@ -156,23 +165,36 @@ class Subscribing:
             connection.replays[replay.subscription] = replay  # a replay that is under way begins again
         self.continue_replays(connection)
 
-    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> int:
         """Remove each filter that is there [MQTT-3.10.4-1], and answer [MQTT-3.10.4-4], in their order [MQTT-3.11.3-1].
 
         [MQTT-3.10.4-5], [MQTT-3.10.4-6], [MQTT-2.2.1-6]. The session still delivers what it has queued or begun to
-        send [MQTT-3.10.4-3].
+        send [MQTT-3.10.4-3]. Returns the units used. If `connection.pending` is set then, filters are left, for
+        `continue_packet()`.
         """
-        codes: list[int] = []
-        for filter in packet.filters:
-            subscription = session.subscriptions.pop(filter, None)
+        return self._remove_filters(connection, session, PendingUnsubscribe(packet))
+
+    def _remove_filters(self, connection: Connection, session: Session, pending: PendingUnsubscribe) -> int:
+        """Remove some further filters of *pending*; answer after the last one. The units used."""
+        filters, codes = pending.packet.filters, pending.codes
+        before = len(codes)
+        until = min(before + UNSUBSCRIBED_AT_ONCE, len(filters))
+        visits = self._routes.visits + VISITED_AT_ONCE
+        while len(codes) < until and self._routes.visits < visits:
+            subscription = session.subscriptions.pop(filters[len(codes)], None)
             if subscription is None:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
             else:
                 self._routes.remove(subscription)
                 self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
                 codes.append(0)
-        self._counters.unsubscribes += len(codes)
-        self._write(connection, self._encoded(connection, session, UnsubAck(packet.packet_id, codes)))
+        if len(codes) < len(filters):
+            connection.pending = pending
+        else:
+            connection.pending = None
+            self._counters.unsubscribes += len(codes)
+            self._write(connection, self._encoded(connection, session, UnsubAck(pending.packet.packet_id, codes)))
+        return FILTER_COST * (len(codes) - before)
 
     def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
         """Remove all subscriptions of *session*, in pages if they are many; then call *then*."""
@@ -271,8 +293,12 @@ class Subscribing:
 
     def _withdraw_page(self, session: Session) -> bool:
         """Remove up to SUBSCRIPTIONS of them; true if none is left."""
+        visits = self._routes.visits
         for _ in range(min(SUBSCRIPTIONS, len(session.subscriptions))):
             self._routes.remove(session.subscriptions.popitem()[1])
+            if self._routes.visits - visits >= VISITED_AT_ONCE:
+                break
+        self._routes.visits = visits  # no client pays for them
         return not session.subscriptions
 
     def _enrol_page(self, enrolment: Enrolment) -> bool:

@@ -56,10 +56,14 @@ class Group:
         self.sessions.append(session)
         self.size += RECEIVER_BYTES
 
-    def remove(self, session: Session) -> None:
-        """Remove a receiver, which must be in the group. O(1), except for the first removal from a large group."""
+    def remove(self, session: Session) -> int:
+        """Remove a receiver, which must be in the group; the receivers that were visited to find it.
+
+        O(1), except for the first removal from a large group.
+        """
         sessions = self.sessions
         places = self._places
+        visited = 0
         if places is None and len(sessions) > FEW_RECEIVERS:
             places = self._places = {}
             for at in range(len(sessions)):
@@ -67,8 +71,10 @@ class Group:
                 if present is not None:
                     places[present] = at
             self.size += PLACE_BYTES * len(sessions)
+            visited = len(sessions)
         sessions[sessions.index(session) if places is None else places.pop(session)] = None
         self.holes += 1
+        return visited
 
     def compacted(self) -> "Group":
         """A copy of the group without holes."""
@@ -148,20 +154,25 @@ class Route:
         self.receivers += 1
         self.price += 1
 
-    def remove(self, session: Session, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> None:
-        """Remove *session* from its group. O(1) amortised. KeyError if there is no such group."""
+    def remove(self, session: Session, qos: int, retain_as_published: bool, identifiers: bytes, audience: int) -> int:
+        """Remove *session* from its group; how many receivers were visited. O(1) amortised.
+
+        KeyError if there is no such group.
+        """
         group = self._find(qos, retain_as_published, identifiers, audience)
         if group is None:
             raise KeyError(session.client_id)
         before = group.size
-        group.remove(session)
+        visited = group.remove(session)
         self.receivers -= 1
         self.price -= 1
         self.size += group.size - before
         if group.holes == len(group.sessions):
             self._forget(group)
         elif group.holes * 2 > len(group.sessions):
+            visited += len(group.sessions)
             self._replace(group, group.compacted())
+        return visited
 
     def add_neighbour(self, neighbour: Neighbour) -> None:
         """Make *neighbour* a receiver, if it is none."""

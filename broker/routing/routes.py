@@ -145,7 +145,7 @@ class Routes:
         if not self._may_receive(subscription, filter):
             return  # it never was a receiver
         before = route.size
-        route.remove(
+        self.visits += route.remove(
             subscription.session,
             subscription.qos,
             subscription.retain_as_published,

@@ -1,5 +1,6 @@
 # SUBSCRIBE and UNSUBSCRIBE: what changes, what is answered, and what a subscriber sees of the change.
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -20,11 +21,12 @@ from broker.mqtt.packets import (
     Wanted,
 )
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from broker.protocol.subscribing import AT_ONCE
+from broker.protocol.subscribing import AT_ONCE, UNSUBSCRIBED_AT_ONCE
 from tests.inprocess import Broker
 from tests.protocol.talk import messages, payloads, subscribe
 
 Brokers = Callable[..., Broker]
+ROUND = 0.001  # seconds that a look at the clock takes, so that a slice has few rounds
 VERSIONS = pytest.mark.parametrize("version", [V31, V311, V5])
 
 
@@ -168,6 +170,56 @@ def test_a_client_that_leaves_before_its_subscribe_is_taken_leaves_nothing(broke
     assert broker.worker.routes.statistics()[1] < 50
     client.drop()
     broker.clock.step = 0.0
+    broker.settle()
+
+    assert (0, 0) == broker.worker.routes.statistics()[1:]
+
+
+def test_an_unsubscribe_that_takes_long_gives_way_and_keeps_order(brokers: Brokers) -> None:
+    """A thousand filters would hold the worker for milliseconds, or UNSUBACK would come before the last is removed."""
+    broker = brokers()
+    client, other = broker.connect("me", V5), broker.connect("other")
+    count = 4 * UNSUBSCRIBED_AT_ONCE
+    filters = [b"t/%d" % n for n in range(count)]
+    client.send(Subscribe(1, [Wanted(one, 1) for one in filters]))
+    client.receive()
+    last = filters[-1]
+    client.send(Unsubscribe(2, [*filters, b"none"]), Subscribe(3, [Wanted(last)]), Publish(last, b"mine"))
+    broker.clock.step = ROUND
+    left = [count]
+    while left[-1] == count or 0 < left[-1] != left[-2]:
+        broker.turn()
+        left.append(broker.worker.routes.statistics()[1])
+        if left[-1] < count:
+            other.send(Publish(last, b"%d" % left[-1]))
+    broker.clock.step = 0.0
+    answers = client.receive()
+
+    steps = [before - after for before, after in pairwise(left) if before != after]
+    assert 2 * UNSUBSCRIBED_AT_ONCE >= max(steps), "more than a page goes in one of the two rounds of a slice"
+    packets = [packet for packet in answers if not isinstance(packet, Publish)]
+    assert [UnsubAck(2, [0] * count + [0x11]), SubAck(3, [0])] == packets
+    answered = answers.index(packets[0])
+    assert all(packet.payload != b"mine" for packet in messages(answers[:answered]))
+    assert b"mine" in payloads(answers[answered:])
+    assert len(steps) - 1 <= len(messages(answers)), "others are served meanwhile"
+    assert count + 1 == broker.counters.unsubscribes
+
+
+def test_a_client_that_leaves_during_its_unsubscribe_leaves_nothing(brokers: Brokers) -> None:
+    """The rest of its filters would stay in the routes."""
+    broker = brokers()
+    client = broker.connect("me", V5)
+    filters = [b"t/%d" % n for n in range(4 * UNSUBSCRIBED_AT_ONCE)]
+    client.send(Subscribe(1, [Wanted(one, 1) for one in filters]))
+    client.receive()
+    client.send(Unsubscribe(2, filters))
+    broker.clock.step = ROUND
+    while broker.worker.routes.statistics()[1] == len(filters):
+        broker.turn()
+    assert broker.worker.routes.statistics()[1] > 0
+    broker.clock.step = 0.0
+    client.drop()
     broker.settle()
 
     assert (0, 0) == broker.worker.routes.statistics()[1:]

@@ -408,3 +408,18 @@ def test_the_cache_knows_how_full_it_is(steps: list[tuple[str, bytes, Options | 
         party.routes.find(b"%02d" % number)
 
     assert (6, 0, 0) == party.routes.statistics()
+
+
+def test_the_look_at_all_receivers_of_a_group_is_counted() -> None:
+    """A client that leaves sixteen topics with twenty thousand receivers each would pay for no look at them."""
+    count = FEW_RECEIVERS + 2
+    party, _ = crowd(count)
+    party.routes.take_visits()
+    party.unsubscribe("0", b"t")
+    assert count == party.routes.take_visits()
+    party.unsubscribe("1", b"t")
+    assert 0 == party.routes.take_visits()
+    for number in range(2, count // 2 + 1):  # more holes than receivers: the group is replaced by one without holes
+        party.unsubscribe(f"{number}", b"t")
+
+    assert count == party.routes.take_visits()
