@@ -41,6 +41,7 @@ def silent_client(weir: BrokerProcess) -> RawClient:
     return client
 
 
+@pytest.mark.nightly  # 20 s; tests/overload and tests/protocol have the clock in hand
 def test_who_is_held_back_stays_connected(start_weir: StartWeir) -> None:
     """Overload protection would throw out those that it slows down."""
     weir = overloaded(start_weir)
@@ -104,6 +105,7 @@ def test_who_has_said_more_than_we_read_is_not_answered_and_stays(start_weir: St
     client.close()
 
 
+@pytest.mark.nightly  # 20 s; tests/overload and tests/protocol have the clock in hand
 def test_a_client_that_pings_does_not_give_up(start_weir: StartWeir) -> None:
     """The same with a client that does: paho closes when a ping is not answered within the keep alive."""
     weir = overloaded(start_weir)
