@@ -84,6 +84,11 @@ class CloseReason(Enum):
     GATE_TIMEOUT = ("gate_timeout", 0x97, "a publish waited too long for a busy resource, and MQTT 3 cannot refuse it")
     SLOW_CONSUMER = ("slow_consumer", 0x97, "the client took none of its waiting bytes for too long")
     OUTBOUND_BUDGET = ("outbound_budget", 0x97, "the outbound budget is used up, and the client had most of it")
+    MESSAGE_BUDGET = (
+        "message_budget",
+        0x97,
+        "the memory for messages is used up, and the client had most of it",
+    )
     INPUT_BUDGET = ("input_budget", 0x97, "the input budget is used up, and the client was sending a large packet")
     RETAIN_NOT_SUPPORTED = ("retain_not_supported", 0x9A, "retained messages are switched off")
     QOS_NOT_SUPPORTED = ("qos_not_supported", 0x9B, "the QoS is higher than the maximum")
@@ -100,6 +105,10 @@ class DropReason(Enum):
     NOT_WRITABLE = ("not_writable", "QoS 0 messages were skipped, as the client reads too slowly")
     PENDING_FULL = ("pending_full", "QoS 1 and 2 messages were dropped, as the slow reader's queue is full")
     QUEUE_FULL = ("queue_full", "the oldest messages were dropped, as the queue of the session is full")
+    MESSAGE_BUDGET = (
+        "message_budget",
+        "the messages of the session were dropped, as the memory for messages is used up and it held the most",
+    )
     SHARED_FULL = (
         "shared_full",
         "the oldest messages of a shared subscription were dropped, as too many wait for a writable member",

@@ -46,7 +46,7 @@ from broker.protocol.lifecycle import REFUSABLE
 from broker.protocol.parts import ProtocolParts, make_routes
 from broker.routing.retained import Retained
 from broker.session.origin import Origin
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
 from broker.store.redis.address import RedisAddress
 from broker.store.trace_file import TraceFile
@@ -55,6 +55,7 @@ from broker.worker_id import WorkerId
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
+SHEDDING: Final = 0.1
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -90,7 +91,7 @@ class Worker:
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
         budget = WorkerBudget(config, memory_limit(config.node.memory) // workers, workers)
-        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), QueueBudget(budget.waiting)
+        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), MessageBudget(budget.waiting)
         self.reactor = Reactor(
             clock,
             input_budget=budget.input,
@@ -226,6 +227,7 @@ class Worker:
             upgrades.run,
             partial(every, HOUSEKEEPING, housekeeping.run),
             partial(every, HOUSEKEEPING, self.client_log.flush),
+            partial(every, SHEDDING, protocol.shedding.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

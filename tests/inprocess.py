@@ -49,7 +49,7 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.routing.shared_backlog import SharedBacklog
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.redis.address import RedisAddress
 from broker.store.sessions import Claims, SessionStore
@@ -145,8 +145,12 @@ class Probe:
         return self.worker.routes.backlog
 
     @property
-    def queue_budget(self) -> QueueBudget:
+    def queue_budget(self) -> MessageBudget:
         return self.worker.queue_budget
+
+    def shed(self) -> None:
+        """What the worker does ten times a second: the largest sessions let go if messages fill the memory."""
+        self.worker.protocol.shedding.run()
 
     def session(self, client_id: str) -> Session | None:
         return self.worker.links.store.find(client_id)

@@ -45,7 +45,7 @@ class WorkerBudget:
             ),
             Account("input", self.input, "a 16th of the memory, at least limits.packet_bytes"),
             Account("outbound", self.outbound, "delivery.outbound_budget"),
-            Account("waiting", self.waiting, "limits.queue_budget"),
+            Account("messages", self.waiting, "waiting and in flight (limits.queue_budget)"),
             Account("wills", self.wills, "limits.will_budget"),
             Account(
                 "waiting CONNECTs", 2 * self.connects, f"{overload.connects_waiting} of them, two 32nds of the memory"
@@ -72,7 +72,7 @@ def describe(config: Config, memory: int, workers: int) -> list[str]:
     else:
         over = _mib((total - budget.memory) * workers)
         lines.append(f"The worst case exceeds the memory by {over}: lower the largest of these limits.")
-    lines.append("Not in the sum yet: messages in flight (limits.queue_bytes for each client) and subscriptions.")
+    lines.append("Not in the sum yet: subscriptions.")
     return lines
 
 

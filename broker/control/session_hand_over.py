@@ -6,7 +6,7 @@ import trio
 from broker.cluster.peers import Peers
 from broker.cluster.takeovers import Takeovers
 from broker.protocol.essentials import Essentials
-from broker.session.session import Backlog
+from broker.session.subscription import Backlog
 from broker.store.sessions import SessionStore
 
 OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers

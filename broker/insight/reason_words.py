@@ -95,6 +95,7 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.QUOTA_EXCEEDED: CLIENT_ERROR,
     CloseReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
     CloseReason.SLOW_CONSUMER: f"delivery.slow_consumer_timeout is the time. {SLOW}",
+    CloseReason.MESSAGE_BUDGET: "limits.queue_budget is the memory. A client that acknowledges its messages frees it.",
     CloseReason.OUTBOUND_BUDGET: f"delivery.outbound_budget is the limit. {SLOW}",
     CloseReason.INPUT_BUDGET: "limits.packet_bytes is the maximum size of a packet. The budget grows with the memory.",
     CloseReason.RETAIN_NOT_SUPPORTED: "limits.retain = true allows retained messages.",
@@ -103,6 +104,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.PENDING_FULL: (
         f"{SLOW} limits.pending is the size of the queue; it is limits.queue if the session outlives its connection."
     ),
+    DropReason.MESSAGE_BUDGET: "limits.queue_budget is the memory. A client that acknowledges what it gets keeps it.",
     DropReason.QUEUE_FULL: "limits.queue, limits.queue_bytes and limits.queue_budget set the size of queues.",
     DropReason.SHARED_FULL: (
         "Add members or faster ones. limits.queue, limits.queue_bytes and limits.queue_budget set how much may wait."

@@ -17,7 +17,7 @@ from broker.reasons import FlushCause
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.store.redis.pipeline import CommandPipeline
 from broker.version import VERSION
 
@@ -32,7 +32,7 @@ class WorkerMetrics:
         connects: Connects,
         routes: Routes,
         retained: Retained,
-        queue_budget: QueueBudget,
+        queue_budget: MessageBudget,
         outbound_budget: OutboundBudget,
         loop: Loop,
         redis: CommandPipeline | None,

@@ -12,7 +12,8 @@ from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.states import Input, State, step
 from broker.reasons import CloseReason
 from broker.routing.retained import RetainedScan
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 
 GRACE: Final = 1.5  # times the keep alive a client may be silent [MQTT-3.1.2-22]
 

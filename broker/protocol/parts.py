@@ -24,6 +24,7 @@ from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.essentials import Essentials
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.message_shedding import MessageShedding
 from broker.protocol.publishing import Publishing
 from broker.protocol.recent_disconnects import RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
@@ -37,7 +38,7 @@ from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
 from broker.store.sessions import Claims, SessionStore
 
@@ -56,7 +57,7 @@ class ProtocolParts:
         origin: Origin,
         acl: Acl | None,
         outbound_budget: OutboundBudget,
-        queue_budget: QueueBudget,
+        queue_budget: MessageBudget,
         wills: Reserve,
         addresses: Addresses,
         connects: Connects,
@@ -129,6 +130,7 @@ class ProtocolParts:
         self.overrides = ConfiguredLimits(
             self.sessions, store, self.protection, protection.quotas.configured, reactor, clock
         )
+        self.shedding = MessageShedding(queue_budget, store, self.lifecycle, reactor, counters, base.log, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
             self.sessions,
@@ -190,7 +192,7 @@ class ProtocolParts:
 
 
 def make_routes(
-    base: Essentials, acl: Acl | None, neighbours: Neighbours, queue_budget: QueueBudget, size: int, workers: int
+    base: Essentials, acl: Acl | None, neighbours: Neighbours, queue_budget: MessageBudget, size: int, workers: int
 ) -> Routes:
     """The routes of a worker, in about *size* bytes. What waits for shared subscriptions counts in *queue_budget*."""
     limits = base.config.limits

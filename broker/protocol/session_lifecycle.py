@@ -21,9 +21,10 @@ from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.sessions import SessionStore
 
@@ -43,7 +44,7 @@ class SessionLifecycle:
         internal_errors: InternalErrors,
         log: Log,
         limits: Limits,
-        queue_budget: QueueBudget,
+        queue_budget: MessageBudget,
         wills: Reserve,
         origin: Origin,
         authoriser: Authoriser | None,

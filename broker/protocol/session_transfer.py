@@ -23,8 +23,9 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
-from broker.session.queue import QueueBudget
-from broker.session.session import Session, Subscription
+from broker.session.queue import MessageBudget
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 from broker.session.transfer.session_export import SessionExport
 from broker.session.transfer.session_import import SessionImport
 from broker.store.sessions import SessionStore
@@ -39,7 +40,7 @@ class SessionTransfer:
         store: SessionStore,
         timers: Timers,
         counters: Counters,
-        queue_budget: QueueBudget,
+        queue_budget: MessageBudget,
         accounts: Accounts,
     ) -> None:
         self._lifecycle = lifecycle

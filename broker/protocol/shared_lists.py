@@ -4,10 +4,10 @@ from functools import partial
 from broker.log import Log
 from broker.protocol.essentials import Essentials
 from broker.routing.shared_backlog import SharedBacklog
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 
 
-def shared_backlog(base: Essentials, budget: QueueBudget) -> SharedBacklog:
+def shared_backlog(base: Essentials, budget: MessageBudget) -> SharedBacklog:
     """An empty backlog. Its messages count in *budget*, as those of the queues of sessions do."""
     limits = base.config.limits
     full = partial(_log_full, base.client_log)

@@ -32,7 +32,8 @@ from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 
 AT_ONCE: Final = 0.001  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
 UNSUBSCRIBED_AT_ONCE: Final = 64  # filters of one UNSUBSCRIBE, after which other connections have their turn

@@ -6,7 +6,7 @@
 from typing import Final
 
 from broker.routing.filters import matches
-from broker.session.session import Subscription
+from broker.session.subscription import Subscription
 
 EVERYONE: Final = 0
 OTHERS: Final = 1  # not the publisher itself: no local [MQTT-3.8.3-3]

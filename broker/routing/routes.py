@@ -37,7 +37,8 @@ from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
 from broker.routing.shared import SharedGroup
 from broker.routing.shared_backlog import SharedBacklog
 from broker.session.principal import Principal
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 
 EPOCHS: Final = 4096
 RECENT: Final = 64  # filters: to compare a topic with all of them takes as long as to make a small route

@@ -40,8 +40,9 @@ from broker.routing.neighbour import Neighbour
 from broker.routing.shared_backlog import SharedBacklog
 from broker.session.message import Message
 from broker.session.queue import MemoryQueue
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
 from broker.session.subscriber import Subscriber
+from broker.session.subscription import Subscription
 
 CHECKS: Final = 64  # members of a ring that are checked for one message at most
 FEW_CHECKS: Final = 4  # members of a ring that are checked with every message, at no cost that can be measured
@@ -264,6 +265,7 @@ class SharedGroup(Subscriber):
                     skipped.append(message)
                     continue
                 self._backlog.counters.dropped(DropReason.MAY_NOT_READ, 1)
+            self._backlog.budget.release(message)
             handled += 1
         waiting.put_back(skipped)
         if not waiting.count:

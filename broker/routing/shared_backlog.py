@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason
-from broker.session.queue import MemoryQueue, QueueBudget
-from broker.session.session import Backlog, Session, Subscription
+from broker.session.queue import MemoryQueue, MessageBudget
+from broker.session.session import Session
 from broker.session.subscriber import Subscriber
+from broker.session.subscription import Backlog, Subscription
 
 
 class SharedBacklog(Backlog):
@@ -22,7 +23,7 @@ class SharedBacklog(Backlog):
         self,
         queue: int,
         queue_bytes: int,
-        budget: QueueBudget,
+        budget: MessageBudget,
         counters: Counters,
         wake: Callable[[], None],
         full: Callable[[bytes, bytes], None],
@@ -38,7 +39,7 @@ class SharedBacklog(Backlog):
         self.counters = counters
         self.queue = queue  # messages that may wait for one group
         self._queue_bytes = queue_bytes
-        self._budget = budget
+        self.budget = budget
         self._wake = wake
         self._full = full
         self._lists: dict[bytes, Subscriber] = {}  # groups for which messages wait, by the key of their subscriptions
@@ -49,7 +50,7 @@ class SharedBacklog(Backlog):
         """The list of *group*, for which a message begins to wait."""
         self._lists[key] = group
         self.lists = len(self._lists)
-        return MemoryQueue(self._queue_bytes, self._budget)
+        return MemoryQueue(self._queue_bytes, self.budget)
 
     def dropped(self, group: Subscriber, waiting: MemoryQueue, count: int) -> None:
         """*waiting*, the list of *group*, was full, and its *count* oldest messages were dropped."""

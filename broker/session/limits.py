@@ -1,9 +1,5 @@
-from typing import Final
-
 from broker.session.origin import NOWHERE, Origin
-from broker.session.queue import QueueBudget
-
-NO_LIMIT: Final = 1 << 60  # bytes
+from broker.session.queue import MessageBudget
 
 
 class SessionLimits:
@@ -16,7 +12,7 @@ class SessionLimits:
         pending: int,
         queue: int,
         queue_bytes: int,
-        budget: QueueBudget,
+        budget: MessageBudget,
         origin: Origin | None = None,
     ) -> None:
         """*origin* names the worker whose messages are being delivered, where there are several workers."""
@@ -25,5 +21,4 @@ class SessionLimits:
         self.pending = pending  # messages that wait for a session which ends with its connection
         self.queue = queue  # messages that wait for a session which outlives its connection
         self.queue_bytes = queue_bytes
-        self.window_bytes = queue_bytes or NO_LIMIT  # unacknowledged: if nothing may wait, everything may be sent
         self.budget = budget

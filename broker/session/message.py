@@ -32,6 +32,7 @@ class Message:
         self.properties = properties
         self.expires = expires
         self.size = len(topic) + len(payload) + len(properties)  # bytes of the message, whatever its encoding
+        self.holders = 0  # queues and windows that it is in: kept by the MessageBudget of the worker
         self.completion: Completion | None = None  # of what was published: made by its first receiver that needs time
         self.original: Message | None = None  # of a variant: the message as it was published
         self.head3 = b""  # fixed header and topic, as made when needed or as received

@@ -3,39 +3,136 @@
 # MessageQueue is what a session needs of its queue, and MemoryQueue keeps the messages in the memory of the worker. The
 # port leaves room for a queue that stores its messages elsewhere, as packs in a list:
 # - `append()` may call `message.hold()`: the publish is then acknowledged when the queue settles the Completion,
-#   because
-#   the message is stored or its receiver is done with it, whichever is first.
+#   because the message is stored or its receiver is done with it, whichever is first.
 # - `pop()` gives None although messages wait, while their page is being read; the queue calls `Session.pump()` when the
 #   page is there. Within `append()` the session must not be called.
 # - A message that was popped stays stored until `done()`: its client has acknowledged it, or it will never be sent.
 # - Such a queue is there as long as its session (`permanent`). A MemoryQueue is made for the first message that waits
-#   and
-#   forgotten with the last: most sessions of a large fleet are idle, and an empty one would be most of what they cost.
+#   and forgotten with the last: most sessions of a large fleet are idle, and an empty one would be most of their cost.
 # A session without a queue delivers at once if its window has room; that path never looks at a queue.
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from broker.session.message import Message
 
 UNLIMITED: Final = 1 << 60  # messages
+# Bytes beside those that Message.size counts, as tests/session/test_memory.py measures them:
+MESSAGE: Final = 250  # of a message: the object and the bytes objects of its parts
+QUEUED: Final = 8  # of its place in a queue
+INFLIGHT: Final = 92  # of its place in a window: an entry of a dict and its packet id
+WINDOW_SHARE: Final = 4  # one session may have a 16th of what is free in flight,
+QUEUE_SHARE: Final = 2  # and a fourth of it waiting; both as powers of 2
+FINENESS: Final = 5  # the shares follow when a 32nd of what is free was taken
+RETRIED_AT_ONCE: Final = 1_000  # sessions
 
 
-class QueueBudget:
-    """The bytes that may wait in all sessions of a worker together, and what does wait."""
+class Holder:
+    """Who holds messages: a session."""
+
+    def pump(self, now: float) -> None:
+        """Go on, as far as the limits allow."""
+        raise NotImplementedError
+
+
+class MessageBudget:
+    """The memory of the messages that all sessions of a worker hold, in queues and in windows.
+
+    It is an account of the memory ledger. A message counts once, however many sessions hold it; each place in a queue
+    or a window counts.
+
+    What one session may hold is a fraction of what is free (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue
+    Length Thresholds for Shared-Memory Packet Switches", 1998). So a few sessions get most of the memory if nobody else
+    wants it, and each next one that never acknowledges, or never comes back, gets less of it.
+    """
 
     def __init__(self, limit: int) -> None:
+        """*limit* in bytes; the last message that is taken may exceed it."""
         self.limit = limit
-        self.used = 0
-        self.messages = 0
+        self.used = 0  # bytes
+        self.messages = 0  # that wait, once for each queue
+        self.window = 0  # bytes of messages that one session may have in flight before its next one; -1: none
+        self.share = 0  # bytes of messages that may wait in one queue
+        self.mark = 0  # beyond this, call `adapt()`
+        self.high = limit - (limit >> 3)  # beyond it, the largest sessions let go: protocol/message_shedding.py
+        self.low = limit - (limit >> 2)  # until no more than this is used
+        self._refused: dict[Holder, None] = {}
+        self.adapt()
+
+    def adapt(self) -> None:
+        """Compute the share of one session from what is free."""
+        free = self.limit - self.used
+        self.window = free >> WINDOW_SHARE if free > 0 else -1
+        self.share = free >> QUEUE_SHARE if free > 0 else -1
+        self.mark = self.used + (free >> FINENESS) if free > 0 else self.used
+
+    def allows(self, holder: Holder, inflight: int) -> bool:
+        """Whether *holder* may send a message, with *inflight* bytes of others in flight.
+
+        Nobody acknowledges anything to a holder with nothing in flight; if it may not send, `retry()` has it go on.
+        """
+        self.adapt()
+        if inflight <= self.window:
+            return True
+        if not inflight:
+            self._refused[holder] = None
+        return False
+
+    def forget(self, holder: Holder) -> None:
+        """*holder* has ended."""
+        self._refused.pop(holder, None)
+
+    def retry(self, now: float) -> None:
+        """Have sessions go on that were refused, if there is memory again."""
+        self.adapt()
+        for holder in list(islice(self._refused, RETRIED_AT_ONCE)):
+            if self.used >= self.limit:
+                break
+            del self._refused[holder]
+            holder.pump(now)
+
+    def permits(self, waiting: int) -> bool:
+        """Whether *waiting* bytes of messages may wait in one queue."""
+        self.adapt()
+        return waiting <= self.share
+
+    # Messages that wait.
 
     def take(self, message: Message) -> None:
-        self.used += message.size
+        """Count *message* as waiting in one queue more."""
         self.messages += 1
+        self._add(message, QUEUED)
 
     def give_back(self, message: Message) -> None:
-        self.used -= message.size
+        """Count *message* as waiting in one queue less."""
         self.messages -= 1
+        self._remove(message, QUEUED)
+
+    def put_back(self) -> None:
+        """A message that was in flight waits again."""
+        self.messages += 1
+        self.used += QUEUED - INFLIGHT
+
+    # Messages in flight. A session does the same itself, for each message.
+
+    def hold(self, message: Message) -> None:
+        """Count *message* as in flight to one session more."""
+        self._add(message, INFLIGHT)
+
+    def release(self, message: Message) -> None:
+        """Count *message* as in flight to one session less."""
+        self._remove(message, INFLIGHT)
+
+    def _add(self, message: Message, place: int) -> None:
+        self.used += place if message.holders else place + MESSAGE + message.size
+        message.holders += 1
+        if self.used > self.mark:
+            self.adapt()
+
+    def _remove(self, message: Message, place: int) -> None:
+        message.holders -= 1
+        self.used -= place if message.holders else place + MESSAGE + message.size
 
 
 class MessageQueue:
@@ -43,6 +140,7 @@ class MessageQueue:
 
     def __init__(self, permanent: bool) -> None:
         self.count = 0  # messages that wait
+        self.size = 0  # bytes of them that count in the memory of this worker
         self.permanent = permanent  # the session keeps it although it is empty
 
     def limit(self, most_bytes: int) -> None:
@@ -61,7 +159,7 @@ class MessageQueue:
         raise NotImplementedError
 
     def pop(self) -> Message | None:
-        """Take the oldest message; None if there is none now."""
+        """Take the oldest message; None if there is none now. It counts in the budget as in flight from now on."""
         raise NotImplementedError
 
     def done(self, message: Message) -> None:
@@ -84,11 +182,10 @@ class MessageQueue:
 class MemoryQueue(MessageQueue):
     """At most *most_bytes* bytes of messages in memory. They share *budget* with all other queues of the worker."""
 
-    def __init__(self, most_bytes: int, budget: QueueBudget) -> None:
+    def __init__(self, most_bytes: int, budget: MessageBudget) -> None:
         super().__init__(False)
         self.full = False  # messages were dropped: for whoever reports it once
         self._messages: deque[Message] = deque()
-        self._size = 0  # bytes
         self._most_bytes = most_bytes
         self._budget = budget
 
@@ -100,31 +197,33 @@ class MemoryQueue(MessageQueue):
         size = message.size
         self._messages.append(message)
         self.count += 1
-        self._size += size
-        budget.used += size
+        self.size += size
         budget.messages += 1
-        if self._size > self._most_bytes or budget.used > budget.limit or self.count > most:
-            return self._drop_oldest(most)
+        budget.used += QUEUED if message.holders else QUEUED + MESSAGE + size
+        message.holders += 1
+        if budget.used > budget.mark:
+            budget.adapt()
+        if self.size > self._most_bytes or self.size > budget.share or self.count > most:
+            return self._apply_limits(most)
         return 0
 
     def prepend(self, earlier: deque[Message], most: int) -> int:
         for message in earlier:
-            self._size += message.size
+            self.size += message.size
         self.count += len(earlier)
         earlier.extend(self._messages)
         self._messages = earlier
-        return self._drop_oldest(most)
+        return self._apply_limits(most)
 
     def pop(self) -> Message | None:
         if self.count == 0:
             return None
         message = self._messages.popleft()
         budget = self._budget
-        size = message.size
         self.count -= 1
-        self._size -= size
-        budget.used -= size
+        self.size -= message.size
         budget.messages -= 1
+        budget.used += INFLIGHT - QUEUED
         return message
 
     def put_back(self, messages: list[Message]) -> None:
@@ -132,8 +231,8 @@ class MemoryQueue(MessageQueue):
         for message in reversed(messages):
             self._messages.appendleft(message)
             self.count += 1
-            self._size += message.size
-            self._budget.take(message)
+            self.size += message.size
+            self._budget.put_back()
 
     def done(self, message: Message) -> None:
         pass  # nothing of it is left here
@@ -142,7 +241,7 @@ class MemoryQueue(MessageQueue):
         messages = self._messages
         self._messages = deque()
         self.count = 0
-        self._size = 0
+        self.size = 0
         return messages
 
     def remove_unless(self, keep: Callable[[Message], bool]) -> int:
@@ -151,7 +250,7 @@ class MemoryQueue(MessageQueue):
             if keep(message):
                 kept.append(message)
             else:
-                self._size -= message.size
+                self.size -= message.size
                 self._budget.give_back(message)
         removed = self.count - len(kept)
         self._messages = kept
@@ -164,10 +263,13 @@ class MemoryQueue(MessageQueue):
             self._budget.give_back(message)
         return cleared
 
-    def _drop_oldest(self, most: int) -> int:
+    def _apply_limits(self, most: int) -> int:
         budget = self._budget
         dropped = 0
-        while self.count and (self._size > self._most_bytes or budget.used > budget.limit or self.count > most):
-            self.pop()
+        while self.count and (self.size > self._most_bytes or self.count > most or not budget.permits(self.size)):
+            message = self._messages.popleft()
+            self.count -= 1
+            self.size -= message.size
+            budget.give_back(message)
             dropped += 1
         return dropped

@@ -15,7 +15,6 @@ from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
-from broker.mqtt.topics import SHARE_PREFIX
 from broker.reasons import DropReason
 from broker.session.decisions import Decisions
 from broker.session.limits import SessionLimits
@@ -23,47 +22,20 @@ from broker.session.message import NEVER, Message
 from broker.session.origin import TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import UNLIMITED, MemoryQueue, MessageQueue
+from broker.session.queue import INFLIGHT, MESSAGE, UNLIMITED, Holder, MemoryQueue, MessageQueue
 from broker.session.run import GROWTH, Run
-from broker.session.subscriber import Subscriber
+from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
+RELEASED.holders = 1  # so that only its places in windows count in a budget
 ALL: Final = 1 << 60  # messages
 PUBREL_3: Final = b"\x62\x02"
 PUBCOMP_3: Final = b"\x70\x02"
 PACKET_ID_NOT_FOUND: Final = b"\x92"
 
 
-class Subscription(Subscriber):
-    """One filter of one session, with its options (3.8.3). *share* is the share name, b"" if it is not shared."""
-
-    def __init__(self, session: "Session", filter: bytes, share: bytes) -> None:
-        self.session = session
-        self.filter = filter
-        self.share = share
-        self.qos = 0
-        self.no_local = False
-        self.retain_as_published = False
-        self.identifiers = b""  # its subscription identifier as an encoded property, if it has one [MQTT-3.3.4-3]
-
-    def key(self) -> bytes:
-        """The filter as it was subscribed to, by which its session finds it."""
-        return b"%b%b/%b" % (SHARE_PREFIX, self.share, self.filter) if self.share else self.filter
-
-
-class Backlog:
-    """What waits at this worker for members of shared subscriptions: see routing/shared_backlog.py."""
-
-    def __init__(self) -> None:
-        self.lists = 0  # groups for which messages wait
-
-    def writable(self, session: "Session") -> None:
-        """*session*, which is a member of a group, may have become writable. It is sent nothing during the call."""
-        raise NotImplementedError
-
-
-class Session:
+class Session(Holder):
     def __init__(
         self, client_id: str, limits: SessionLimits, counters: Counters, queue: MessageQueue | None = None
     ) -> None:
@@ -74,9 +46,7 @@ class Session:
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
-        self._carried: PacketIds | None = (
-            None  # those of them from former connections; the receive maximum counts the rest
-        )
+        self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
         self.will: Will | None = None
         self.decisions: Decisions | None = None  # the latest of overload protection and quotas about this client
         self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
@@ -144,39 +114,50 @@ class Session:
             inflight = self._inflight or {}
             for packet_id, message in self._unsent:
                 inflight[packet_id] = message
+                self._inflight_bytes += message.size
             self._inflight = inflight
             self._unsent = None
         self.outbox = None
 
     def withhold(self, may_receive: Callable[[bytes], bool]) -> int:
         """Without a connection: drop the messages whose topic the client may not read any more; return how many."""
-        withheld = 0
+        return self._drop_unless(lambda message: may_receive(message.topic), DropReason.MAY_NOT_READ)
+
+    def drop_all(self) -> int:
+        """Without a connection: drop all messages, as they fill the memory of the worker; return how many."""
+        return self._drop_unless(lambda message: False, DropReason.MESSAGE_BUDGET)
+
+    def _drop_unless(self, keep: Callable[[Message], bool], reason: DropReason) -> int:
+        dropped = 0
         queue = self._queue
         if queue is not None:
-            withheld = queue.remove_unless(lambda message: may_receive(message.topic))
+            dropped = queue.remove_unless(keep)
         inflight: dict[int, Message] = {}
         for packet_id, message in (self._inflight or {}).items():
-            if message is RELEASED or may_receive(message.topic):
+            if message is RELEASED or keep(message):
                 inflight[packet_id] = message
             else:
-                withheld += 1
+                dropped += 1
+                self._limits.budget.release(message)
                 if queue is not None:
                     queue.done(message)
         self._inflight = inflight or None
-        self._inflight_bytes = 0  # resume() counts it anew
+        self._inflight_bytes = sum([message.size for message in inflight.values()])
         self._forget_empty_queue()
-        if withheld:
-            self._dropped(DropReason.MAY_NOT_READ, withheld)
-        return withheld
+        if dropped:
+            self._dropped(reason, dropped)
+        return dropped
 
     def end(self) -> int:
         """End the session; return the number of messages that will not be delivered."""
         self.ended = True
         self.detach()
         lost = len([message for message in (self._inflight or {}).values() if message is not RELEASED])
+        self.restore({})
+        self._limits.budget.forget(self)
         if self._queue is not None:
             lost += self._queue.clear()
-        self._inflight = self._queue = self.incoming = self._carried = None
+        self._queue = self.incoming = self._carried = None
         if lost:
             self._dropped(DropReason.SESSION_ENDED, lost)
         return lost
@@ -189,7 +170,13 @@ class Session:
 
     def restore(self, unacknowledged: dict[int, Message]) -> None:
         """Set the messages that were sent and not acknowledged, for a session that comes from another worker."""
-        self._inflight = unacknowledged or None  # resume() counts its bytes
+        budget = self._limits.budget
+        for message in (self._inflight or {}).values():
+            budget.release(message)
+        for message in unacknowledged.values():
+            budget.hold(message)
+        self._inflight = unacknowledged or None
+        self._inflight_bytes = sum([message.size for message in unacknowledged.values()])
 
     def take_waiting(self) -> deque[Message]:
         """Take all messages that wait, in order. The caller gives their places in the budget back."""
@@ -258,9 +245,17 @@ class Session:
         if inflight is None:
             inflight = {}
             self._inflight = inflight
-        if len(inflight) >= self.window or self._unsent or self._inflight_bytes > self._limits.window_bytes:
+        budget = self._limits.budget
+        if len(inflight) >= self.window or self._unsent:
             self._wait(message)
             return
+        if self._inflight_bytes > budget.window and not budget.allows(self, self._inflight_bytes):
+            self._wait(message)
+            return
+        budget.used += INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
+        message.holders += 1
+        if budget.used > budget.mark:
+            budget.adapt()
         self._send(message, inflight, out, now)
 
     def _offer_aside(self, message: Message, now: float) -> None:
@@ -283,13 +278,13 @@ class Session:
 
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message would be sent at once."""
-        out = self.outbox
+        out, budget = self.outbox, self._limits.budget
         return (
             out is not None
             and (self._queue is None or not self._queue.count)
             and not self._unsent
             and (self._inflight is None or len(self._inflight) < self.window)
-            and self._inflight_bytes <= self._limits.window_bytes
+            and (self._inflight_bytes <= budget.window or budget.allows(self, self._inflight_bytes))
             and (out.writable or out.accepts_delivery())
         )
 
@@ -316,6 +311,7 @@ class Session:
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
+        budget = self._limits.budget
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
@@ -327,6 +323,7 @@ class Session:
                 self._counters.answers_sent += 1
             elif self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
                 self._dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
+                budget.release(message)
                 continue
             else:
                 out.write(message.again(self.version, packet_id, now))
@@ -338,16 +335,16 @@ class Session:
         queue = self._queue
         if queue is None:
             return most == 0
-        window_bytes = self._limits.window_bytes
         while most and out.writable:  # messages that are sent again go first: what keeps them keeps these
-            if len(inflight) >= self.window or self._inflight_bytes > window_bytes:
+            if self._inflight_bytes > budget.window and not budget.allows(self, self._inflight_bytes):
                 break
-            waiting = queue.pop()
+            waiting = queue.pop() if len(inflight) < self.window else None
             if waiting is None:
                 break
             most -= 1
             if waiting.expired(now):
                 self._dropped(DropReason.EXPIRED, 1)
+                budget.release(waiting)
                 queue.done(waiting)
             else:
                 self._send(waiting, inflight, out, now)
@@ -366,10 +363,14 @@ class Session:
         counters.publish_bytes_sent += len(message.payload)
 
     def _send(self, message: Message, inflight: dict[int, Message], out: Outbox, now: float) -> None:
-        """Give *message* a packet id that is free [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.3-1], and write it."""
+        """Give *message*, which counts as in flight, a packet id that is free, and write it.
+
+        [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.3-1]
+        """
         counters = self._counters
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             self._dropped(DropReason.TOO_LARGE, 1)  # the broker goes on as if it were delivered [MQTT-3.1.2-25]
+            self._limits.budget.release(message)
             if self._queue is not None:
                 self._queue.done(message)
             return
@@ -455,6 +456,9 @@ class Session:
             raise protocol_error("PUBACK for a QoS 2 message")  # 4.3.3
         del inflight[packet_id]
         self._inflight_bytes -= message.size
+        budget = self._limits.budget
+        message.holders -= 1
+        budget.used -= INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
         queue = self._queue
         if queue is not None:
             queue.done(message)
@@ -482,6 +486,8 @@ class Session:
         if message.qos != 2:
             raise protocol_error("PUBREC for a QoS 1 message")  # 4.3.2
         self._inflight_bytes -= message.size
+        message.holders -= 1
+        self._limits.budget.used -= INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
         if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
             self._queue.done(message)
         if code >= 0x80:
@@ -490,6 +496,7 @@ class Session:
                 self.pump(now)
             return True
         inflight[packet_id] = RELEASED
+        self._limits.budget.hold(RELEASED)
         self._counters.answers_sent += 1
         out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
         return True
@@ -506,6 +513,7 @@ class Session:
         if message is not RELEASED:
             raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
+        self._limits.budget.release(message)
         if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
@@ -581,6 +589,10 @@ class Session:
         A new connection begins with the whole receive maximum (4.9), so ids of former connections do not count.
         """
         return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
+
+    def held_bytes(self) -> int:
+        """Bytes of the messages that are in flight, and not to be sent again, or wait in the memory of this worker."""
+        return self._inflight_bytes + (self._queue.size if self._queue is not None else 0)
 
     def waiting(self) -> int:
         """Messages that wait for a place in the window."""

@@ -22,12 +22,12 @@ from broker.overload.trace.recorder import TraceRecorder
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ProtectedConnection
 from broker.session.limits import SessionLimits
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.worker_id import WorkerId
 
 HERE = WorkerId("weir", 0, 1)
-LIMITS = SessionLimits(inflight=10, pending=10, queue=10, queue_bytes=1000, budget=QueueBudget(1000))
+LIMITS = SessionLimits(inflight=10, pending=10, queue=10, queue_bytes=1000, budget=MessageBudget(1000))
 
 
 class Lines:

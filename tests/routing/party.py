@@ -11,9 +11,10 @@ from broker.routing.shared_backlog import SharedBacklog
 from broker.session.message import Message
 from broker.session.origin import NOWHERE, Origin
 from broker.session.principal import Principal
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.run import Run
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 from tests.session.receiver import NOW, Receiver, message
 
 PLENTY = 1 << 40
@@ -44,7 +45,7 @@ class Party:
     ) -> None:
         """*queue*, *queue_bytes*, *budget*: limits of what waits for shared subscriptions."""
         self.counters = Counters()
-        self.budget = QueueBudget(budget)
+        self.budget = MessageBudget(budget)
         self.full: list[tuple[bytes, bytes]] = []  # groups that were reported to have dropped messages
         self.backlog = SharedBacklog(queue, queue_bytes, self.budget, self.counters, lambda: None, self._is_full)
         self.deliveries = Deliveries(NoPause(), self.counters, lambda: NOW, Origin(NOWHERE), self.backlog)
@@ -62,7 +63,7 @@ class Party:
     def client(self, name: str, *, expiry: int = 0, pending: int = 1000) -> Receiver:
         """The client of that name, connected with 5.0 when it is first named."""
         if name not in self.clients:
-            self.clients[name] = Receiver(name, expiry=expiry, pending=pending).connect(V5)
+            self.clients[name] = Receiver(name, expiry=expiry, pending=pending, budget=self.budget).connect(V5)
             self.clients[name].session.principal = Principal(name, name, 0)
         return self.clients[name]
 

@@ -6,6 +6,7 @@ from broker.reasons import DropReason
 from broker.routing.fanout import SHARED_PAGE
 from broker.routing.shared import CHECKS, FEW_CHECKS, SharedGroup
 from broker.session.message import NEVER, Message
+from broker.session.queue import MESSAGE, QUEUED
 from tests.routing.party import Party
 from tests.session.receiver import NOW, Receiver, message
 
@@ -165,6 +166,8 @@ def test_what_waits_goes_to_the_first_that_becomes_writable(name: str, how: str)
         received += client.acknowledge()
 
     assert [b"1", b"2", b"3"] == received
+    for each in "abc":
+        party.client(each).acknowledge()
     assert (0, 0, 0) == (party.budget.used, party.budget.messages, party.backlog.lists)
 
 
@@ -226,7 +229,7 @@ def test_a_long_list_is_delivered_in_pages() -> None:
     assert 3 * SHARED_PAGE == len(party.client("a").payloads())
 
 
-@pytest.mark.parametrize("limits", [{"queue": 2}, {"queue_bytes": 4}, {"budget": 4}])
+@pytest.mark.parametrize("limits", [{"queue": 2}, {"queue_bytes": 4}, {"budget": 2 * (MESSAGE + QUEUED + 2) + 200}])
 def test_a_full_list_drops_the_oldest_and_says_so(limits: dict[str, int]) -> None:
     """A group of which no member comes back would fill the memory of the worker."""
     party = three(expiry=60, **limits)

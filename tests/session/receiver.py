@@ -8,7 +8,7 @@ from broker.mqtt.stream import PacketReader
 from broker.reasons import DropReason
 from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.session import Session
 
 PLENTY = 1 << 28  # a limit that nothing here reaches
@@ -38,7 +38,7 @@ class Receiver:
         pending: int = 1000,
         queue: int = 1000,
         queue_bytes: int = PLENTY,
-        budget: QueueBudget | None = None,
+        budget: MessageBudget | None = None,
     ) -> None:
         self.counters = Counters()
         limits = SessionLimits(
@@ -46,7 +46,7 @@ class Receiver:
             pending=pending,
             queue=queue,
             queue_bytes=queue_bytes,
-            budget=budget or QueueBudget(PLENTY),
+            budget=budget or MessageBudget(PLENTY),
         )
         self.session = Session(client_id, limits, self.counters)
         self.session.expiry = expiry

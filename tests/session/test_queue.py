@@ -10,76 +10,82 @@ from broker.reasons import DropReason
 from broker.routing.route import Group
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
-from broker.session.queue import UNLIMITED, MemoryQueue, MessageQueue, QueueBudget
+from broker.session.queue import MESSAGE, QUEUED, UNLIMITED, MemoryQueue, MessageBudget, MessageQueue
 from broker.session.session import Session
 from broker.version import form
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
+ALONE = MESSAGE + QUEUED  # bytes of a message that waits in one queue, beside its topic and payload
 
-def memory(payloads: list[bytes], budget: QueueBudget, most_bytes: int = PLENTY) -> MemoryQueue:
+
+def memory(payloads: list[bytes], budget: MessageBudget, most_bytes: int = PLENTY) -> MemoryQueue:
     queue = MemoryQueue(most_bytes, budget)
     for payload in payloads:
         queue.append(message(payload, 1), UNLIMITED)
     return queue
 
 
-def popped(queue: MessageQueue) -> list[bytes]:
+def popped(queue: MessageQueue, budget: MessageBudget | None = None) -> list[bytes]:
     payloads = []
     while (oldest := queue.pop()) is not None:
         payloads.append(oldest.payload)
+        if budget is not None:
+            budget.release(oldest)  # as if it had been acknowledged
     return payloads
 
 
 def test_messages_leave_in_the_order_in_which_they_came() -> None:
     """Messages are reordered [MQTT-4.6.0-6], or the budget keeps their places for ever."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     queue = memory([b"a", b"bb"], budget)
-    assert (2, 2, 5) == (queue.count, budget.messages, budget.used)  # with a byte of topic each
+    assert (2, 2, 5 + 2 * ALONE) == (queue.count, budget.messages, budget.used)  # with a byte of topic each
 
-    assert [b"a", b"bb"] == popped(queue)
+    assert [b"a", b"bb"] == popped(queue, budget)
     assert (0, 0, 0) == (queue.count, budget.messages, budget.used)
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "limit", "most"), [(6, PLENTY, UNLIMITED), (PLENTY, 6, UNLIMITED), (PLENTY, PLENTY, 2)]
+    ("most_bytes", "limit", "most"),
+    [(6, PLENTY, UNLIMITED), (PLENTY, 2 * ALONE + 40, UNLIMITED), (PLENTY, PLENTY, 2)],
 )
 def test_each_limit_alone_drops_the_oldest(most_bytes: int, limit: int, most: int) -> None:
     """A session holds more than its limits or the budget of the worker allow, or loses its newest message."""
-    budget = QueueBudget(limit)
+    budget = MessageBudget(limit)
     queue = MemoryQueue(most_bytes, budget)
 
     assert [0, 0, 1] == [queue.append(message(payload, 1), most) for payload in (b"aa", b"bb", b"cc")]
-    assert 3 * 2 == budget.used
-    assert [b"bb", b"cc"] == popped(queue)
+    assert 2 * (ALONE + 3) == budget.used
+    assert [b"bb", b"cc"] == popped(queue, budget)
+    assert 0 == budget.used
 
 
 def test_what_is_put_before_keeps_its_places_in_the_budget() -> None:
     """A session that comes from another worker is counted twice, or overtaken by what came since."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     earlier = memory([b"a", b"b"], budget).take_all()
     queue = memory([b"c"], budget)
 
     assert 1 == queue.prepend(earlier, 2)
-    assert (2, 4) == (queue.count, budget.used)
-    assert [b"b", b"c"] == popped(queue)
+    assert (2, 2 * (ALONE + 2)) == (queue.count, budget.used)
+    assert [b"b", b"c"] == popped(queue, budget)
     assert 0 == budget.used
 
 
 def test_what_is_put_back_is_first_again() -> None:
     """A message that no member of a shared subscription can have yet is overtaken, or its place is lost."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     queue = memory([b"a", b"b", b"c"], budget)
     taken = [queue.pop(), queue.pop()]
 
     queue.put_back([each for each in taken if each is not None])
 
-    assert (3, 3, 6) == (queue.count, budget.messages, budget.used)
+    assert (3, 3, 3 * (ALONE + 2)) == (queue.count, budget.messages, budget.used)
     assert [b"a", b"b", b"c"] == popped(queue)
 
 
 def test_what_is_removed_gives_its_place_back() -> None:
     """The budget of the worker fills up with messages that are gone."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     queue = memory([b"a", b"b", b"c"], budget)
 
     assert 1 == queue.remove_unless(lambda each: each.payload != b"b")
@@ -128,7 +134,7 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
 def stored(window: int = 1) -> tuple[StoredQueue, Receiver]:
     queue = StoredQueue()
     receiver = Receiver(expiry=100)
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     limits = SessionLimits(inflight=window, pending=9, queue=9, queue_bytes=PLENTY, budget=budget)
     receiver.session = Session("client", limits, receiver.counters, queue)
     receiver.session.expiry = 100

@@ -3,7 +3,7 @@ import pytest
 
 from broker.reasons import DropReason
 from broker.session.limits import SessionLimits
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from tests.session.receiver import PLENTY, Receiver, message
 
 
@@ -58,7 +58,7 @@ def test_a_queue_of_no_bytes_does_not_narrow_the_window() -> None:
 def test_other_limits_apply_to_a_session_that_is_here() -> None:
     """A session would keep the limits of before a reload until it ends, perhaps for weeks."""
     receiver = slow(Receiver(expiry=60, queue=5, queue_bytes=PLENTY)).offer(*[message(b"%d" % n, 1) for n in range(5)])
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     few = SessionLimits(inflight=9, pending=9, queue=2, queue_bytes=PLENTY, budget=budget)
     receiver.session.limit(few)
     assert (5, 2) == (receiver.session.waiting(), receiver.session.may_wait())

@@ -1,6 +1,8 @@
 # The window: packet ids, and what is sent again when a connection ends.
 from broker.mqtt.packets import PUBREL, V5, Ack, Publish
 from broker.reasons import DropReason
+from broker.session.message import Message
+from broker.session.queue import INFLIGHT, MESSAGE, MessageBudget
 from broker.session.session import RELEASED
 from tests.session.receiver import NOW, Receiver, message, sent
 
@@ -45,66 +47,79 @@ def test_our_own_limit_bounds_the_window_of_a_generous_client() -> None:
     assert [1, 2] == ids(receiver)
 
 
-def test_the_window_is_bounded_in_bytes() -> None:
-    """A client that takes a thousand large messages and acknowledges none would cost a thousand of them."""
-    once, twice = message(b"x" * 59, 1), message(b"x" * 59, 2)
-    receiver = Receiver(queue_bytes=100).connect().offer(once, twice)
+def large(qos: int = 1) -> Message:
+    """10 000 bytes with all that it costs; of a budget of 400 000, one session may have three of these in flight."""
+    return message(b"x" * (10_000 - 1 - MESSAGE - INFLIGHT), qos)
+
+
+def test_one_session_has_a_part_of_the_budget_in_flight() -> None:
+    """A client that takes large messages and acknowledges none costs a thousand of them, and others get nothing."""
+    receiver = Receiver(budget=MessageBudget(400_000)).connect()
     session = receiver.session
+    receiver.offer(large(), large(2))
+    assert session.ready()
+    receiver.offer(large(2), large(), large())
     assert not session.ready()
-    receiver.offer(once)
-    assert [1, 2] == ids(receiver)
+    assert [1, 2, 3] == ids(receiver)
 
     session.puback(1, NOW)
-    receiver.offer(twice)
-    assert [3] == ids(receiver)
+    assert [4] == ids(receiver)
     session.pubrec(2, 0, NOW)  # the client holds it: of ours, only its packet id is in use
     session.pubcomp(2, NOW)
-    receiver.offer(once)
-    assert [4] == ids(receiver)
-    session.pubrec(4, 0x80, NOW)
     assert [5] == ids(receiver)
-    assert not session.ready()
-    session.puback(3, NOW)
+    session.pubrec(3, 0x80, NOW)
     assert session.ready()
 
 
-def test_a_window_that_is_exactly_full_takes_one_more() -> None:
-    """The limit in bytes would mean one thing for what is new, another for what waits or is sent again."""
-    receiver = Receiver(expiry=60, queue_bytes=120).connect()
-    for _ in range(2):
-        receiver.offer(message(b"x" * 59, 1), message(b"x" * 59, 1))
-        assert receiver.session.ready()
-        receiver.offer(message(b"x" * 59, 1), message(b"y" * 59, 1))  # beyond it, and waiting
-        assert 3 == len(ids(receiver))
+def test_some_that_acknowledge_nothing_leave_room_for_another() -> None:
+    """Clients that only take would keep all others from their messages."""
+    budget = MessageBudget(1_000_000)
+    for _ in range(8):
+        receiver = Receiver(pending=0, budget=budget).connect()
+        receiver.offer(*[message(b"x" * 100, 1) for _ in range(1000)])
+    assert budget.limit // 2 < budget.used < budget.limit
 
-        receiver.session.puback(receiver.session.last_id, NOW)  # exactly full again: what waits may go
-        assert 1 == len(ids(receiver))
-
-        receiver.connect()
-        receiver.acknowledge()
+    assert [b"a", b"b"] == Receiver(budget=budget).connect().offer(message(b"a", 1), message(b"b", 1)).payloads()
 
 
-def test_what_waits_enters_the_window_by_its_bytes() -> None:
-    """One acknowledgement would let a whole queue of large messages into the window."""
-    receiver = Receiver(queue_bytes=100).connect().offer(message(b"x" * 59, 1), message(b"x" * 59, 1))
-    receiver.offer(*[message(b"x" * 29, 1) for _ in range(3)])
-    receiver.take()
+def test_no_more_is_in_flight_than_the_budget_and_a_message() -> None:
+    """Each client within its share, a thousand of them would still take the memory of the machine."""
+    budget = MessageBudget(1_000_000)
+    for _ in range(300):
+        receiver = Receiver(pending=0, budget=budget).connect()
+        receiver.offer(*[message(b"x" * 100, 1) for _ in range(100)])
 
-    receiver.session.puback(1, NOW)
-
-    assert [3, 4] == ids(receiver)
+    assert budget.limit <= budget.used < budget.limit + 1000
 
 
-def test_the_bytes_of_a_window_are_counted_anew_on_each_connection() -> None:
+def test_a_budget_that_is_used_up_sends_again_when_there_is_room() -> None:
+    """Nobody acknowledges anything to a client that was sent nothing: it would wait for ever."""
+    budget = MessageBudget(3000)
+    empty, gone = [Receiver(expiry=60, budget=budget).offer(message(b"waits", 1)) for _ in range(2)]
+    full = Receiver(budget=budget).connect().offer(message(b"x" * 3000, 1))
+    assert [] == empty.connect().payloads() == gone.connect().payloads()
+    gone.session.end()
+    budget.retry(NOW)
+    assert [] == empty.payloads()
+
+    full.acknowledge()
+    budget.retry(NOW)
+
+    assert [b"waits"] == empty.acknowledge()
+    assert [] == gone.payloads()
+    assert 0 == budget.used
+
+
+def test_the_bytes_in_flight_are_counted_anew_on_each_connection() -> None:
     """A client that comes back again and again would at last get nothing."""
-    receiver = Receiver(expiry=60, queue_bytes=100).connect().offer(message(b"x" * 59, 1), message(b"x" * 59, 2))
+    receiver = Receiver(expiry=60, budget=MessageBudget(400_000)).connect().offer(large(), large(2), large())
     receiver.session.pubrec(2, 0, NOW)
     for _ in range(3):
         assert receiver.connect().session.ready()
 
-    receiver.offer(*[message(b"x" * 59, 1) for _ in range(2)])
+    receiver.offer(large(), large())
 
-    assert [1, 3] == ids(receiver)
+    assert [1, 3, 4] == ids(receiver)
 
 
 def test_qos_0_needs_no_place_in_the_window() -> None:

@@ -1,6 +1,6 @@
 from broker.mqtt.packets import V5, Ack, Publish
 from broker.reasons import DropReason
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from tests.session.receiver import PLENTY, Receiver, message
 
 
@@ -10,7 +10,7 @@ def mine(topic: bytes) -> bool:
 
 def test_what_may_not_be_read_any_more_is_neither_sent_nor_sent_again() -> None:
     """Who comes back under another name would get what waited for the former."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     client = Receiver(expiry=100, budget=budget).connect(V5, window=2)
     for number, topic in enumerate((b"t", b"secret", b"t", b"secret", b"t")):
         client.offer(message(b"%d" % number, 1, topic=topic))

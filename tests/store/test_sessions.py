@@ -4,14 +4,14 @@ from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.limits import SessionLimits
 from broker.session.principal import ANONYMOUS, ANYBODY, Principal, owner_tag
-from broker.session.queue import QueueBudget
+from broker.session.queue import MessageBudget
 from broker.session.session import Session
 from broker.store.sessions import MemorySessions
 
 
 def session(client_id: str) -> Session:
     return Session(
-        client_id, SessionLimits(inflight=1, pending=1, queue=1, queue_bytes=1, budget=QueueBudget(1)), Counters()
+        client_id, SessionLimits(inflight=1, pending=1, queue=1, queue_bytes=1, budget=MessageBudget(1)), Counters()
     )
 
 

@@ -6,7 +6,8 @@ from broker.mqtt.packets import Will as WillFields
 from broker.mqtt.properties import WILL, decode_properties, encode_properties
 from broker.mqtt.topics import split_share
 from broker.session.message import Message
-from broker.session.session import Session, Subscription
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 from broker.session.will import Will
 
 QOS: Final = 3  # in all flags

@@ -6,8 +6,9 @@ import msgpack
 
 from broker.session.message import Message
 from broker.session.principal import NOBODY
-from broker.session.queue import QueueBudget
-from broker.session.session import RELEASED, Session, Subscription
+from broker.session.queue import MessageBudget
+from broker.session.session import RELEASED, Session
+from broker.session.subscription import Subscription
 from broker.session.transfer.entries import Fields, message_fields, subscription_fields, will_fields
 from broker.session.transfer.pages import (
     CHUNK,
@@ -34,7 +35,7 @@ class SessionExport:
     """
 
     def __init__(
-        self, session: Session, budget: QueueBudget, expires: float, will_due: float, owed: list[Subscription]
+        self, session: Session, budget: MessageBudget, expires: float, will_due: float, owed: list[Subscription]
     ) -> None:
         self.session = session
         self.subscriptions: list[Subscription] = list(session.subscriptions.values())

@@ -11,8 +11,9 @@ from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.packet_ids import unpack
 from broker.session.principal import Principal
-from broker.session.queue import QueueBudget
-from broker.session.session import RELEASED, Session, Subscription
+from broker.session.queue import MessageBudget
+from broker.session.session import RELEASED, Session
+from broker.session.subscription import Subscription
 from broker.session.transfer.entries import (
     to_bytes,
     to_float,
@@ -47,7 +48,7 @@ class SessionImport:
     """Makes a session from the chunks of an export, which it takes one after the other."""
 
     def __init__(
-        self, limits_of: Callable[[str, str | None], SessionLimits], budget: QueueBudget, counters: Counters
+        self, limits_of: Callable[[str, str | None], SessionLimits], budget: MessageBudget, counters: Counters
     ) -> None:
         """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*."""
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered

@@ -6,7 +6,7 @@ from typing import Final
 from broker.config.schema import ClusterQuota, Config, Delivery, Limits, Quotas, QuotaScope
 from broker.mqtt.packets import V5, V311, Publish, Subscribe, Wanted
 from broker.mqtt.properties import MAXIMUM_PACKET_SIZE, MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
-from broker.reasons import DropReason, FilterRefusal, PauseReason
+from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason
 from tests.inprocess import Broker, Client
 from tests.protocol.reasons.stage import SCENARIOS, Seen, Stage, happens, heard
 from tests.protocol.talk import narrow, subscribe
@@ -200,3 +200,27 @@ for scope, quotas in QUOTAS.items():
     SCENARIOS[PauseReason[f"QUOTA_{scope}_OUTGOING"]] = partial(over_outgoing_quota, quotas, 1)
     SCENARIOS[PauseReason[f"QUOTA_{scope}_SUBSCRIPTIONS"]] = partial(over_subscription_quota, quotas, V311)
     SCENARIOS[FilterRefusal[f"QUOTA_{scope}_SUBSCRIPTIONS"]] = partial(over_subscription_quota, quotas, V5)
+
+
+def holder(stage: Stage) -> tuple[Broker, Client]:
+    """A client that has not acknowledged a message, which fills the memory for messages."""
+    broker = stage.brokers(Config(limits=Limits(queue_budget=20_000)))
+    reader = broker.connect("phone", V5, properties={SESSION_EXPIRY_INTERVAL: 1000})
+    subscribe(reader, "t", qos=1)
+    publish(broker, Publish(b"t", bytes(19_000), 1, packet_id=1))
+    return broker, reader
+
+
+@happens(CloseReason.MESSAGE_BUDGET)
+def acknowledges_nothing(stage: Stage) -> Seen:
+    broker, reader = holder(stage)
+    broker.shed()
+    return Seen([broker], "phone", heard(reader))
+
+
+@happens(DropReason.MESSAGE_BUDGET)
+def left_without_acknowledging(stage: Stage) -> Seen:
+    broker, reader = holder(stage)
+    reader.drop()
+    broker.shed()
+    return Seen([broker], "phone", [])

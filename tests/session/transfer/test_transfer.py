@@ -25,8 +25,9 @@ from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message
 from broker.session.packet_ids import FEW
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import QueueBudget
-from broker.session.session import Session, Subscription
+from broker.session.queue import MESSAGE, QUEUED, MessageBudget
+from broker.session.session import Session
+from broker.session.subscription import Subscription
 from broker.session.transfer.entries import to_message
 from broker.session.transfer.pages import CHUNK
 from broker.session.transfer.session_export import SessionExport
@@ -35,9 +36,12 @@ from broker.session.will import Will
 from tests.session.receiver import NOW, PLENTY, Receiver, message
 
 LATER = NOW + 100.0
+WAITING = MESSAGE + QUEUED + 2  # bytes of a message that waits, with a topic and a payload of one byte
 
 
-def limits_with(budget: QueueBudget, *, inflight: int = 3, queue: int = 4, queue_bytes: int = PLENTY) -> SessionLimits:
+def limits_with(
+    budget: MessageBudget, *, inflight: int = 3, queue: int = 4, queue_bytes: int = PLENTY
+) -> SessionLimits:
     return SessionLimits(inflight=inflight, pending=2, queue=queue, queue_bytes=queue_bytes, budget=budget)
 
 
@@ -50,7 +54,7 @@ def chunks_of(exported: SessionExport) -> list[bytes]:
 
 def leave(session: Session) -> SessionExport:
     """*session*, exported, and nothing follows."""
-    exported = SessionExport(session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    exported = SessionExport(session, MessageBudget(PLENTY), 1.0, 0.0, [])
     session.subscriptions.clear()
     exported.leaving = True
     return exported
@@ -62,7 +66,7 @@ def an_import(limits: SessionLimits, counters: Counters) -> SessionImport:
 
 
 def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> SessionImport:
-    imported = an_import(limits or limits_with(QueueBudget(PLENTY)), counters or Counters())
+    imported = an_import(limits or limits_with(MessageBudget(PLENTY)), counters or Counters())
     for chunk in chunks:
         imported.take(chunk)
     return imported
@@ -85,7 +89,7 @@ class Side:
 
     def __init__(self, *, moving: bool) -> None:
         self.moving = moving
-        self.budget = QueueBudget(PLENTY)
+        self.budget = MessageBudget(PLENTY)
         self.counters = Counters()
         self.session = Session("client", limits_with(self.budget), self.counters)
         self.session.expiry = 100
@@ -112,7 +116,8 @@ class Side:
 
     def offer(self, *messages: Message, now: float) -> None:
         for each in messages:
-            self.session.offer(each, now)
+            own = Message(each.topic, each.payload, each.qos, each.retain, each.properties, each.expires)
+            self.session.offer(own, now)
 
     def move(self, late: list[Message], direct: list[Message], now: float) -> None:
         self.drop(now)
@@ -120,7 +125,7 @@ class Side:
             self.offer(*late, *direct, now=now)
             return
         exported = SessionExport(self.session, self.budget, 1.0, 2.0, [])
-        budget = QueueBudget(PLENTY)
+        budget = MessageBudget(PLENTY)
         imported = an_import(limits_with(budget), self.counters)
         while imported.session is None:
             imported.take(exported.next_chunk())
@@ -257,8 +262,8 @@ def test_subscriptions_come_along_with_their_options() -> None:
         subscription = former.subscriptions[key] = Subscription(former, filter, share)
         subscription.qos, subscription.no_local = qos, no_local
         subscription.retain_as_published, subscription.identifiers = retain_as_published, identifiers
-    exported = SessionExport(former, QueueBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
-    imported = an_import(limits_with(QueueBudget(PLENTY)), Counters())
+    exported = SessionExport(former, MessageBudget(PLENTY), 12.5, 3.5, [former.subscriptions[b"b"]])
+    imported = an_import(limits_with(MessageBudget(PLENTY)), Counters())
     imported.take(exported.next_chunk())
     imported.take(exported.next_chunk())
     assert imported.session is None
@@ -310,7 +315,7 @@ def test_a_long_queue_goes_in_small_pieces() -> None:
     assert exported.finished
     assert 10 < len(chunks)
     assert CHUNK >= max(map(len, chunks))
-    session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue=2000)).finish()
+    session = arrive(chunks, limits_with(MessageBudget(PLENTY), queue=2000)).finish()
     client.session = session
     client.connect()
     assert payloads == client.acknowledge()
@@ -343,7 +348,7 @@ def test_a_large_message_goes_in_pieces() -> None:
     chunks = chunks_of(leave(client.session))
 
     assert CHUNK == max(map(len, chunks))
-    client.session = arrive(chunks, limits_with(QueueBudget(PLENTY), queue_bytes=1 << 23)).finish()
+    client.session = arrive(chunks, limits_with(MessageBudget(PLENTY), queue_bytes=1 << 23)).finish()
     client.connect()
     assert [sent, waits] == client.acknowledge()
 
@@ -368,7 +373,7 @@ def test_what_a_former_version_had_wait_for_a_group_stays_with_the_session() -> 
 
 def test_the_budget_counts_a_message_once() -> None:
     """Messages would take room in a worker that does not have them: after a day it would let all others go."""
-    old, new = QueueBudget(PLENTY), QueueBudget(PLENTY)
+    old, new = MessageBudget(PLENTY), MessageBudget(PLENTY)
     client = away(queue=9)
     former = Session("client", limits_with(old, queue=9), client.counters)
     former.expiry = 100
@@ -398,14 +403,14 @@ def test_a_worker_with_less_room_lets_the_oldest_go() -> None:
         former.offer(message(b"%d" % number, 1))
     chunks = chunks_of(leave(former.session))
     for limits, left in (
-        (limits_with(QueueBudget(6), queue=9), [b"2", b"3", b"4"]),  # bytes: topic and payload
-        (limits_with(QueueBudget(PLENTY), queue=2), [b"3", b"4"]),
-        (limits_with(QueueBudget(PLENTY), queue=9, queue_bytes=8), [b"1", b"2", b"3", b"4"]),
-        (limits_with(QueueBudget(0)), []),
+        (limits_with(MessageBudget(3 * WAITING + 60), queue=9), [b"2", b"3", b"4"]),
+        (limits_with(MessageBudget(PLENTY), queue=2), [b"3", b"4"]),
+        (limits_with(MessageBudget(PLENTY), queue=9, queue_bytes=8), [b"1", b"2", b"3", b"4"]),
+        (limits_with(MessageBudget(0)), []),
     ):
         client = away()
         client.session = arrive(chunks, limits, client.counters).finish()
-        assert (len(left), 2 * len(left)) == (limits.budget.messages, limits.budget.used)
+        assert (len(left), WAITING * len(left)) == (limits.budget.messages, limits.budget.used)
         assert 5 - len(left) == client.dropped(DropReason.QUEUE_FULL)
         assert left == client.connect().acknowledge()
 
@@ -417,7 +422,7 @@ def test_a_session_arrives_with_the_limits_of_its_client_and_user() -> None:
     for number in range(5):
         former.offer(message(b"%d" % number, 1))
     asked = []
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
 
     def limits_of(client_id: str, user: str | None) -> SessionLimits:
         asked.append((client_id, user))
@@ -436,24 +441,24 @@ def test_no_more_is_held_than_may_be_on_the_way() -> None:
     former = away(queue=999)
     for number in range(300):
         former.offer(message(b"%03d" % number, 1))
-    budget = QueueBudget(40)
+    budget = MessageBudget(10 * (WAITING + 2))
     imported = an_import(limits_with(budget, queue=999), former.counters)
     for chunk in chunks_of(leave(former.session)):
         imported.take(chunk)
         assert budget.used <= budget.limit
 
-    assert (290, 40) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
+    assert (290, budget.limit) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
 
 
 def test_what_comes_late_has_room_of_its_own() -> None:
     """A full queue on its way would leave no room for what is still delivered at its former place."""
     former = away(queue=9, queue_bytes=6)
     former.offer(message(b"0", 1), message(b"1", 1), message(b"2", 1))
-    exported = SessionExport(former.session, QueueBudget(PLENTY), 1.0, 0.0, [])
+    exported = SessionExport(former.session, MessageBudget(PLENTY), 1.0, 0.0, [])
     former.offer(message(b"3", 1))
     exported.leaving = True
     client = away()
-    client.session = arrive(chunks_of(exported), limits_with(QueueBudget(PLENTY), queue=9)).finish()
+    client.session = arrive(chunks_of(exported), limits_with(MessageBudget(PLENTY), queue=9)).finish()
 
     assert [b"0", b"1", b"2", b"3"] == client.connect().acknowledge()
 
@@ -461,7 +466,7 @@ def test_what_comes_late_has_room_of_its_own() -> None:
 def test_what_is_not_handed_over_stays() -> None:
     """A worker that dies while it takes a session would take it along."""
     client = away(queue=9)
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     client.session = Session("client", limits_with(budget, queue=9), client.counters)
     client.session.expiry = 100
     client.offer(message(b"0", 1), message(b"1", 1))
@@ -481,7 +486,7 @@ def test_what_is_not_handed_over_stays() -> None:
 
 def test_what_does_not_arrive_whole_leaves_nothing() -> None:
     """Messages of half a session would fill the budget."""
-    budget = QueueBudget(PLENTY)
+    budget = MessageBudget(PLENTY)
     client = away(queue=9).connect()
     client.offer(message(b"sent", 1))
     client.session.detach()
@@ -550,7 +555,7 @@ def head(place: int, value: object) -> bytes:
 )
 def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -> None:
     """Half a session would be somebody's, or another format be read as ours."""
-    imported = an_import(limits_with(QueueBudget(PLENTY)), Counters())
+    imported = an_import(limits_with(MessageBudget(PLENTY)), Counters())
 
     with pytest.raises(SessionImportError, match=why) as caught:
         imported.take(chunk)
