@@ -19,9 +19,9 @@ from broker.session.message import Message
 
 UNLIMITED: Final = 1 << 60  # messages
 # Bytes beside those that Message.size counts, as tests/session/test_memory.py measures them:
-MESSAGE: Final = 250  # of a message: the object and the bytes objects of its parts
+MESSAGE: Final = 265  # of a message: the object and the bytes objects of its parts
 QUEUED: Final = 8  # of its place in a queue
-INFLIGHT: Final = 92  # of its place in a window: an entry of a dict and its packet id
+INFLIGHT: Final = 75  # of its place in a window: an entry of a dict and its packet id
 WINDOW_SHARE: Final = 4  # one session may have a 16th of what is free in flight,
 QUEUE_SHARE: Final = 2  # and a fourth of it waiting; both as powers of 2
 FINENESS: Final = 5  # the shares follow when a 32nd of what is free was taken
