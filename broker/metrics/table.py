@@ -356,14 +356,14 @@ GAUGES: Final = (
     GaugeRow(
         "queued_bytes",
         "queued_bytes",
-        "Bytes of messages that are queued in sessions.",
+        "Bytes of messages that wait in sessions or are in flight.",
         prometheus="queued_bytes",
         record="queues.bytes",
     ),
     GaugeRow(
         "queued_limit",
         "queued_limit",
-        "Bytes of messages that may be queued in sessions.",
+        "Bytes of messages that may wait in sessions or be in flight.",
         record="queues.limit_bytes",
     ),
     GaugeRow(
