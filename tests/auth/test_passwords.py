@@ -1,8 +1,10 @@
 # The password file: what is a line, who knows their password, and what a stranger cannot learn.
 import base64
 import hashlib
+from typing import Any
 
 import pytest
+from argon2 import low_level
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +36,16 @@ def new_line(name: str, password: bytes, iterations: int = 3) -> str:
     return f"{name}:{hash_password(password, SALT, iterations)}"
 
 
+def argon2_line(name: str, password: bytes, memory: int = 64, passes: int = 2, lanes: int = 1) -> str:
+    """As Mosquitto 2.1 writes it."""
+    return f"{name}:{low_level.hash_secret(password, SALT, passes, memory, lanes, 64, low_level.Type.ID).decode()}"
+
+
 def parsed(*lines: str) -> Passwords:
     return parse_passwords("\n".join(lines), KEY)
 
 
-@pytest.mark.parametrize("line", [old_line("me", b"right"), new_line("me", b"right")])
+@pytest.mark.parametrize("line", [old_line("me", b"right"), new_line("me", b"right"), argon2_line("me", b"right")])
 def test_only_the_right_password_is_taken(line: str) -> None:
     """Somebody would come in with any password, or nobody with the right one."""
     users = parsed(line)
@@ -65,7 +72,17 @@ HASH = base64.b64encode(bytes(64)).decode()
         ("me:", "name:$7$iterations$salt$hash"),
         ("secret", "name:$7$iterations$salt$hash"),
         ("me:$5$c2FsdA==$" + HASH, "name:$7$iterations$salt$hash"),
-        ("me:$argon2id$v=19$m=47104,t=1,p=1$c2FsdA$" + HASH, "name:$7$iterations$salt$hash"),
+        ("me:$argon2id$v=16$m=64,t=1,p=1$c2FsdHNhbHQ$" + HASH, "$v=19$"),
+        ("me:$argon2id$v=19$m=64,t=1$c2FsdHNhbHQ$" + HASH, "m=KiB,t=passes,p=lanes"),
+        ("me:$argon2id$v=19$m=64,t=1,p=1$c2FsdHNhbHQ", "m=KiB,t=passes,p=lanes"),
+        ("me:$argon2id$v=19$m=64,t=1,p=1$c2FsdA$" + HASH, "a salt of Argon2id with 4 bytes: it must have 8 to 128"),
+        ("me:$argon2id$v=19$m=64,t=1,p=1$c2FsdHNhbHQ$c2FsdA", "a hash of Argon2id with 4 bytes"),
+        ("me:$argon2id$v=19$m=64,t=1,p=1$?$" + HASH, "no base64"),
+        ("me:$argon2id$v=19$m=15,t=1,p=2$c2FsdHNhbHQ$" + HASH, "from 8 KiB for each lane to 262144"),
+        ("me:$argon2id$v=19$m=262145,t=1,p=1$c2FsdHNhbHQ$" + HASH, "from 8 KiB for each lane to 262144"),
+        ("me:$argon2id$v=19$m=64,t=0,p=1$c2FsdHNhbHQ$" + HASH, "it must be from 1 to 65536"),
+        ("me:$argon2id$v=19$m=64,t=65537,p=1$c2FsdHNhbHQ$" + HASH, "it must be from 1 to 65536"),
+        ("me:$argon2id$v=19$m=6400,t=1,p=17$c2FsdHNhbHQ$" + HASH, "from 1 to 16"),
         ("me:$7$0$c2FsdA==$" + HASH, "from 1 to 10000000"),
         ("me:$7$x$c2FsdA==$" + HASH, "from 1 to 10000000"),
         ("me:$7$99999999$c2FsdA==$" + HASH, "from 1 to 10000000"),
@@ -103,7 +120,9 @@ def test_whatever_the_file_says_it_is_read_or_refused(text: str) -> None:
         ([old_line("cheap", b"x"), old_line("dear", b"x")], 0),
     ],
 )
-def test_every_check_costs_the_same(monkeypatch: pytest.MonkeyPatch, lines: list[str], iterations: int) -> None:
+def test_every_check_costs_the_same_iterations(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], iterations: int
+) -> None:
     """Who measures our answers would learn which names exist, and whose password is hashed weakly."""
     users = parsed(*lines)
     spent: list[int] = []
@@ -123,9 +142,50 @@ def test_every_check_costs_the_same(monkeypatch: pytest.MonkeyPatch, lines: list
     assert [iterations] * 3 == costs
 
 
+def test_a_hash_of_argon2id_that_another_program_wrote_is_read() -> None:
+    """We could read only what we write ourselves. The password and the hash are of the reference implementation."""
+    users = parsed(
+        "me:$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc",
+    )
+
+    assert users.check("me", b"password")()
+    assert not users.check("me", b"passwort")()
+
+
+@pytest.mark.parametrize(
+    ("lines", "work"),
+    [
+        ([argon2_line("cheap", b"x", 64, 1), argon2_line("dear", b"x", 100, 3)], 300),
+        ([argon2_line("cheap", b"x", 100, 1), argon2_line("dear", b"x", 64, 3, 2)], 192),
+        ([new_line("cheap", b"x"), argon2_line("dear", b"x")], 128),
+        ([old_line("cheap", b"x"), argon2_line("dear", b"x")], 128),
+    ],
+)
+def test_every_check_costs_the_same_work_of_argon2id(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], work: int
+) -> None:
+    """Who measures our answers would learn which names exist, and whose password is hashed weakly."""
+    users = parsed(*lines)
+    spent: list[int] = []
+    real = low_level.hash_secret_raw
+
+    def counting(password: bytes, salt: bytes, passes: int, memory: int, *rest: Any) -> bytes:
+        spent.append(passes * memory)
+        return real(password, salt, passes, memory, *rest)
+
+    monkeypatch.setattr(low_level, "hash_secret_raw", counting)
+    costs = []
+    for name in ("cheap", "dear", "nobody"):
+        spent.clear()
+        users.check(name, b"wrong")()
+        costs.append(sum(spent))
+
+    assert [work] * 3 == costs
+
+
 def test_an_empty_file_costs_as_much_as_one_that_we_wrote() -> None:
     """A broker without users would tell so by its quick answers."""
-    assert ITERATIONS == parsed().check("me", b"x").cost
+    assert ITERATIONS == parsed().check("me", b"x").cost.iterations
 
 
 def test_what_was_verified_is_known_and_nothing_else() -> None:
