@@ -186,7 +186,11 @@ class Hub(Service):
         limit = self._packet_bytes if connection.session is not None else min(CONNECT_BYTES, self._packet_bytes)
         while spent < quantum and position < end and not connection.paused:
             first = data[position]
-            body, stop = read_header(data, position, end, connection.version)
+            body = position + 2
+            if body <= end and data[position + 1] < 0x80:  # a short packet: the call would cost as much as a PUBACK
+                stop = body + data[position + 1]
+            else:
+                body, stop = read_header(data, position, end, connection.version)
             if stop - position > limit:
                 raise ProtocolError(CloseReason.PACKET_TOO_LARGE, f"{stop - position} bytes")  # [MQTT-3.2.2-15]
             if stop > end:

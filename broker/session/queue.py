@@ -22,6 +22,7 @@ UNLIMITED: Final = 1 << 60  # messages
 MESSAGE: Final = 265  # of a message: the object and the bytes objects of its parts
 QUEUED: Final = 8  # of its place in a queue
 INFLIGHT: Final = 75  # of its place in a window: an entry of a dict and its packet id
+FIRST_INFLIGHT: Final = INFLIGHT + MESSAGE  # of a message that no other session holds, in a window
 WINDOW_SHARE: Final = 4  # one session may have a 16th of what is free in flight,
 QUEUE_SHARE: Final = 2  # and a fourth of it waiting; both as powers of 2
 FINENESS: Final = 5  # the shares follow when a 32nd of what is free was taken

@@ -22,13 +22,13 @@ from broker.session.message import NEVER, Message
 from broker.session.origin import TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import INFLIGHT, MESSAGE, UNLIMITED, Holder, MemoryQueue, MessageQueue
+from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, Holder, MemoryQueue, MessageQueue
 from broker.session.run import GROWTH, Run
 from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
-RELEASED.holders = 1  # so that only its places in windows count in a budget
+RELEASED.holders = 1 << 60  # there is always another one: only its places in windows count in a budget
 ALL: Final = 1 << 60  # messages
 PUBREL_3: Final = b"\x62\x02"
 PUBCOMP_3: Final = b"\x70\x02"
@@ -45,6 +45,7 @@ class Session(Holder):
         self.expiry = 0  # seconds that the session outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
+        self.subscription_bytes = 0  # of memory: see routing/subscription_budget.py
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
         self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
         self.will: Will | None = None
@@ -68,6 +69,7 @@ class Session(Holder):
         self._queue = queue  # None: no message waits
         self.last_id = 0  # the packet id that was given last, 0 before the first
         self._limits = limits
+        self._budget = limits.budget
         self._counters = counters
 
     # The connection comes and goes.
@@ -138,7 +140,7 @@ class Session(Holder):
                 inflight[packet_id] = message
             else:
                 dropped += 1
-                self._limits.budget.release(message)
+                self._budget.release(message)
                 if queue is not None:
                     queue.done(message)
         self._inflight = inflight or None
@@ -154,7 +156,7 @@ class Session(Holder):
         self.detach()
         lost = len([message for message in (self._inflight or {}).values() if message is not RELEASED])
         self.restore({})
-        self._limits.budget.forget(self)
+        self._budget.forget(self)
         if self._queue is not None:
             lost += self._queue.clear()
         self._queue = self.incoming = self._carried = None
@@ -170,7 +172,7 @@ class Session(Holder):
 
     def restore(self, unacknowledged: dict[int, Message]) -> None:
         """Set the messages that were sent and not acknowledged, for a session that comes from another worker."""
-        budget = self._limits.budget
+        budget = self._budget
         for message in (self._inflight or {}).values():
             budget.release(message)
         for message in unacknowledged.values():
@@ -243,18 +245,16 @@ class Session(Holder):
             return
         inflight = self._inflight
         if inflight is None:
-            inflight = {}
-            self._inflight = inflight
-        budget = self._limits.budget
-        if len(inflight) >= self.window or self._unsent:
+            inflight = self._inflight = {}
+        budget, held = self._budget, self._inflight_bytes
+        if len(inflight) >= self.window or self._unsent or (held > budget.window and not budget.allows(self, held)):
             self._wait(message)
             return
-        if self._inflight_bytes > budget.window and not budget.allows(self, self._inflight_bytes):
-            self._wait(message)
-            return
-        budget.used += INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
-        message.holders += 1
-        if budget.used > budget.mark:
+        holders = message.holders
+        message.holders = holders + 1
+        used = budget.used + (INFLIGHT if holders else FIRST_INFLIGHT + message.size)
+        budget.used = used
+        if used > budget.mark:
             budget.adapt()
         self._send(message, inflight, out, now)
 
@@ -278,7 +278,7 @@ class Session(Holder):
 
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message would be sent at once."""
-        out, budget = self.outbox, self._limits.budget
+        out, budget = self.outbox, self._budget
         return (
             out is not None
             and (self._queue is None or not self._queue.count)
@@ -311,7 +311,7 @@ class Session(Holder):
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
-        budget = self._limits.budget
+        budget = self._budget
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
@@ -370,7 +370,7 @@ class Session(Holder):
         counters = self._counters
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             self._dropped(DropReason.TOO_LARGE, 1)  # the broker goes on as if it were delivered [MQTT-3.1.2-25]
-            self._limits.budget.release(message)
+            self._budget.release(message)
             if self._queue is not None:
                 self._queue.done(message)
             return
@@ -424,7 +424,7 @@ class Session(Holder):
     def _queue_to_fill(self) -> MessageQueue:
         queue = self._queue
         if queue is None:
-            queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget)
+            queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._budget)
         return queue
 
     def _queued(self, dropped: int) -> None:
@@ -455,10 +455,10 @@ class Session(Holder):
         if message.qos != 1:
             raise protocol_error("PUBACK for a QoS 2 message")  # 4.3.3
         del inflight[packet_id]
-        self._inflight_bytes -= message.size
-        budget = self._limits.budget
-        message.holders -= 1
-        budget.used -= INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
+        size = message.size
+        self._inflight_bytes -= size
+        holders = message.holders = message.holders - 1
+        self._budget.used -= INFLIGHT if holders else FIRST_INFLIGHT + size
         queue = self._queue
         if queue is not None:
             queue.done(message)
@@ -487,16 +487,17 @@ class Session(Holder):
             raise protocol_error("PUBREC for a QoS 1 message")  # 4.3.2
         self._inflight_bytes -= message.size
         message.holders -= 1
-        self._limits.budget.used -= INFLIGHT if message.holders else INFLIGHT + MESSAGE + message.size
+        if not message.holders:
+            self._budget.used -= MESSAGE + message.size
         if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
             self._queue.done(message)
         if code >= 0x80:
+            self._budget.used -= INFLIGHT
             del inflight[packet_id]
             if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
                 self.pump(now)
             return True
         inflight[packet_id] = RELEASED
-        self._limits.budget.hold(RELEASED)
         self._counters.answers_sent += 1
         out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
         return True
@@ -513,7 +514,7 @@ class Session(Holder):
         if message is not RELEASED:
             raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
-        self._limits.budget.release(message)
+        self._budget.used -= INFLIGHT
         if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
