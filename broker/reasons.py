@@ -156,6 +156,7 @@ class FilterRefusal(Enum):
         0x97,
         "the filter has + at positions that no other filter has, and the limit of such patterns is reached",
     )
+    BUDGET = ("subscription_budget", 0x97, "the memory for subscriptions, or the session's part of it, is used up")
     QUOTA_SESSION_SUBSCRIPTIONS = (
         "quota_session_subscriptions",
         0x97,

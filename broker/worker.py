@@ -90,8 +90,8 @@ class Worker:
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
-        budget = WorkerBudget(config, memory_limit(config.node.memory) // workers, workers)
-        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), MessageBudget(budget.waiting)
+        budget = WorkerBudget(config, memory_limit(config.node.memory), workers)
+        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), MessageBudget(budget.messages)
         self.reactor = Reactor(
             clock,
             input_budget=budget.input,
@@ -129,6 +129,7 @@ class Worker:
             self.reactor.soon,
             worker=worker,
             now=clock(),
+            tenant_of=config.quotas.tenant_of,
         )
         self.report_receiver = ReportReceiver(self.protection.reports.hear, base.counters)
         self.reports = OverloadReports(links.peers, links.redis_reports(self.report_receiver), base.counters)
@@ -160,6 +161,7 @@ class Worker:
             self.outbound_budget,
             self.queue_budget,
             Reserve(budget.wills),
+            budget.subscriptions,
             addresses,
             connects,
             self.protection,

@@ -9,6 +9,7 @@ from typing import Any, Final
 import trio
 
 from broker.config.schema import Config
+from broker.config.budget import redis_memory
 from broker.control.machine import memory_limit
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
@@ -20,7 +21,6 @@ from supervisor.redis_address import find_redis
 from supervisor.redis_server import RedisUnusable, find_server
 
 LOOKUP: Final = 2.0  # seconds between two; the client of a persistent session waits as long for Redis
-SHARE: Final = 4  # the data of the embedded server may take the memory limit divided by this
 
 
 class NodeRedis:
@@ -37,7 +37,7 @@ class NodeRedis:
             if not self.cluster_key:
                 log.warning("redis_not_sealed", setting="redis.key_file")
             return
-        memory = config.redis.memory or memory_limit(config.node.memory) // SHARE
+        memory = redis_memory(config, memory_limit(config.node.memory))
         self._embedded = EmbeddedRedis(folder.path / "redis", find_server(), memory, log)
         self.address = self._embedded.address
 

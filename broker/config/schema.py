@@ -241,8 +241,11 @@ class Limits:
     share_name_bytes: int = size(256, least=1, most=65535)
     # Topic, payload and properties of a will: a will is a short notice, and each is held twice here and once in Redis.
     will_bytes: int = size(64 * KIB, least=1)
-    will_budget: int = size(0)  # bytes of the wills of a worker, each counted twice; 0 = an eighth of the memory limit
+    will_budget: int = size(0)  # bytes of the wills of a worker, each counted twice; 0 = two 32nds
     subscriptions: int = number(10_000, least=1)  # per session; each takes memory and time for matching
+    # Memory of a worker for subscriptions, and for the filters of all workers; 0 = ten 32nds. The 32nds are those of
+    # config/budget.py.
+    subscription_budget: int = size(0)
     # Positions of "+" in filters, of the node; they bound how many levels of filters one match visits.
     wildcard_patterns: int = number(8192, least=1024)
     # Topics of one client; a bridge has thousands; 0 = only [retained] limits them.
@@ -250,7 +253,7 @@ class Limits:
     pending: int = number(1000)  # QoS 1 and 2 messages that wait for a connected slow reader; 0 = none
     queue: int = number(10_000)  # messages that wait for a disconnected session; beyond it the oldest are dropped
     queue_bytes: int = size(64 * MIB)  # the same in bytes, as 10 000 large messages are gigabytes
-    # Bytes of the messages that wait in all sessions of a worker or are in flight; 0 = a quarter of the memory limit.
+    # Bytes of the messages that wait in all sessions of a worker or are in flight; 0 = seven 32nds.
     queue_budget: int = size(0)
     qos: int = number(2, most=2)  # the highest QoS that may be published or granted
     retain: bool = flag(True)
@@ -287,7 +290,7 @@ class Delivery:
 
     high_watermark: int = size(1280 * KIB, least=4 * KIB)  # a reader is slow above it; more than the largest packet
     low_watermark: int = size(640 * KIB)  # a slow reader is quick again below it; half, so that it does not flap
-    outbound_budget: int = size(0)  # bytes for all readers of the worker; 0 = a quarter of the memory limit
+    outbound_budget: int = size(0)  # bytes for all readers of the worker; 0 = five 32nds
     # A reader that takes no byte for this time is disconnected.
     slow_consumer_timeout: float = duration(60.0, least=0.1)
     notsent_lowat: int = size(128 * KIB, least=4 * KIB, most=1 << 30)  # else the kernel buffers 4 MB for each reader
@@ -315,6 +318,9 @@ class Overload:
     # honour: a client that is throttled for longer than its keep alive stays connected, as the broker causes its
     # silence. strict: it is disconnected, like any silent client, and as HiveMQ documents it.
     keepalive_while_throttled: str = choice("honour", "honour", "strict")
+    # Whose credits they are: of each client id; or of all clients of a user, or of a tenant (quotas.tenant_of), that
+    # are connected to the same worker. A user with a hundred client ids has then no more than a user with one.
+    credits_per: str = choice("client", "client", "user", "tenant")
     # Credits of a client per 200 ms at the levels 0 to 10. Each level halves them, so that any load can be reached.
     refill: tuple[int, ...] = numbers(
         50_000, 25_000, 12_500, 6_000, 3_000, 1_500, 750, 350, 150, 60, 20, least=1, most=1_000_000_000
@@ -395,8 +401,8 @@ class Quotas:
 class Retained:
     messages: int = number(1_000_000)
     # Topics, payloads and properties, and 150 bytes for each level of a topic, as short messages under deep topics cost
-    # more for levels. A new topic is refused when `messages` or `bytes` is reached.
-    bytes: int = size(256 * MIB)
+    # more for levels. A new topic is refused when `messages` or `bytes` is reached. Each worker has a copy of all.
+    bytes: int = size(0)  # 0 = three 32nds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +410,7 @@ class Routes:
     """The cache of the receivers of topics. A cache that is too small costs time and never a message."""
 
     topics: int = number(65_536, least=1)
-    bytes: int = size(32 * MIB, least=64 * KIB)
+    bytes: int = size(0)  # 0 = one 32nd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,7 +418,7 @@ class Redis:
     """The Redis or Valkey server that has the registry of sessions."""
 
     url: str = path()  # "" = the node starts a private server
-    memory: int = size(0)  # of the data of the private server; 0 = a quarter of the memory limit
+    memory: int = size(0)  # of the data of the private server; 0 = an eighth of the node's memory
     # The key that seals overload reports and wills in Redis, the same on all nodes. "" = none at `url`, as a node
     # cannot know the key of the others; the private server has a key of its own.
     key_file: str = path()
@@ -484,6 +490,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _overload_contradictions(config.overload)
+    if config.overload.credits_per == "tenant" and not config.quotas.tenant_of:
+        found.append(("quotas.tenant_of", 'a rule such as "user", as overload.credits_per = "tenant"'))
     found += _quota_contradictions(config.quotas, config.limits.packet_bytes)
     found += _override_contradictions(config.clients, config.limits.packet_bytes)
     return found + _listener_contradictions(config.listeners, config.tls) + _access_contradictions(config)

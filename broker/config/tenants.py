@@ -26,13 +26,13 @@ class TenantRule:
         whole = text == "user"
         if not whole and not (whose in _BY_USER and part in ("prefix", "suffix") and self._mark):
             raise ValueError(RIGHT)
-        self._by_user = _BY_USER[whose]
+        self.by_user = _BY_USER[whose]  # not by client id
         self._whole = whole
         self._prefix = part == "prefix"
 
     def tenant(self, client_id: str, user: str | None) -> str:
         """The tenant of a client; "" is the nameless tenant."""
-        name = (user or "") if self._by_user else client_id
+        name = (user or "") if self.by_user else client_id
         if self._whole:
             return name
         if self._prefix:

@@ -131,6 +131,10 @@ ADVICE: Final[dict[Reason, str]] = {
     FilterRefusal.PATTERNS: (
         "limits.wildcard_patterns is the limit of the node. A client adds at most a quarter of a worker's share."
     ),
+    FilterRefusal.BUDGET: (
+        "limits.subscription_budget is the limit of a worker; a filter counts at all workers. "
+        "One session has at most a quarter."
+    ),
     PauseReason.CREDITS: (
         "A client that publishes less, smaller messages or to fewer subscribers pays fewer credits. "
         "`weir limit set CLIENT --no-protection --ttl 1h --reason TEXT` exempts the client at the cost of others."

@@ -46,7 +46,7 @@ class WorkerMetrics:
         self._store = protocol.store
         self._routes = routes
         self._retained = retained
-        self._retained_limit = base.config.retained.bytes
+        self._retained_limit = retained.most_bytes
         self._queue_budget = queue_budget
         self._outbound_budget = outbound_budget
         self._reactor = base.reactor

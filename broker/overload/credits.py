@@ -1,5 +1,8 @@
 # Credits: how much more a client may publish.
 #
+# "Client" stands for whom overload.credits_per names: a client id, or all clients of a user or of a tenant that are
+# connected to this worker. Credits that several share stay at their worker when one of them moves.
+#
 # All clients are granted the same credits, all the time, at a rate that falls as the level rises. So the ledger keeps
 # one running total of what has been granted, and an account keeps one number: the total at which its balance would be
 # 0. The balance is what has been granted since, up to the cap. No loop over clients is needed.
@@ -16,6 +19,7 @@ from collections import OrderedDict
 from typing import Final
 
 from broker.config.schema import Overload
+from broker.config.tenants import TenantRule
 
 TICK: Final = 0.2  # seconds; the table says what is granted in each
 ROWS_A_LEVEL: Final = 10
@@ -120,11 +124,26 @@ class Ledger:
         self._granted = granted
 
 
+class CreditOwners:
+    """Whose credits a client uses, by `overload.credits_per`; *tenant_of* is the rule of the quotas."""
+
+    def __init__(self, credits_per: str, tenant_of: str) -> None:
+        self.shared = credits_per != "client"
+        self._rule = TenantRule(tenant_of if credits_per == "tenant" else "user") if self.shared else None
+
+    def owner(self, client_id: str, user: str | None) -> str:
+        """The name of an account. Anonymous clients have one each, if users share credits."""
+        if self._rule is None:
+            return client_id
+        name = self._rule.tenant(client_id, user)
+        return f"client {client_id}" if user is None and self._rule.by_user else f"shared {name}"
+
+
 class Account:
-    """The credits of one client id."""
+    """The credits of one client id, or those that several clients share."""
 
     def __init__(self, client: str, zero: float) -> None:
-        self.client = client
+        self.client = client  # or the name that CreditOwners gives
         self.zero = zero  # the total of grants at which the balance is 0
         self.spent = 0  # without a verdict that asked for credits, and not subtracted yet
         self.bucket = NOWHERE  # where the ledger counts it
@@ -181,9 +200,13 @@ class Account:
 
 
 class Accounts:
-    """The accounts of connected clients, and of those that left last, so that reconnecting pays no debt."""
+    """The accounts of connected clients, and of those that left last, so that reconnecting pays no debt.
 
-    def __init__(self, settings: Overload, ledger: Ledger) -> None:
+    *moving*: an account goes with its client to another worker; false for accounts that clients share.
+    """
+
+    def __init__(self, settings: Overload, ledger: Ledger, moving: bool = True) -> None:
+        self._moving = moving
         self._most = settings.accounts
         self._ledger = ledger
         self._here: dict[str, Account] = {}
@@ -221,7 +244,7 @@ class Accounts:
 
     def balance_of(self, client: str, now: float) -> float:
         """The credits of a client that has left, for the worker that it went to; or UNKNOWN."""
-        account = self._left.get(client)
+        account = self._left.get(client) if self._moving else None
         return UNKNOWN if account is None else account.balance(self._ledger, now)
 
     def bring(self, client: str, balance: float, now: float) -> None:
@@ -229,7 +252,7 @@ class Accounts:
 
         That balance replaces the one of a former visit here: moving back and forth must not gain credits.
         """
-        if balance == UNKNOWN or client in self._here:
+        if balance == UNKNOWN or client in self._here or not self._moving:
             return
         self._left.pop(client, None)
         self._remember(Account(client, self._ledger.granted(now) - balance))

@@ -24,7 +24,7 @@ from broker.overload.admit import (
 )
 from broker.overload.client import ProtectedClient
 from broker.overload.cost import Prices
-from broker.overload.credits import Accounts, Ledger
+from broker.overload.credits import Accounts, CreditOwners, Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import Resources, Signals, without_gate
 from broker.overload.quotas.overrides import Limit
@@ -55,8 +55,12 @@ class Protection:
         *,
         worker: WorkerId,
         now: float,
+        tenant_of: str = "",
     ) -> None:
-        """*client_log*: for events that clients cause. *recorder*: of all decisions. *soon*: see Throttle."""
+        """*client_log*: for events that clients cause. *recorder*: of all decisions. *soon*: see Throttle.
+
+        *tenant_of*: the rule of `quotas.tenant_of`.
+        """
         self.honour = settings.keepalive_while_throttled == "honour"
         self.judging = False  # publishes are judged even if no quota concerns their client
         self.recorder = recorder
@@ -64,7 +68,8 @@ class Protection:
         self.quotas = quotas
         self.limits: dict[str, Limit] = {}  # of single clients, set by an administrator (client_overrides.py)
         self.ledger = Ledger(settings, now)
-        self.accounts = Accounts(settings, self.ledger)
+        self.owners = CreditOwners(settings.credits_per, tenant_of)
+        self.accounts = Accounts(settings, self.ledger, not self.owners.shared)
         self.resources = Resources()
         resource = str(worker)
         self.signals = Signals(settings, resource)
@@ -208,7 +213,7 @@ class Protection:
         quota = self.quotas.of_absent(client_id, user, self.limits.get(client_id), now)
         reason = None if quota is None else quota.take_will(qos, size, now)
         if reason is None:
-            self.accounts.spend(client_id, cost)
+            self.accounts.spend(self.owners.owner(client_id, user), cost)
         return reason
 
     def defers(self, client: ProtectedClient, filters: int, now: float) -> bool:

@@ -63,7 +63,7 @@ class ConnectionProtection:
     def arrive(self, connection: Connection, session: Session, now: float) -> None:
         """*connection* has *session* from now on."""
         protection = self._protection
-        account = protection.accounts.arrive(session.client_id, now)
+        account = protection.accounts.arrive(protection.owners.owner(session.client_id, connection.user), now)
         client = ProtectedConnection(connection, session, account, self._reactor, protection.honour)
         connection.client = client
         protection.arrive(client, now)

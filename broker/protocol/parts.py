@@ -37,6 +37,7 @@ from broker.routing.hybrid_clock import HybridClock
 from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
@@ -59,14 +60,15 @@ class ProtocolParts:
         outbound_budget: OutboundBudget,
         queue_budget: MessageBudget,
         wills: Reserve,
+        subscription_budget: int,
         addresses: Addresses,
         connects: Connects,
         protection: Protection,
         monitor: OverloadMonitor,
         metrics: IntervalMetrics,
     ) -> None:
-        """*connections*: how many may have a session. *when_confirmed* calls back when all workers know what a
-        connection has subscribed to.
+        """*connections*: how many may have a session. *subscription_budget*: bytes of subscriptions. *when_confirmed*
+        calls back when all workers know what a connection has subscribed to.
         """
         config, reactor, counters, clock, log = base.config, base.reactor, base.counters, base.clock, base.client_log
         limits, timers = config.limits, Timers()
@@ -75,7 +77,17 @@ class ProtocolParts:
         self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin, routes.backlog)
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
         self.protection = ConnectionProtection(protection, monitor, self.egress_quota, store, reactor)
-        self.subscribing = Subscribing(routes, retained, counters, log, limits, clock, when_confirmed, acl)
+        self.subscribing = Subscribing(
+            routes,
+            retained,
+            counters,
+            log,
+            limits,
+            clock,
+            SubscriptionBudget(routes, subscription_budget),
+            when_confirmed,
+            acl,
+        )
         self.publishing = Publishing(
             routes,
             retained,

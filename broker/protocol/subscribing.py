@@ -32,6 +32,7 @@ from broker.reasons import CloseReason, FilterRefusal, ProtocolError
 from broker.routing.authority import Authoriser
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 
@@ -75,6 +76,7 @@ class Subscribing:
         log: Log,
         limits: Limits,
         clock: Callable[[], float],
+        budget: SubscriptionBudget,
         settled: Callable[[Connection, Callable[[], None]], None],
         authoriser: Authoriser | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class Subscribing:
         self._log = log
         self._clock = clock
         self._limits = limits
+        self._budget = budget
         self._replaying: deque[Connection] = deque()
         self._withdrawing: deque[Withdrawal] = deque()
         self._enrolling: deque[Enrolment] = deque()
@@ -186,6 +189,7 @@ class Subscribing:
             if subscription is None:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
             else:
+                self._budget.give_back(subscription)
                 self._routes.remove(subscription)
                 self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
                 codes.append(0)
@@ -296,7 +300,9 @@ class Subscribing:
         """Remove up to SUBSCRIPTIONS of them; true if none is left."""
         visits = self._routes.visits
         for _ in range(min(SUBSCRIPTIONS, len(session.subscriptions))):
-            self._routes.remove(session.subscriptions.popitem()[1])
+            subscription = session.subscriptions.popitem()[1]
+            self._budget.give_back(subscription)
+            self._routes.remove(subscription)
             if self._routes.visits - visits >= VISITED_AT_ONCE:
                 break
         self._routes.visits = visits  # no client pays for them
@@ -309,6 +315,7 @@ class Subscribing:
         for _ in range(min(SUBSCRIPTIONS, len(left))):
             subscription = left.pop()
             session.subscriptions[subscription.key()] = subscription
+            self._budget.take(subscription)
             self._routes.add(subscription)
         return not left
 
@@ -338,6 +345,8 @@ class Subscribing:
             return FilterRefusal.SUBSCRIPTIONS
         if not self._routes.patterns.fits(filter, share != b"", session.client_id):
             return FilterRefusal.PATTERNS
+        if not self._budget.fits(session, filter, share):
+            return FilterRefusal.BUDGET
         return self._not_authorized(session, filter)
 
     def _not_authorized(self, session: Session, filter: bytes) -> FilterRefusal | None:
@@ -352,6 +361,7 @@ class Subscribing:
         if subscription is None:
             share, filter = split_share(wanted.filter) or (b"", wanted.filter)
             subscription = session.subscriptions[wanted.filter] = Subscription(session, filter, share)
+            self._budget.take(subscription)
         subscription.qos = min(wanted.qos, self._limits.qos)  # granted less, not refused [MQTT-3.2.2-10]
         subscription.no_local = wanted.no_local
         subscription.retain_as_published = wanted.retain_as_published

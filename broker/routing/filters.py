@@ -12,7 +12,8 @@
 # the end, and a shared filter comes without "$share/name/".
 from typing import Final
 
-from broker.routing.levels import Level, LevelTree
+from broker.routing.levels import Level, LevelTree, name_size
+from broker.routing.sizes import CROWD, ENTRY, FILTER, LEVEL
 from broker.session.subscriber import Subscriber
 
 ANY_LEVEL: Final = b"+"
@@ -24,6 +25,8 @@ class FilterIndex:
         self._subscribers: dict[bytes, Subscriber | dict[Subscriber, None]] = {}
         self._wildcards = LevelTree()
         self._count = 0
+        self._crowds = 0  # filters with several subscribers
+        self._text = 0  # bytes of the filters
         self.visited = 0  # levels of the tree that the last match reached
 
     def add(self, filter: bytes, subscriber: Subscriber) -> bool:
@@ -32,6 +35,7 @@ class FilterIndex:
         if present is None:
             self._subscribers[filter] = subscriber
             self._count += 1
+            self._text += len(filter)
             if is_wildcard(filter):
                 self._wildcards.add(filter)
             return True
@@ -39,6 +43,7 @@ class FilterIndex:
             if present is not subscriber:
                 self._subscribers[filter] = {present: None, subscriber: None}
                 self._count += 1
+                self._crowds += 1
         elif subscriber not in present:
             present[subscriber] = None
             self._count += 1
@@ -54,6 +59,7 @@ class FilterIndex:
                 return False
             del self._subscribers[filter]
             self._count -= 1
+            self._text -= len(filter)
             if is_wildcard(filter):
                 self._wildcards.remove(filter)
             return True
@@ -62,6 +68,7 @@ class FilterIndex:
             self._count -= 1
             if len(present) == 1:
                 self._subscribers[filter] = next(iter(present))
+                self._crowds -= 1
         return False
 
     def match(self, topic: bytes) -> list[Subscriber]:
@@ -125,6 +132,22 @@ class FilterIndex:
     def subscribers(self) -> int:
         """The number of pairs of a filter and a subscriber."""
         return self._count
+
+    def size(self) -> int:
+        """The memory that it takes, in bytes."""
+        filters = len(self._subscribers)
+        entries = self._count - filters + self._crowds
+        tree = LEVEL * self._wildcards.levels + self._wildcards.text
+        return FILTER * filters + self._text + tree + CROWD * self._crowds + ENTRY * entries
+
+
+def filter_size(filter: bytes) -> int:
+    """The bytes of an index with *filter* alone."""
+    size = FILTER + len(filter)
+    if is_wildcard(filter):
+        for name in filter.split(b"/"):
+            size += LEVEL + name_size(name)
+    return size
 
 
 def is_wildcard(filter: bytes) -> bool:

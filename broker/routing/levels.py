@@ -10,6 +10,7 @@
 #   the tree may change meanwhile, see `after`. Copying the children when a walk begins would cost 800 KB for each
 #   client that waits for a page of 100 000 topics.
 # - Most levels have one child; the dict by name is made for the second.
+from broker.routing.sizes import NAME
 
 
 class Level:
@@ -77,6 +78,7 @@ class LevelTree:
     def __init__(self) -> None:
         self.root = Level(b"")
         self.levels = 0  # their number, without the root
+        self.text = 0  # bytes of their names, as name_size() counts them
 
     def add(self, path: bytes) -> None:
         """Add *path*, if it is not there. O(levels)."""
@@ -86,6 +88,7 @@ class LevelTree:
             if below is None:
                 below = level.append(name)
                 self.levels += 1
+                self.text += name_size(name)
             level = below
         level.path = path
 
@@ -104,4 +107,10 @@ class LevelTree:
             above = trail.pop()
             above.unlink(level)
             self.levels -= 1
+            self.text -= name_size(level.name)
             level = above
+
+
+def name_size(name: bytes) -> int:
+    """The memory that the name of a level takes."""
+    return NAME + len(name) if len(name) > 1 else 0

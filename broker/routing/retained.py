@@ -89,7 +89,7 @@ class Retained:
 
     def __init__(self, messages: int, bytes: int, per_client: int = 0) -> None:
         self._most_messages = messages
-        self._most_bytes = bytes
+        self.most_bytes = bytes
         self._most_per_client = per_client
         self._messages = {}
         self._owners: dict[str, Owner] = {}
@@ -157,7 +157,7 @@ class Retained:
         return None if self._has_room(message, former) else DropReason.RETAINED_FULL
 
     def _has_room(self, message: Message, former: Message | None) -> bool:
-        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+        room = self.most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
         if former is not None:
             return message.size - former.size <= max(0, room)
         levels = message.topic.count(b"/") + 1  # taken as new, all of them
@@ -235,7 +235,7 @@ class Retained:
 
     def _fit_tombstones(self) -> None:
         """Drop the oldest tombstones if messages and tombstones together do not fit."""
-        room = self._most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+        room = self.most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
         while self._tombstones and self._tombstone_bytes > room:
             self._forget_tombstone(next(iter(self._tombstones)))
             self._displaced += 1

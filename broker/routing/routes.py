@@ -36,6 +36,7 @@ from broker.routing.patterns import patterns_of_worker
 from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
 from broker.routing.shared import SharedGroup
 from broker.routing.shared_backlog import SharedBacklog
+from broker.routing.sizes import GROUP, MEMBER, SUBSCRIPTION
 from broker.session.principal import Principal
 from broker.session.session import Session
 from broker.session.subscription import Subscription
@@ -87,6 +88,8 @@ class Routes:
         self._old: dict[bytes, Route] = {}
         self._shared: dict[tuple[bytes, bytes], SharedGroup] = {}
         self._shared_here = 0  # the number of those with members at this worker
+        self._shared_text = 0  # bytes of the names and filters of all of them
+        self._members = 0  # of them, at this worker
         self._epochs: list[int] = [0] * EPOCHS
         self._era = 0
         self._recent: list[bytes] = [b""] * RECENT  # the filter that raised the era to n is at n % RECENT
@@ -220,6 +223,19 @@ class Routes:
         """The groups with a member at any worker."""
         return self._shared.values()
 
+    def has(self, filter: bytes, share: bytes) -> bool:
+        """Whether this worker knows *filter*, or its group with the name *share*, already."""
+        return (share, filter) in self._shared if share else self.index.has(filter)
+
+    def subscription_bytes(self) -> int:
+        """The memory of the subscriptions at this worker, without their filters."""
+        return SUBSCRIPTION * (self.index.subscribers() + self._members) + MEMBER * self._members
+
+    def filter_bytes(self) -> int:
+        """The memory, at this worker, of the filters and groups of all workers."""
+        filters = self.index.size() + self._neighbour_filters.size() + self._groups.size()
+        return filters + GROUP * len(self._shared) + self._shared_text
+
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups) at this worker; all members of a group count as one subscription."""
         shared = self._shared_here
@@ -230,12 +246,15 @@ class Routes:
         if len(group) == 0:
             self._shared_here += 1
             self.patterns.add(group.filter, True, subscription.session.client_id)
+        members = len(group)
         group.join(subscription)
+        self._members += len(group) - members
         self._announce(group)
 
     def _leave(self, subscription: Subscription) -> None:
         group = self._shared[subscription.share, subscription.filter]
         group.leave(subscription)
+        self._members -= 1
         self._announce(group)
         if len(group) == 0:
             self._shared_here -= 1
@@ -256,6 +275,7 @@ class Routes:
             return group
         group = self._shared[key] = SharedGroup(share, filter, self.backlog, self._authoriser, self._shard)
         self._groups.add(filter, group)
+        self._shared_text += len(share) + len(filter)
         route = self._current(filter)
         if route is None:
             self._changed(filter)
@@ -273,6 +293,7 @@ class Routes:
         filter = group.filter
         del self._shared[group.share, filter]
         self._groups.remove(filter, group)
+        self._shared_text -= len(group.share) + len(filter)
         route = self._current(filter)
         if route is None:
             self._changed(filter)

@@ -1,6 +1,8 @@
 # How the memory of a node is shared out.
-from broker.config.budget import WorkerBudget, describe
-from broker.config.schema import Config, Retained
+import pytest
+
+from broker.config.budget import SUPERVISOR_BYTES, WorkerBudget, describe, redis_memory
+from broker.config.schema import Config, Redis, Retained
 
 MIB = 1 << 20
 
@@ -9,17 +11,28 @@ def test_accounts_follow_the_memory_and_the_settings() -> None:
     """The budget that is printed would not be the one that a worker keeps."""
     small, large = (WorkerBudget(Config(), memory * MIB, 2) for memory in (512, 1024))
 
-    assert (128 * MIB, 128 * MIB, 64 * MIB) == (small.outbound, small.waiting, small.wills)
-    assert large.total() > small.total()
+    assert small.total() < large.total()
+    assert all(one.limit <= other.limit for one, other in zip(small.accounts, large.accounts, strict=True))
     assert {"retained": 5 * MIB}.items() <= {
         one.name: one.limit for one in WorkerBudget(Config(retained=Retained(bytes=5 * MIB)), MIB, 1).accounts
     }.items()
 
 
+@pytest.mark.parametrize(("memory", "workers"), [(512, 1), (1024, 2), (4096, 4), (65_536, 16)])
+@pytest.mark.parametrize("url", ["", "redis://elsewhere"])
+def test_the_defaults_fit_into_the_memory(memory: int, workers: int, url: str) -> None:
+    """Clients that are within every limit would together use more memory than there is, and the node be killed."""
+    config = Config(redis=Redis(url=url))
+    budget = WorkerBudget(config, memory * MIB, workers)
+    others = SUPERVISOR_BYTES + (0 if url else redis_memory(config, memory * MIB))
+
+    assert 0.95 * memory * MIB < others + workers * budget.total() <= memory * MIB
+
+
 def test_it_is_said_whether_the_worst_case_fits() -> None:
     """A node would be killed for its memory although `weir config check --budget` found it fine."""
-    crowded = describe(Config(), 1024 * MIB, 2)
-    roomy = describe(Config(retained=Retained(bytes=MIB)), 2048 * MIB, 2)
+    roomy = describe(Config(), 1024 * MIB, 2)
+    crowded = describe(Config(retained=Retained(bytes=256 * MIB)), 1024 * MIB, 2)
 
-    assert crowded[-2].startswith("The worst case exceeds the memory by ")
-    assert "The worst case of these fits into the memory." == roomy[-2]
+    assert crowded[-1].startswith("The worst case exceeds the memory by ")
+    assert "The worst case of these fits into the memory." == roomy[-1]

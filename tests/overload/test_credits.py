@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.config.schema import Overload
-from broker.overload.credits import REST, TICK, UNKNOWN, Account, Accounts, Ledger, refills
+from broker.overload.credits import REST, TICK, UNKNOWN, Account, Accounts, CreditOwners, Ledger, refills
 
 SETTINGS = Overload()
 LEVELS = st.floats(0.0, 10.0)
@@ -177,6 +177,41 @@ def test_what_is_brought_takes_no_place_of_its_own_and_nobodys_who_is_here() -> 
     assert [10.0, UNKNOWN, 10.0] == [accounts.balance_of(name, 0.0) for name in ("a", "b", "c")]
     assert 150 == here.balance(ledger, 0.0)
     assert UNKNOWN == accounts.balance_of("unknown", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("credits_per", "rule", "others"),
+    [
+        ("client", "user", []),
+        ("user", "", [("b-1", "alice")]),
+        ("tenant", "client-prefix:-", [("a-2", "bob"), ("a-3", None)]),
+        ("tenant", "user", [("b-1", "alice")]),
+    ],
+)
+def test_credits_belong_to_whom_the_setting_names(
+    credits_per: str, rule: str, others: list[tuple[str, str | None]]
+) -> None:
+    """A user with a hundred client ids would have a hundred times the credits, or strangers share theirs."""
+    owners = CreditOwners(credits_per, rule)
+    clients = [("b-1", "alice"), ("a-2", "bob"), ("a-3", None), ("alice", None), ("shared alice", None)]
+    mine = owners.owner("a-1", "alice")
+
+    assert others == [one for one in clients if owners.owner(*one) == mine]
+    assert mine == owners.owner("a-1", "alice")
+    assert owners.shared == (credits_per != "client")
+
+
+def test_shared_credits_stay_where_they_are() -> None:
+    """A client that moves would take what others left, or bring a second share for all of them."""
+    ledger = ledger_at(8.0)
+    accounts = Accounts(SETTINGS, ledger, moving=False)
+    account = accounts.arrive("shared alice", 0.0)
+    account.charge(ledger, 150, 0.0)
+    accounts.leave(account)
+    accounts.bring("shared alice", 500.0, 0.0)
+
+    assert UNKNOWN == accounts.balance_of("shared alice", 0.0)
+    assert 0 == accounts.arrive("shared alice", 0.0).balance(ledger, 0.0)
 
 
 def test_those_who_left_are_remembered_in_a_bounded_number_the_latest_ones() -> None:

@@ -92,6 +92,27 @@ def test_over_quota_5_is_told_when_to_come_again(brokers: Brokers, qos: int) -> 
     assert [(4, 0x10)] == answers(client)
 
 
+@pytest.mark.parametrize(("credits_per", "least", "most"), [("client", 2.0, 4.0), ("tenant", 0.5, 1.5)])
+def test_clients_of_a_tenant_share_their_credits_if_they_are_to(
+    brokers: Brokers, credits_per: str, least: float, most: float
+) -> None:
+    """A tenant with many client ids would publish many times as much in an overload as one with a single one."""
+    protection = Overload(credits_per=credits_per)
+    broker = brokers(Config(overload=protection, quotas=Quotas(tenant_of="client-prefix:-")))
+    clients = [broker.connect(name) for name in ("many-1", "many-2", "many-3", "single-1")]
+    overload(broker, 30.0)
+    passed = [0] * len(clients)
+    for client in clients:
+        client.send(*[Publish(b"a", bytes(20), 1, packet_id=1 + n) for n in range(200)])
+    for _ in range(40):
+        for at, client in enumerate(clients):
+            passed[at] += len(answers(client))
+        broker.advance(0.2)
+
+    assert min(passed) > 0
+    assert least < sum(passed[:3]) / passed[3] < most, passed
+
+
 def test_who_wants_no_reasons_gets_the_code_alone(brokers: Brokers) -> None:
     """[MQTT-3.1.2-29]."""
     broker = brokers(QUOTA)

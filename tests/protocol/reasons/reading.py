@@ -160,6 +160,14 @@ def filters_in_every_combination(stage: Stage) -> Seen:
     return Seen([broker], "phone", list(set(heard(client))))
 
 
+@happens(FilterRefusal.BUDGET)
+def a_filter_without_memory(stage: Stage) -> Seen:
+    broker = stage.brokers(Config(limits=Limits(subscription_budget=10_000)))
+    client = broker.connect("phone", V5)
+    client.send(Subscribe(1, [Wanted(b"a/%d/+" % number) for number in range(8)]))
+    return Seen([broker], "phone", list(set(heard(client))))
+
+
 @happens(FilterRefusal.NOT_AUTHORIZED)
 def a_filter_of_others(stage: Stage) -> Seen:
     broker = stage.house()

@@ -1,0 +1,64 @@
+# The account of subscriptions: what they and their filters may take of a worker's memory.
+#
+# There are two limits, as two things grow. A subscription takes memory at its own worker. A filter takes memory at all
+# workers of the node, since each worker finds the receivers of its publishes by itself: so the filters of all of them
+# are one account, which all workers keep alike, and whoever adds a filter is refused when it is full.
+#
+# What the account holds is worked out from what the indexes count; nothing is taken and given back, so nothing can
+# drift. One session may have a quarter of it, judged as if nobody shared its filters.
+from typing import Final
+
+from broker.routing.filters import filter_size
+from broker.routing.routes import Routes
+from broker.routing.sizes import GROUP, MEMBER, SUBSCRIBER, SUBSCRIPTION
+from broker.session.session import Session
+from broker.session.subscription import Subscription
+
+SUBSCRIPTIONS: Final = 3  # tenths of the limit for subscriptions; the rest is for filters
+SESSIONS: Final = 4  # sessions that it takes at least to fill the account
+
+
+class SubscriptionBudget:
+    """The subscriptions and filters of one worker, whose *routes* know them: at most *limit* bytes."""
+
+    def __init__(self, routes: Routes, limit: int) -> None:
+        self._routes = routes
+        self._subscriptions = limit * SUBSCRIPTIONS // 10
+        self._filters = limit - self._subscriptions
+        self._share = limit // SESSIONS
+        self._subscribers = 0  # sessions with a subscription
+
+    def used(self) -> tuple[int, int]:
+        """Bytes of (subscriptions, filters)."""
+        routes = self._routes
+        return routes.subscription_bytes() + SUBSCRIBER * self._subscribers, routes.filter_bytes()
+
+    def fits(self, session: Session, filter: bytes, share: bytes) -> bool:
+        """Whether *session* may add a subscription to *filter*. O(levels)."""
+        size = _size(filter, share)
+        if session.subscription_bytes + size > self._share:
+            return False
+        subscriptions, filters = self.used()
+        if subscriptions + SUBSCRIPTION > self._subscriptions:
+            return False
+        return filters + size <= self._filters or self._routes.has(filter, share)
+
+    def take(self, subscription: Subscription) -> None:
+        """*subscription* was added to its session."""
+        session = subscription.session
+        if not session.subscription_bytes:
+            self._subscribers += 1
+        session.subscription_bytes += _size(subscription.filter, subscription.share)
+
+    def give_back(self, subscription: Subscription) -> None:
+        """*subscription* was removed from its session."""
+        session = subscription.session
+        session.subscription_bytes -= _size(subscription.filter, subscription.share)
+        if not session.subscription_bytes:
+            self._subscribers -= 1
+
+
+def _size(filter: bytes, share: bytes) -> int:
+    """The bytes of a subscription to *filter* that shares nothing with others."""
+    group = MEMBER + GROUP + len(share) + len(filter) if share else 0
+    return SUBSCRIPTION + filter_size(filter) + group

@@ -1,0 +1,113 @@
+# The account of subscriptions beside what they really take, as the allocator says.
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.routing.filters import FilterIndex
+from broker.routing.subscription_budget import SubscriptionBudget
+from broker.session.session import Session
+from broker.session.subscriber import Subscriber
+from broker.session.subscription import Subscription
+from tests.routing.party import Party
+from tests.session.receiver import Receiver
+
+SUBSCRIPTIONS = 4000
+SESSIONS = 16
+
+Name = Callable[[int], bytes]
+NAMES: dict[str, Name] = {
+    "exact": lambda number: b"devices/%05d/state" % number,
+    "wildcard": lambda number: b"devices/%05d/k/+/set" % number,
+    "deep": lambda number: b"%05d/" % number + b"/".join([b"a"] * 30) + b"/+",
+    "long": lambda number: b"%05d/" % number + b"x" * 3900 + b"/+",
+    "leading wildcard": lambda number: b"+/%05d" % number,
+}
+
+
+@pytest.fixture(autouse=True)
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+class Account:
+    """The subscriptions of a worker, and what they count."""
+
+    def __init__(self) -> None:
+        self.routes = Party().routes
+        self.budget = SubscriptionBudget(self.routes, 1 << 40)
+
+    def subscribe(self, session: Session, filter: bytes, share: bytes = b"") -> None:
+        subscription = Subscription(session, filter, share)
+        session.subscriptions[subscription.key()] = subscription
+        self.budget.take(subscription)
+        self.routes.add(subscription)
+
+    def used(self) -> int:
+        return sum(self.budget.used())
+
+
+def growth(work: Callable[[], None]) -> int:
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    work()
+    return tracemalloc.get_traced_memory()[0] - before
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_the_account_is_what_filters_take(name: Name) -> None:
+    """Filters would take a multiple of what they may, or a fleet be refused what there is memory for."""
+    account, sessions = Account(), [Receiver(f"{number}").session for number in range(SESSIONS)]
+
+    def work() -> None:
+        for number in range(SUBSCRIPTIONS):
+            account.subscribe(sessions[number % SESSIONS], name(number))
+
+    grown = growth(work)
+
+    assert 0.85 * grown < account.used() < 1.15 * grown, (grown, account.used())
+
+
+@pytest.mark.parametrize("crowd", [1, 2, 40, 2000])
+def test_the_account_is_what_single_subscriptions_of_a_fleet_take(crowd: int) -> None:
+    """A fleet of devices with one filter each, or with one for all of them, would be counted wrongly."""
+    account, sessions = Account(), [Receiver(f"{number}").session for number in range(2000)]
+
+    def work() -> None:
+        for number, session in enumerate(sessions):
+            account.subscribe(session, b"fleet/%04d/set" % (number // crowd))
+
+    grown = growth(work)
+
+    assert 0.85 * grown < account.used() < 1.15 * grown, (grown, account.used())
+
+
+@pytest.mark.parametrize("members", [1, 2, 40, 2000])
+def test_the_account_is_what_groups_take(members: int) -> None:
+    """Shared subscriptions would take memory that nothing bounds."""
+    account, sessions = Account(), [Receiver(f"{number}").session for number in range(2000)]
+
+    def work() -> None:
+        for number, session in enumerate(sessions):
+            account.subscribe(session, b"jobs/%04d" % (number // members), b"workers")
+
+    grown = growth(work)
+
+    assert 0.85 * grown < account.used() < 1.15 * grown, (grown, account.used())
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_the_account_is_what_filters_of_other_workers_take(name: Name) -> None:
+    """Each worker knows the filters of all others, and would be filled by them."""
+    index, neighbour = FilterIndex(), Subscriber()
+
+    def work() -> None:
+        for number in range(SUBSCRIPTIONS):
+            index.add(name(number), neighbour)
+
+    grown = growth(work)
+
+    assert 0.85 * grown < index.size() < 1.15 * grown, (grown, index.size())
