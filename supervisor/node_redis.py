@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import trio
 
-from broker.config.schema import Config
 from broker.config.budget import redis_memory
+from broker.config.schema import Config
 from broker.control.machine import memory_limit
 from broker.log import Log
 from broker.store.redis.address import RedisAddress

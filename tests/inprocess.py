@@ -148,6 +148,22 @@ class Probe:
     def queue_budget(self) -> MessageBudget:
         return self.worker.queue_budget
 
+    def ledger(self) -> dict[str, tuple[int, int]]:
+        """(bytes used, their limit) of each account of memory that clients fill."""
+        worker, retained = self.worker, self.retained.statistics()
+        subscriptions = worker.protocol.subscribing._budget
+        wills = worker.protocol.sessions.wills
+        return {
+            "input": (worker.reactor.input.used, worker.reactor.input.most),
+            "outbound": (worker.outbound_budget.used, worker.outbound_budget.limit),
+            "messages": (worker.queue_budget.used, worker.queue_budget.limit),
+            "wills": (wills.used, wills.limit),
+            "subscriptions": (subscriptions.used()[0], subscriptions._subscriptions),
+            "filters": (subscriptions.used()[1], subscriptions._filters),
+            "retained": (retained.bytes + retained.tombstone_bytes, worker.retained.most_bytes),
+            "routes": (worker.routes._size, worker.routes._limit),
+        }
+
     def shed(self) -> None:
         """What the worker does ten times a second: the largest sessions let go if messages fill the memory."""
         self.worker.protocol.shedding.run()

@@ -134,11 +134,14 @@ class FilterIndex:
         return self._count
 
     def size(self) -> int:
-        """The memory that it takes, in bytes."""
-        filters = len(self._subscribers)
-        entries = self._count - filters + self._crowds
+        """The memory that the filters take, in bytes."""
         tree = LEVEL * self._wildcards.levels + self._wildcards.text
-        return FILTER * filters + self._text + tree + CROWD * self._crowds + ENTRY * entries
+        return FILTER * len(self._subscribers) + self._text + tree
+
+    def crowd_size(self) -> int:
+        """The memory that containers of several subscribers take, in bytes."""
+        entries = self._count - len(self._subscribers) + self._crowds
+        return CROWD * self._crowds + ENTRY * entries
 
 
 def filter_size(filter: bytes) -> int:

@@ -229,11 +229,13 @@ class Routes:
 
     def subscription_bytes(self) -> int:
         """The memory of the subscriptions at this worker, without their filters."""
-        return SUBSCRIPTION * (self.index.subscribers() + self._members) + MEMBER * self._members
+        subscriptions = self.index.subscribers() + self._members
+        return SUBSCRIPTION * subscriptions + MEMBER * self._members + self.index.crowd_size()
 
     def filter_bytes(self) -> int:
         """The memory, at this worker, of the filters and groups of all workers."""
-        filters = self.index.size() + self._neighbour_filters.size() + self._groups.size()
+        there, groups = self._neighbour_filters, self._groups
+        filters = self.index.size() + there.size() + there.crowd_size() + groups.size() + groups.crowd_size()
         return filters + GROUP * len(self._shared) + self._shared_text
 
     def statistics(self) -> tuple[int, int, int]:
