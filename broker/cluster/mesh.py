@@ -34,12 +34,21 @@ from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
+from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.origin import Origin
 from broker.worker_id import WorkerId
 
 HOUSEKEEPING: Final = 0.1  # seconds
 NOTHING_DUE: Final = 3600.0  # seconds
+
+
+class Withdrawal:
+    """What *peer*, which is gone, has left in the routes: members of *groups*, and the filters that it knows."""
+
+    def __init__(self, peer: Peer, groups: list[SharedGroup]) -> None:
+        self.peer = peer
+        self.groups = groups
 
 
 class Mesh(LaneListener):
@@ -82,7 +91,7 @@ class Mesh(LaneListener):
         self._full_sync = FullSync(peers, routes, retained)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
-        self._withdrawing: deque[Peer] = deque()  # peers that are gone and have filters left in the routes
+        self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
         self._housekeeping_at = 0.0
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
@@ -135,10 +144,7 @@ class Mesh(LaneListener):
         self._reactor.destroy(peer.control)
         self._peers.all.remove(peer)
         self._routes.invalidate()
-        self._withdrawing.append(peer)
-        for group in list(self._routes.shared_groups()):
-            if peer in group.remote:
-                self._routes.set_remote_members(group.share, group.filter, peer, 0, 0)
+        self._withdrawing.append(Withdrawal(peer, list(self._routes.shared_groups())))
         if not peer.retained_all and not self._was_complete:
             for other in self._peers.all:
                 other.retained_all = False
@@ -219,7 +225,7 @@ class Mesh(LaneListener):
         self._takeovers.work(until)
         while self._withdrawing or self._full_sync.pending:
             if self._withdrawing:
-                if self._withdraw_filters(self._withdrawing[0]):
+                if self._withdraw_page(self._withdrawing[0]):
                     self._withdrawing.popleft()
             elif not self._full_sync.step():
                 return self._takeovers.busy()
@@ -227,12 +233,17 @@ class Mesh(LaneListener):
                 break
         return self.busy()
 
-    def _withdraw_filters(self, peer: Peer) -> bool:
-        """Remove a page of the filters of *peer*, which is gone, from the routes; true if none is left."""
+    def _withdraw_page(self, withdrawal: Withdrawal) -> bool:
+        """Remove a page of what a peer had told from the routes; true if nothing is left."""
+        peer, groups = withdrawal.peer, withdrawal.groups
+        for _ in range(min(PAGE, len(groups))):
+            group = groups.pop()
+            if peer in group.remote or not (len(group) or group.remote):  # or the group has forgotten the peer itself
+                self._routes.set_remote_members(group.share, group.filter, peer, 0, 0)
         for _ in range(min(PAGE, len(peer.filters))):
             filter, _nothing = peer.filters.popitem()
             self._routes.remove_neighbour(filter, peer)
-        return not peer.filters
+        return not (peer.filters or groups)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""

@@ -174,6 +174,7 @@ class SharedGroup(Subscriber):
         """The gate that a message has to wait for, as no member of any worker can have it before; None otherwise."""
         if self._members:
             return None
+        self._forget_gone()
         for neighbour in self.remote:
             if neighbour.gate.open:
                 return None
@@ -218,6 +219,7 @@ class SharedGroup(Subscriber):
         if self._waiting is not None and message.qos:
             self._wait(message)
             return True
+        self._forget_gone()
         if not self.remote or hop >= HOPS:
             return (
                 self._offer_to_ready(message, now)
@@ -247,6 +249,7 @@ class SharedGroup(Subscriber):
         waiting = self._waiting
         if waiting is None:
             return 0
+        self._forget_gone()
         self._check(self._slow, FEW_CHECKS, 1)
         self._check(self._absent, FEW_CHECKS, 1)
         handled = 0
@@ -284,6 +287,13 @@ class SharedGroup(Subscriber):
         self.remote[neighbour].room -= 1
         neighbour.offer_shared(self.share, self.filter, message, HOPS, now)
         return True
+
+    def _forget_gone(self) -> None:
+        """Forget workers that have ended: those that remove them from all groups do that in pages."""
+        for neighbour in self.remote:
+            if neighbour.gone:
+                self.remote = {each: there for each, there in self.remote.items() if not each.gone}
+                return
 
     def _next_with_room(self) -> Neighbour | None:
         """The worker that has reported the most ready members for what waits, of those whose gate is open."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.cluster import wire
+from broker.cluster.full_sync import PAGE
 from broker.config.schema import Config, Limits
 from broker.mqtt.packets import V5, Connect, Publish, Subscribe, Wanted
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
@@ -130,6 +131,31 @@ def test_members_elsewhere_go_with_their_worker(nodes: Nodes) -> None:
         node.settle()
 
     assert 10 == len(payloads(staying))
+
+
+def test_the_groups_of_a_dead_worker_go_in_pages_and_none_of_them_loses_a_message(nodes: Nodes) -> None:
+    """The death of a worker would stop the others for as long as all groups of the node take."""
+    node = nodes(2)
+    one, two = node
+    gone, staying, publisher = one.connect("gone"), two.connect("staying"), two.connect("publisher")
+    subscribed(gone, *[f"$share/group/{number}" for number in range(2 * PAGE)], FILTER)
+    subscribed(staying, FILTER)
+    groups = two.routes._shared
+    assert 2 * PAGE + 1 == len(groups)
+    node.workers.remove(one)
+    one.close()
+    node.clock.step = 0.1  # each look at the clock ends a slice
+    left = [len(groups)]
+    for number in range(40):
+        publisher.post(Publish(b"a", b"%d" % number))
+        two.turn()
+        left.append(len(groups))
+    node.clock.step = 0.0
+    node.settle()
+
+    assert max(before - after for before, after in zip(left, left[1:], strict=False)) <= PAGE
+    assert [FILTER.encode()] == [b"$share/%b/%b" % (group.share, group.filter) for group in groups.values()]
+    assert 40 == len(payloads(staying))
 
 
 def test_what_the_dead_had_told_brings_no_member_back(nodes: Nodes) -> None:
