@@ -83,6 +83,7 @@ class Process:
             connections,
             heartbeat=self._heartbeat,
             workers=assignment.workers,
+            memory=assignment.memory,
             identity=assignment.worker,
             redis=assignment.redis,
             alone=assignment.alone,

@@ -71,6 +71,7 @@ class Worker:
         threads: Executor | None = None,
         heartbeat: Heartbeat | None = None,
         workers: int = 1,
+        memory: int = 0,
         identity: WorkerId | None = None,
         redis: RedisAddress | None = None,
         alone: bool = False,
@@ -80,7 +81,7 @@ class Worker:
         will_settled: Callable[[str, int], None] = _ignore,
         cluster_key: bytes = b"",
     ) -> None:
-        """One of *workers* that share the machine. AccessFileError, CertificateError.
+        """One of *workers* that share *memory* bytes, 0: all that there are. AccessFileError, CertificateError.
 
         *connections*: how many clients may be connected. *threads*: the executor of the offload, if not its own.
         *redis*: where sessions are registered. *alone*: no other worker registers sessions there. *neighbours*:
@@ -90,7 +91,7 @@ class Worker:
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
-        budget = WorkerBudget(config, memory_limit(config.node.memory), workers)
+        budget = WorkerBudget(config, memory or memory_limit(), workers)
         self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), MessageBudget(budget.messages)
         self.reactor = Reactor(
             clock,

@@ -29,7 +29,7 @@ from broker.control.frames import (
     StatisticsReport,
     WillSettled,
 )
-from broker.control.machine import raise_descriptor_limit
+from broker.control.machine import memory_limit, raise_descriptor_limit
 from broker.metrics.report import Report
 from broker.net.listeners import shut
 from broker.worker_id import WorkerId
@@ -205,6 +205,7 @@ class Workers:
         assignment = Assignment(
             worker=process.identity,
             workers=len(self.shards),
+            memory=memory_limit(self.config.node.memory),
             folder=str(self._folder.path),
             config=described(self.config),
             descriptor_limit=self._descriptor_limit,

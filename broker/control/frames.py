@@ -41,6 +41,7 @@ class Assignment(Frame):
 
     worker: WorkerId
     workers: int  # in the node
+    memory: int  # bytes that all processes of the node may use
     folder: str  # of the node
     config: dict[str, Any]  # by key, for `restored()` of broker/config/sources.py
     descriptor_limit: int  # open descriptors that the process may have

@@ -45,6 +45,7 @@ FRAMES: st.SearchStrategy[FromSupervisor] = (
 )
 ASSIGNMENT = Assignment(
     worker=WorkerId("node", 1, (1 << 63) - 1),
+    memory=1 << 30,
     workers=2,
     folder="/folder",
     config={"log.level": "info", "overload.refill": [1, 2]},

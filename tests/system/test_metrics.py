@@ -8,6 +8,8 @@ from typing import Any, Final
 import pytest
 import redis
 
+from broker.config.budget import WorkerBudget
+from broker.config.schema import Config
 from broker.metrics.record import misfit
 from tests.system.processes import HOST, PATIENCE, WORKERS, BrokerProcess, free_port
 from tests.system.raw import RawClient
@@ -68,6 +70,15 @@ def exchange(dial: Callable[..., RawClient], port: int) -> None:
         writer.publish("known/topic", PAYLOAD, 1)
     for _ in range(MESSAGES):
         reader.take()
+
+
+def test_the_workers_divide_the_memory_that_the_node_may_use(start_weir: StartWeir) -> None:
+    """Each would use its part of the whole machine, whatever node.memory says."""
+    weir = start_weir({"metrics.interval": "200ms", "node.memory": "512MiB"})
+    wanted = WorkerBudget(Config(), 512 << 20, WORKERS)
+    found = until(log_of(weir), lambda found: {record["worker"] for record in found} == set(range(WORKERS)))
+
+    assert {wanted.messages} == {record["queues"]["limit_bytes"] for record in found}
 
 
 def test_the_log_says_what_a_node_did(start_weir: StartWeir, dial: Callable[..., RawClient]) -> None:
