@@ -160,7 +160,7 @@ class Probe:
             "wills": (wills.used, wills.limit),
             "subscriptions": (subscriptions.used()[0], subscriptions._subscriptions),
             "filters": (subscriptions.used()[1], subscriptions._filters),
-            "retained": (retained.bytes + retained.tombstone_bytes, worker.retained.most_bytes),
+            "retained": (worker.retained.held() + retained.tombstone_bytes, worker.retained.most_bytes),
             "routes": (worker.routes._size, worker.routes._limit),
         }
 

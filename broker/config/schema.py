@@ -400,8 +400,8 @@ class Quotas:
 @dataclass(frozen=True, kw_only=True)
 class Retained:
     messages: int = number(1_000_000)
-    # Topics, payloads and properties, and 150 bytes for each level of a topic, as short messages under deep topics cost
-    # more for levels. A new topic is refused when `messages` or `bytes` is reached. Each worker has a copy of all.
+    # Memory of a worker for messages and for the levels of their topics, which cost more if messages are short. A new
+    # topic is refused when `messages` or `bytes` is reached. Each worker has a copy of all.
     bytes: int = size(0)  # 0 = three 32nds
 
 

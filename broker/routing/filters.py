@@ -12,8 +12,8 @@
 # the end, and a shared filter comes without "$share/name/".
 from typing import Final
 
-from broker.routing.levels import Level, LevelTree, name_size
-from broker.routing.sizes import CROWD, ENTRY, FILTER, LEVEL
+from broker.routing.levels import Level, LevelTree, path_size
+from broker.routing.sizes import CROWD, ENTRY, FILTER
 from broker.session.subscriber import Subscriber
 
 ANY_LEVEL: Final = b"+"
@@ -135,8 +135,7 @@ class FilterIndex:
 
     def size(self) -> int:
         """The memory that the filters take, in bytes."""
-        tree = LEVEL * self._wildcards.levels + self._wildcards.text
-        return FILTER * len(self._subscribers) + self._text + tree
+        return FILTER * len(self._subscribers) + self._text + self._wildcards.size()
 
     def crowd_size(self) -> int:
         """The memory that containers of several subscribers take, in bytes."""
@@ -147,10 +146,7 @@ class FilterIndex:
 def filter_size(filter: bytes) -> int:
     """The bytes of an index with *filter* alone."""
     size = FILTER + len(filter)
-    if is_wildcard(filter):
-        for name in filter.split(b"/"):
-            size += LEVEL + name_size(name)
-    return size
+    return size + path_size(filter) if is_wildcard(filter) else size
 
 
 def is_wildcard(filter: bytes) -> bool:

@@ -10,7 +10,7 @@
 #   the tree may change meanwhile, see `after`. Copying the children when a walk begins would cost 800 KB for each
 #   client that waits for a page of 100 000 topics.
 # - Most levels have one child; the dict by name is made for the second.
-from broker.routing.sizes import NAME
+from broker.routing.sizes import LEVEL, NAME
 
 
 class Level:
@@ -92,6 +92,10 @@ class LevelTree:
             level = below
         level.path = path
 
+    def size(self) -> int:
+        """The memory that the levels take, in bytes."""
+        return LEVEL * self.levels + self.text
+
     def remove(self, path: bytes) -> None:
         """Remove *path*, which must be there, and every level that only it needed. O(levels)."""
         level = self.root
@@ -109,6 +113,14 @@ class LevelTree:
             self.levels -= 1
             self.text -= name_size(level.name)
             level = above
+
+
+def path_size(path: bytes) -> int:
+    """The memory that the levels of *path* take, if it shares none with others."""
+    size = 0
+    for name in path.split(b"/"):
+        size += LEVEL + name_size(name)
+    return size
 
 
 def name_size(name: bytes) -> int:

@@ -25,10 +25,10 @@ from typing import Final
 from broker.reasons import DropReason
 from broker.routing.deadlines import Deadlines
 from broker.routing.filters import ANY_LEVEL, ANY_LEVELS, is_wildcard
-from broker.routing.levels import Level, LevelTree
+from broker.routing.levels import Level, LevelTree, path_size
+from broker.routing.sizes import RETAINED
 from broker.session.message import Message
 
-LEVEL_BYTES: Final = 150  # of a level in the tree, about
 EXPIRED_PER_PUT: Final = 16  # expired messages that a put may drop to make room, which bounds its cost
 TOMBSTONE_BYTES: Final = 300  # of a tombstone, beside its topic, about
 TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older write arrives any more
@@ -77,8 +77,8 @@ class Tombstone:
 class Retained:
     """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
-    A message counts with its Message.size. Each level of the tree counts with LEVEL_BYTES, and topics share the levels
-    of a common beginning. Tombstones count with TOMBSTONE_BYTES and their topics: they are within *bytes*, too, and the
+    A message counts with its Message.size and RETAINED, and the levels of its topic count; topics share the levels of a
+    common beginning. Tombstones count with TOMBSTONE_BYTES and their topics: they are within *bytes*, too, and the
     oldest are dropped when messages need the room.
     """
 
@@ -157,11 +157,11 @@ class Retained:
         return None if self._has_room(message, former) else DropReason.RETAINED_FULL
 
     def _has_room(self, message: Message, former: Message | None) -> bool:
-        room = self.most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+        room = self.most_bytes - self.held()
         if former is not None:
             return message.size - former.size <= max(0, room)
-        levels = message.topic.count(b"/") + 1  # taken as new, all of them
-        return len(self._messages) < self._most_messages and message.size + LEVEL_BYTES * levels <= room
+        size = RETAINED + message.size + path_size(message.topic)  # its levels are taken as new, all of them
+        return len(self._messages) < self._most_messages and size <= room
 
     def _own(self, client_id: str) -> Owner | None:
         """Count one more topic of *client_id*; None if topics are not counted by client."""
@@ -235,7 +235,7 @@ class Retained:
 
     def _fit_tombstones(self) -> None:
         """Drop the oldest tombstones if messages and tombstones together do not fit."""
-        room = self.most_bytes - self._bytes - LEVEL_BYTES * self._topics.levels
+        room = self.most_bytes - self.held()
         while self._tombstones and self._tombstone_bytes > room:
             self._forget_tombstone(next(iter(self._tombstones)))
             self._displaced += 1
@@ -261,6 +261,10 @@ class Retained:
         """The stamp of the last write to *topic*, a deletion included; 0 if no write is known."""
         kept = self._messages.get(topic)
         return self.tombstone(topic) if kept is None else kept.stamp
+
+    def held(self) -> int:
+        """The memory that messages and their topics take, in bytes."""
+        return self._bytes + RETAINED * len(self._messages) + self._topics.size()
 
     def statistics(self) -> RetainedStatistics:
         return RetainedStatistics(

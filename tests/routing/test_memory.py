@@ -1,4 +1,4 @@
-# The account of subscriptions beside what they really take, as the allocator says.
+# The accounts of subscriptions and of retained messages beside what they really take, as the allocator says.
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.routing.filters import FilterIndex
+from broker.routing.retained import Retained
 from broker.routing.subscription_budget import SubscriptionBudget
+from broker.session.message import NEVER, Message
 from broker.session.session import Session
 from broker.session.subscriber import Subscriber
 from broker.session.subscription import Subscription
@@ -111,3 +113,36 @@ def test_the_account_is_what_filters_of_other_workers_take(name: Name) -> None:
     grown = growth(work)
 
     assert 0.85 * grown < index.size() < 1.15 * grown, (grown, index.size())
+
+
+@pytest.mark.parametrize("payload", [1, 100, 2000])
+@pytest.mark.parametrize("name", [NAMES["exact"], NAMES["deep"], lambda number: b"%05d" % number], ids=["exact", "deep", "flat"])
+def test_the_account_is_what_retained_messages_take(name: Name, payload: int) -> None:
+    """Short retained messages would take a multiple of what they may."""
+    retained = Retained(1 << 40, 1 << 40, 1 << 40)
+
+    def work() -> None:
+        for number in range(SUBSCRIPTIONS):
+            message = Message(name(number), bytes(payload), 1, True, b"", NEVER)
+            retained.put(message, 0.0, "client", number + 1)
+
+    grown = growth(work)
+
+    assert 0.85 * grown < retained.held() < 1.15 * grown, (grown / SUBSCRIPTIONS, retained.held() / SUBSCRIPTIONS)
+
+
+def test_the_account_is_what_tombstones_take() -> None:
+    """Deletions would take a multiple of what they may."""
+    retained = Retained(1 << 40, 1 << 40, 1 << 40)
+    for number in range(SUBSCRIPTIONS):
+        retained.put(Message(b"devices/%05d" % number, b"x", 1, True, b"", NEVER), 0.0, "client", number + 1)
+    held = retained.held()
+
+    def work() -> None:
+        for number in range(SUBSCRIPTIONS):
+            retained.delete(b"devices/%05d" % number, SUBSCRIPTIONS + number + 1, 0.0)
+
+    shrunk = -growth(work)
+    counted = held - retained.held() - retained.statistics().tombstone_bytes
+
+    assert 0.8 * shrunk < counted < 1.2 * shrunk, (shrunk / SUBSCRIPTIONS, counted / SUBSCRIPTIONS)

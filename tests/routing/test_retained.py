@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.reasons import DropReason
-from broker.routing.retained import LEVEL_BYTES, Retained, RetainedScan
+from broker.routing.retained import Retained, RetainedScan
+from broker.routing.sizes import LEVEL, RETAINED
 from broker.session.message import Message
 from tests.routing.reference import filters, matches, topics
 
@@ -151,7 +152,7 @@ def test_ten_thousand_levels() -> None:
     ("messages", "size"),
     [
         pytest.param(2, PLENTY, id="messages"),
-        pytest.param(PLENTY, 2 * (2 + LEVEL_BYTES), id="bytes"),
+        pytest.param(PLENTY, 2 * (2 + RETAINED + LEVEL), id="bytes"),
     ],
 )
 def test_full_refuses_and_counts(messages: int, size: int) -> None:
@@ -169,7 +170,7 @@ def test_full_refuses_and_counts(messages: int, size: int) -> None:
 
 def test_a_replacement_that_does_not_fit_changes_nothing() -> None:
     """A limit in bytes would be passed by replacing, or a refusal would delete what it refused to replace."""
-    retained = Retained(messages=1, bytes=4 + LEVEL_BYTES)
+    retained = Retained(messages=1, bytes=4 + RETAINED + LEVEL)
     assert [None, None, FULL] == [retained.put(message(b"a", b"x" * size), 0.0) for size in (1, 3, 4)]
 
     kept = retained.get(b"a", 0.0)
@@ -231,7 +232,7 @@ def test_a_step_returns_a_bounded_number_of_messages() -> None:
 def test_deep_topics_count_with_their_levels() -> None:
     """A client could fill the memory with short messages under deep topics: each level costs more than it says."""
     deep = b"a/" * 99 + b"a"
-    retained = Retained(messages=PLENTY, bytes=150 * LEVEL_BYTES)
+    retained = Retained(messages=PLENTY, bytes=150 * LEVEL + RETAINED)
 
     assert [None, FULL] == [retained.put(message(topic), 0.0) for topic in (deep, b"b" + deep)]
     assert retained.put(message(deep, b"xx"), 0.0) is None
@@ -241,7 +242,7 @@ def test_deep_topics_count_with_their_levels() -> None:
 
 def test_levels_that_topics_share_count_once() -> None:
     """A fleet under one prefix would be refused room that it does not use."""
-    retained = Retained(messages=PLENTY, bytes=40 * LEVEL_BYTES)
+    retained = Retained(messages=PLENTY, bytes=30 * RETAINED + 40 * LEVEL + 2000)
 
     assert all(retained.put(message(b"site/hall/%d" % number), 0.0) is None for number in range(30))
 
