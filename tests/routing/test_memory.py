@@ -116,7 +116,9 @@ def test_the_account_is_what_filters_of_other_workers_take(name: Name) -> None:
 
 
 @pytest.mark.parametrize("payload", [1, 100, 2000])
-@pytest.mark.parametrize("name", [NAMES["exact"], NAMES["deep"], lambda number: b"%05d" % number], ids=["exact", "deep", "flat"])
+@pytest.mark.parametrize(
+    "name", [NAMES["exact"], NAMES["deep"], lambda number: b"%05d" % number], ids=["exact", "deep", "flat"]
+)
 def test_the_account_is_what_retained_messages_take(name: Name, payload: int) -> None:
     """Short retained messages would take a multiple of what they may."""
     retained = Retained(1 << 40, 1 << 40, 1 << 40)

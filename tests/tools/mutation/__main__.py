@@ -25,7 +25,7 @@ PACKAGES: Final = ["broker/mqtt", "broker/session", "broker/routing"]
 PYTEST: Final = [
     *("-m", "not slow and not system"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # collecting anew: hypothesis and others are imported already
-    *("-p", "no:terminal", "-p", "no:cacheprovider"),
+    *("-p", "no:terminal"),
     "--import-mode=importlib",
 ]
 
@@ -104,7 +104,7 @@ def main() -> int:
             score.sample(share, chance)
     os.environ.pop("PYTEST_ADDOPTS", None)  # what the run around this one is told may mean nothing without a terminal
     with tempfile.TemporaryDirectory(prefix="weir-mutation-") as folder:
-        collect = [*PYTEST, f"--basetemp={folder}/tests"]
+        collect = [*PYTEST, f"--basetemp={folder}/tests", "-o", f"cache_dir={folder}/cache"]
         run = Run(root, scores, arguments, collect)
         pytest.main([*collect, *(arguments.tests or ["tests"])], [run.runner])
     print(*scores, sep="\n")

@@ -138,3 +138,15 @@ def test_a_sample_says_how_sure_it_is() -> None:
     low, high = interval(90, 100)
 
     assert (0.826, 0.945) == (round(low, 3), round(high, 3))
+
+
+@pytest.mark.slow
+def test_it_collects_the_tests_of_this_repository() -> None:
+    """An option of pytest that the tool and pyproject.toml disagree about would end it before the first mutant."""
+    command = [sys.executable, "-m", "tests.tools.mutation", "--sample", "1"]
+    command += ["--package", "broker/mqtt/topics.py", "--tests", "tests/mqtt/test_topics.py"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert " of 1 killed" in done.stdout
