@@ -17,6 +17,9 @@ from analytics.dashboard.page import LOGO, TITLE, AskWhy
 from analytics.dashboard.reader import Reader
 
 BACKLOG: Final = 128
+# Seconds that a page may be silent. After more it loads itself anew, which closes what its reader has opened; with the
+# 3 s that are usual, a browser on a busy machine does that now and then.
+RECONNECT: Final = 15.0
 ENDING: Final = 1  # seconds for open requests to finish when the server stops
 
 
@@ -60,7 +63,15 @@ def serve(
     app.on_startup(begin)
     app.on_shutdown(end_pages)
     served: Any = FastAPI(openapi_url=None)
-    ui.run_with(served, title=TITLE, favicon=LOGO, tailwind=False, show_welcome_message=False, dark=False)
+    ui.run_with(
+        served,
+        title=TITLE,
+        favicon=LOGO,
+        tailwind=False,
+        show_welcome_message=False,
+        dark=False,
+        reconnect_timeout=RECONNECT,
+    )
     served = Access(served, hosts, token)
     # uvicorn stops at these signals and raises them again for the previous handlers, which must not end the process.
     signal.signal(signal.SIGINT, _ignore)
