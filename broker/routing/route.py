@@ -10,12 +10,12 @@ from broker.overload.gate import Gate
 from broker.routing.neighbour import Neighbour
 from broker.routing.overlapping import EVERYONE, SELF, Kind
 from broker.routing.shared import SharedGroup
+from broker.routing.sizes import ROUTE
 from broker.session.message import Message
 from broker.session.principal import Principal
 from broker.session.run import Run
 from broker.session.session import Session
 
-ENTRY_BYTES: Final = 320  # of a route, beside its topic, about
 GROUP_BYTES: Final = 300  # of a group with its list, and its place in a dict of many groups
 RECEIVER_BYTES: Final = 9  # a pointer, in a list that grows by an eighth
 PLACE_BYTES: Final = 65  # an entry of the dict that finds a receiver in a large group
@@ -130,7 +130,7 @@ class Route:
         self.crossing = False  # members at other workers may receive messages, so gates have to be open
         self.receivers = 0
         self.price = 0  # units of cost for delivering one message
-        self.size = len(topic) + ENTRY_BYTES  # bytes, about
+        self.size = len(topic) + ROUTE  # bytes, about
         self.reserved = topic.startswith(RESERVED)
         self.guarded = self.reserved  # a publish has to be allowed by `Routes.may_publish()`
         self.publishers: dict[Principal, bool] | None = None  # the remembered verdicts

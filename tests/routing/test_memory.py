@@ -1,4 +1,4 @@
-# The accounts of subscriptions and of retained messages beside what they really take, as the allocator says.
+# The accounts of subscriptions, routes and retained messages beside what they really take, as the allocator says.
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -148,3 +148,16 @@ def test_the_account_is_what_tombstones_take() -> None:
     counted = held - retained.held() - retained.statistics().tombstone_bytes
 
     assert 0.8 * shrunk < counted < 1.2 * shrunk, (shrunk / SUBSCRIPTIONS, counted / SUBSCRIPTIONS)
+
+
+def test_the_account_is_what_routes_take() -> None:
+    """A client that publishes to ever new topics would fill more than routes.bytes."""
+    routes = Party().routes
+
+    def work() -> None:
+        for number in range(SUBSCRIPTIONS):
+            routes.find(NAMES["exact"](number))
+
+    grown = growth(work)
+
+    assert 0.85 * grown < routes._size < 1.15 * grown, (grown / SUBSCRIPTIONS, routes._size / SUBSCRIPTIONS)

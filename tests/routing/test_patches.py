@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.routing.overlapping import EVERYONE, FEW
-from broker.routing.route import ENTRY_BYTES, FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
+from broker.routing.route import FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
+from broker.routing.sizes import ROUTE
 from broker.session.message import NEVER, Message
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches
@@ -101,7 +102,7 @@ def test_a_group_with_more_holes_than_receivers_is_replaced() -> None:
     assert {f"{before - 2}": 1, f"{before - 1}": 1} == party.publish(b"t")
     for number in (before - 2, before - 1):
         party.unsubscribe(f"{number}", b"t")
-    assert len(b"t") + ENTRY_BYTES == route.size
+    assert len(b"t") + ROUTE == route.size
 
 
 def test_who_comes_after_a_group_was_replaced_joins_the_new_one() -> None:
@@ -165,7 +166,7 @@ def test_the_last_receiver_takes_its_group_with_it() -> None:
     party.unsubscribe("3", b"t")
 
     assert ([], 0, 0) == (route.groups, route.receivers, route.price)
-    assert len(b"t") + ENTRY_BYTES == route.size
+    assert len(b"t") + ROUTE == route.size
     assert route is party.routes.find(b"t")
     party.subscribe("1", b"t", identifier=1)
     assert {"1": 1} == party.publish(b"t")
@@ -243,7 +244,7 @@ def test_a_shared_group_comes_and_goes_in_place() -> None:
 
 def test_shared_groups_that_come_and_go_leave_the_cache_as_it_was() -> None:
     """The cache would count a little less with each of them, and at last hold more than it may."""
-    party = Party(size=4 * (ENTRY_BYTES + 2))
+    party = Party(size=4 * (ROUTE + 2))
     for _ in range(200):
         party.routes.find(b"00")
         party.subscribe("a", b"00", share=b"g")
@@ -273,7 +274,7 @@ def test_filters_that_do_not_overlap_do_not_cost_a_route(others: int) -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 def test_routes_that_grow_in_place_stay_within_the_bound(crowded: bool) -> None:
     """Subscribers of topics that are in the cache would fill the memory."""
-    party = Party(size=20 * (ENTRY_BYTES + 500))
+    party = Party(size=20 * (ROUTE + 500))
     topics = [b"%02d" % number for number in range(20)]
     for topic in topics:
         party.routes.find(topic)
@@ -288,7 +289,7 @@ def test_routes_that_grow_in_place_stay_within_the_bound(crowded: bool) -> None:
 @pytest.mark.parametrize("share", [b"", b"g%d"])
 def test_no_change_of_a_route_leads_beyond_the_bound(share: bytes) -> None:
     """Receivers, or shared groups, that come to topics in the cache would fill the memory."""
-    limit = 5 * (ENTRY_BYTES + RECEIVER_BYTES)
+    limit = 5 * (ROUTE + RECEIVER_BYTES)
     party = Party(size=limit)
     for number in range(150):
         for topic in (b"t", b"u"):
@@ -349,7 +350,7 @@ def test_however_routes_are_patched_each_gets_what_it_subscribed_to(
     steps: list[tuple[str, bytes, Options | None, bytes, str]],
 ) -> None:
     """A client would get a message at a wrong QoS, with wrong identifiers, twice, or not at all."""
-    party = Party(size=3 * (ENTRY_BYTES + 500))
+    party = Party(size=3 * (ROUTE + 500))
     held: dict[tuple[str, bytes], Options] = {}
     for name, filter, options, topic, publisher in steps:
         if options is not None:
@@ -389,7 +390,7 @@ def test_however_routes_are_patched_each_gets_what_it_subscribed_to(
 @given(st.lists(st.tuples(NAMES, FILTERS, st.none() | OPTIONS, TOPICS, NAMES), max_size=40))
 def test_the_cache_knows_how_full_it_is(steps: list[tuple[str, bytes, Options | None, bytes, str]]) -> None:
     """The bound of the cache would drift, until it holds nothing or everything."""
-    party = Party(size=6 * (ENTRY_BYTES + 2))
+    party = Party(size=6 * (ROUTE + 2))
     held: set[tuple[str, bytes, bool]] = set()
     for name, filter, options, topic, _ in steps:
         party.routes.find(topic)

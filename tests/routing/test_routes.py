@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from broker.mqtt.packets import Packet, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.reasons import CloseReason, ProtocolError
-from broker.routing.route import ENTRY_BYTES
+from broker.routing.sizes import ROUTE
 from broker.session.message import NEVER, Message
 from broker.session.principal import Principal
 from tests.routing.party import Party, receivers
@@ -308,7 +308,7 @@ def test_the_number_of_routes_is_bounded() -> None:
 
 def test_the_size_of_routes_is_bounded() -> None:
     """A publisher of long topics would fill the memory."""
-    party = Party(size=2 * (ENTRY_BYTES + 10))
+    party = Party(size=2 * (ROUTE + 10))
     for _ in range(3):
         for number in range(10):
             party.routes.find(b"%010d" % number)
@@ -319,7 +319,7 @@ def test_the_size_of_routes_is_bounded() -> None:
 
 def test_a_route_that_is_made_again_takes_no_further_room() -> None:
     """Wildcards that come and go would shrink the cache until it holds nothing."""
-    party = Party(size=3 * (ENTRY_BYTES + 3))
+    party = Party(size=3 * (ROUTE + 3))
     other = party.routes.find(b"b/b")
     for _ in range(5):
         party.subscribe("a", b"a/+")
@@ -332,7 +332,7 @@ def test_a_route_that_is_made_again_takes_no_further_room() -> None:
 
 def test_a_topic_that_fits_no_cache_is_still_delivered() -> None:
     """A bound on memory would lose messages."""
-    party = Party(size=ENTRY_BYTES)
+    party = Party(size=ROUTE)
     party.subscribe("a", b"#")
 
     assert {"a": 1} == party.publish(b"x" * 1000)
@@ -341,7 +341,7 @@ def test_a_topic_that_fits_no_cache_is_still_delivered() -> None:
 
 def test_a_route_as_large_as_the_cache_pushes_nobody_out() -> None:
     """Each publish to one crowded topic would have the routes of all others made again."""
-    party = Party(size=4 * (ENTRY_BYTES + 500))
+    party = Party(size=4 * (ROUTE + 500))
     other = party.routes.find(b"other")
     for number in range(300):
         party.subscribe(f"{number}", b"crowded")
