@@ -17,7 +17,7 @@ def _ignore(*anything: object) -> None:
 def test_expired_and_old_entries_are_dropped() -> None:
     """The memory of a worker would grow with each address and each message that it has ever seen."""
     clock = Clock()
-    retained, addresses = Retained(10, 1000, 10), Addresses(0, 1, 1)
+    retained, addresses = Retained(10, 10_000, 10), Addresses(0, 1, 1)
     authenticator = Authenticator(Access(), None, Counters(), _ignore, _ignore, clock)
     failures, guesses = authenticator.failures, authenticator.guesses
     retained.put(Message(b"a", b"1", 0, True, b"", clock.now + 5.0), clock.now, "me", 1)
