@@ -6,6 +6,7 @@
 # make lint     format, lint, types and import contracts
 # make bench    Weir beside Mosquitto: make bench ARGS=--quick
 # make charts   sustained overload with protection and without, measured and drawn: make charts ARGS="--seconds 10"
+# make screenshots  the pictures of the dashboard in deploy/screenshots, by the tests that check what they show
 # make fuzz     mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
 # make faults   workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
@@ -43,7 +44,7 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run demo check test nightly lint bench charts fuzz faults scenes wheel release lock clean installed
+.PHONY: run demo check test nightly lint bench charts screenshots fuzz faults scenes wheel release lock clean installed
 
 # Ctrl-C reaches both by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
 run: $(VENV)/needs $(VENV)/dashboard
@@ -99,6 +100,11 @@ bench: installed $(VENV)/dev
 
 charts: installed $(VENV)/dev
 	@$(INSTALLED) -m tests.tools.bench.charts $(ARGS)
+
+# Each of the four pictures has one test, which writes it only if it shows what it should.
+screenshots: $(VENV)/dev $(VENV)/dashboard $(VENV)/analytics
+	@WEIR_SCREENSHOTS="$(CURDIR)/deploy/screenshots" $(TREE) -m pytest -q tests/system/test_demo.py \
+		tests/dashboard/test_pages.py::test_the_pictures_of_the_readme_show_an_overload
 
 fuzz: installed $(VENV)/dev
 	@$(INSTALLED) -m tests.tools.fuzz $(ARGS)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, print_json, table_of
+from cli.printing import console, counted, print_json, table_of
 
 VERSIONS: Final = {0: "", 3: "3.1", 4: "3.1.1", 5: "5.0"}
 
@@ -41,7 +41,8 @@ def list_clients(
         )
     screen = console()
     screen.print(table)
-    screen.print(f"{len(answer['clients'])} clients{', and there are more: --limit' if answer['more'] else ''}")
+    more = ", and there are more: --limit" if answer["more"] else ""
+    screen.print(f"{counted(len(answer['clients']), 'client')}{more}")
 
 
 @app.command()
@@ -118,8 +119,8 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("user", visible(answer["user"]) or "anonymous"),
         ("session expiry", f"{answer['expiry']} s after the connection ends"),
         ("will", "none" if answer["will_topic"] is None else f"on {visible(answer['will_topic'])}"),
-        ("in flight", f"{answer['inflight']} messages sent but not acknowledged"),
-        ("waiting", f"{answer['waiting']} messages, {answer['unsent_bytes']} bytes unsent"),
+        ("in flight", f"{counted(answer['inflight'], 'message')} sent but not acknowledged"),
+        ("waiting", f"{counted(answer['waiting'], 'message')}, {counted(answer['unsent_bytes'], 'byte')} unsent"),
         ("filters", str(answer["subscriptions"])),
         ("limits", _limits(answer["configured"])),
     ]

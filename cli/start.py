@@ -12,6 +12,7 @@ from typing import Final, Never
 import typer
 
 from broker.config.schema import Config
+from cli.hidden_arguments import without_secrets
 from cli.options import GAVE_UP, refuse
 from supervisor.folder import NodeFolder
 from supervisor.process import interpreter_flags
@@ -38,10 +39,11 @@ def start_here(config: Config, tell: int | None, reread: Callable[[], Config]) -
 def start_detached(config: Config) -> Never:
     """Start the node as a process of its own, with the arguments of this command, and return when it serves."""
     ours, theirs = os.pipe()
-    arguments = [one for one in sys.argv[1:] if one != "--detach"]
+    arguments, hidden = without_secrets([one for one in sys.argv[1:] if one != "--detach"])
     command = [sys.executable, *interpreter_flags(), "-m", "cli", *arguments, "--tell", str(theirs)]
     process = subprocess.Popen(
         command,
+        env={**os.environ, **hidden},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

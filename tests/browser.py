@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 PATIENCE: Final = 30.0  # seconds for what should take one: a busy machine is no failure
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -57,6 +57,17 @@ def look(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
     for context in contexts:
         context.close()
     assert [] == wrong
+
+
+def drawn(chart: "Locator") -> float:
+    """The height of the highest line of a chart, in pixels."""
+    return float(
+        chart.evaluate(
+            "element => Math.max(0, ...[...element.querySelectorAll('path[stroke^=\"var(--\"]')]"
+            ".filter(path => path.getAttribute('fill') === 'none' && path.getBBox().width > 20)"
+            ".map(path => path.getBBox().height))"
+        )
+    )
 
 
 def _elsewhere(asked: str, home: str) -> bool:

@@ -342,6 +342,10 @@ def _summary(fresh: Mapping[Any, LastRecord]) -> str:
 # Figures.
 
 
+def _clients_unit(number: int) -> str:
+    return "client" if number == 1 else "clients"
+
+
 def _tiles(live: Live, fresh: Mapping[Any, LastRecord], now: float) -> Iterator[Tile]:
     records = [one.record for one in fresh.values()]
     incoming = sum(per_second(one, one["in"]["messages"]) for one in records)
@@ -353,8 +357,10 @@ def _tiles(live: Live, fresh: Mapping[Any, LastRecord], now: float) -> Iterator[
     dropped = sum(live.counted(now).dropped.values())
     yield Tile("Messages in", words.count(incoming), "/s", f"{words.size(_bytes(records, 'in'))}/s of payload")
     yield Tile("Messages out", words.count(outgoing), "/s", f"{words.size(_bytes(records, 'out'))}/s of payload")
-    yield Tile("Throttled", words.count(throttled), "clients", f"{words.count(credits)} credits per 200 ms")
-    yield Tile("Slow readers", words.count(slow), "clients", f"{words.count(dropped)} dropped in {COUNTED} s")
+    yield Tile(
+        "Throttled", words.count(throttled), _clients_unit(throttled), f"{words.count(credits)} credits per 200 ms"
+    )
+    yield Tile("Slow readers", words.count(slow), _clients_unit(slow), f"{words.count(dropped)} dropped in {COUNTED} s")
     yield Tile("Latency p99", f"{p99:.3g}", "ms", "of acknowledged publishes")
 
 

@@ -64,6 +64,7 @@ def test_clients_are_listed_shown_and_kicked(folder: str, client: RawClient) -> 
     kicked = weir("clients", "kick", "[bold]one[/bold]", "--folder", folder)
 
     assert "[bold]one[/bold]" in listed
+    assert "1 client" == listed.splitlines()[-1].strip()
     assert ([("[bold]one[/bold]", True, 5, 1)], False) == (
         [(one["client"], one["connected"], one["version"], one["subscriptions"]) for one in told["clients"]],
         told["more"],

@@ -46,6 +46,13 @@ def test_a_calm_cluster_is_called_calm() -> None:
     assert "1 node, 2 workers, 6 clients" == shown.summary
 
 
+def test_one_client_is_one_client() -> None:
+    """The page would say that 1 clients are throttled."""
+    shown = seen(told(record(clients={"throttled": 1, "non_writable": 2})))
+
+    assert ["1 client", "2 clients"] == [f"{one.value} {one.unit}" for one in shown.tiles[2:4]]
+
+
 def test_who_waits_for_a_quota_in_a_calm_cluster_is_told() -> None:
     """The page said that no client is throttled, while clients waited for their quotas."""
     waits = {"quota_session_messages": {"clients": 2, "pauses": 3, "ms": 1500}}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analytics.keys import AnalyticsKeys
+from tests.browser import drawn
 from tests.cli.running import weir
 from tests.dashboard import rows
 from tests.dashboard.conftest import PATIENCE, Writer, weir_process
@@ -17,7 +18,7 @@ from tests.dashboard.rows import Row, aggressor
 from tests.redis_servers import SERVERS, RunningRedis
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.system
 
@@ -183,10 +184,30 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(url: str, writer: Wr
     busy(writer)
     page = look(url, width=390, height=844, scheme="dark")
     until(lambda: number(page) == "7", "the page is not there")
-    keep(page, "phone")
+    keep(page, "narrow")
 
     assert 390 >= page.evaluate("document.documentElement.scrollWidth")
     assert page.evaluate("document.querySelector('.hero').getBoundingClientRect().bottom") < 844
+
+
+def pumped(level: int, **given: Any) -> Row:
+    """A record of a worker at which one client publishes the more, the higher the *level* is."""
+    pump, meter = 40 + 100 * level, 20
+    return rows.record(
+        level=level,
+        cluster_level=level,
+        cause="lag" if level else "",
+        signals={"lag": 1.0 + 0.2 * level},
+        credits_per_tick=50_000 >> level,
+        in_={"messages": pump + meter, "bytes": 64 * (pump + meter)},
+        out={"messages": 4 * (pump + meter), "bytes": 256 * (pump + meter)},
+        latency={"messages": pump + meter, "p50_ms": 1.0 + level, "p99_ms": 2.0 + 20 * level},
+        top={
+            "clients": rows.top("client", ("pump-1", 10 * pump, pump), ("meter-2", 10 * meter, meter)),
+            "topics": rows.top("topic", ("line/7/raw", 10 * pump, pump), ("meters/2", 10 * meter, meter)),
+        },
+        **given,
+    )
 
 
 def test_the_pictures_of_the_readme_show_an_overload(tmp_path: Path, look: Look, keep: Keep) -> None:
@@ -195,39 +216,25 @@ def test_the_pictures_of_the_readme_show_an_overload(tmp_path: Path, look: Look,
     now = time.time()
     with server.client() as client:
         for ago in range(240, 0, -1):
-            level = max(0, 7 - abs(60 - ago) // 6)
-            figures = {"in_": {"messages": 900 + 40 * level}, "out": {"messages": 2000 + 300 * level}}
-            one = aggressor(level, sequence=ago, boot=f"{ago}", **figures)
-            one["in"]["bytes"] = one["out"]["bytes"] = 64_000
+            level = min(6, max(0, 100 - ago) // 8)  # it rises for a minute, and is 6 since
+            one = pumped(level, sequence=ago, boot=f"{ago}")
             client.xadd(AnalyticsKeys("weir").metrics, {"record": json.dumps(one)}, id=f"{int((now - ago) * 1e3)}-0")
     writer = Writer(server)
     try:
         held: Row = {"paused": {"credits": {"clients": 1, "pauses": 3, "ms": 800}}, "clients": {"throttled": 1}}
-        traffic = {"in_": {"messages": 1140, "bytes": 64_000}, "out": {"messages": 3800, "bytes": 64_000}}
-        writer.worker(aggressor, 6, **traffic, **held)
+        writer.worker(pumped, 6, **held)
         with weir_process("--redis", f"unix://{server.socket}") as (_, address):
             for name, width, height in (("dark", 1280, 900), ("phone", 390, 844)):
-                writer.job(rows.episode(now - 100, None), rows.episode(now - 400, now - 360, "meter-2", peak=3))
+                writer.job(rows.episode(now - 92, None, peak=6), rows.episode(now - 400, now - 360, "meter-2", peak=3))
                 page = look(address, width=width, height=height, scheme="dark")
                 until(lambda page=page: number(page) == "6", "the level does not come")  # type: ignore[misc]
-                until(lambda page=page: min(map(_drawn, page.locator(".chart").all())) > 20, "a chart is empty")  # type: ignore[misc]
+                until(lambda page=page: min(map(drawn, page.locator(".chart").all())) > 20, "a chart is empty")  # type: ignore[misc]
                 assert "Most of the load is due to pump-1" in page.inner_text(".hero")
                 assert page.inner_text(".moment").endswith(" UTC")
                 keep(page, name)
     finally:
         writer.end()
         server.end()
-
-
-def _drawn(chart: "Locator") -> float:
-    """The height of the highest line of a chart, in pixels."""
-    return float(
-        chart.evaluate(
-            "element => Math.max(0, ...[...element.querySelectorAll('path[stroke^=\"var(--\"]')]"
-            ".filter(path => path.getAttribute('fill') === 'none' && path.getBBox().width > 20)"
-            ".map(path => path.getBBox().height))"
-        )
-    )
 
 
 def test_what_a_client_calls_itself_is_only_a_text(url: str, writer: Writer, look: Look) -> None:

@@ -206,14 +206,33 @@ def test_a_report_is_due_when_others_would_see_a_change_else_now_and_then() -> N
     assert [True, False] == fallen
 
 
-def test_a_crowd_reports_less_often() -> None:
-    """A thousand overloaded workers would be busy with hearing ten thousand reports a second."""
+@pytest.mark.parametrize(
+    ("workers", "sent"),
+    [
+        (1, [True, True, True, True, True]),
+        (128, [True, True, True, True, True]),
+        (256, [True, False, True, False, True]),
+        (1000, [True, False, False, False, True]),
+    ],
+)
+def test_only_a_crowd_reports_less_often_than_each_100_ms(workers: int, sent: list[bool]) -> None:
+    """Others would follow a level late, or a thousand overloaded workers hear ten thousand reports a second."""
     here = Here()
-    for number in range(128):
+    for number in range(workers - 1):
         here.hear(report(worker=number + 1, node="far"))
     here.level.value = 0.2
 
-    assert [True, False, True, False, True] == [here.due(at / 10) for at in range(5)]
+    assert sent == [here.due(at / 10) for at in range(5)]
+
+
+def test_workers_that_are_gone_are_no_crowd() -> None:
+    """A small cluster whose nodes get a new name at each start would report every 400 ms after some weeks."""
+    here = Here()
+    for number in range(1000):
+        here.hear(report(worker=number + 1, node="far"))
+    here.level.value = 0.2
+
+    assert [True, True, True] == [here.due(60.0 + at / 10) for at in range(3)]
 
 
 def test_ours_is_numbered_and_says_what_is() -> None:

@@ -17,9 +17,10 @@ import pytest
 from cli.analytics import java
 from cli.control_client import ControlClient, RequestFailed
 from supervisor.folder import NodeFolder
+from tests.browser import drawn
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import FloatRect, Locator, Page
 
 pytestmark = [pytest.mark.faults, pytest.mark.weir_only("a matter of Weir's processes")]
 
@@ -28,6 +29,8 @@ PATIENCE: Final = 240.0  # seconds for what Spark takes to start on a busy machi
 SOON: Final = 5.0  # seconds after an episode's start in which the page has its level, cause and culprit
 CLOSE: Final = 2.0  # seconds that the times of an episode may be off
 LOOK: Final = 0.1  # seconds
+SERIOUS: Final = 4  # level
+DRAWN: Final = 40  # pixels, of 177
 FEW: Final = 5  # CONNECTs that wait for a moment as clients come
 
 
@@ -146,7 +149,8 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         begun, _ = said.wait("1 of 2.")
         explained = saw(page, "aggressor-p0")
         assert re.search(r"\((outbound|lag)\)", hero.inner_text()), hero.inner_text()
-        page.screenshot(path=pictures / "demo-aggressor.png")
+        overload_is_drawn(page)
+        page.screenshot(path=pictures / "demo-aggressor.png", full_page=True, clip=above(page, "workers"))
         told, _ = said.wait("   | ")
         episode = page.locator("details.episode.closed").first
         episode.wait_for(timeout=30_000)
@@ -157,7 +161,6 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         begun, _ = said.wait("2 of 2.")
         explained = saw(page, "A storm of connects")
         assert "(connect)" in hero.inner_text(), hero.inner_text()
-        page.screenshot(path=pictures / "demo-storm.png")
         ended, _ = said.wait("The demo is complete.")
         page.wait_for_function("document.querySelectorAll('details.episode.closed').length >= 2", timeout=60_000)
         storm = page.locator("details.episode.closed").first
@@ -165,6 +168,10 @@ def test_an_aggressor_and_a_storm_are_explained_and_told(
         assert "no single client" == storm.locator("summary .culprit").inner_text()
         judge(storm, watch.between(begun, ended), explained)
         storm.locator("summary").click()
+        assert "CONNECTs arrived and waited" in storm.inner_text()
+        assert "0" == page.locator(".number").inner_text()
+        assert min(map(drawn, page.locator(".chart").all())) > DRAWN
+        assert page.locator(".job").inner_text().startswith("The analysis runs; ")
         page.screenshot(path=pictures / "demo-told.png", full_page=True)
     assert 130 == process.returncode
 
@@ -178,6 +185,28 @@ def saw(page: "Page", words: str) -> float:
         timeout=60_000,
     )
     return time.time()
+
+
+def overload_is_drawn(page: "Page") -> None:
+    """Wait until the page shows an overload that a reader sees at a glance, and an analysis that follows it."""
+    charts = page.locator(".chart").all()
+    deadline = time.monotonic() + PART
+    while not (
+        int(page.locator(".number").inner_text()) >= SERIOUS
+        and min(map(drawn, charts)) > DRAWN
+        and page.locator("details.episode.open").count()
+        and all(words in page.locator(".hero").inner_text() for words in ("aggressor-p0", "1 client is throttled now"))
+    ):
+        assert time.monotonic() < deadline, page.locator("#main").inner_text()
+        time.sleep(LOOK)  # between two looks at a browser
+    assert page.locator(".job").inner_text().startswith("The analysis runs; ")
+
+
+def above(page: "Page", section: str) -> "FloatRect":
+    """The part of the page above a section, whole."""
+    box = page.locator(f"section[aria-labelledby={section}]").bounding_box()
+    assert box is not None
+    return {"x": 0, "y": 0, "width": box["x"] + box["width"] + 20, "height": box["y"]}
 
 
 def judge(episode: "Locator", overloaded: tuple[float, float], explained: float) -> None:
