@@ -25,6 +25,7 @@ from broker.net.transports.frames import (
 from broker.net.transports.tls import EMPTY_COST, RECORD_COST
 from broker.net.transports.websocket import StartUpgrade, WebSocketLayer, WebSocketTransport
 from broker.overload.quantum import FRAME_COST, LARGEST, UPGRADE_COST
+from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
 from tests.net.tls import Authority, TlsSocket, shake, transport
 from tests.tools.fuzz.key_updates import key_updates
@@ -234,6 +235,21 @@ def test_records_below_frames_are_paid_with_turns(brokers: Brokers, authority: A
 
     assert EMPTY_COST * 10 // 4 < debt < EMPTY_COST * 10 + RECORD_COST * 9
     assert all([PingResp()] == other.inbox for other in others)
+
+
+def test_a_connection_beyond_the_rate_of_its_address_is_closed_before_its_request(brokers: Brokers) -> None:
+    """An address could have the broker answer any number of requests without a CONNECT behind them."""
+    broker = brokers(Config(limits=Limits(connects_per_second=1, connect_burst=2)))
+    later = Later()
+    clients = [dial(broker, later) for _ in range(4)]
+    assert 2 == len(broker.streams())
+    assert 2 == broker.counters.closed_by_reason[CloseReason.CONNECT_RATE.label]
+    for client in clients[:2]:
+        client.send_bytes(REQUEST)
+    broker.settle()
+
+    assert 2 == len(later.waiting)
+    assert [b"", b""] == [client.socket.recv(1) for client in clients[2:]]  # the end
 
 
 def test_a_ping_is_answered_between_the_frames_of_a_large_message(brokers: Brokers) -> None:

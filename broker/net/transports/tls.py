@@ -41,7 +41,7 @@ class TlsTransport(Transport):
     """TLS with the current context. A reload replaces the context for new connections."""
 
     def __init__(self, name: str, context: ssl.SSLContext, reactor: Reactor, handshakes: Handshakes) -> None:
-        super().__init__(name)
+        super().__init__(name, True)
         self.context = context
         self._reactor = reactor
         self._handshakes = handshakes

@@ -49,7 +49,7 @@ class WebSocketTransport(Transport):
     def __init__(
         self, name: str, reactor: Reactor, below: TlsTransport | None, message_bytes: int, start: StartUpgrade
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, True)
         self._reactor = reactor
         self._below = below
         self._message_bytes = message_bytes
