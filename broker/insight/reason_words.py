@@ -90,7 +90,10 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.WILL_BUDGET: "limits.will_budget is the limit, of each worker. Smaller wills leave room for others.",
     CloseReason.CONNECTION_LIMIT: "limits.connections is the limit.",
     CloseReason.CONNECTIONS_PER_ADDRESS: "limits.connections_per_address is the limit.",
-    CloseReason.CONNECT_RATE: "limits.connects_per_second is the limit.",
+    CloseReason.CONNECT_RATE: (
+        "limits.connects_per_second is the limit. Clients behind one NAT or load balancer have one address. Over TLS "
+        "and WebSocket the connection is closed without an answer, and the event connection_refused names the address."
+    ),
     CloseReason.SESSION_LIMIT: "limits.sessions is the limit.",
     CloseReason.QUOTA_EXCEEDED: CLIENT_ERROR,
     CloseReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",

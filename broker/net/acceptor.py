@@ -51,7 +51,7 @@ class Acceptor:
 
     def adopt(self, sock: socket.socket, address: str, now: float, transport: Transport) -> None:
         """Serve *sock*, a connected non-blocking socket, unless the service refuses it."""
-        stream = self._service.open(sock, address, self._reactor.dirty, now)
+        stream = self._service.open(sock, address, self._reactor.dirty, now, transport.handshake)
         if stream is None:
             sock.close()
             return

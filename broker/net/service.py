@@ -10,8 +10,13 @@ from broker.reasons import CloseReason, ProtocolError
 class Service:
     """Serves the clients. The loop calls it with the bytes of streams; it never touches a socket."""
 
-    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
-        """Make the stream of an accepted connection. None: the connection is closed at once."""
+    def open(
+        self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float, handshake: bool
+    ) -> Stream | None:
+        """Make the stream of an accepted connection. None: the connection is closed at once.
+
+        *handshake*: the transport does a handshake before the service gets bytes.
+        """
         raise NotImplementedError
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:

@@ -90,8 +90,10 @@ class Hub(Service):
 
     # What the reactor calls.
 
-    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Stream | None:
-        return self._lifecycle.open(sock, address, dirty, now)
+    def open(
+        self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float, handshake: bool
+    ) -> Stream | None:
+        return self._lifecycle.open(sock, address, dirty, now, handshake)
 
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         connection = cast(Connection, stream)

@@ -78,8 +78,14 @@ class ConnectionLifecycle:
 
     # Beginning.
 
-    def open(self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float) -> Connection | None:
-        """Make a connection of an accepted socket. None if there are too many: the caller closes the socket."""
+    def open(
+        self, sock: socket.socket, address: str, dirty: Ring[Outbox], now: float, handshake: bool
+    ) -> Connection | None:
+        """Make a connection of an accepted socket. None if there are too many: the caller closes the socket.
+
+        A connection beyond the rate of its address stays open for the CONNACK that refuses it, except if the transport
+        does a *handshake* first: the handshake would cost more than the rest of the connection.
+        """
         self._counters.sockets_opened += 1
         origin = self._addresses.arrive(address, now) if self._addresses.limited else None
         surplus = None if origin is None else self._exceeded(origin, now)
@@ -88,7 +94,8 @@ class ConnectionLifecycle:
             return None
         if surplus is not None:
             # Refused connections count while they linger, as each of them has a descriptor.
-            if self._surplus + self._reactor.closing() >= REFUSABLE:
+            full = self._surplus + self._reactor.closing() >= REFUSABLE
+            if full or (handshake and surplus is CloseReason.CONNECT_RATE):
                 self._refuse_socket(surplus, address, origin)
                 return None
             self._surplus += 1
@@ -102,10 +109,10 @@ class ConnectionLifecycle:
         return connection
 
     def _exceeded(self, origin: Address, now: float) -> CloseReason | None:
-        """The limit of *origin* that its newest connection exceeds."""
-        if self._addresses.crowded(origin):
-            return CloseReason.CONNECTIONS_PER_ADDRESS
-        return CloseReason.CONNECT_RATE if self._addresses.too_fast(origin, now) else None
+        """The limit of *origin* that its newest connection exceeds. The rate counts all connections, refused or not."""
+        if self._addresses.too_fast(origin, now):
+            return CloseReason.CONNECT_RATE
+        return CloseReason.CONNECTIONS_PER_ADDRESS if self._addresses.crowded(origin) else None
 
     def _refuse_socket(self, reason: CloseReason, address: str, origin: Address | None) -> None:
         """Count and log a socket that is closed without a connection having been made of it."""

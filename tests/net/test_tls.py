@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.config.schema import Config, Limits, Overload
-from broker.mqtt.packets import V5, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
+from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.transports.certificates import CertificateError, make_context
 from broker.net.transports.handshakes import UNDER_WAY
 from broker.net.transports.tls import READ_AT_ONCE, RECORD_COST, TlsTransport
@@ -350,6 +350,44 @@ def test_a_handshake_whose_client_is_gone_is_not_done(broker: Broker, authority:
     threads.go()
     broker.settle()
     assert [] == threads.waiting
+
+
+def test_a_connection_beyond_the_rate_of_its_address_gets_no_handshake(brokers: Brokers, authority: Authority) -> None:
+    """An address could have the broker do any number of handshakes, a millisecond each, and never send a CONNECT."""
+    broker = brokers(Config(limits=Limits(connects_per_second=1, connect_burst=2)))
+    threads = Later()
+    through = transport(broker, authority.server(), threads)
+    for _ in range(2):
+        greet(broker, authority, through)
+    refused = broker.open(V5, through)
+    broker.settle()
+
+    assert refused.closed
+    assert 1 == closed(broker, CloseReason.CONNECT_RATE)
+    assert 2 == len(threads.waiting) == len(broker.streams())
+
+
+def test_an_address_has_one_rate_on_all_transports(brokers: Brokers, authority: Authority) -> None:
+    """A connection would be charged at its handshake and again at its CONNECT, or a flood over TLS not at all."""
+    broker = brokers(Config(limits=Limits(connects_per_second=1, connect_burst=3)))
+    dial(broker, authority, "tls")
+    broker.open(V5, transport(broker, authority.server()))  # says nothing
+    assert isinstance(broker.connect("tcp", V5), Client)
+    late = broker.open(V5)
+    late.send(Connect(V5, "late", True, 0))
+
+    (connack,) = late.receive()
+    assert isinstance(connack, ConnAck) and CloseReason.CONNECT_RATE.code == connack.code
+    broker.advance(1.0)
+    assert 0 == dial(broker, authority, "later").connack.code
+
+
+def test_a_client_gets_its_session_back_over_tls_from_a_full_address(brokers: Brokers, authority: Authority) -> None:
+    """A client whose connection died unnoticed would be refused at once, although it is within the rate."""
+    broker = brokers(Config(limits=Limits(connections_per_address=1, connects_per_second=1, connect_burst=2)))
+    dial(broker, authority, "me")
+
+    assert 0 == dial(broker, authority, "me").connack.code
 
 
 def greet(broker: Broker, authority: Authority, through: TlsTransport) -> Client:

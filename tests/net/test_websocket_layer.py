@@ -22,9 +22,13 @@ from broker.net.transports.frames import (
     close_frame,
     frame,
 )
+from broker.net.transports.tls import EMPTY_COST, RECORD_COST
 from broker.net.transports.websocket import StartUpgrade, WebSocketLayer, WebSocketTransport
-from broker.overload.quantum import FRAME_COST, LARGEST
+from broker.overload.quantum import FRAME_COST, LARGEST, UPGRADE_COST
+from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
+from tests.net.tls import Authority, TlsSocket, shake, transport
+from tests.tools.fuzz.key_updates import key_updates
 
 Brokers = Callable[..., Broker]
 
@@ -95,6 +99,37 @@ def connect(broker: Broker, client_id: str, *behind: bytes) -> tuple[Client, Str
     return client, broker.streams()[-1]
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+def dial_wss(broker: Broker, authority: Authority) -> tuple[TlsSocket, WebSocketLayer]:
+    """A client that has done its TLS handshake and sent no request yet, and its layer."""
+    below = transport(broker, authority.server())
+    client = broker.open(transport=WebSocketTransport("wss", broker.reactor, below, MESSAGE_BYTES, at_once))
+    tls = shake(client, authority.trusted_by())
+    client.reading = False
+    layer = broker.streams()[-1].layer
+    assert isinstance(layer, WebSocketLayer)
+    return tls, layer
+
+
+def upgraded(broker: Broker, authority: Authority) -> tuple[TlsSocket, WebSocketLayer]:
+    """A client on wss whose request is accepted, and its layer."""
+    tls, layer = dial_wss(broker, authority)
+    tls.send(REQUEST)
+    broker.settle()
+    return tls, layer
+
+
+def cost_of_reading(layer: WebSocketLayer) -> int:
+    """The cost of one read, which brings no bytes of MQTT."""
+    with pytest.raises(BlockingIOError):
+        layer.recv(64 * 1024)
+    return layer.cost
+
+
 def drain(client: Client) -> bytes:
     """What the kernel has for *client*."""
     data = b""
@@ -146,6 +181,75 @@ def test_empty_frames_cost_units(brokers: Brokers) -> None:
 
     assert FRAMES_AT_ONCE * FRAME_COST // 4 < debt < FRAMES_AT_ONCE * FRAME_COST
     assert all([PingResp()] == other.inbox for other in others)
+
+
+def test_the_records_below_a_request_cost_units(brokers: Brokers, authority: Authority) -> None:
+    """A request of a byte in each TLS record would cost a client no more than a request in one record."""
+    tls, layer = dial_wss(brokers(), authority)
+    tls.raw.send(b"".join(tls.encrypt(REQUEST[n : n + 1]) for n in range(len(REQUEST))))
+
+    assert UPGRADE_COST + RECORD_COST * (len(REQUEST) - 1) == cost_of_reading(layer)
+
+
+def test_the_records_below_frames_cost_units(brokers: Brokers, authority: Authority) -> None:
+    """With WebSocket on TLS, a client would send its bytes in small TLS records for free."""
+    tls, layer = upgraded(brokers(), authority)
+    tls.raw.send(b"".join(tls.encrypt(EMPTY) for _ in range(50)))
+
+    assert FRAME_COST * 50 + RECORD_COST * 49 == cost_of_reading(layer)
+
+
+def test_records_without_data_below_frames_cost_units(brokers: Brokers, authority: Authority) -> None:
+    """With WebSocket on TLS, key updates would be free: they bring no frame."""
+    tls, layer = upgraded(brokers(), authority)
+    tls.raw.send(key_updates(tls.tls, tls._outgoing, 10))
+
+    assert EMPTY_COST * 10 + RECORD_COST * 9 == cost_of_reading(layer)
+
+
+def test_records_are_charged_once_for_frames_of_several_reads(brokers: Brokers, authority: Authority) -> None:
+    """Frames that are left over from a read would be charged the TLS records of that read again."""
+    tls, layer = upgraded(brokers(), authority)
+    tls.raw.send(tls.encrypt(EMPTY * FRAMES_AT_ONCE) + tls.encrypt(EMPTY * 5))
+
+    assert FRAME_COST * FRAMES_AT_ONCE + RECORD_COST == cost_of_reading(layer)
+    assert FRAME_COST * 5 == cost_of_reading(layer)
+
+
+def test_records_below_frames_are_paid_with_turns(brokers: Brokers, authority: Authority) -> None:
+    """The layers would count TLS records below WebSocket, and the connection would not pay for them."""
+    broker = brokers()
+    tls, _ = upgraded(broker, authority)
+    tls.send(said(BINARY, encode(Connect(V311, "me"), V311)))
+    broker.settle()
+    (stream,) = broker.streams()
+    others = [broker.connect(f"other{n}") for n in range(600)]
+    tls.raw.send(key_updates(tls.tls, tls._outgoing, 10))
+    for other in others:
+        other.send(PingReq())
+    broker.clock.step = SLICE  # one turn of one client a slice
+    broker.loop.turn()
+    debt = stream.debt
+    broker.clock.step = 0.0
+    broker.settle()
+
+    assert EMPTY_COST * 10 // 4 < debt < EMPTY_COST * 10 + RECORD_COST * 9
+    assert all([PingResp()] == other.inbox for other in others)
+
+
+def test_a_connection_beyond_the_rate_of_its_address_is_closed_before_its_request(brokers: Brokers) -> None:
+    """An address could have the broker answer any number of requests without a CONNECT behind them."""
+    broker = brokers(Config(limits=Limits(connects_per_second=1, connect_burst=2)))
+    later = Later()
+    clients = [dial(broker, later) for _ in range(4)]
+    assert 2 == len(broker.streams())
+    assert 2 == broker.counters.closed_by_reason[CloseReason.CONNECT_RATE.label]
+    for client in clients[:2]:
+        client.send_bytes(REQUEST)
+    broker.settle()
+
+    assert 2 == len(later.waiting)
+    assert [b"", b""] == [client.socket.recv(1) for client in clients[2:]]  # the end
 
 
 def test_a_ping_is_answered_between_the_frames_of_a_large_message(brokers: Brokers) -> None:

@@ -125,6 +125,16 @@ def test_an_address_that_connects_too_often_is_refused_for_a_while(brokers: Brok
     assert 0 == a_connect(broker, "a:5", "5", version)
 
 
+def test_connections_beyond_the_number_count_against_the_rate(brokers: Brokers) -> None:
+    """An address that has all of its connections could make and lose others as fast as it can."""
+    limits = Limits(connections_per_address=1, connects_per_second=1, connect_burst=2)
+    broker = brokers(Config(limits=limits))
+    here = broker.open(V5, address="a:1")
+
+    assert [0, 0x97, 0x9F] == [answered(here, "1"), *(a_connect(broker, f"a:{n}", str(n), V5) for n in (2, 3))]
+    assert {CloseReason.CONNECTIONS_PER_ADDRESS: 1, CloseReason.CONNECT_RATE: 1} == closed(broker)
+
+
 def test_a_takeover_is_no_way_around_the_rate(brokers: Brokers) -> None:
     """Two clients with one client id that take it from each other would do so as fast as they can."""
     broker = brokers(Config(limits=Limits(connects_per_second=1, connect_burst=1)))

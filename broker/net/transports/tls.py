@@ -41,7 +41,7 @@ class TlsTransport(Transport):
     """TLS with the current context. A reload replaces the context for new connections."""
 
     def __init__(self, name: str, context: ssl.SSLContext, reactor: Reactor, handshakes: Handshakes) -> None:
-        super().__init__(name)
+        super().__init__(name, True)
         self.context = context
         self._reactor = reactor
         self._handshakes = handshakes
@@ -76,13 +76,13 @@ class TlsLayer(Layer):
         self._encrypted = 0  # bytes of the outbox in `_ciphertext`
 
     def recv(self, size: int) -> bytes:
+        self.cost = 0
         if self._in_handshake_step or self._failed:  # the stream is closing: what is read is discarded
             return self._stream.read(size)
         if self._failure:
             self._failed = True
             self.more = False
             raise ProtocolError(self._failure_reason, self._failure)
-        self.cost = 0
         if not self.more:
             data = self._stream.read(min(size, SMALL_READ) if self._stream.unauthenticated else size)
             if not data:

@@ -6,8 +6,10 @@ from broker.net.transports.layer import Layer
 
 
 class Transport:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, handshake: bool = False) -> None:
+        """*handshake*: a TLS handshake or a WebSocket upgrade comes before the first bytes of MQTT."""
         self.name = name
+        self.handshake = handshake
 
     def layer(self, sock: socket.socket, stream: Stream) -> Layer | None:
         """Make the layer between *sock* and *stream*. None: plain TCP has no layer."""

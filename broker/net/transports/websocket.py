@@ -49,7 +49,7 @@ class WebSocketTransport(Transport):
     def __init__(
         self, name: str, reactor: Reactor, below: TlsTransport | None, message_bytes: int, start: StartUpgrade
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, True)
         self._reactor = reactor
         self._below = below
         self._message_bytes = message_bytes
@@ -106,7 +106,7 @@ class WebSocketLayer(Layer):
             if not received:
                 return b""
         payload = frames.feed(received)
-        self.cost = frames.count * FRAME_COST
+        self.cost += frames.count * FRAME_COST
         self.buffered = frames.waiting
         self._failure = frames.failure
         self.more = frames.more or frames.over or self._more_below()
@@ -193,7 +193,7 @@ class WebSocketLayer(Layer):
             self._request = self._request[len(request) :]
             if request.count(LINE_END) > REQUEST_LINES:
                 raise ProtocolError(CloseReason.WEBSOCKET_ERROR, f"a request of more than {REQUEST_LINES} lines")
-            self.cost = UPGRADE_COST
+            self.cost += UPGRADE_COST
             self._reactor.pause(self._stream, Pause.UPGRADE)
             self._task = self._start(self, request)
         elif self._request[0] <= SPACE or len(self._request) > REQUEST_BYTES:
@@ -210,9 +210,14 @@ class WebSocketLayer(Layer):
             self._task = None  # it refers to this layer
 
     def _read(self, size: int) -> bytes:
-        received = self._stream.read(size) if self._below is None else self._below.recv(size)
-        self.more = self._more_below()
-        return received
+        below = self._below
+        if below is None:
+            return self._stream.read(size)
+        try:
+            return below.recv(size)
+        finally:  # also if the records had no data
+            self.cost += below.cost
+            self.more = below.more
 
     def _more_below(self) -> bool:
         return self._below is not None and self._below.more
