@@ -74,6 +74,7 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -102,6 +103,7 @@ def test_a_password_is_used_and_not_in_the_process_list(
         assert [*["-m", "cli"], *hidden] == Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")[1:-1]
 
 
+@pytest.mark.system
 def test_the_installed_command_hides_a_password(listener: socket.socket, tmp_path: Path) -> None:
     """Only `python -m cli` would hide it, which nobody types."""
     secret = secrets.token_hex(8)
@@ -119,6 +121,7 @@ def stopped(tmp_path: Path) -> Iterator[Path]:
     weir("stop", "--folder", str(tmp_path / "node"))
 
 
+@pytest.mark.system
 def test_no_process_of_a_detached_node_shows_the_password_of_redis(
     start_redis: "Callable[..., RunningRedis]", stopped: Path
 ) -> None:
