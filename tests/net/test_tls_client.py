@@ -20,6 +20,7 @@ from tests.inprocess import Broker
 from tests.net.tls import Authority
 from tests.redis_servers import HOST, PATIENCE, RunningRedis, free_port, server_with_tls, tls_lines
 from tests.store.loop import Lines
+from tests.tools.fuzz.key_updates import REQUESTED, key_updates
 
 pytestmark = pytest.mark.system  # real sockets, threads and servers
 
@@ -120,7 +121,7 @@ class Asking:
             self.commands.tick(self.broker.clock.now)
             if self.broker.loop.turn() > 0.0:
                 select.select([self.broker.loop], [], [], 0.05)
-                self.broker.clock.now += 0.01
+                self.broker.clock.now += 0.05
 
     def outages(self) -> list[tuple[object, object]]:
         """What the log has: (reason, detail)."""
@@ -181,7 +182,7 @@ def test_a_server_that_wants_a_certificate_says_so(
     asking.until(lambda: len(asking.outages()) > 0)
     ((reason, detail),) = asking.outages()
 
-    assert StoreFailure.TLS_FAILED.label == reason
+    assert StoreFailure.TLS_FAILED.label == reason, detail
     assert "certificate required" in str(detail)
 
 
@@ -298,6 +299,32 @@ def test_replies_before_the_end_are_taken(
     assert (StoreFailure.LOST.label, "peer_closed") == asking.outages()[0]
 
 
+def test_key_updates_are_answered(
+    brokers: Brokers, authority: Authority, listen: Callable[[Serve], Peer]
+) -> None:
+    """A server that renews its keys (RFC 8446, 4.6.3) would lose its connections."""
+    times = 40
+
+    def update(connection: ssl.SSLSocket) -> None:
+        connection.recv(1000)
+        connection.sendall(GREETED)
+        for _ in range(times):
+            connection.recv(1000)
+            key_updates(connection, ssl.MemoryBIO(), 1, REQUESTED)
+            connection.sendall(b"+x\r\n")
+        until_closed(connection)
+
+    asking = Asking(brokers(), listen(over_tls(authority.issue("localhost"), update)).port, authority.file)
+    asking.until(lambda: asking.commands.state == READY)
+    for number in range(times):
+        asking.ask("PING")
+        asking.until(lambda expected=number: len(asking.replies) > expected)  # type: ignore[misc]
+    asking.commands.stop(asking.broker.clock.now)
+
+    assert [b"x"] * times == asking.replies
+    assert [] == asking.outages()
+
+
 def test_a_broken_record_ends_the_connection(
     brokers: Brokers, authority: Authority, listen: Callable[[Serve], Peer]
 ) -> None:
@@ -334,6 +361,7 @@ def test_a_server_that_is_fixed_is_used(
 
     asking = Asking(brokers(), listen(serve).port, authority.file)
     asking.until(lambda: asking.commands.state == READY)
+    asking.commands.stop(asking.broker.clock.now)
 
     assert [StoreFailure.CERTIFICATE_REFUSED.label] == [reason for reason, _ in asking.outages()]
     assert 1 == len(asking.log.named("redis_connected"))

@@ -51,6 +51,7 @@ class TlsClientLayer(Layer):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._ended = False  # close_notify was received
+        self._answered = False  # data was received
         self._ciphertext = b""  # not taken by the kernel yet
         self._encrypted = 0  # bytes of the outbox in `_ciphertext`
 
@@ -79,6 +80,14 @@ class TlsClientLayer(Layer):
         return self._decrypt()
 
     def send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._send(data)
+        except OSError:
+            if self._established and not self._answered:
+                self._read_refusal()
+            raise
+
+    def _send(self, data: bytes | memoryview) -> int:
         if not self._push() or not self._established:
             return 0
         count = self._encrypted
@@ -132,6 +141,7 @@ class TlsClientLayer(Layer):
                 if not part:
                     self._ended = True
                     break
+                self._answered = True
                 parts.append(part)
         except ssl.SSLWantReadError:
             pass
@@ -149,6 +159,18 @@ class TlsClientLayer(Layer):
         if self.failure and not parts:
             raise ProtocolError(CloseReason.TLS_RECORD_INVALID, self.failure)
         return b"".join(parts)
+
+    def _read_refusal(self) -> None:
+        """The server has reset the connection. It may have said why: it misses a certificate of the client (TLS 1.3)."""
+        try:
+            self._incoming.write(self._stream.read(RECORD))
+            self._ssl.read(RECORD)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._fail(error)
+        except OSError:
+            pass  # nothing was received
 
     def _fail(self, error: ssl.SSLError) -> None:
         """Keep the words of *error*; not the exception, which would refer to its frames and make a cycle."""
