@@ -28,7 +28,8 @@ SENTINEL_PORT: Final = 26379
 TIMEOUT: Final = 5.0  # seconds for each answer
 NOT_LET_IN: Final = "does not accept the user name or the password, or the URL has none"
 FORMS: Final = (
-    "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://[USER:PASSWORD@]HOST[:PORT][/DB] (TLS), unix://[USER:PASSWORD@]/PATH[?db=DB] or "
+    "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://[USER:PASSWORD@]HOST[:PORT][/DB] (TLS), "
+    "unix://[USER:PASSWORD@]/PATH[?db=DB] or "
     "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB]"
 )
 
@@ -96,7 +97,9 @@ def _parse(url: str) -> _Url:
         raise RedisUnusable(f"The address of Redis is not a URL: it must be {FORMS}.") from None
     shown = without_password(url)
     if parts.scheme == "rediss+sentinel":
-        raise RedisUnusable(f"{shown}: Weir does not speak TLS to sentinels and their masters: name the server, rediss://.")
+        raise RedisUnusable(
+            f"{shown}: Weir does not speak TLS to sentinels and their masters: name the server, rediss://."
+        )
     try:
         if parts.scheme == "unix":
             return _Url("unix", shown, user, password, _db(_query_db(parts.query)), path=_socket_path(parts))
@@ -236,23 +239,25 @@ def _explained(shown: str) -> Iterator[None]:
     except socket.gaierror as error:
         raise RedisUnusable(f"{shown}: the host name cannot be resolved ({error.strerror}).") from None
     except (refusals.ConnectionError, OSError) as error:
-        failure = _tls_failure(error)
-        if isinstance(failure, ssl.SSLCertVerificationError):
-            why = failure.verify_message.rstrip(".")
-            raise RedisUnusable(f"{shown}: the certificate of the server is refused: {why}.") from None
-        if failure is not None:
-            why = str(failure.reason or failure).lower().replace("_", " ")
-            raise RedisUnusable(f"{shown}: TLS with the server fails: {why}.") from None
+        if why := _tls_failure(error) if shown.startswith("rediss:") else "":
+            raise RedisUnusable(f"{shown}: {why}.") from None
         raise RedisUnusable(f"{shown} cannot be reached: {_detail(error)}.") from None
     except refusals.RedisError as error:
         raise RedisUnusable(f"{shown} cannot be used: {_detail(error)}.") from None
 
 
-def _tls_failure(error: BaseException | None) -> ssl.SSLError | None:
-    """The error of TLS that *error* comes from; None: it comes from another one."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error
+def _tls_failure(error: BaseException) -> str:
+    """What is wrong with TLS, if *error* of redis-py comes from that; "" if it does not."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the certificate of the server is refused: {cause.verify_message.rstrip('.')}"
+        if isinstance(cause, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+            return "the server closed the connection; it may want a certificate of its clients (tls-auth-clients)"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS with the server fails: {str(cause.reason or cause).lower().replace('_', ' ')}"
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _detail(error: Exception) -> str:

@@ -299,9 +299,7 @@ def test_replies_before_the_end_are_taken(
     assert (StoreFailure.LOST.label, "peer_closed") == asking.outages()[0]
 
 
-def test_key_updates_are_answered(
-    brokers: Brokers, authority: Authority, listen: Callable[[Serve], Peer]
-) -> None:
+def test_key_updates_are_answered(brokers: Brokers, authority: Authority, listen: Callable[[Serve], Peer]) -> None:
     """A server that renews its keys (RFC 8446, 4.6.3) would lose its connections."""
     times = 40
 

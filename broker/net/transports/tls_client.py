@@ -161,7 +161,7 @@ class TlsClientLayer(Layer):
         return b"".join(parts)
 
     def _read_refusal(self) -> None:
-        """The server has reset the connection. It may have said why: it misses a certificate of the client (TLS 1.3)."""
+        """The server has reset the connection. An alert before may say why, such as a missing certificate (TLS 1.3)."""
         try:
             self._incoming.write(self._stream.read(RECORD))
             self._ssl.read(RECORD)

@@ -1,8 +1,8 @@
 # The address of Redis and the credentials, as the supervisor sends them to its workers: no name needs to be resolved.
 #
-# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db, name, ca), the
-# last two only with TLS; fields that are missing at the end have their defaults. `str()` is for logs and never shows the
-# password.
+# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db, name, ca), of
+# which the last two are for TLS only; fields that are missing at the end have their defaults. `str()` is for logs and
+# never shows the password.
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
