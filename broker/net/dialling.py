@@ -65,8 +65,10 @@ class Dialler:
         if layer is not None:
             try:
                 layer.begin()
-            except (OSError, ProtocolError) as error:
-                return str(error)  # the connection closes what was opened
+            except OSError as error:  # the connection closes what was opened
+                return error.strerror or str(error)
+            except ProtocolError as error:
+                return error.detail
         return ""
 
     def write(self, data: bytes) -> None:

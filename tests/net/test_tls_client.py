@@ -240,7 +240,11 @@ def test_a_server_that_closes_in_the_handshake_is_named(
     brokers: Brokers, authority: Authority, listen: Callable[[Serve], Peer]
 ) -> None:
     """The log would not say that TLS is what fails."""
-    peer = listen(lambda connection: connection.recv(1000) and None)
+
+    def leave(connection: socket.socket) -> None:
+        connection.recv(1000)
+
+    peer = listen(leave)
 
     assert (StoreFailure.TLS_FAILED.label, "the server closed the connection during the handshake") == Asking(
         brokers(), peer.port, authority.file

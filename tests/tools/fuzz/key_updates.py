@@ -19,7 +19,7 @@ def key_updates(
 
     An SSLSocket sends the records by itself.
     """
-    inner: Any = connection._sslobj  # type: ignore[attr-defined]
+    inner: Any = connection._sslobj  # type: ignore[union-attr]
     handle = ctypes.c_void_p.from_address(id(inner) + SSL_OF)
     assert _library.SSL_get_version(handle) == b"TLSv1.3"
     for _ in range(count):
