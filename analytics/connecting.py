@@ -23,6 +23,8 @@ def connect(url: str) -> "redis.Redis":
         "socket_connect_timeout": TIMEOUT,
         "retry": Retry(NoBackoff(), 0),  # the callers retry, each at its own pace
     }
+    if url.startswith("rediss:"):
+        options["ssl_check_hostname"] = True
     if not url.startswith("redis+sentinel:"):
         client: redis.Redis = redis.Redis.from_url(url, **options)
         return client

@@ -264,6 +264,8 @@ class StoreFailure(Enum):
     """Why Redis did not do what it was asked: (label, words)."""
 
     UNREACHABLE = ("unreachable", "Redis cannot be reached")
+    CERTIFICATE_REFUSED = ("certificate_refused", "the certificate of Redis is not trusted or is for another name")
+    TLS_FAILED = ("tls_failed", "the TLS connection to Redis failed")
     LOST = ("connection_lost", "the connection ended before Redis answered")
     TIMEOUT = ("timeout", "Redis did not answer in time")
     BACKLOG_FULL = ("backlog_full", "too many commands wait for Redis already")

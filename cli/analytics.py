@@ -10,6 +10,7 @@ from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlencode
 
 import typer
 
@@ -95,10 +96,12 @@ def find_log(
     settings: Config = load_settings(config, assignments, options).config
     if settings.redis.url:
         try:
-            find_redis(settings.redis.url)
+            found = find_redis(settings.redis.url, settings.redis.ca)
         except RedisUnusable as error:
             refuse(str(error))
-        return settings.redis.url, settings.redis.prefix, base_folder() / "analytics" / settings.redis.prefix
+        # redis-py takes the authorities from the URL, also in the processes of Spark.
+        trusted = f"?{urlencode({'ssl_ca_certs': found.address.ca})}" if found.address.ca else ""
+        return settings.redis.url + trusted, settings.redis.prefix, base_folder() / "analytics" / settings.redis.prefix
     node = chosen_node(name, settings.node.folder or None, config)
     with closing(ControlClient(node)) as control:
         control.request("status")  # exits with instructions if the node is not running

@@ -71,7 +71,7 @@ def dashboard(
         )
     node = chosen_node(name, folder, config)
     settings = load_settings(config, None).config.redis
-    find = _finder(redis or settings.url, node)
+    find = _finder(redis or settings.url, settings.ca, node)
     deadline = time.monotonic() + wait
     while True:
         try:
@@ -117,8 +117,11 @@ def _token(file: Path) -> str:
     return token
 
 
-def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
-    """Return a function that finds the Redis at *url*, or that of *node* if *url* is empty; it may raise Nowhere."""
+def _finder(url: str, ca: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
+    """Return a function that finds the Redis at *url*, or that of *node* if *url* is empty; it may raise Nowhere.
+
+    *ca*: as `redis.ca`.
+    """
     from analytics.dashboard.reader import Nowhere
     from broker.store.redis.address import RedisAddress
     from cli.control_client import runs
@@ -127,7 +130,7 @@ def _finder(url: str, node: "NodeFolder") -> "Callable[[], RedisAddress]":
 
     def named() -> RedisAddress:
         try:
-            return find_redis(url).address
+            return find_redis(url, ca).address
         except RedisUnusable as error:
             raise Nowhere(str(error)) from None
 

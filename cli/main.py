@@ -184,7 +184,7 @@ def check(
     wrong = check_files(settings)
     try:
         if settings.redis.url:
-            check_url(settings.redis.url)
+            check_url(settings.redis.url, settings.redis.ca)
     except RedisUnusable as error:
         wrong = wrong or str(error)
     if wrong:

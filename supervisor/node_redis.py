@@ -27,10 +27,11 @@ class NodeRedis:
     def __init__(self, config: Config, folder: NodeFolder, log: Log) -> None:
         """RedisUnusable."""
         self._url = config.redis.url
+        self._ca = config.redis.ca
         self.cluster_key = cluster_key(config.redis.key_file, self._url, folder.path)
         self._embedded: EmbeddedRedis | None = None
         if self._url:
-            found = find_redis(self._url)
+            found = find_redis(self._url, self._ca)
             self.address: RedisAddress = found.address
             for remark in found.remarks:
                 log.warning("redis_log", address=str(found.address), text=remark)
@@ -54,7 +55,7 @@ class NodeRedis:
         while self._url:
             await trio.sleep(LOOKUP)
             try:
-                found = await trio.to_thread.run_sync(find_redis, self._url, abandon_on_cancel=True)
+                found = await trio.to_thread.run_sync(find_redis, self._url, self._ca, abandon_on_cancel=True)
             except RedisUnusable:
                 continue  # the workers log that they cannot reach it
             if found.address.parts() != self.address.parts():

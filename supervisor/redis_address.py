@@ -2,8 +2,11 @@
 #
 # This code waits for the network. So it is called before the first worker starts, and later in a thread: a host name
 # may stand for another address by then, and a sentinel may name another master. Workers get numbers and look up no
-# names. rediss:// is recognised and refused, as workers do not use TLS with Redis yet.
+# names; with TLS they also get the name, as the certificate is for it. Sentinels, and the masters that they name, are
+# reached without TLS.
+import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +28,8 @@ SENTINEL_PORT: Final = 26379
 TIMEOUT: Final = 5.0  # seconds for each answer
 NOT_LET_IN: Final = "does not accept the user name or the password, or the URL has none"
 FORMS: Final = (
-    "redis://[USER:PASSWORD@]HOST[:PORT][/DB], unix://[USER:PASSWORD@]/PATH[?db=DB] or "
+    "redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://[USER:PASSWORD@]HOST[:PORT][/DB] (TLS), "
+    "unix://[USER:PASSWORD@]/PATH[?db=DB] or "
     "redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DB]"
 )
 
@@ -49,14 +53,21 @@ class _Url:
     service: str = ""
 
 
-def check_url(url: str) -> None:
-    """RedisUnusable: *url* is malformed. Nothing is looked up."""
+def check_url(url: str, ca: str = "") -> None:
+    """RedisUnusable: *url* is malformed, or *ca* is no PEM file of certificates. Nothing is looked up."""
     _parse(url)
+    _check_ca(ca)
 
 
-def find_redis(url: str) -> FoundRedis:
-    """Connect to the server that *url* names, and return its address and version. RedisUnusable."""
+def find_redis(url: str, ca: str = "") -> FoundRedis:
+    """Connect to the server that *url* names, and return its address and version. RedisUnusable.
+
+    *ca*: a PEM file of authorities that are trusted beside those of the system.
+    """
     wanted = _parse(url)
+    tls = wanted.scheme == "rediss"
+    if tls:
+        _check_ca(ca)
     with _explained(wanted.shown):
         if wanted.scheme == "redis+sentinel":
             host, port = _ask_sentinels(wanted)
@@ -71,6 +82,9 @@ def find_redis(url: str) -> FoundRedis:
             user=wanted.user,
             password=wanted.password,
             db=wanted.db,
+            tls=tls,
+            name=host if tls else "",
+            ca=os.path.abspath(ca) if tls and ca else "",
         )
         return _examine(address, wanted.shown)
 
@@ -82,17 +96,17 @@ def _parse(url: str) -> _Url:
     except ValueError:
         raise RedisUnusable(f"The address of Redis is not a URL: it must be {FORMS}.") from None
     shown = without_password(url)
-    if parts.scheme == "rediss":
+    if parts.scheme == "rediss+sentinel":
         raise RedisUnusable(
-            f"{shown}: Weir does not speak TLS to Redis yet; use redis:// in a trusted network, or through a tunnel."
+            f"{shown}: Weir does not speak TLS to sentinels and their masters: name the server, rediss://."
         )
     try:
         if parts.scheme == "unix":
             return _Url("unix", shown, user, password, _db(_query_db(parts.query)), path=_socket_path(parts))
         segments = [unquote(part) for part in parts.path.split("/")[1:]]
-        if parts.scheme == "redis":
+        if parts.scheme == "redis" or (parts.scheme == "rediss" and not parts.query):
             db = _db(segments[0] if segments else "")
-            return _Url("redis", shown, user, password, db, hosts=(*_hosts(parts, PORT, most=1),))
+            return _Url(parts.scheme, shown, user, password, db, hosts=(*_hosts(parts, PORT, most=1),))
         if parts.scheme == "redis+sentinel" and segments and segments[0]:
             hosts = (*_hosts(parts, SENTINEL_PORT, most=100),)
             db = _db(segments[1] if len(segments) > 1 else "")
@@ -100,6 +114,15 @@ def _parse(url: str) -> _Url:
     except ValueError:
         pass
     raise RedisUnusable(f"{shown} is not an address of Redis: it must be {FORMS}.")
+
+
+def _check_ca(ca: str) -> None:
+    if ca:
+        try:
+            ssl.create_default_context(cafile=ca)
+        except OSError as error:  # ssl.SSLError is one
+            why = "is not a PEM file of certificates" if isinstance(error, ssl.SSLError) else _detail(error)
+            raise RedisUnusable(f"redis.ca: {ca}: {why}.") from None
 
 
 def _db(text: str) -> int:
@@ -153,8 +176,11 @@ def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
 
 
 def _examine(address: RedisAddress, shown: str) -> FoundRedis:
+    options: dict[str, Any] = {}
+    if address.tls:
+        options = {"ssl": True, "ssl_ca_certs": address.ca or None, "ssl_check_hostname": True}
     server = redis.Redis(
-        host=address.host,
+        host=address.name or address.host,  # redis-py checks the certificate for the host that it connects to
         port=address.port,
         unix_socket_path=address.path or None,
         username=address.user or None,
@@ -163,6 +189,7 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         socket_timeout=TIMEOUT,
         socket_connect_timeout=TIMEOUT,
         retry=Retry(NoBackoff(), 0),
+        **options,
     )
     with server:
         server.ping()
@@ -212,9 +239,25 @@ def _explained(shown: str) -> Iterator[None]:
     except socket.gaierror as error:
         raise RedisUnusable(f"{shown}: the host name cannot be resolved ({error.strerror}).") from None
     except (refusals.ConnectionError, OSError) as error:
+        if why := _tls_failure(error) if shown.startswith("rediss:") else "":
+            raise RedisUnusable(f"{shown}: {why}.") from None
         raise RedisUnusable(f"{shown} cannot be reached: {_detail(error)}.") from None
     except refusals.RedisError as error:
         raise RedisUnusable(f"{shown} cannot be used: {_detail(error)}.") from None
+
+
+def _tls_failure(error: BaseException) -> str:
+    """What is wrong with TLS, if *error* of redis-py comes from that; "" if it does not."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the certificate of the server is refused: {cause.verify_message.rstrip('.')}"
+        if isinstance(cause, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+            return "the server closed the connection; it may want a certificate of its clients (tls-auth-clients)"
+        if isinstance(cause, ssl.SSLError):
+            return f"TLS with the server fails: {str(cause.reason or cause).lower().replace('_', ' ')}"
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _detail(error: Exception) -> str:

@@ -30,6 +30,24 @@ def installed() -> list[RedisServer]:
 SERVERS: Final = installed()
 
 
+def server_with_tls() -> RedisServer | None:
+    """The newest server that was built with TLS. Without TLS a server does not know `tls-port`, or says so."""
+    for server in reversed(SERVERS):
+        config = f'port 0\nsave ""\ntls-port {free_port()}\n'
+        ran = subprocess.run([server.path, "-"], input=config, capture_output=True, text=True, timeout=PATIENCE)
+        if "tls-cert-file" in ran.stdout:  # it misses the certificate
+            return server
+    return None
+
+
+def tls_lines(port: int, certificate: tuple[str, str], authority: str, clients: str = "no") -> str:
+    """Lines of a redis.conf: TLS on *port*. *clients*: whether clients have to show a certificate."""
+    return (
+        f"bind {HOST}\ntls-port {port}\ntls-cert-file {certificate[0]}\ntls-key-file {certificate[1]}\n"
+        f"tls-ca-cert-file {authority}\ntls-auth-clients {clients}\n"
+    )
+
+
 def free_port() -> int:
     """A free TCP port, below the range from which the kernel takes the ports of outgoing connections.
 

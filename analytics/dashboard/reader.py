@@ -190,7 +190,9 @@ def client(address: RedisAddress) -> "redis.asyncio.Redis":
     }
     if address.path:
         return redis.asyncio.Redis(unix_socket_path=address.path, **options)
-    return redis.asyncio.Redis(host=address.host, port=address.port, **options)
+    if address.tls:  # the certificate is for the name
+        options |= {"ssl": True, "ssl_ca_certs": address.ca or None, "ssl_check_hostname": True}
+    return redis.asyncio.Redis(host=address.name or address.host, port=address.port, **options)
 
 
 def parsed(text: object) -> object:

@@ -418,6 +418,7 @@ class Redis:
     """The Redis or Valkey server that has the registry of sessions."""
 
     url: str = path()  # "" = the node starts a private server
+    ca: str = path()  # PEM: authorities for rediss:// URLs, beside those of the system
     memory: int = size(0)  # of the data of the private server; 0 = an eighth of the node's memory
     # The key that seals overload reports and wills in Redis, the same on all nodes. "" = none at `url`, as a node
     # cannot know the key of the others; the private server has a key of its own.

@@ -181,12 +181,17 @@ class Rounds:
 
     def _serve_attached(self, stream: Stream, handler: Handler, quantum: int, now: float) -> int:
         """Read and serve *stream*, which is not a client's, by *handler*; return the units used."""
-        if stream.unread and (stream.left == 0 or stream.left < stream.needs):
+        if stream.has_input() and (stream.left == 0 or stream.left < stream.needs):
             try:
                 stream.receive(LARGE_READ)
             except OSError:
                 handler.lost(stream, CloseReason.PEER_RESET, now)
                 return 1
+            except ProtocolError as error:
+                handler.lost(stream, error.reason, now)
+                return 1
+            if stream.layer is not None:
+                self._reactor.block_if_unsent(stream, stream.layer)
         units = 1
         if stream.left > 0 and stream.left >= stream.needs:
             units = handler.serve(stream, quantum, now)
@@ -197,7 +202,7 @@ class Rounds:
             self._reactor.enqueue(stream)
         elif stream.finished:
             handler.lost(stream, CloseReason.PEER_CLOSED, now)
-        elif stream.unread:
+        elif stream.has_input():
             self._reactor.enqueue(stream)
         return units
 

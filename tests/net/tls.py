@@ -28,9 +28,10 @@ class Authority:
         self.file = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.file)
 
-    def issue(self, name: str, *, common_name: str | None = None) -> tuple[str, str]:
+    def issue(self, name: str, *, common_name: str | None = None, expired: bool = False) -> tuple[str, str]:
         """(certificate file, key file)."""
-        issued = self._ca.issue_cert(name, common_name=common_name)
+        began, ends = (datetime(2020, 1, 1), datetime(2021, 1, 1)) if expired else (None, None)
+        issued = self._ca.issue_cert(name, common_name=common_name, not_before=began, not_after=ends)
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(key)

@@ -1,7 +1,8 @@
 # The address of Redis and the credentials, as the supervisor sends them to its workers: no name needs to be resolved.
 #
-# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db); fields that
-# are missing at the end have their defaults. `str()` is for logs and never shows the password.
+# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db, name, ca), of
+# which the last two are for TLS only; fields that are missing at the end have their defaults. `str()` is for logs and
+# never shows the password.
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -21,8 +22,14 @@ class RedisAddress:
         user: str = "",
         password: str = "",
         db: int = 0,
+        name: str = "",
+        ca: str = "",
     ) -> None:
-        """*path*: of a unix socket; without it, *host* (a numeric address) and *port*."""
+        """*path*: of a unix socket; without it, *host* (a numeric address) and *port*.
+
+        With *tls*, the certificate of the server has to be for *name*, the host in the URL. *ca* is a PEM file of
+        authorities that are trusted beside those of the system.
+        """
         self.path = path
         self.host = host
         self.port = port
@@ -30,12 +37,15 @@ class RedisAddress:
         self.user = user
         self.password = password
         self.db = db
+        self.name = name
+        self.ca = ca
 
     def parts(self) -> list[object]:
         """The list in which the address is sent; `from_parts()` is the inverse."""
         if self.path:
             return [UNIX, self.path, self.user, self.password, self.db]
-        return [TCP, self.host, self.port, self.tls, self.user, self.password, self.db]
+        verified: list[object] = [self.name, self.ca] if self.tls else []
+        return [TCP, self.host, self.port, self.tls, self.user, self.password, self.db, *verified]
 
     def family(self) -> int:
         """The address family of the socket."""
@@ -53,16 +63,17 @@ class RedisAddress:
 
 def from_parts(parts: Sequence[object]) -> RedisAddress:
     """The address that `parts()` has made a list of. ValueError: it is no such list."""
-    kinds: list[type] = [str, str, str, int] if parts and parts[0] == UNIX else [str, int, bool, str, str, int]
+    kinds: list[type] = [str, int, bool, str, str, int, str, str]
+    names: tuple[str, ...] = ("host", "port", "tls", "user", "password", "db", "name", "ca")
+    if parts and parts[0] == UNIX:
+        kinds = [str, str, str, int]
+        names = ("path", "user", "password", "db")
     given = list(parts[1:])
     least = 1 if parts and parts[0] == UNIX else 2
     if not parts or parts[0] not in (UNIX, TCP) or not least <= len(given) <= len(kinds):
         raise ValueError("no address of Redis")
     if not all(isinstance(value, kind) for value, kind in zip(given, kinds, strict=False)):
         raise ValueError("no address of Redis")
-    names = (
-        ("path", "user", "password", "db") if parts[0] == UNIX else ("host", "port", "tls", "user", "password", "db")
-    )
     address = RedisAddress()
     for name, value in zip(names, given, strict=False):
         setattr(address, name, value)

@@ -1,8 +1,8 @@
 # A connection to Redis that is made again whenever it ends, and is used only after a handshake.
 #
 # A worker never waits for Redis (broker/DESIGN.md): bytes come in by `receive()`, go out by a `ByteStream`, and time
-# passes by `tick()`. Only the byte stream touches a socket (net/dialling.py puts it on the reactor), so unix sockets
-# and TCP are the same here. There is no TLS yet: it would be a transport of the reactor below this.
+# passes by `tick()`. Only the byte stream touches a socket (net/dialling.py puts it on the reactor), so unix sockets,
+# TCP and TLS are the same here.
 #
 # The states: DISCONNECTED between two attempts; HANDSHAKE until every command of the handshake has succeeded (a server
 # that still loads its data, or is stopped, accepts connections as well); READY. The pause between attempts doubles from
@@ -164,10 +164,12 @@ class RedisConnection:
                 return units
         return units
 
-    def lost(self, why: str, now: float) -> None:
-        """The connection has ended, or could not be made."""
+    def lost(self, why: str, now: float, failure: StoreFailure | None = None) -> None:
+        """The connection has ended, or could not be made. *failure*: the reason, if the byte stream knows it."""
         if self.state != DISCONNECTED:
-            self._disconnect(StoreFailure.UNREACHABLE if self.state == HANDSHAKE else StoreFailure.LOST, why, now)
+            if failure is None:
+                failure = StoreFailure.UNREACHABLE if self.state == HANDSHAKE else StoreFailure.LOST
+            self._disconnect(failure, why, now)
 
     # What a subclass defines.
 
