@@ -45,7 +45,6 @@ class Session(Holder):
         self.expiry = 0  # seconds that the session outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.subscription_bytes = 0  # of memory: see routing/subscription_budget.py
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
         self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
         self.will: Will | None = None
@@ -69,7 +68,6 @@ class Session(Holder):
         self._queue = queue  # None: no message waits
         self.last_id = 0  # the packet id that was given last, 0 before the first
         self._limits = limits
-        self._budget = limits.budget
         self._counters = counters
 
     # The connection comes and goes.
@@ -140,7 +138,7 @@ class Session(Holder):
                 inflight[packet_id] = message
             else:
                 dropped += 1
-                self._budget.release(message)
+                self._limits.budget.release(message)
                 if queue is not None:
                     queue.done(message)
         self._inflight = inflight or None
@@ -156,7 +154,7 @@ class Session(Holder):
         self.detach()
         lost = len([message for message in (self._inflight or {}).values() if message is not RELEASED])
         self.restore({})
-        self._budget.forget(self)
+        self._limits.budget.forget(self)
         if self._queue is not None:
             lost += self._queue.clear()
         self._queue = self.incoming = self._carried = None
@@ -172,7 +170,7 @@ class Session(Holder):
 
     def restore(self, unacknowledged: dict[int, Message]) -> None:
         """Set the messages that were sent and not acknowledged, for a session that comes from another worker."""
-        budget = self._budget
+        budget = self._limits.budget
         for message in (self._inflight or {}).values():
             budget.release(message)
         for message in unacknowledged.values():
@@ -246,7 +244,7 @@ class Session(Holder):
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
-        budget, held = self._budget, self._inflight_bytes
+        budget, held = self._limits.budget, self._inflight_bytes
         if len(inflight) >= self.window or self._unsent or (held > budget.window and not budget.allows(self, held)):
             self._wait(message)
             return
@@ -278,7 +276,7 @@ class Session(Holder):
 
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message would be sent at once."""
-        out, budget = self.outbox, self._budget
+        out, budget = self.outbox, self._limits.budget
         return (
             out is not None
             and (self._queue is None or not self._queue.count)
@@ -311,7 +309,7 @@ class Session(Holder):
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
-        budget = self._budget
+        budget = self._limits.budget
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
@@ -370,7 +368,7 @@ class Session(Holder):
         counters = self._counters
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             self._dropped(DropReason.TOO_LARGE, 1)  # the broker goes on as if it were delivered [MQTT-3.1.2-25]
-            self._budget.release(message)
+            self._limits.budget.release(message)
             if self._queue is not None:
                 self._queue.done(message)
             return
@@ -424,7 +422,7 @@ class Session(Holder):
     def _queue_to_fill(self) -> MessageQueue:
         queue = self._queue
         if queue is None:
-            queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._budget)
+            queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget)
         return queue
 
     def _queued(self, dropped: int) -> None:
@@ -458,7 +456,7 @@ class Session(Holder):
         size = message.size
         self._inflight_bytes -= size
         holders = message.holders = message.holders - 1
-        self._budget.used -= INFLIGHT if holders else FIRST_INFLIGHT + size
+        self._limits.budget.used -= INFLIGHT if holders else FIRST_INFLIGHT + size
         queue = self._queue
         if queue is not None:
             queue.done(message)
@@ -488,11 +486,11 @@ class Session(Holder):
         self._inflight_bytes -= message.size
         message.holders -= 1
         if not message.holders:
-            self._budget.used -= MESSAGE + message.size
+            self._limits.budget.used -= MESSAGE + message.size
         if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
             self._queue.done(message)
         if code >= 0x80:
-            self._budget.used -= INFLIGHT
+            self._limits.budget.used -= INFLIGHT
             del inflight[packet_id]
             if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
                 self.pump(now)
@@ -514,7 +512,7 @@ class Session(Holder):
         if message is not RELEASED:
             raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
-        self._budget.used -= INFLIGHT
+        self._limits.budget.used -= INFLIGHT
         if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True

@@ -25,8 +25,8 @@ SMALL = Config(
     retained=Retained(bytes=80 * KIB),
     routes=Routes(bytes=64 * KIB),
 )
-# By which an account may exceed its limit, as what exceeds it is taken: a message, the last subscription.
-SLACK = {"messages": 2 * LARGEST, "outbound": 2 * LARGEST, "subscriptions": 200}
+# By which an account may exceed its limit, as the message that exceeds it is taken.
+SLACK = {"messages": 2 * LARGEST, "outbound": 2 * LARGEST}
 
 
 class Fleet:
