@@ -7,7 +7,7 @@ from broker.version import form
 COMPILED: Final = form() == "compiled"
 
 SUBSCRIPTION: Final = 125 if COMPILED else 173  # and its place in its session
-SUBSCRIBER: Final = 225  # a session with a subscription, beside one without
+SUBSCRIBER: Final = 180  # a session with a subscription, beside one without
 MEMBER: Final = 218 if COMPILED else 282  # a subscription that is shared, beside one that is not
 GROUP: Final = 670 if COMPILED else 805  # of a shared subscription, beside its names, its filter and its members
 FILTER: Final = 75  # beside its text
