@@ -11,6 +11,9 @@ from tests.session.receiver import PLENTY, Receiver, message
 MESSAGES = 4000  # of several receivers: the windows and queues of one may grow at once by half
 
 
+pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
+
+
 @pytest.fixture(autouse=True)
 def traced() -> Iterator[None]:
     tracemalloc.start()
