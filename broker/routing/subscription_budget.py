@@ -4,8 +4,8 @@
 # workers of the node, since each worker finds the receivers of its publishes by itself: so the filters of all of them
 # are one account, which all workers keep alike, and whoever adds a filter is refused when it is full.
 #
-# What the account holds is worked out from what the indexes count; nothing is taken and given back, so nothing can
-# drift. One session may have a quarter of it, judged as if nobody shared its filters.
+# What the account holds is worked out from what the indexes count, so it cannot drift from what is there. One session
+# may have a quarter of it, judged as if nobody shared its filters: that share is taken and given back.
 from typing import Final
 
 from broker.routing.filters import filter_size
