@@ -2,7 +2,7 @@
 #
 # The protocol layer derives a class from it that knows the connection. Overload protection itself knows no sockets: it
 # decides about clients, and calls `pause()` and `resume()`.
-from broker.overload.admit import NOT_WAITING, UNBOUNDED, Publish, Verdict
+from broker.overload.admit import ENDLESS, NOT_WAITING, Publish, Verdict
 from broker.overload.credits import Account
 from broker.overload.quotas.quota import Quota
 
@@ -19,7 +19,7 @@ class ProtectedClient:
         self.throttled: Verdict | None = None  # the verdict for which the client is paused now
         self.put_off_since = NOT_WAITING  # when the packet that waits, or is tried again, was first put off
         self.waits_since = NOT_WAITING  # since when it waits for gates and credits: at most for `overload.wait` seconds
-        self.turn = UNBOUNDED  # publishes that the client may make before others that wait for the same gate
+        self.turn = ENDLESS  # bytes that the client may publish before others that wait for the same gate
         self.judged: Publish | None = None  # the publish that was judged last
 
     def judge_if_needed(self) -> None:

@@ -22,6 +22,7 @@ GRAIN: Final = 0.01  # seconds: answers closer together are one point of the win
 SAME: Final = 0.001  # seconds: publishes that are taken within this time are one batch
 TELLING: Final = 0.1  # seconds over which latencies are averaged, together with as many before them
 GAP_SMOOTHING: Final = 0.125
+EACH: Final = 512  # bytes: the work of a publish beside that for its bytes, where publishes of many sizes share a gate
 NONE: Final = -1.0
 
 
@@ -184,6 +185,16 @@ class Gate:
     def room(self) -> int:
         """How many more publishes may pass, by their number alone."""
         return max(0, self._limit - self.count)
+
+    def bytes_room(self) -> int:
+        """How many more bytes may pass in publishes of the mean size of those under way; each counts EACH more."""
+        mean = EACH + (self.bytes // self.count if self.count else 0)
+        return min(self.room() * mean, self._most_bytes - self.bytes)
+
+    def places(self) -> int:
+        """How many clients may pass with a publish of that size each."""
+        mean = EACH + (self.bytes // self.count if self.count else 0)
+        return -(-self.bytes_room() // mean) if self.open else 0
 
     def idle_room(self) -> int:
         """How many more publishes may pass without credits, until the work under way takes `overload.gate_idle`."""

@@ -25,7 +25,7 @@ from broker.overload.admit import (
 from broker.overload.client import ProtectedClient
 from broker.overload.cost import Prices
 from broker.overload.credits import Accounts, CreditOwners, Ledger
-from broker.overload.gate import Gate
+from broker.overload.gate import EACH, Gate
 from broker.overload.level import Resources, Signals, without_gate
 from broker.overload.quotas.overrides import Limit
 from broker.overload.quotas.quotas import Quotas
@@ -168,7 +168,7 @@ class Protection:
         else:
             self.throttle.settle(client)
             if verdict.kind == ACCEPT:
-                client.turn -= 1
+                client.turn -= publish.size + EACH
             else:
                 account.spent += self.prices.refused(publish.size)
                 self._note(client, verdict, now)
@@ -177,10 +177,9 @@ class Protection:
     def fitting(self, client: ProtectedClient, gates: list[Gate], longest: int, cost: int, now: float) -> int:
         """How many publishes of at most *longest* bytes and *cost* each may follow the one that was accepted last."""
         quota = UNBOUNDED if client.quota is None else client.quota.fitting(UNBOUNDED, longest, now)
-        if client.turn < quota:
-            for gate in gates:
-                if gate.in_turns:
-                    quota = max(0, client.turn)
+        for gate in gates:
+            if gate.in_turns:
+                quota = min(quota, max(0, client.turn // (longest + EACH)))
         if self.recorder is not None:
             self.recorder.fitting(quota, longest, cost)
         return following(gates, quota, client.account, self.ledger, longest, cost, now < client.exempt_until, now)
@@ -191,7 +190,7 @@ class Protection:
         """*count* publishes followed that one, of *size* bytes and *cost* together, each with so many *deliveries*."""
         if count == 0:
             return
-        client.turn -= count
+        client.turn -= size + count * EACH
         recorder = self.recorder
         if recorder is not None:
             recorder.run(client.account, gates, now < client.exempt_until, count, size, cost, deliveries, now)

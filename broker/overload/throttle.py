@@ -9,7 +9,7 @@ from typing import Final, cast
 
 from broker.config.schema import Overload
 from broker.metrics.pause_statistics import PauseStatistics
-from broker.overload.admit import NOT_WAITING, UNBOUNDED, Verdict
+from broker.overload.admit import ENDLESS, NOT_WAITING, Verdict
 from broker.overload.client import ProtectedClient
 from broker.overload.credits import Ledger
 from broker.overload.gate import Gate
@@ -119,7 +119,7 @@ class Throttle:
         self._pauses.begin(client.client_id, reason, now)
         self._look_by(now + SOON)
 
-    def resume(self, client: ProtectedClient, now: float, turn: int = UNBOUNDED) -> None:
+    def resume(self, client: ProtectedClient, now: float, turn: int = ENDLESS) -> None:
         """Have the packet of *client*, which was removed from its wait list, judged again."""
         client.turn = turn
         client.throttled = None

@@ -3,8 +3,10 @@
 # When the gate has room, clients with more credits go first, in a few classes, and within a class in the order of their
 # arrival. Only as many are woken as there is room for, as the rest would have to wait again. Each woken client has a
 # turn, an equal part of the room: a client that floods would otherwise fill the room alone, and the others would go
-# back to the end. A client that waits for credits is in a class of its own: it is woken when it can afford its publish,
-# or when the resource is so idle that making it wait helps nobody.
+# back to the end. A turn is bytes, not publishes: beside clients that publish 64 KiB at a time, a client with publishes
+# of 100 bytes would otherwise get a hundredth of what each of them gets. A client that waits for credits is in a class
+# of its own: it is woken when it can afford its publish, or when the resource is so idle that making it wait helps
+# nobody.
 from collections import OrderedDict
 from typing import Final
 
@@ -140,14 +142,13 @@ class WaitList:
 
 def of_gate(waiting: WaitList, gate: Gate, now: float) -> list[object]:
     """Remove and return the clients at *gate* whose turn has come, or whose wait has lasted too long."""
-    room = gate.room() if gate.open else 0
-    return waiting.expired(now) + waiting.wake(room, gate.idle_room(), now)
+    return waiting.expired(now) + waiting.wake(gate.places(), gate.idle_room(), now)
 
 
 def give_turns(waiting: WaitList, gate: Gate, woken: int) -> int:
-    """How many publishes each of *woken* clients may make before it waits again; a single client may fill *gate*."""
+    """The bytes that each of *woken* clients may publish before it waits again; a single client may fill *gate*."""
     gate.let_in_turns(woken > 1 or waiting.queued())
-    return max(1, gate.room() // max(1, woken))
+    return max(1, gate.bytes_room() // max(1, woken))
 
 
 class CreditWaits:

@@ -2,10 +2,11 @@
 import pytest
 
 from broker.config.schema import Overload, Quotas, QuotaScope
+from broker.config.values import KIB
 from broker.mqtt.packets import V5, V311
-from broker.overload.admit import ACCEPT, CLOSE, DROP, NOT_WAITING, PAUSE, REFUSE, UNBOUNDED
+from broker.overload.admit import ACCEPT, CLOSE, DROP, ENDLESS, NOT_WAITING, PAUSE, REFUSE
 from broker.overload.client import ProtectedClient
-from broker.overload.gate import Gate
+from broker.overload.gate import EACH, Gate
 from broker.reasons import PauseReason
 from tests.overload.protected import Protected
 
@@ -115,7 +116,7 @@ def test_woken_clients_share_the_room_of_the_gate() -> None:
     protected.throttle.opened(gate, protected.now)
     protected.throttle.tick(protected.now)
 
-    assert [2, 2] == [client.turn for client in clients]
+    assert [2 * EACH] * 2 == [client.turn for client in clients]
     assert [ACCEPT, ACCEPT, PAUSE] == [protected.publish(clients[0], gate).kind for _ in range(3)]
     assert [ACCEPT, ACCEPT] == [protected.publish(clients[1], gate).kind for _ in range(2)]
 
@@ -130,7 +131,39 @@ def test_a_client_alone_may_fill_the_gate() -> None:
     protected.throttle.tick(protected.now)
 
     assert not gate.in_turns
-    assert gate.room() == client.turn < UNBOUNDED
+    assert gate.room() * EACH == client.turn < ENDLESS
+
+
+def test_a_turn_is_bytes() -> None:
+    """A client with short publishes would get a hundredth of what clients with long ones get beside it."""
+    long = 64 * KIB
+    protected = Protected(Overload(gate_floor=100, gate_bytes=4 * long))
+    gate = protected.gate()
+    gate.take(4, 4 * long, protected.now)
+    one, other = protected.client("long"), protected.client("short")
+    assert [PAUSE, PAUSE] == [protected.publish(one, gate, size=long).kind, protected.publish(other, gate).kind]
+    gate.done(2, 2 * long, 0.01, protected.now)
+    protected.throttle.opened(gate, protected.now)
+    protected.throttle.tick(protected.now)
+
+    assert [ACCEPT, PAUSE] == [protected.publish(one, gate, size=long).kind for _ in range(2)]
+    assert [ACCEPT] * 50 == [protected.publish(other, gate).kind for _ in range(50)]
+
+
+def test_only_clients_whose_bytes_fit_are_woken() -> None:
+    """All others would be judged in vain, and go back to the end of the queue."""
+    long = 64 * KIB
+    protected = Protected(Overload(gate_floor=100, gate_bytes=4 * long))
+    gate = protected.gate()
+    gate.take(4, 4 * long, protected.now)
+    clients = [protected.client(f"{number}") for number in range(5)]
+    for client in clients:
+        protected.publish(client, gate, size=long)
+    gate.done(2, 2 * long, 0.01, protected.now)
+    protected.throttle.opened(gate, protected.now)
+    protected.throttle.tick(protected.now)
+
+    assert [True, True, False, False, False] == [protected.reading(client) for client in clients]
 
 
 def test_a_client_waits_for_its_quota_by_the_clock() -> None:

@@ -1,13 +1,10 @@
-# TLS inside the reactor: `ssl.SSLObject` between two buffers in memory, with one recv and one send for many records.
+# TLS of clients, inside the reactor: one recv and one send for many records.
 #
 # The steps of the handshake, which cost most, run in threads (handshakes.py) while the stream is paused. So no two
-# threads touch the BIOs and the SSLObject. Bytes of the outbox count as sent when all of their ciphertext is with the
-# kernel: the outbox stays the only place where a slow reader's bytes wait, and the watermarks mean what they mean
-# without TLS.
+# threads touch the BIOs and the SSLObject.
 # OpenSSL reads on through records without application data, such as key updates (RFC 8446, 4.6.3), at 26 us each: 2 400
 # of them in 64 KiB would take 62 ms of the worker. So it is given few records at a time, and a stream may send few
 # records without data. Before CONNECT a stream is read in small pieces.
-# Why no SSLSocket? OpenSSL on a socket reads each record with two system calls and writes it with one.
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,13 +13,11 @@ from typing import Final, cast
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
 from broker.net.stream import CLOSED, SMALL_READ, Stream
+from broker.net.transports.encryption import RECORD, EncryptingLayer, in_words
 from broker.net.transports.handshakes import Handshakes, HandshakeStep
-from broker.net.transports.layer import Layer
 from broker.net.transports.transport import Transport
 from broker.reasons import CloseReason, ProtocolError
 
-RECORD: Final = 16 * 1024  # bytes: the most plaintext in one record (RFC 8446, 5.1)
-ENCRYPTED_AT_ONCE: Final = 4 * RECORD  # bytes: the most that exist as ciphertext beside the outbox
 COMMON_NAME: Final = "commonName"
 HEADER: Final = 5  # bytes of a record: its type, two of a version, and two of its length
 FIRST_TYPE: Final = 20  # of a record: change_cipher_spec
@@ -50,19 +45,13 @@ class TlsTransport(Transport):
         return TlsLayer(sock, stream, self.context, self._reactor, self._handshakes)
 
 
-class TlsLayer(Layer):
+class TlsLayer(EncryptingLayer):
     def __init__(
         self, sock: socket.socket, stream: Stream, context: ssl.SSLContext, reactor: Reactor, handshakes: Handshakes
     ) -> None:
-        super().__init__()
-        self._sock = sock
-        self._stream = stream
+        super().__init__(sock, stream, context, None)
         self._reactor = reactor
         self._handshakes = handshakes
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._established = False
         self._in_handshake_step = False  # a thread works on the handshake, or will
         self._step: _Step | None = None  # meanwhile
         self._begun = False  # a step of the handshake was taken
@@ -72,8 +61,6 @@ class TlsLayer(Layer):
         self._received = b""  # ciphertext that OpenSSL has not been given yet
         self._empty = 0.0  # records without application data, less those that time has forgiven
         self._counted = 0.0  # when they were counted
-        self._ciphertext = b""  # not taken by the kernel yet
-        self._encrypted = 0  # bytes of the outbox in `_ciphertext`
 
     def recv(self, size: int) -> bytes:
         self.cost = 0
@@ -103,30 +90,9 @@ class TlsLayer(Layer):
         self._handshakes.offer(self._step)
         raise BlockingIOError
 
-    def send(self, data: bytes | memoryview) -> int:
-        if not self._push():
-            return 0
-        count = self._encrypted
-        self._encrypted = 0
-        while count < len(data):
-            encrypted = self._ssl.write(data[count : count + ENCRYPTED_AT_ONCE])
-            self._ciphertext = self._outgoing.read()
-            if not self._push():
-                self._encrypted = encrypted
-                break
-            count += encrypted
-        return count
-
     def end(self) -> None:
         self._forget_step()
-        if self._established and not self._ciphertext:  # else the unsent ciphertext would follow the end
-            try:
-                self._ssl.unwrap()
-            except ssl.SSLError:
-                pass  # our close_notify is written; the peer's may come or not
-            self._ciphertext = self._outgoing.read()
-            self._push()
-        self._sock.shutdown(socket.SHUT_WR)
+        super().end()
 
     def close(self) -> None:
         self._forget_step()
@@ -156,7 +122,7 @@ class TlsLayer(Layer):
             self._established = True
             self.identity = _common_name(self._ssl)
         elif not isinstance(outcome, ssl.SSLWantReadError):
-            self._failure = _explain(outcome)
+            self._failure = in_words(outcome)
         if self._failure or self._established or self._record_end(0):
             self.more = True  # bytes that came with the handshake, or the failure
             self._reactor.readable(self._stream)
@@ -207,7 +173,7 @@ class TlsLayer(Layer):
         except ssl.SSLError as error:
             self._answer()
             self._failed = True
-            raise ProtocolError(CloseReason.TLS_RECORD_INVALID, _explain(error)) from None
+            raise ProtocolError(CloseReason.TLS_RECORD_INVALID, in_words(error)) from None
 
     def _give(self, most: int) -> int:
         """Give OpenSSL at most *most* complete records of those received; return how many."""
@@ -251,23 +217,6 @@ class TlsLayer(Layer):
             self._failed = True
             raise ProtocolError(CloseReason.TLS_KEY_UPDATES, f"{records} records without data")
 
-    def _answer(self) -> None:
-        """Send what reading requires: an alert, a key update (RFC 8446, 4.6.3), the refusal of a renegotiation."""
-        if self._outgoing.pending:
-            self._ciphertext += self._outgoing.read()
-            self._push()
-
-    def _push(self) -> bool:
-        """Give the ciphertext to the kernel; return whether it took all of it."""
-        ciphertext = self._ciphertext
-        if ciphertext:
-            try:
-                self._ciphertext = ciphertext[self._sock.send(ciphertext) :]
-            except BlockingIOError:
-                pass
-        self.unsent = len(self._ciphertext) > 0
-        return not self.unsent
-
 
 class _Step(HandshakeStep):
     def __init__(self, layer: TlsLayer, work: Callable[[], object], first: bool) -> None:
@@ -279,12 +228,6 @@ class _Step(HandshakeStep):
 
     def displaced(self) -> None:
         self._layer.handshake_displaced()
-
-
-def _explain(error: object) -> str:
-    """Say in OpenSSL's words what went wrong."""
-    reason = getattr(error, "reason", None)  # "WRONG_VERSION_NUMBER"
-    return str(reason or error).lower().replace("_", " ") or "no reason"
 
 
 def _common_name(connection: ssl.SSLObject) -> str:

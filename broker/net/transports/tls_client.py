@@ -1,4 +1,4 @@
-# TLS of a connection that the worker makes, to Redis: `ssl.SSLObject` between two buffers in memory.
+# TLS of a connection that the worker makes, to Redis.
 #
 # The server's certificate is verified, and has to be for the host name of the URL. The handshake runs in the reactor: a
 # worker makes two such connections, and one step costs about a millisecond. `established` is called at its end. Until
@@ -8,15 +8,11 @@
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final
 
 from broker.net.reactor import Reactor
 from broker.net.stream import CLOSED, Stream
-from broker.net.transports.layer import Layer
+from broker.net.transports.encryption import RECORD, EncryptingLayer, in_words
 from broker.reasons import CloseReason, ProtocolError, StoreFailure
-
-RECORD: Final = 16 * 1024  # bytes: the most plaintext in one record (RFC 8446, 5.1)
-ENCRYPTED_AT_ONCE: Final = 4 * RECORD  # bytes: the most that exist as ciphertext beside the outbox
 
 
 def client_context(ca: str) -> ssl.SSLContext:
@@ -28,7 +24,7 @@ def client_context(ca: str) -> ssl.SSLContext:
     return context
 
 
-class TlsClientLayer(Layer):
+class TlsClientLayer(EncryptingLayer):
     def __init__(
         self,
         sock: socket.socket,
@@ -39,21 +35,13 @@ class TlsClientLayer(Layer):
         established: Callable[[], None],
     ) -> None:
         """*name*: the host name or address that the certificate has to be for. ValueError: it can be in none."""
-        super().__init__()
+        super().__init__(sock, stream, context, name)
         self.failure = ""  # why TLS has failed
         self.store_failure = StoreFailure.TLS_FAILED  # what that means for the connection to Redis
-        self._sock = sock
-        self._stream = stream
         self._reactor = reactor
         self._on_established = established
-        self._established = False
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._ended = False  # close_notify was received
         self._answered = False  # data was received
-        self._ciphertext = b""  # not taken by the kernel yet
-        self._encrypted = 0  # bytes of the outbox in `_ciphertext`
 
     def begin(self) -> None:
         """Send the first message of the handshake, when the kernel takes it. OSError: reset."""
@@ -81,37 +69,11 @@ class TlsClientLayer(Layer):
 
     def send(self, data: bytes | memoryview) -> int:
         try:
-            return self._send(data)
+            return super().send(data)
         except OSError:
             if self._established and not self._answered:
                 self._read_refusal()
             raise
-
-    def _send(self, data: bytes | memoryview) -> int:
-        if not self._push() or not self._established:
-            return 0
-        count = self._encrypted
-        self._encrypted = 0
-        while count < len(data):
-            encrypted = self._ssl.write(data[count : count + ENCRYPTED_AT_ONCE])
-            self._ciphertext = self._outgoing.read()
-            if not self._push():
-                self._encrypted = encrypted
-                break
-            count += encrypted
-        return count
-
-    def end(self) -> None:
-        if self._established and not self._ciphertext:  # else the unsent ciphertext would follow the end
-            try:
-                self._ssl.unwrap()
-            except ssl.SSLError:
-                pass  # our close_notify is written; the server's may come or not
-            self._answer()
-        self._sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        pass
 
     def _step(self) -> None:
         """Take a step of the handshake. ProtocolError: it has failed."""
@@ -178,22 +140,4 @@ class TlsClientLayer(Layer):
             self.store_failure = StoreFailure.CERTIFICATE_REFUSED
             self.failure = error.verify_message.rstrip(".")
         else:
-            reason = getattr(error, "reason", None)  # "WRONG_VERSION_NUMBER"
-            self.failure = str(reason or error).lower().replace("_", " ")
-
-    def _answer(self) -> None:
-        """Send what the handshake or reading requires: an alert, a key update (RFC 8446, 4.6.3)."""
-        if self._outgoing.pending:
-            self._ciphertext += self._outgoing.read()
-            self._push()
-
-    def _push(self) -> bool:
-        """Give the ciphertext to the kernel; return whether it took all of it."""
-        ciphertext = self._ciphertext
-        if ciphertext:
-            try:
-                self._ciphertext = ciphertext[self._sock.send(ciphertext) :]
-            except BlockingIOError:
-                pass
-        self.unsent = len(self._ciphertext) > 0
-        return not self.unsent
+            self.failure = in_words(error)
