@@ -2,7 +2,8 @@
 #
 # A session that never acknowledges, or never comes back, keeps what it has for ever, and enough of them keep the whole
 # budget, each within its share. So the largest ones pay: the older half of what waits for them, and when nothing waits,
-# what is in flight, with the connection that does not acknowledge it. Who holds little goes on.
+# what is in flight, with the connection that does not acknowledge it. Who holds less than half of what the largest
+# holds goes on, also if that is not enough: the largest are soon no longer so.
 from collections.abc import Callable
 from heapq import nlargest
 from typing import Final, cast
@@ -44,10 +45,12 @@ class MessageShedding:
         now = self._clock()
         budget = self._budget
         if budget.used > budget.high:
-            for session in nlargest(SHED_AT_ONCE, self._store.sessions(), key=Session.held_bytes):
-                self._shed(session, now)
-                if budget.used <= budget.low:
+            largest = nlargest(SHED_AT_ONCE, self._store.sessions(), key=Session.held_bytes)
+            least = max(1, largest[0].held_bytes() >> 1) if largest else 0
+            for session in largest:
+                if session.held_bytes() < least or budget.used <= budget.low:
                     break
+                self._shed(session, now)
         budget.retry(now)
 
     def _shed(self, session: Session, now: float) -> None:

@@ -142,7 +142,7 @@ class ProtocolParts:
         self.overrides = ConfiguredLimits(
             self.sessions, store, self.protection, protection.quotas.configured, reactor, clock
         )
-        self.shedding = MessageShedding(queue_budget, store, self.lifecycle, reactor, counters, base.log, clock)
+        self.shedding = MessageShedding(queue_budget, store, self.lifecycle, reactor, counters, base.client_log, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
             self.sessions,

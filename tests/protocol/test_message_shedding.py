@@ -66,6 +66,29 @@ def test_who_holds_little_keeps_it(brokers: Brokers) -> None:
     assert gone == clients[: len(gone)] and len(gone) < len(clients)  # the first had the largest share
 
 
+def test_who_holds_nothing_stays(brokers: Brokers) -> None:
+    """Publishers and readers would be closed when those who hold messages have not let go of enough."""
+    broker = brokers(Config(limits=Limits(queue_budget=BUDGET)))
+    idle = broker.connect("idle", V5)
+    publisher = broker.connect("publisher")
+    for name in ("one", "two", "three"):
+        away = broker.connect(name, V5, properties={SESSION_EXPIRY_INTERVAL: 100})
+        subscribe(away, name, qos=1)
+        away.drop()
+    for number in range(300):
+        for topic in (b"one", b"two", b"three"):
+            publisher.send(Publish(topic, bytes(999), 1, packet_id=number + 1))
+        publisher.receive()
+    broker.queue_budget.high = 0  # too little to come down to
+    broker.queue_budget.low = 0
+
+    broker.shed()
+
+    assert broker.queue_budget.used > 0
+    assert CloseReason.MESSAGE_BUDGET not in closed(broker)
+    assert not idle.closed and not publisher.closed
+
+
 def test_a_session_that_let_go_gets_what_comes_later(brokers: Brokers) -> None:
     """It would be sent again what it lost, or nothing any more."""
     broker = brokers(Config(limits=NO_QUEUES))
