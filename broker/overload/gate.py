@@ -23,6 +23,7 @@ SAME: Final = 0.001  # seconds: publishes that are taken within this time are on
 TELLING: Final = 0.1  # seconds over which latencies are averaged, together with as many before them
 GAP_SMOOTHING: Final = 0.125
 EACH: Final = 512  # bytes: the work of a publish beside that for its bytes, where publishes of many sizes share a gate
+SHORT: Final = 3  # publishes of at most EACH bytes may exceed the bytes of a gate by this power of a half
 NONE: Final = -1.0
 
 
@@ -177,10 +178,14 @@ class Gate:
         self._look()
 
     def fits(self, n: int, size: int) -> bool:
-        """Whether *n* more publishes of *size* bytes together may pass; one publish always passes an empty gate."""
+        """Whether *n* more publishes of *size* bytes together may pass; one publish always passes an empty gate.
+
+        Short ones pass where only the bytes of long ones fill the gate: these would have them wait a round of all.
+        """
         if self.count == 0 and n == 1:
             return True
-        return self.count + n <= self._limit and self.bytes + size <= self._most_bytes
+        most = self._most_bytes if size > n * EACH else self._most_bytes + (self._most_bytes >> SHORT)
+        return self.count + n <= self._limit and self.bytes + size <= most
 
     def room(self) -> int:
         """How many more publishes may pass, by their number alone."""
