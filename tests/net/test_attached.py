@@ -11,7 +11,7 @@ from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.loop import SLICE
 from broker.net.sender import BULK
-from broker.net.stream import OPEN, Stream
+from broker.net.stream import LARGE_READ, OPEN, Stream
 from broker.net.unfinished_input import UnfinishedInput
 from broker.reasons import CloseReason
 from tests.inprocess import Broker
@@ -20,6 +20,7 @@ Brokers = Callable[..., Broker]
 
 WORD = 4
 ANY = 1 << 30
+COSTLY = 2200  # units
 
 
 class Words:
@@ -96,6 +97,37 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
     broker.loop.turn()
 
     assert [taken] == before
+
+
+class Everything(Words):
+    """Takes all input at once, for COSTLY units."""
+
+    def serve(self, stream: Stream, quantum: int, now: float) -> int:
+        self.taken.append(stream.input[stream.position : stream.position + stream.left])
+        stream.position += stream.left
+        stream.left = 0
+        return COSTLY
+
+
+@pytest.fixture
+def peer(broker: Broker) -> Iterator[Everything]:
+    made = Everything(broker)
+    yield made
+    made.theirs.close()
+
+
+def test_it_is_read_more_than_once_in_a_round_of_many(broker: Broker, peer: Everything) -> None:
+    """What another worker has accepted would wait for as many rounds, each with all clients of this one."""
+    peer.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE_READ)
+    clients = [broker.connect(f"client{n}") for n in range(100)]  # 4 000 units of the round for each
+    broker.settle()
+    peer.theirs.sendall(bytes(3 * LARGE_READ))
+    for client in clients:
+        client.send(PingReq())
+    broker.clock.step = SLICE  # so a turn has one round
+    broker.loop.turn()
+
+    assert [LARGE_READ] * 3 == [len(one) for one in peer.taken]
 
 
 def test_much_output_is_sent_ahead_of_much_output_of_clients(broker: Broker, words: Words) -> None:
