@@ -36,7 +36,7 @@ from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 
-AT_ONCE: Final = 0.001  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
+AT_ONCE: Final = 0.00025  # seconds for filters of one SUBSCRIBE, after which other connections have their turn
 UNSUBSCRIBED_AT_ONCE: Final = 64  # filters of one UNSUBSCRIBE, after which other connections have their turn
 VISITED_AT_ONCE: Final = 4096  # receivers of routes visited to remove them, after which others have their turn, too
 SUBSCRIPTIONS: Final = 100  # removed or registered between two looks at the clock
