@@ -357,8 +357,8 @@ class Overload:
     gate_idle: float = duration(0.005, least=0.001, most=60.0)
     # Publishes under way that a gate always allows: it learns its rate from them.
     gate_floor: int = number(20, least=1, most=1_000_000)
-    # Bytes under way at one gate: 10 ms of another worker, 25 ms of a fast disk.
-    gate_bytes: int = size(4 * MIB, least=KIB)
+    # Bytes under way at one gate: 5 ms of another worker, 12 ms of a fast disk.
+    gate_bytes: int = size(2 * MIB, least=KIB)
     wait: float = duration(30.0, least=0.1, most=86400.0)  # the longest wait at a gate; most clients give up by then
     accounts: int = number(65_536)  # disconnected clients whose credits are remembered, about 250 bytes each
     # The size of each worker's trace, a file of its decisions that `weir simulate` plays with other settings; 0 = no
