@@ -21,6 +21,7 @@ UNAUTHENTICATED_AT_ONCE: Final = 8  # served in a slice at least, at 20 to 100 u
 # Units of a round at least for a stream that is not a client's: another worker's carries what many clients publish.
 # With the share of one client, what was accepted would wait there while more is accepted here.
 ATTACHED: Final = 5000
+READS: Final = 16  # reads of such a stream in a round at most: what a handler has read of a long reply uses no units
 
 
 class Rounds:
@@ -184,7 +185,7 @@ class Rounds:
 
     def _serve_attached(self, stream: Stream, handler: Handler, quantum: int, now: float) -> int:
         """Read and serve *stream*, which is not a client's, by *handler*; return the units used."""
-        units = 0
+        units = reads = 0
         while True:
             if stream.has_input() and (stream.left == 0 or stream.left < stream.needs):
                 try:
@@ -203,8 +204,9 @@ class Rounds:
                     return units
             else:
                 units += 1
+            reads += 1
             served = stream.left == 0 or stream.left < stream.needs
-            if not served or units >= quantum or not stream.has_input():
+            if not served or units >= quantum or reads == READS or not stream.has_input():
                 break
         stream.debt = units - quantum if units > quantum else 0
         if not served:

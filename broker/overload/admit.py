@@ -28,7 +28,6 @@ FILTER: Final = 5  # not about a publish: a filter is not subscribed to
 
 NOT_WAITING: Final = math.inf
 UNBOUNDED: Final = 1 << 30  # publishes
-ENDLESS: Final = 1 << 60  # bytes of a turn
 SHARE: Final = 1024 * 1024  # bytes under way at a gate up to which a run goes on
 V5: Final = 5
 

@@ -2,9 +2,13 @@
 #
 # The protocol layer derives a class from it that knows the connection. Overload protection itself knows no sockets: it
 # decides about clients, and calls `pause()` and `resume()`.
-from broker.overload.admit import ENDLESS, NOT_WAITING, Publish, Verdict
+from typing import Final
+
+from broker.overload.admit import NOT_WAITING, Publish, Verdict
 from broker.overload.credits import Account
 from broker.overload.quotas.quota import Quota
+
+ENDLESS: Final = 1 << 60  # bytes of a turn that has no end
 
 
 class ProtectedClient:

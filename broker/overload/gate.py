@@ -192,14 +192,16 @@ class Gate:
         return max(0, self._limit - self.count)
 
     def bytes_room(self) -> int:
-        """How many more bytes may pass in publishes of the mean size of those under way; each counts EACH more."""
-        mean = EACH + (self.bytes // self.count if self.count else 0)
-        return min(self.room() * mean, self._most_bytes - self.bytes)
+        """How many more bytes may pass in publishes of the mean size of those under way."""
+        return min(self.room() * self._mean(), self._most_bytes - self.bytes)
 
     def places(self) -> int:
         """How many clients may pass with a publish of that size each."""
-        mean = EACH + (self.bytes // self.count if self.count else 0)
-        return -(-self.bytes_room() // mean) if self.open else 0
+        return -(-self.bytes_room() // self._mean()) if self.open else 0
+
+    def _mean(self) -> int:
+        """The mean size of the publishes under way, in bytes, and EACH more for the work beside that for bytes."""
+        return EACH + (self.bytes // self.count if self.count else 0)
 
     def idle_room(self) -> int:
         """How many more publishes may pass without credits, until the work under way takes `overload.gate_idle`."""

@@ -9,8 +9,8 @@ from typing import Final, cast
 
 from broker.config.schema import Overload
 from broker.metrics.pause_statistics import PauseStatistics
-from broker.overload.admit import ENDLESS, NOT_WAITING, Verdict
-from broker.overload.client import ProtectedClient
+from broker.overload.admit import NOT_WAITING, Verdict
+from broker.overload.client import ENDLESS, ProtectedClient
 from broker.overload.credits import Ledger
 from broker.overload.gate import Gate
 from broker.overload.level import Resources, Signal, Signals

@@ -3,10 +3,9 @@
 # When the gate has room, clients with more credits go first, in a few classes, and within a class in the order of their
 # arrival. Only as many are woken as there is room for, as the rest would have to wait again. Each woken client has a
 # turn, an equal part of the room: a client that floods would otherwise fill the room alone, and the others would go
-# back to the end. A turn is bytes, not publishes: beside clients that publish 64 KiB at a time, a client with publishes
-# of 100 bytes would otherwise get a hundredth of what each of them gets. A client that waits for credits is in a class
-# of its own: it is woken when it can afford its publish, or when the resource is so idle that making it wait helps
-# nobody.
+# back to the end. A turn is bytes, not publishes: with turns of publishes, a client with publishes of 100 bytes would
+# wait as long as one that gets 64 KiB through in each turn. A client that waits for credits is in a class of its own:
+# it is woken when it can afford its publish, or when the resource is so idle that making it wait helps nobody.
 from collections import OrderedDict
 from typing import Final
 

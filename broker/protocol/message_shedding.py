@@ -3,7 +3,7 @@
 # A session that never acknowledges, or never comes back, keeps what it has for ever, and enough of them keep the whole
 # budget, each within its share. So the largest ones pay: the older half of what waits for them, and when nothing waits,
 # what is in flight, with the connection that does not acknowledge it. Who holds less than half of what the largest
-# holds goes on, also if that is not enough: the largest are soon no longer so.
+# holds goes on, also if that is not enough: each pass, ten times a second, halves what the largest hold.
 from collections.abc import Callable
 from heapq import nlargest
 from typing import Final, cast

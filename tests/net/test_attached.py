@@ -10,6 +10,7 @@ from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V311, PingReq, PingResp, Publish, Subscribe, Wanted
 from broker.net.loop import SLICE
+from broker.net.rounds import READS
 from broker.net.sender import BULK
 from broker.net.stream import LARGE_READ, OPEN, Stream
 from broker.net.unfinished_input import UnfinishedInput
@@ -102,11 +103,14 @@ def test_it_is_served_ahead_of_clients(broker: Broker, words: Words) -> None:
 class Everything(Words):
     """Takes all input at once, for COSTLY units."""
 
+    cost = COSTLY
+
     def serve(self, stream: Stream, quantum: int, now: float) -> int:
         self.taken.append(stream.input[stream.position : stream.position + stream.left])
         stream.position += stream.left
         stream.left = 0
-        return COSTLY
+        self.on_word()
+        return self.cost
 
 
 @pytest.fixture
@@ -128,6 +132,27 @@ def test_it_is_read_more_than_once_in_a_round_of_many(broker: Broker, peer: Ever
     broker.loop.turn()
 
     assert [LARGE_READ] * 3 == [len(one) for one in peer.taken]
+
+
+def test_a_peer_that_sends_as_fast_as_it_is_read_leaves_clients_their_share(broker: Broker, peer: Everything) -> None:
+    """While a long reply of Redis arrives, which uses no units before its end, clients would not be served at all."""
+    peer.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE_READ)
+    much = bytes(LARGE_READ)
+    peer.cost = 0
+    peer.on_word = lambda: peer.theirs.sendall(much) if len(peer.taken) < 3 * READS else None
+    client = broker.connect("me")
+    broker.settle()
+    peer.theirs.sendall(much)
+    client.send(PingReq())
+    broker.clock.step = SLICE  # so a turn has one round
+    broker.loop.turn()
+    client.pull()
+
+    assert READS == len(peer.taken)
+    assert [PingResp()] == client.inbox
+    broker.clock.step = 0.0
+    broker.settle()
+    assert 3 * READS == len(peer.taken)
 
 
 def test_much_output_is_sent_ahead_of_much_output_of_clients(broker: Broker, words: Words) -> None:

@@ -4,8 +4,8 @@ import pytest
 from broker.config.schema import Overload, Quotas, QuotaScope
 from broker.config.values import KIB
 from broker.mqtt.packets import V5, V311
-from broker.overload.admit import ACCEPT, CLOSE, DROP, ENDLESS, NOT_WAITING, PAUSE, REFUSE
-from broker.overload.client import ProtectedClient
+from broker.overload.admit import ACCEPT, CLOSE, DROP, NOT_WAITING, PAUSE, REFUSE
+from broker.overload.client import ENDLESS, ProtectedClient
 from broker.overload.gate import EACH, Gate
 from broker.reasons import PauseReason
 from tests.overload.protected import Protected
