@@ -8,6 +8,7 @@
 # make charts   sustained overload with protection and without, measured and drawn: make charts ARGS="--seconds 10"
 # make screenshots  the pictures of the dashboard in deploy/screenshots, by the tests that check what they show
 # make fuzz     mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
+# make soak     an hour of load beside the fuzzer: nothing lost, no process grows: make soak ARGS="--minutes 60"
 # make faults   workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
 # make wheel    the package for another machine: dist/weirmq-*.whl
@@ -44,7 +45,7 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run demo check test nightly lint bench charts screenshots fuzz faults scenes wheel release lock clean installed
+.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults scenes wheel release lock clean installed
 
 # Ctrl-C reaches both by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
 run: $(VENV)/needs $(VENV)/dashboard
@@ -108,6 +109,9 @@ screenshots: $(VENV)/dev $(VENV)/dashboard $(VENV)/analytics
 
 fuzz: installed $(VENV)/dev
 	@$(INSTALLED) -m tests.tools.fuzz $(ARGS)
+
+soak: installed $(VENV)/dev
+	@$(INSTALLED) -m tests.tools.soak $(ARGS)
 
 faults: installed $(VENV)/dev
 	@$(INSTALLED) -m tests.tools.faults $(ARGS)

@@ -8,7 +8,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_kib(pid: int) -> int:
-    return sum(_status_kib(process, "VmRSS:") for process in family(pid))
+    return sum(resident_kib_of(process) for process in family(pid))
+
+
+def resident_kib_of(process: int) -> int:
+    """That of one process alone."""
+    return _status_kib(process, "VmRSS:")
 
 
 def family(pid: int) -> list[int]:

@@ -18,6 +18,7 @@ from tests.system.raw import RawClient
 from tests.tools.bench.cost import cpu_seconds, resident_kib
 from tests.tools.fuzz.inputs import Inputs
 from tests.tools.fuzz.loop import Loop
+from tests.tools.fuzz.mistakes import Mistakes
 from tests.tools.fuzz.pair import Pair
 from tests.tools.fuzz.swarm import Swarm
 from tests.tools.fuzz.transports import Transport
@@ -61,8 +62,6 @@ MOST_PER_INPUT: Final = 8  # bytes that it may have more for each input: a point
 REASONS: Final = "$SYS/broker/weir/"
 UPTIME: Final = b"$SYS/broker/uptime"  # changes with each sample
 SYS_SAMPLES: Final = 3  # the retained one, one that may be of this moment, and one that is later
-# What a broker logs that no client may cause.
-MISTAKES: Final = (b'"internal_error"', b"Traceback", b'"worker_died"', b'"worker_stderr"')
 MOST_FAILURES: Final = 20  # a run ends after so many
 
 
@@ -105,7 +104,7 @@ class Campaign:
         self._broker = broker
         self._transport = transport
         self._first = first
-        self._log_read = 0
+        self._mistakes = Mistakes(broker.log)
         self._loop = Loop()
         self._pair = Pair(self._loop, transport, f"pair-{time.time_ns():x}", self._pair_failed)
         numbers = iter(range(first, first + count))
@@ -164,14 +163,8 @@ class Campaign:
 
     def _read_log(self) -> None:
         """The broker may log whatever clients did, and no mistake of its own, nor the death of a worker."""
-        with self._broker.log.open("rb") as log:
-            log.seek(self._log_read)
-            text = log.read()
-        whole = text.rpartition(b"\n")[0]
-        self._log_read += len(whole)
-        for line in whole.splitlines():
-            if any(word in line for word in MISTAKES):
-                self._logged(line.decode(errors="replace"))
+        for line in self._mistakes.read():
+            self._logged(line)
 
     def _logged(self, line: str) -> None:
         try:

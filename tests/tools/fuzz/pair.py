@@ -61,7 +61,10 @@ class Client:
     def connect(self) -> None:
         self._reader = PacketReader(self.version, LIMIT)
         self._connection = Connection(self._loop, self._transport.port, self._transport.channel(), self)
-        self.say(Connect(self.version, self.client_id, self._clean))
+        self.say(self.hello())
+
+    def hello(self) -> Connect:
+        return Connect(self.version, self.client_id, self._clean)
 
     def say(self, *packets: Packet) -> None:
         assert self._connection is not None
