@@ -294,6 +294,16 @@ def test_a_deletion_is_forgotten_when_no_older_write_can_come() -> None:
     assert 301 == retained.statistics().tombstone_bytes
 
 
+def test_a_topic_that_is_deleted_again_and_again_has_one_tombstone() -> None:
+    """Those of others would be given up for bytes that nobody holds."""
+    retained = RetainedMessages(100, 10_000)
+    clock = HybridClock(WorkerId("weir", 0, 1), time.time)
+    for _ in range(5):
+        retained.delete(b"t", clock.stamp(), 10.0, deleted_before=True)
+
+    assert (1, 301) == (retained.statistics().tombstones, retained.statistics().tombstone_bytes)
+
+
 def test_tombstones_stay_within_the_bytes_of_retained_messages() -> None:
     """A client that sets and deletes ever new topics could fill the memory within the life of a tombstone."""
     retained = RetainedMessages(100, 10_000)

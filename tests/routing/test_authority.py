@@ -71,6 +71,7 @@ def test_a_publish_asks_once() -> None:
 
     assert route.guarded
     assert [True, True, False, False] == [party.routes.may_publish(route, who) for who in (alice, alice, eve, eve)]
+    assert [True, False] == [party.routes.may_publish(route, who) for who in (alice, eve)]
     assert 2 == guard.asked
 
 

@@ -437,3 +437,17 @@ def test_a_client_that_may_not_publish_has_nothing_matched(topic: bytes, asked: 
     assert not party.routes.may_publish(route, publisher)
     assert asked == authoriser.asked
     assert 0 == party.routes.statistics()[0]
+
+
+def test_a_route_that_outlives_new_filters_pays_for_looking_at_them() -> None:
+    """A client that changes `+/x` all the time would have each route compared with it for nothing."""
+    party = Party()
+    party.routes.find(b"home/x")
+    for number in range(3):
+        party.subscribe("churn", b"+/%d" % number)
+    party.routes.take_visits()
+    route = party.routes.find(b"home/x")
+
+    assert 3 == party.routes.take_visits()
+    assert route is party.routes.find(b"home/x")
+    assert 0 == party.routes.take_visits()

@@ -1,12 +1,17 @@
 import pytest
 
+from broker.config.schema import Overload
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.overload.gate import Gate
 from broker.reasons import DropReason
 from broker.routing.fanout import SHARED_PAGE
+from broker.routing.neighbour import Neighbour
 from broker.routing.shared import CHECKS, FEW_CHECKS, SharedGroup
 from broker.session.message import NEVER, Message
 from broker.session.queue import MESSAGE, QUEUED
+from broker.version import form
+from broker.worker_id import WorkerId
 from tests.routing.party import Party
 from tests.session.receiver import NOW, Receiver, message
 
@@ -480,3 +485,53 @@ def test_slow_members_are_looked_at_whoever_leaves(left: int) -> None:
     party.client(f"{left}").connect(V5)
 
     assert f"{left}" in [chosen(party, 1) for _ in range(4)]
+
+
+# Members at other workers. An interpreted class cannot extend the compiled one, hence the marks.
+
+
+class Elsewhere(Neighbour if form() == "interpreted" else object):  # type: ignore[misc]
+    """Another worker, which keeps what it is offered."""
+
+    def __init__(self, shard: int) -> None:
+        super().__init__(WorkerId("node", shard, 1), Gate(Overload(), f"worker {shard}", 1 << shard, NOW))
+        self.offered: list[Message] = []
+
+    def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
+        assert 1 == hop
+        self.offered.append(message)
+
+
+@pytest.mark.interpreted
+def test_workers_take_turns_by_their_ready_members() -> None:
+    """The members of one worker would do the work of all others."""
+    party, other = three(), Elsewhere(1)
+    group(party).set_remote_members(other, 7, 6)
+
+    here = [chosen(party, 0) for _ in range(9)]
+
+    assert 6 == len(other.offered)
+    assert ["a", "b", "c"] == [name for name in here if name]
+
+
+@pytest.mark.interpreted
+def test_the_first_report_of_members_and_the_last_are_told_from_others() -> None:
+    """A worker with members would not become a receiver of the route, or stay one without any."""
+    shared, other = group(three()), Elsewhere(1)
+
+    assert [True, False, True, False] == [shared.set_remote_members(other, count, 0) for count in (2, 1, 0, 0)]
+
+
+@pytest.mark.interpreted
+def test_nobody_waits_for_a_worker_that_has_ended() -> None:
+    """Publishes to a group would wait at the gate of a worker that is gone."""
+    party, other = three(), Elsewhere(1)
+    shared = group(party)
+    shared.set_remote_members(other, 1, 1)
+    for name in "abc":
+        party.unsubscribe(name, b"$share/g/t")
+    other.gate.block()
+    assert other.gate is shared.closed_gate()
+    other.gone = True
+
+    assert shared.closed_gate() is None

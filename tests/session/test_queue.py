@@ -10,7 +10,7 @@ from broker.reasons import DropReason
 from broker.routing.route import Group
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
-from broker.session.queue import MESSAGE, QUEUED, UNLIMITED, MemoryQueue, MessageBudget, MessageQueue
+from broker.session.queue import MESSAGE, QUEUED, UNLIMITED, Holder, MemoryQueue, MessageBudget, MessageQueue
 from broker.session.session import Session
 from broker.version import form
 from tests.session.receiver import NOW, PLENTY, Receiver, message
@@ -204,3 +204,37 @@ def test_a_stored_queue_hears_once_of_a_message_that_its_client_has() -> None:
 
     assert [b"b"] == [each.payload for each in queue.stored]
     assert receiver.session.pubcomp(1, NOW)
+
+
+def test_what_has_left_makes_room() -> None:
+    """A queue drops messages although it is nearly empty, once enough have passed through it."""
+    queue = MemoryQueue(6, MessageBudget(PLENTY))
+
+    for _ in range(5):
+        assert 0 == queue.append(message(b"aa", 1), UNLIMITED)
+        assert queue.pop() is not None
+
+
+class Waiter(Holder if form() == "interpreted" else object):  # type: ignore[misc]
+    """Counts how often it may go on."""
+
+    def __init__(self) -> None:
+        self.pumped = 0
+
+    def pump(self, now: float) -> None:
+        self.pumped += 1
+
+
+@pytest.mark.interpreted
+def test_a_session_that_has_ended_is_not_asked_to_go_on() -> None:
+    """A session that is gone is kept until there is memory, and sends to a client that it no longer has."""
+    budget = MessageBudget(100)
+    ended, waits = Waiter(), Waiter()
+    budget.used = 200
+    assert not budget.allows(ended, 0)
+    assert not budget.allows(waits, 0)
+    budget.forget(ended)
+    budget.used = 0
+    budget.retry(NOW)
+
+    assert (0, 1) == (ended.pumped, waits.pumped)

@@ -136,3 +136,12 @@ def test_a_run_needs_no_alias() -> None:
     receiver.offer(message(b"c", topic=b"to/pic"))
 
     assert [Publish(b"to/pic", b"c", properties={TOPIC_ALIAS: 1})] == receiver.take()
+
+
+def test_each_packet_of_a_run_counts_as_a_message() -> None:
+    """A strategy that flushes after a number of messages would take a run for one."""
+    client = Receiver().connect(V311)
+    before = client.outbox.messages()
+    client.session.offer_run(run(PAYLOADS, V311), b"", NOW)
+
+    assert len(PAYLOADS) == client.outbox.messages() - before
