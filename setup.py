@@ -40,6 +40,7 @@ COMPILED = [
     "broker/session/*.py",
     "broker/session/transfer/*.py",
     "broker/store/*.py",
+    "broker/store/durable/*.py",
     "broker/store/redis/*.py",
     "broker/worker_id.py",
     "cli/load/*.py",

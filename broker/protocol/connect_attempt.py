@@ -370,7 +370,7 @@ class ConnectAttempt(PendingConnect):
             self._attempts.subscribing.judge_again(session)
         elif principal.judged == former.judged:
             return
-        session.withhold(partial(authoriser.may_receive, principal))
+        session.withhold(partial(authoriser.may_receive, principal), self._attempts.clock())
 
     # Ends.
 

@@ -60,7 +60,7 @@ class MessageShedding:
             stream = None if session.outbox is None else self._reactor.stream_of(session.outbox)
             if stream is not None:
                 self._lifecycle.close(cast(Connection, stream), CloseReason.MESSAGE_BUDGET, now)
-            dropped = session.drop_all()
+            dropped = session.drop_all(now)
         self._log.warning("messages_shed", client=session.client_id, messages=dropped, bytes=size)
 
     def _drop_older_half(self, session: Session) -> int:

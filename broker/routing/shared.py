@@ -217,13 +217,13 @@ class SharedGroup(Subscriber):
     def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
         """Offer *message* to one member; false if there is none for it. *hop*: how many workers have passed it on."""
         if self._waiting is not None and message.qos:
-            self._wait(message)
+            self._wait(message, now)
             return True
         self._forget_gone()
         if not self.remote or hop >= HOPS:
             return (
                 self._offer_to_ready(message, now)
-                or self._offer_to_wait(message)
+                or self._offer_to_wait(message, now)
                 or (hop > 0 and message.qos > 0 and self._pass_round(message, hop, now))
             )
         neighbour = self._next_neighbour() if hop == 0 else None
@@ -232,7 +232,7 @@ class SharedGroup(Subscriber):
                 return True
             neighbour = self._most_ready()
         if neighbour is None:
-            if self._offer_to_wait(message):
+            if self._offer_to_wait(message, now):
                 return True
             if message.qos or not self._members:  # QoS 0 does not wait, so it is not passed on without a ready member
                 neighbour = self._largest()
@@ -310,12 +310,12 @@ class SharedGroup(Subscriber):
             return True
         return any(self._may_receive(subscription, topic) for subscription in self._members)
 
-    def _wait(self, message: Message) -> None:
+    def _wait(self, message: Message, now: float) -> None:
         """Have *message* wait for the first member that can be sent it."""
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = self._backlog.begin_list(self._key, self)
-        dropped = waiting.append(message, self._backlog.queue)
+        dropped = waiting.append(message, self._backlog.queue, now)
         if dropped:
             self._dropped(waiting, dropped)
         if waiting.count:
@@ -361,13 +361,13 @@ class SharedGroup(Subscriber):
         member.session.offer(_variant_for(member, message), now)
         return True
 
-    def _offer_to_wait(self, message: Message) -> bool:
+    def _offer_to_wait(self, message: Message, now: float) -> bool:
         """Have *message* wait here, if a member at this worker lets it."""
         if message.qos == 0:
             return False
         if not self._lets_wait(self._slow, message.topic) and not self._lets_wait(self._absent, message.topic):
             return False
-        self._wait(message)
+        self._wait(message, now)
         return True
 
     def _next_neighbour(self) -> Neighbour | None:

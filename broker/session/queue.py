@@ -36,6 +36,10 @@ class Holder:
         """Go on, as far as the limits allow."""
         raise NotImplementedError
 
+    def queue_dropped(self, count: int) -> None:
+        """The queue has dropped *count* messages, the oldest ones, beside those that `append()` returned."""
+        raise NotImplementedError
+
 
 class MessageBudget:
     """The memory of the messages that all sessions of a worker hold, in queues and in windows.
@@ -143,15 +147,27 @@ class MessageQueue:
         self.count = 0  # messages that wait
         self.size = 0  # bytes of them that count in the memory of this worker
         self.permanent = permanent  # the session keeps it although it is empty
+        self.packet_id = 0  # for the message that `pop()` or `keep()` took last; 0: the session chooses one
+
+    def bind(self, holder: Holder) -> None:
+        """The queue is that of *holder*."""
+        raise NotImplementedError
 
     def limit(self, most_bytes: int) -> None:
         """Let at most *most_bytes* wait, from the next message on."""
         raise NotImplementedError
 
-    def append(self, message: Message, most: int) -> int:
+    def append(self, message: Message, most: int, now: float) -> int:
         """Add *message* as the last one; drop the oldest while there are more than *most*, or more bytes than allowed.
 
         Returns how many messages were dropped.
+        """
+        raise NotImplementedError
+
+    def keep(self, message: Message, now: float) -> bool:
+        """Take *message* of QoS 1, which is sent at once as none waits; false if it has to wait.
+
+        Only for a permanent queue. The message does not count in the budget here, as it is in flight.
         """
         raise NotImplementedError
 
@@ -163,8 +179,11 @@ class MessageQueue:
         """Take the oldest message; None if there is none now. It counts in the budget as in flight from now on."""
         raise NotImplementedError
 
-    def done(self, message: Message) -> None:
-        """The session is done with *message*, which was popped: acknowledged, expired or too large for its client."""
+    def done(self, packet_id: int, message: Message, now: float) -> None:
+        """The session is done with *message*, which was taken under *packet_id*.
+
+        It was acknowledged, has expired, is too large for the client, or must not be sent any more.
+        """
         raise NotImplementedError
 
     def take_all(self) -> deque[Message]:
@@ -176,7 +195,7 @@ class MessageQueue:
         raise NotImplementedError
 
     def clear(self) -> int:
-        """Remove all messages; return how many."""
+        """Remove all messages, as the session has ended; return how many waited."""
         raise NotImplementedError
 
 
@@ -190,10 +209,13 @@ class MemoryQueue(MessageQueue):
         self._most_bytes = most_bytes
         self._budget = budget
 
+    def bind(self, holder: Holder) -> None:
+        pass  # it asks nothing of its session
+
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
 
-    def append(self, message: Message, most: int) -> int:
+    def append(self, message: Message, most: int, now: float) -> int:
         budget = self._budget
         size = message.size
         self._messages.append(message)
@@ -235,7 +257,7 @@ class MemoryQueue(MessageQueue):
             self.size += message.size
             self._budget.put_back()
 
-    def done(self, message: Message) -> None:
+    def done(self, packet_id: int, message: Message, now: float) -> None:
         pass  # nothing of it is left here
 
     def take_all(self) -> deque[Message]:

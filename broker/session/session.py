@@ -16,6 +16,7 @@ from broker.metrics.counters import Counters
 from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
+from broker.session.aliases import TopicAliases
 from broker.session.decisions import Decisions
 from broker.session.limits import SessionLimits
 from broker.session.message import NEVER, Message
@@ -60,12 +61,13 @@ class Session(Holder):
         self.version = 0
         self.maximum_packet = 0  # bytes that the client accepts; 0 = any number
         self.window = 0  # QoS 1 and 2 messages that may be unacknowledged
-        self.alias_maximum = 0  # topic aliases that the broker may set
-        self._aliases: dict[bytes, int] | None = None
+        self._aliases: TopicAliases | None = None  # None: the broker may set none
         self._inflight: dict[int, Message] | None = None
         self._inflight_bytes = 0
         self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
         self._queue = queue  # None: no message waits
+        if queue is not None:
+            queue.bind(self)
         self.last_id = 0  # the packet id that was given last, 0 before the first
         self._limits = limits
         self._counters = counters
@@ -80,8 +82,7 @@ class Session(Holder):
         self.version = version
         self.window = min(receive_maximum, self._limits.inflight)  # the send quota [MQTT-4.9.0-1]
         self.maximum_packet = maximum_packet
-        self.alias_maximum = alias_maximum
-        self._aliases = None  # [MQTT-3.3.2-7]
+        self._aliases = TopicAliases(alias_maximum) if alias_maximum else None  # [MQTT-3.3.2-7]
         self._carried = None
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
@@ -119,15 +120,15 @@ class Session(Holder):
             self._unsent = None
         self.outbox = None
 
-    def withhold(self, may_receive: Callable[[bytes], bool]) -> int:
+    def withhold(self, may_receive: Callable[[bytes], bool], now: float) -> int:
         """Without a connection: drop the messages whose topic the client may not read any more; return how many."""
-        return self._drop_unless(lambda message: may_receive(message.topic), DropReason.MAY_NOT_READ)
+        return self._drop_unless(lambda message: may_receive(message.topic), DropReason.MAY_NOT_READ, now)
 
-    def drop_all(self) -> int:
+    def drop_all(self, now: float) -> int:
         """Without a connection: drop all messages, as they fill the memory of the worker; return how many."""
-        return self._drop_unless(lambda message: False, DropReason.MESSAGE_BUDGET)
+        return self._drop_unless(lambda message: False, DropReason.MESSAGE_BUDGET, now)
 
-    def _drop_unless(self, keep: Callable[[Message], bool], reason: DropReason) -> int:
+    def _drop_unless(self, keep: Callable[[Message], bool], reason: DropReason, now: float) -> int:
         dropped = 0
         queue = self._queue
         if queue is not None:
@@ -140,7 +141,7 @@ class Session(Holder):
                 dropped += 1
                 self._limits.budget.release(message)
                 if queue is not None:
-                    queue.done(message)
+                    queue.done(packet_id, message, now)
         self._inflight = inflight or None
         self._inflight_bytes = sum([message.size for message in inflight.values()])
         self._forget_empty_queue()
@@ -238,15 +239,19 @@ class Session(Holder):
         if message.qos == 0:
             self._send_once(message, out, now)
             return
-        if self._queue is not None:
-            self._wait(message)
+        queue = self._queue
+        if queue is not None and (queue.count or message.qos == 2):
+            self._wait(message, now)
             return
         inflight = self._inflight
         if inflight is None:
             inflight = self._inflight = {}
         budget, held = self._limits.budget, self._inflight_bytes
         if len(inflight) >= self.window or self._unsent or (held > budget.window and not budget.allows(self, held)):
-            self._wait(message)
+            self._wait(message, now)
+            return
+        if queue is not None and not queue.keep(message, now):
+            self._wait(message, now)
             return
         holders = message.holders
         message.holders = holders + 1
@@ -265,7 +270,7 @@ class Session(Holder):
             self.offer(message, now)
             out.end_delivery(counters.publishes_sent)
         elif message.qos:
-            self._wait(message)
+            self._wait(message, now)
         elif reason is not None:
             self._dropped(reason, 1)
 
@@ -343,7 +348,7 @@ class Session(Holder):
             if waiting.expired(now):
                 self._dropped(DropReason.EXPIRED, 1)
                 budget.release(waiting)
-                queue.done(waiting)
+                queue.done(queue.packet_id, waiting, now)
             else:
                 self._send(waiting, inflight, out, now)
         self._forget_empty_queue()
@@ -352,7 +357,11 @@ class Session(Holder):
     def _send_once(self, message: Message, out: Outbox, now: float) -> None:
         """Write *message*, which is of QoS 0."""
         counters = self._counters
-        packet = self._aliased(message, 0, now) if self.alias_maximum else message.whole(self.version, now)
+        aliases = self._aliases
+        if aliases is None:
+            packet = message.whole(self.version, now)
+        else:
+            packet = aliases.packet(message, 0, self.maximum_packet, now)
         if self.maximum_packet and len(packet) > self.maximum_packet:
             self._dropped(DropReason.TOO_LARGE, 1)  # never sent [MQTT-3.1.2-24]
             return
@@ -366,43 +375,30 @@ class Session(Holder):
         [MQTT-2.2.1-4], [MQTT-4.3.2-1], [MQTT-4.3.3-1]
         """
         counters = self._counters
+        queue = self._queue
+        packet_id = 0 if queue is None else queue.packet_id
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
             self._dropped(DropReason.TOO_LARGE, 1)  # the broker goes on as if it were delivered [MQTT-3.1.2-25]
             self._limits.budget.release(message)
-            if self._queue is not None:
-                self._queue.done(message)
+            if queue is not None:
+                queue.done(packet_id, message, now)
             return
-        packet_id = self.last_id % 65535 + 1
-        while packet_id in inflight:
-            packet_id = packet_id % 65535 + 1
+        if not packet_id:
+            packet_id = self.last_id % 65535 + 1
+            while packet_id in inflight:
+                packet_id = packet_id % 65535 + 1
         self.last_id = packet_id
         inflight[packet_id] = message  # until PUBACK [MQTT-4.3.2-3] or PUBREC [MQTT-4.3.3-3]
         self._inflight_bytes += message.size
-        if self.alias_maximum:
-            out.write(self._aliased(message, packet_id, now))
-        else:
+        aliases = self._aliases
+        if aliases is None:
             out.write(message.packet(self.version, packet_id, now))
+        else:
+            out.write(aliases.packet(message, packet_id, self.maximum_packet, now))
         counters.publishes_sent += 1
         counters.publish_bytes_sent += len(message.payload)
 
-    def _aliased(self, message: Message, packet_id: int, now: float) -> bytes:
-        """The packet with a topic alias; the first packet of a topic tells the client what its alias is.
-
-        Aliases go from 1 [MQTT-3.3.2-8] to the client's maximum [MQTT-3.3.2-11].
-        """
-        aliases = self._aliases
-        if aliases is None:
-            aliases = self._aliases = {}
-        known = aliases.get(message.topic, 0)
-        alias = known or len(aliases) + 1
-        if alias <= self.alias_maximum:
-            packet = message.aliased(b"" if known else message.topic, alias, packet_id, now)
-            if not self.maximum_packet or len(packet) <= self.maximum_packet:  # an alias is longer than a short topic
-                aliases[message.topic] = alias
-                return packet
-        return message.packet(V5, packet_id, now) if packet_id else message.whole(V5, now)
-
-    def _wait(self, message: Message) -> None:
+    def _wait(self, message: Message, now: float) -> None:
         """Queue *message*, in order [MQTT-4.6.0-6], if the kind of session and its limits allow."""
         if self.ended:
             self._dropped(DropReason.SESSION_ENDED, 1)
@@ -415,7 +411,7 @@ class Session(Holder):
         queue = self._queue
         if queue is None:
             queue = self._queue_to_fill()
-        dropped = queue.append(message, self._limits.queue if self.expiry else UNLIMITED)
+        dropped = queue.append(message, self._limits.queue if self.expiry else UNLIMITED, now)
         if dropped:
             self._queued(dropped)
 
@@ -424,6 +420,9 @@ class Session(Holder):
         if queue is None:
             queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget)
         return queue
+
+    def queue_dropped(self, count: int) -> None:
+        self._queued(count)
 
     def _queued(self, dropped: int) -> None:
         """The queue was filled, and *dropped* of its oldest messages for that."""
@@ -459,7 +458,7 @@ class Session(Holder):
         self._limits.budget.used -= INFLIGHT if holders else FIRST_INFLIGHT + size
         queue = self._queue
         if queue is not None:
-            queue.done(message)
+            queue.done(packet_id, message, now)
             self.pump(now)
         elif self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
@@ -488,7 +487,7 @@ class Session(Holder):
         if not message.holders:
             self._limits.budget.used -= MESSAGE + message.size
         if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
-            self._queue.done(message)
+            self._queue.done(packet_id, message, now)
         if code >= 0x80:
             self._limits.budget.used -= INFLIGHT
             del inflight[packet_id]

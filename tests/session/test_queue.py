@@ -21,7 +21,7 @@ ALONE = MESSAGE + QUEUED  # bytes of a message that waits in one queue, beside i
 def memory(payloads: list[bytes], budget: MessageBudget, most_bytes: int = PLENTY) -> MemoryQueue:
     queue = MemoryQueue(most_bytes, budget)
     for payload in payloads:
-        queue.append(message(payload, 1), UNLIMITED)
+        queue.append(message(payload, 1), UNLIMITED, NOW)
     return queue
 
 
@@ -53,7 +53,7 @@ def test_each_limit_alone_drops_the_oldest(most_bytes: int, limit: int, most: in
     budget = MessageBudget(limit)
     queue = MemoryQueue(most_bytes, budget)
 
-    assert [0, 0, 1] == [queue.append(message(payload, 1), most) for payload in (b"aa", b"bb", b"cc")]
+    assert [0, 0, 1] == [queue.append(message(payload, 1), most, NOW) for payload in (b"aa", b"bb", b"cc")]
     assert 2 * (ALONE + 3) == budget.used
     assert [b"bb", b"cc"] == popped(queue, budget)
     assert 0 == budget.used
@@ -107,7 +107,10 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
         self.page: deque[Message] = deque()
         self.given = 0
 
-    def append(self, message: Message, most: int) -> int:
+    def bind(self, holder: Holder) -> None:
+        pass
+
+    def append(self, message: Message, most: int, now: float) -> int:
         self.unstored.append(message.hold())
         self.stored.append(message)
         self.count += 1
@@ -120,7 +123,10 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
         self.given += 1
         return self.page.popleft()
 
-    def done(self, message: Message) -> None:
+    def keep(self, message: Message, now: float) -> bool:
+        return False
+
+    def done(self, packet_id: int, message: Message, now: float) -> None:
         self.stored.remove(message)
         self.given -= 1
 
@@ -211,7 +217,7 @@ def test_what_has_left_makes_room() -> None:
     queue = MemoryQueue(6, MessageBudget(PLENTY))
 
     for _ in range(5):
-        assert 0 == queue.append(message(b"aa", 1), UNLIMITED)
+        assert 0 == queue.append(message(b"aa", 1), UNLIMITED, NOW)
         assert queue.pop() is not None
 
 

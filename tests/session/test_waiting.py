@@ -95,7 +95,7 @@ def test_what_is_withheld_makes_room() -> None:
     receiver.session.detach()
     receiver.offer(*[message(b"x" * 9, 1) for _ in range(3)])
 
-    assert 4 == receiver.session.withhold(lambda topic: False)
+    assert 4 == receiver.session.withhold(lambda topic: False, NOW)
 
     receiver.offer(*[message(b"y" * 9, 1) for _ in range(3)])
     assert 0 == receiver.dropped(DropReason.QUEUE_FULL)

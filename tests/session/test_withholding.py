@@ -1,7 +1,7 @@
 from broker.mqtt.packets import V5, Ack, Publish
 from broker.reasons import DropReason
 from broker.session.queue import MessageBudget
-from tests.session.receiver import PLENTY, Receiver, message
+from tests.session.receiver import NOW, PLENTY, Receiver, message
 
 
 def mine(topic: bytes) -> bool:
@@ -17,7 +17,7 @@ def test_what_may_not_be_read_any_more_is_neither_sent_nor_sent_again() -> None:
     assert [b"0", b"1"] == client.payloads()
     client.session.detach()
 
-    assert 2 == client.session.withhold(mine)
+    assert 2 == client.session.withhold(mine, NOW)
     assert 2 == client.dropped(DropReason.MAY_NOT_READ)
     assert (2, 2) == (client.session.waiting(), budget.messages)
     client.connect(V5)
@@ -35,7 +35,7 @@ def test_an_exchange_is_finished_whatever_it_was_about() -> None:
     client.take()
     client.session.detach()
 
-    assert 0 == client.session.withhold(lambda topic: False)
+    assert 0 == client.session.withhold(lambda topic: False, NOW)
     client.connect(V5)
     (again,) = client.take()
     assert isinstance(again, Ack)
@@ -48,7 +48,7 @@ def test_a_session_of_which_nothing_is_left_has_its_whole_window() -> None:
     for _ in range(3):
         client.offer(message(b"x" * 60, 1, topic=b"secret"))
     client.session.detach()
-    client.session.withhold(mine)
+    client.session.withhold(mine, NOW)
     client.connect(V5)
 
     assert client.session.ready()

@@ -36,6 +36,8 @@ class Command:
         self.deadline = 0.0
         self.done = False  # `replied` or `failed` has been called
         self.units = REPLY  # of the reactor's quantum, that handling the reply costs
+        self.replies_left = 1  # a transaction has one for each of its commands; the last one, of EXEC, counts
+        self.error: ReplyError | None = None  # the first one within a transaction, which says more than that of EXEC
 
     def replied(self, reply: object, now: float) -> None:
         """The server has carried the command out."""
@@ -157,9 +159,16 @@ class CommandPipeline(RedisConnection):
         if not self._sent:
             self._disconnect(StoreFailure.MALFORMED_REPLY, "a reply without a command", now)
             return REPLY
-        command = self._sent.popleft()
+        command = self._sent[0]
+        if command.replies_left > 1:
+            command.replies_left -= 1
+            if isinstance(reply, ReplyError) and command.error is None:
+                command.error = reply
+            return 1
+        self._sent.popleft()
         self._forget(command)
         if isinstance(reply, ReplyError):
+            reply = command.error or reply
             failure = failure_of(reply)
             if not command.done:
                 self._fail(command, failure, str(reply), now)

@@ -1,0 +1,246 @@
+# Group commit: the writes of all durable sessions of a worker, in one transaction a tick.
+#
+# A transaction of one message costs 43 us, of which the messages are the least: four system calls, and the round trip.
+# So writes are gathered while a transaction is under way, and for `store.hold` seconds where a quick client may make
+# them needless; then they leave together. A second transaction is not sent before the first is answered: the server
+# might refuse the first, for want of memory, and carry the second out, and then messages would change their order.
+#
+# A transaction is MULTI, LRANGE of the fence, SET of the commit number, the writes, EXEC.
+# - Whoever takes a session from a worker that does not answer adds its client id to the fence of that worker, in the
+#   script that takes it. What the worker writes for the session from then on lands in keys that nobody reads, and the
+#   same transaction tells it so: `fenced` is called before anything counts as committed.
+# - When the connection ends before the answer comes, nobody knows what the server did. The commit number tells: the
+#   transaction is sent again unless its number is there.
+#
+# What the server refuses (no memory, no disk, still loading) is sent again after a pause, for as long as it takes.
+# Nothing is committed meanwhile, so publishers wait, and the gate of the store bounds what they may send.
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from hiredis import ReplyError
+
+from broker.reasons import StoreFailure
+from broker.store.redis.connection import packed
+from broker.store.redis.pipeline import Command, CommandPipeline
+
+PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and says so
+PAUSE: Final = 0.1  # seconds until what was refused is sent again
+MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
+UNCERTAIN: Final = (StoreFailure.LOST, StoreFailure.TIMEOUT)
+
+MULTI: Final = packed("MULTI")
+EXEC: Final = packed("EXEC")
+FIRST: Final = 2  # replies in that of EXEC ahead of those to the writes: of the fence and of the commit number
+
+Fenced = Callable[[list[bytes], float], None]  # the client ids that were added to the fence of this worker; now
+
+
+class Writer(Protocol):
+    """Has something to write. GroupCommit keeps track of it by two attributes, which no one else sets."""
+
+    dirty: bool  # it is asked for its writes with the next transaction
+    held: bool  # it is asked when the time has come
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        """The commands that write what is to be written. `committed()` or `collect()` follows, never another."""
+        ...
+
+    def committed(self, errors: list[ReplyError], now: float) -> None:
+        """The server has carried out what `collect()` returned last, but for single commands with *errors*."""
+        ...
+
+
+class GroupCommitStatistics:
+    def __init__(self) -> None:
+        self.transactions = 0
+        self.writes = 0
+        self.repeated = 0  # transactions that were sent again
+        self.refused: dict[StoreFailure, int] = {}
+
+
+class GroupCommit:
+    def __init__(
+        self,
+        commands: CommandPipeline,
+        *,
+        fence: bytes,
+        commit_number: bytes,
+        hold: float,
+        wall: Callable[[], float],
+        fenced: Fenced,
+    ) -> None:
+        """*commands*: a connection of its own, which `redis_ready()` follows. *fence*, *commit_number*: keys.
+
+        *hold*: seconds that the writes of `later()` may wait; *wall*: Unix time in seconds.
+        """
+        self.statistics = GroupCommitStatistics()
+        self.now = 0.0  # at the last tick
+        self._commands = commands
+        self._fence_key = fence
+        self._number_key = commit_number
+        self._hold = hold
+        self._wall = wall
+        self._fenced = fenced
+        self._fence_length = 0  # client ids of it that this worker knows
+        self._number = 0
+        self._dirty: deque[Writer] = deque()
+        self._held: deque[tuple[float, Writer]] = deque()  # in the order in which they are due
+        self._under_way: Transaction | None = None
+        self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
+        self._uncertain = False  # nobody knows whether the server carried it out
+        self._again_at = 0.0  # when it is sent again, if it was refused; 0.0: it was not
+
+    def soon(self, writer: Writer) -> None:
+        """Ask *writer* for its writes with the next transaction."""
+        if not writer.dirty:
+            writer.dirty = True
+            self._dirty.append(writer)
+
+    def later(self, writer: Writer, now: float) -> None:
+        """Ask *writer* for its writes within `store.hold` seconds."""
+        if not writer.held and not writer.dirty:
+            writer.held = True
+            self._held.append((now + self._hold, writer))
+
+    def tick(self, now: float) -> float:
+        """Send what is due; return the time of the next thing that will be. To be called at the end of each slice."""
+        self.now = now
+        held = self._held
+        while held and held[0][0] <= now:
+            writer = held.popleft()[1]
+            writer.held = False
+            self.soon(writer)
+        if self._under_way is None:
+            self._send_next(now)
+        elif self._again_at and now >= self._again_at:
+            self._again_at = 0.0
+            self._again(now)
+        due = self._again_at or float("inf")
+        return min(due, held[0][0]) if held else due
+
+    def redis_ready(self, now: float) -> None:
+        """Redis is (again) connected."""
+        if self._uncertain:
+            self._look(now)
+
+    def idle(self) -> bool:
+        """Whether everything is committed."""
+        return self._under_way is None and not self._dirty and not self._held
+
+    def _send_next(self, now: float) -> None:
+        wall = self._wall()
+        writes: list[bytes] = []
+        size = 0
+        for _ in range(len(self._dirty)):
+            writer = self._dirty.popleft()
+            writer.dirty = False
+            own = writer.collect(now, wall)
+            if own:
+                writes += own
+                size += sum([len(one) for one in own])
+                self._parts.append((writer, len(own)))
+                if size >= MOST_BYTES:
+                    break
+        if not writes:
+            return
+        self._number += 1
+        self.statistics.transactions += 1
+        self.statistics.writes += len(writes)
+        self._submit(self._number, writes, now)
+
+    def answered(self, reply: object, now: float) -> None:
+        """The server has carried out the transaction under way."""
+        assert isinstance(reply, list)
+        self._committed(reply[0], reply[FIRST:], now)
+
+    def failed(self, failure: StoreFailure, now: float) -> None:
+        """The server has refused the transaction under way, or nobody knows whether it was carried out."""
+        refused = self.statistics.refused
+        refused[failure] = refused.get(failure, 0) + 1
+        if failure in UNCERTAIN:
+            self._uncertain = True
+        else:
+            self._again_at = now + PAUSE
+
+    def _committed(self, fence: list[bytes], replies: list[object], now: float) -> None:
+        """*replies* to the writes; none if they are not known."""
+        parts, self._parts = self._parts, []
+        self._under_way = None
+        if fence:
+            self._fence_length += len(fence)
+            self._fenced(fence, now)
+        at = 0
+        for writer, count in parts:
+            errors = [reply for reply in replies[at : at + count] if isinstance(reply, ReplyError)]
+            at += count
+            writer.committed(errors, now)
+        self._send_next(now)
+
+    def _look(self, now: float) -> None:
+        """Ask whether the transaction under way was carried out, and for the fence."""
+        look = MULTI + self._fence() + packed("GET", self._number_key) + EXEC
+        self._commands.submit(_Look(self, look), now)
+
+    def looked(self, reply: object, now: float) -> None:
+        """The reply to `_look()`."""
+        assert isinstance(reply, list)
+        former = self._under_way
+        assert former is not None
+        self._uncertain = False
+        fence, number = reply
+        if number == str(former.number).encode():
+            self._committed(fence, [], now)
+        else:
+            self._again(now)
+
+    def look_failed(self, failure: StoreFailure, now: float) -> None:
+        """LOST: `redis_ready()` asks again."""
+        if failure is not StoreFailure.LOST:
+            self._again_at = now + PAUSE
+
+    def _again(self, now: float) -> None:
+        """Send the transaction under way again, or ask again whether it was carried out."""
+        if self._uncertain:
+            self._look(now)
+            return
+        former = self._under_way
+        assert former is not None
+        self.statistics.repeated += 1
+        self._submit(former.number, former.writes, now)
+
+    def _submit(self, number: int, writes: list[bytes], now: float) -> None:
+        head = self._fence() + packed("SET", self._number_key, number)
+        self._under_way = Transaction(self, number, head, writes)
+        self._commands.submit(self._under_way, now)
+
+    def _fence(self) -> bytes:
+        return packed("LRANGE", self._fence_key, self._fence_length, -1)
+
+
+class Transaction(Command):
+    def __init__(self, commit: GroupCommit, number: int, head: bytes, writes: list[bytes]) -> None:
+        super().__init__(b"".join([MULTI, head, *writes, EXEC]), PATIENCE)
+        self.replies_left = len(writes) + FIRST + 2
+        self.number = number
+        self.writes = writes
+        self._commit = commit
+
+    def replied(self, reply: object, now: float) -> None:
+        self._commit.answered(reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._commit.failed(failure, now)
+
+
+class _Look(Command):
+    def __init__(self, commit: GroupCommit, command: bytes) -> None:
+        super().__init__(command, PATIENCE)
+        self.replies_left = 4
+        self._commit = commit
+
+    def replied(self, reply: object, now: float) -> None:
+        self._commit.looked(reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._commit.look_failed(failure, now)

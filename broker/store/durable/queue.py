@@ -1,0 +1,372 @@
+# The queue of a durable session, at the worker that owns the session: messages in Redis, in packs (pack.py).
+#
+# The messages of a session, in the order of their positions, are in parts that follow each other:
+#
+#   done        acknowledged, expired or dropped: nothing is left of them, once the packs they were in are removed
+#   sent        in flight; the session has them
+#   ready       the oldest that wait, in memory: READY messages at most
+#   unread      in packs of Redis only
+#   new         not stored yet, in memory
+#
+# What is sent may be new as well: a message of QoS 1 for a connected client leaves at once, and is stored only if its
+# client does not acknowledge it within `store.hold`. So a quick reader costs the store nothing. A message of QoS 2 is
+# sent when it is stored: a crash in between would give it another packet id, and its client would take it twice.
+#
+# The publisher of a message is answered when the message is stored or done, whichever comes first.
+#
+# A pack is removed from the head of the list when all its messages are done. What is done behind it waits for that in
+# memory: after a crash such messages are sent again as duplicates, never lost.
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from hiredis import ReplyError
+
+from broker.session.message import Message
+from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget, MessageQueue
+from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.pack import (
+    PACKET_IDS,
+    DamagedPack,
+    Pack,
+    StoredMessage,
+    decode_pack,
+    encode_pack,
+    packet_id_of,
+    position_of,
+)
+from broker.store.redis.connection import packed
+
+READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
+READY_BYTES: Final = 64 * 1024
+PACK: Final = 128  # messages of a pack
+PACK_BYTES: Final = 64 * 1024
+
+
+class StoredPack:
+    """A pack in Redis of which messages are sent or ready."""
+
+    def __init__(self, first: int, left: int) -> None:
+        self.first = first  # position
+        self.left = left  # messages that are not done
+
+
+class DurableQueue(MessageQueue):
+    def __init__(
+        self,
+        key: bytes,
+        most_bytes: int,
+        budget: MessageBudget,
+        commit: GroupCommit,
+        read: Callable[["DurableQueue"], None],
+    ) -> None:
+        """*key* of the list. *read* has its packs read, soon: see `page()`."""
+        super().__init__(True)
+        self.dirty = False
+        self.held = False
+        self.key = key
+        self.packet_id = 0  # of the message that `pop()` returned last, or that `keep()` took
+        self.waiting_bytes = 0  # of messages that wait, wherever they are
+        self.damaged = ""  # why the queue cannot be read
+        self._most = UNLIMITED
+        self._most_bytes = most_bytes
+        self._budget = budget
+        self._commit = commit
+        self._holder: Holder | None = None
+        self._read = read
+        self._last = 0  # the position of the message that came last
+        self._ready_to = 0  # that of the last message that is or was ready
+        self._sent_to = 0  # that of the last message that was sent
+        self._due_to = 0  # that of the last message that is to be written with the next transaction
+        self._held_to = 0  # that of the last message that is to be written when the hold is over
+        self._new: dict[int, Message] = {}  # by position
+        self._writing: dict[int, Message] = {}  # in the transaction under way
+        self._under_way = False  # this queue has a part of the transaction
+        self._ready: deque[StoredMessage] = deque()
+        self._packs: deque[StoredPack] = deque()  # at the head of the list
+        self._pack_of: dict[int, StoredPack] = {}  # by the positions of messages that are sent or ready
+        self._unread = 0  # packs behind those
+        self._removable = 0  # packs before those
+        self._stored_bytes = 0  # of all messages that were ever stored
+        self._reading = False
+        self._ended = False
+
+    def restore(self, first: Pack, last: Pack, length: int) -> None:
+        """Go on with a list of *length* packs from another worker, or from this one before it was started anew."""
+        self._ready_to = first.messages[0].position - 1
+        self._last = self._due_to = last.messages[-1].position
+        self._unread = length
+        self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
+        self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
+        self.waiting_bytes = self._stored_bytes - first.bytes_before
+
+    # The port.
+
+    def bind(self, holder: Holder) -> None:
+        self._holder = holder
+
+    def limit(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+
+    def append(self, message: Message, most: int, now: float) -> int:
+        message.hold()
+        position = self._last = self._last + 1
+        self._new[position] = message
+        self._due_to = position
+        self._most = most
+        self.count += 1
+        self.waiting_bytes += message.size
+        self.size += message.size
+        self._budget.take(message)
+        if position == self._ready_to + 1 and self._has_room():
+            self._ready.append(StoredMessage(position, message))
+            self._ready_to = position
+        self._commit.soon(self)
+        return self._apply_limits(now)
+
+    def keep(self, message: Message, now: float) -> bool:
+        position = self._last + 1
+        if self.count or not self._id_is_free(position):
+            return False
+        message.hold()
+        self._last = self._ready_to = self._sent_to = position
+        self._new[position] = message
+        self.packet_id = packet_id_of(position)
+        if not self.held:
+            self._held_to = position
+            self._commit.later(self, now)
+        return True
+
+    def pop(self) -> Message | None:
+        if not self._ready:
+            self._refill()
+            if not self._ready:
+                return None
+        stored = self._ready[0]
+        position, message = stored.position, stored.message
+        if not self._id_is_free(position) or (message.qos == 2 and position not in self._pack_of):
+            return None
+        if message.qos == 2 and position in self._writing:
+            return None
+        self._ready.popleft()
+        self.count -= 1
+        self.waiting_bytes -= message.size
+        self.size -= message.size
+        self._budget.messages -= 1
+        self._budget.used += INFLIGHT - QUEUED
+        self.packet_id = packet_id_of(position)
+        self._sent_to = position
+        return message
+
+    def done(self, packet_id: int, message: Message, now: float) -> None:
+        self._done(position_of(packet_id, self._sent_to), now)
+
+    def clear(self) -> int:
+        waited = self.count
+        for position, message in [*self._new.items(), *self._writing.items()]:
+            if position > self._ready_to:
+                self._budget.give_back(message)
+            _settle(message, self._commit.now)
+        for stored in self._ready:
+            self._budget.give_back(stored.message)
+        self._new = {}
+        self._writing = {}
+        self._ready = deque()
+        self._packs = deque()
+        self._pack_of = {}
+        self.count = self.size = self.waiting_bytes = self._unread = 0
+        self._holder = None
+        self._ended = True
+        self._commit.soon(self)
+        return waited
+
+    # What GroupCommit asks for.
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        if self._ended:
+            return [packed("DEL", self.key)]
+        writes: list[bytes] = []
+        if self._removable:
+            writes.append(packed("LPOP", self.key, self._removable))
+            self._removable = 0
+        due = max(self._due_to, self._held_to)
+        packs: list[bytes] = []
+        messages: list[StoredMessage] = []
+        size = 0
+        for position, message in self._new.items():
+            if position > due:
+                break
+            apart = messages and (messages[-1].position <= self._ready_to) != (position <= self._ready_to)
+            if apart or len(messages) == PACK or size >= PACK_BYTES:
+                packs.append(self._pack(messages, now, wall))
+                messages, size = [], 0
+            messages.append(StoredMessage(position, message))
+            size += message.size
+        if messages:
+            packs.append(self._pack(messages, now, wall))
+        if packs:
+            writes.append(packed("RPUSH", self.key, *packs))
+            for position in self._writing:
+                del self._new[position]
+        if self._new:
+            self._held_to = self._last
+            self._commit.later(self, now)
+        self._under_way = len(writes) > 0
+        return writes
+
+    def committed(self, errors: list[ReplyError], now: float) -> None:
+        self._under_way = False
+        if self._ended:
+            return
+        if errors:
+            self.damaged = str(errors[0])
+            return
+        written, self._writing = self._writing, {}
+        for position, message in written.items():
+            if position > self._ready_to:  # it is read again when its turn comes
+                self.size -= message.size
+                self._budget.give_back(message)
+            _settle(message, now)
+        self._refill()
+        if self._ready and self._holder is not None:
+            self._holder.pump(now)
+
+    # Reading.
+
+    def page(self) -> tuple[int, int]:
+        """Which packs of the list are to be read: (index of the first, how many); (0, 0): none now.
+
+        `arrived()` follows, when the server has answered.
+        """
+        if self._under_way or self._ended or not self._unread:
+            self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
+            return 0, 0
+        unread = self._unread
+        count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
+        return self._removable + len(self._packs), max(1, count)
+
+    def arrived(self, packs: list[bytes], now: float, wall: float) -> None:
+        """The packs that were read, in their order; none if the list has none there."""
+        self._reading = False
+        if self._ended:
+            return
+        if not packs:
+            self.damaged = f"{self._unread} packs are missing"
+            self._unread = 0
+        for data in packs:
+            try:
+                pack = decode_pack(data, now, wall)
+                if pack.messages[0].position <= self._ready_to:
+                    raise DamagedPack("packs are not in order")
+            except DamagedPack as error:
+                self.damaged = str(error)
+                return
+            self._unread -= 1
+            self._take(pack)
+        if self._unread == 0:
+            self.count = len(self._ready) + len(self._new)
+            self.waiting_bytes = sum([each.message.size for each in self._ready])
+            self.waiting_bytes += sum([message.size for message in self._new.values()])
+        dropped = self._apply_limits(now)
+        holder = self._holder
+        if holder is not None:
+            if dropped:
+                holder.queue_dropped(dropped)
+            holder.pump(now)
+
+    def _take(self, pack: Pack) -> None:
+        stored_pack = StoredPack(pack.messages[0].position, len(pack.messages))
+        self._packs.append(stored_pack)
+        for stored in pack.messages:
+            self._ready.append(stored)
+            self._pack_of[stored.position] = stored_pack
+            self.size += stored.message.size
+            self._budget.take(stored.message)
+        self._ready_to = pack.messages[-1].position
+
+    def _refill(self) -> None:
+        """Have messages ready, if some wait elsewhere: at once if they are in memory."""
+        if self._ready or self._reading or self.damaged or self._ready_to == self._last:
+            return
+        if not self._unread:
+            for position, message in self._new.items():
+                if position > self._ready_to:
+                    if not self._has_room():
+                        break
+                    self._ready.append(StoredMessage(position, message))
+                    self._ready_to = position
+        else:
+            self._reading = True
+            self._read(self)
+
+    # The parts of the queue.
+
+    def _has_room(self) -> bool:
+        """Whether one more message may be ready."""
+        return len(self._ready) < READY and (not self._ready or self.size < READY_BYTES)
+
+    def _id_is_free(self, position: int) -> bool:
+        """Whether no message that is not done has the packet id of *position*."""
+        if position < PACKET_IDS or (self._packs and position - self._packs[0].first < PACKET_IDS):
+            return True
+        oldest = next(iter(self._pack_of or self._writing or self._new), position)
+        return position - oldest < PACKET_IDS
+
+    def _apply_limits(self, now: float) -> int:
+        """Drop the oldest messages that wait while there are too many; return how many. Others may have to be read."""
+        dropped = 0
+        while self.count > self._most or self.waiting_bytes > self._most_bytes:
+            if not self._ready:
+                self._refill()
+                if not self._ready:
+                    break
+            stored = self._ready.popleft()
+            size = stored.message.size
+            self.count -= 1
+            self.waiting_bytes -= size
+            self.size -= size
+            self._budget.give_back(stored.message)
+            self._done(stored.position, now)
+            dropped += 1
+        return dropped
+
+    def _done(self, position: int, now: float) -> None:
+        message = self._new.pop(position, None)
+        if message is not None:
+            _settle(message, now)
+            return  # it never was stored
+        message = self._writing.pop(position, None)
+        if message is not None:
+            _settle(message, now)
+        pack = self._pack_of.pop(position, None)
+        if pack is None:
+            return
+        pack.left -= 1
+        packs = self._packs
+        while packs and packs[0].left == 0:
+            packs.popleft()
+            self._removable += 1
+            self._commit.later(self, now)
+
+    def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
+        """The pack of *messages*, which are new, and about to be written."""
+        data = encode_pack(self._stored_bytes, messages, now, wall)
+        ready = messages[0].position <= self._ready_to
+        pack = StoredPack(messages[0].position, len(messages))
+        if ready:
+            self._packs.append(pack)
+        else:
+            self._unread += 1
+        for stored in messages:
+            self._writing[stored.position] = stored.message
+            self._stored_bytes += stored.message.size
+            if ready:
+                self._pack_of[stored.position] = pack
+        return data
+
+
+def _settle(message: Message, now: float) -> None:
+    """One receiver of *message* is done with it."""
+    completion = message.as_published().completion
+    if completion is not None:
+        completion.settle(now)

@@ -1,0 +1,132 @@
+# The form of stored messages: what was stored is read again, and what is no pack is never taken for one.
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.session.message import NEVER, Message
+from broker.store.durable.pack import (
+    FORM,
+    PACKET_IDS,
+    DamagedPack,
+    StoredMessage,
+    decode_pack,
+    encode_pack,
+    packet_id_of,
+    position_of,
+)
+
+NOW = 1000.0
+WALL = 1_800_000_000.25
+Fields = tuple[int, bytes, bytes, int, bool, bytes, float]
+
+messages = st.tuples(
+    st.sampled_from([b"t", b"device/7/state", "straße".encode()]),
+    st.binary(max_size=300),
+    st.integers(0, 2),
+    st.booleans(),
+    st.binary(max_size=20),
+    st.sampled_from([NEVER, NOW + 0.5, NOW + 60.0, NOW + 1e6]),
+)
+
+
+def fields(stored: StoredMessage) -> Fields:
+    message = stored.message
+    kept = message.topic, message.payload, message.qos, message.retain, message.properties
+    return stored.position, *kept, message.expires
+
+
+def stored(position: int, payload: bytes = b"payload", topic: bytes = b"t", expires: float = NEVER) -> StoredMessage:
+    return StoredMessage(position, Message(topic, payload, 1, False, b"", expires))
+
+
+@given(
+    first=st.integers(1, 1 << 50),
+    before=st.integers(0, 1 << 50),
+    rows=st.lists(st.tuples(st.integers(1, 300), messages), min_size=1, max_size=20),
+)
+def test_what_was_stored_is_read_again(first: int, before: int, rows: list[tuple[int, tuple[object, ...]]]) -> None:
+    """A message would come back changed, or under another packet id."""
+    position = first - rows[0][0]
+    given_messages = []
+    for step, row in rows:
+        position += step
+        given_messages.append(StoredMessage(position, Message(*row)))  # type: ignore[arg-type]
+    pack = decode_pack(encode_pack(before, given_messages, NOW, WALL), NOW + 50, WALL + 50)
+
+    assert (before, int(WALL)) == (pack.bytes_before, pack.stored_at)
+    for ours, read in zip(map(fields, given_messages), map(fields, pack.messages), strict=True):
+        assert ours[:-1] == read[:-1]
+        assert (ours[-1] == NEVER) == (read[-1] == NEVER)
+        assert abs(ours[-1] - read[-1]) <= 1.0  # it is stored in whole seconds, and never later
+
+
+def test_a_message_takes_few_bytes_beside_its_own() -> None:
+    """A deep queue would need twice the memory of what it holds: 24 bytes are allowed, with those of the list."""
+    alone = encode_pack(1 << 30, [stored(1 << 20)], NOW, WALL)
+    many = encode_pack(1 << 30, [stored(number) for number in range(1 << 20, (1 << 20) + 100)], NOW, WALL)
+
+    assert len(alone) <= len(b"t" + b"payload") + 18
+    assert len(many) <= 100 * (len(b"payload") + 2) + 20
+
+
+def test_what_expired_while_it_was_stored_has_expired() -> None:
+    """A clock that began anew would give the message another life, or one without end."""
+    pack = encode_pack(0, [stored(1, expires=NOW + 10)], NOW, WALL)
+    (read,) = decode_pack(pack, 0.0, WALL + 10.75).messages
+
+    assert read.message.expired(0.0)
+
+
+whole = encode_pack(5, [stored(7), stored(9, topic=b"other", expires=NOW + 5)], NOW, WALL)
+
+
+@pytest.mark.parametrize("length", range(len(whole)))
+def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int) -> None:
+    """A torn write would be delivered."""
+    try:
+        read = decode_pack(whole[:length], NOW, WALL)
+    except DamagedPack:
+        return
+    assert [7] == [each.position for each in read.messages]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        bytes((FORM + 1,)) + whole[1:],
+        bytes((FORM,)) + b"\xff" * 30,
+        encode_pack(0, [stored(1)], NOW, WALL).replace(b"\x01t", b"\x7ft"),
+        bytes((FORM, 1, 0, 0)),
+        bytes((FORM, 1, 0, 0, 0x03, 0, 0)),
+        bytes((FORM, 1, 0, 0, 0x81, 0, 0)),
+    ],
+)
+def test_what_is_no_pack_is_refused(data: bytes) -> None:
+    """Bytes of another program, or of a newer version, would be delivered."""
+    with pytest.raises(DamagedPack):
+        decode_pack(data, NOW, WALL)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_pack_or_damaged(data: bytes) -> None:
+    """A stored value could end the worker that reads it."""
+    try:
+        decode_pack(bytes((FORM,)) + data, NOW, WALL)
+    except DamagedPack:
+        pass
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, PACKET_IDS - 1))
+def test_a_packet_id_finds_its_position(last: int, back: int) -> None:
+    """An acknowledgement would remove another message [MQTT-2.2.1-4]."""
+    position = max(1, last - back)
+
+    assert 1 <= packet_id_of(position) <= PACKET_IDS
+    assert position == position_of(packet_id_of(position), last)
+    assert packet_id_of(position + 1) in (packet_id_of(position) + 1, 1)
+
+
+def test_an_id_that_was_never_given_has_no_position() -> None:
+    """An acknowledgement out of nowhere would remove a message."""
+    assert position_of(8, 7) <= 0

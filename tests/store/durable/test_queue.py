@@ -1,0 +1,271 @@
+# The queue of a durable session: what is stored and what never is, when publishers are answered, and what is bounded.
+import pytest
+
+from broker.mqtt.packets import Publish
+from broker.reasons import DropReason
+from broker.session.message import Message
+from broker.store.durable.pack import PACKET_IDS, DamagedPack, decode_pack
+from broker.store.durable.queue import PACK, READY
+from tests.store.durable.durable_worker import FENCE, HOLD, KEY, WALL, DurableWorker, answered
+from tests.store.durable.model import ModelRedis
+
+
+@pytest.fixture
+def worker() -> DurableWorker:
+    return DurableWorker(ModelRedis())
+
+
+def stored(worker: DurableWorker) -> list[bytes]:
+    """The payloads in Redis."""
+    packs = worker.redis.lists.get(KEY, [])
+    return [each.message.payload for data in packs for each in decode_pack(data, worker.now, WALL).messages]
+
+
+def received(worker: DurableWorker) -> list[tuple[bytes, int]]:
+    """What the client has received since the last call: payloads and packet ids."""
+    return [(packet.payload, packet.packet_id) for packet in worker.client.take() if isinstance(packet, Publish)]
+
+
+def test_a_quick_reader_costs_the_store_nothing(worker: DurableWorker) -> None:
+    """Each message would be written and removed, although its client has it within a millisecond."""
+    worker.connect()
+    for number in range(10):
+        published = worker.offer(b"%d" % number)
+        assert not answered(published)
+        worker.tick(HOLD / 4)
+        assert worker.session.puback(number + 1, worker.now)
+        assert answered(published)
+    worker.settle()
+
+    assert 0 == worker.store.commit.statistics.transactions
+    assert 0 == worker.budget.used
+
+
+def test_a_slow_readers_message_is_stored_and_removed(worker: DurableWorker) -> None:
+    """The publisher would wait for a client that may never acknowledge, or the message stay for ever."""
+    worker.connect()
+    published = worker.offer(b"slow")
+    assert [(b"slow", 1)] == received(worker)
+    worker.tick(HOLD / 2)
+    worker.redis.execute()
+    assert not answered(published)
+    assert [] == stored(worker)
+    worker.settle()
+
+    assert answered(published)
+    assert [b"slow"] == stored(worker)
+    assert worker.session.puback(1, worker.now)
+    worker.settle()
+    assert [] == stored(worker)
+
+
+def test_what_is_acknowledged_while_it_is_written_is_done_at_once(worker: DurableWorker) -> None:
+    """The publisher would wait for a store that is full, although the message has arrived."""
+    worker.connect()
+    worker.redis.full = True
+    published = worker.offer(b"x")
+    for _ in range(3):
+        worker.turn()
+    assert not answered(published)
+    assert worker.session.puback(1, worker.now)
+
+    assert answered(published)
+    worker.redis.full = False
+    worker.until(lambda: worker.store.commit.idle() and not worker.redis.busy())
+    assert [] == stored(worker)
+
+
+def test_only_what_is_older_than_the_hold_is_written(worker: DurableWorker) -> None:
+    """A steady stream to a quick reader would be written in part."""
+    worker.connect()
+    worker.offer(b"old")
+    worker.tick(HOLD * 0.9)
+    worker.offer(b"new")
+    worker.tick(HOLD * 0.2)
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+
+    assert [b"old"] == stored(worker)
+    worker.settle()
+    assert [b"old", b"new"] == stored(worker)
+
+
+def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: DurableWorker) -> None:
+    """A publisher would wait for the hold of a client that is not there, or each message cost a transaction."""
+    published = [worker.offer(b"%d" % number) for number in range(10)]
+    worker.tick()
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+
+    assert all(map(answered, published))
+    assert 1 == len(worker.redis.lists[KEY])
+    assert 1 == worker.store.commit.statistics.transactions
+
+
+def test_qos_2_is_sent_when_it_is_stored(worker: DurableWorker) -> None:
+    """After a crash in between the message would come under another packet id, and count as another message."""
+    worker.connect()
+    published = worker.offer(b"once", 2)
+    worker.offer(b"behind", 1)
+    assert [] == received(worker)
+    worker.tick()
+    worker.redis.execute()
+    assert [] == received(worker)
+    worker.redis.answer(worker.now)
+
+    assert answered(published)
+    assert [(b"once", 1), (b"behind", 2)] == received(worker)
+
+
+def test_a_long_queue_is_in_redis_and_not_in_memory(worker: DurableWorker) -> None:
+    """A million absent clients would need the memory that Redis is there for."""
+    for number in range(20 * PACK):
+        worker.offer(b"%05d" % number)
+    worker.settle()
+
+    assert 20 * PACK == worker.session.waiting() == len(stored(worker))
+    assert READY * 6 == worker.queue.size == worker.session.held_bytes()
+    worker.connect(window=50)
+    payloads: list[bytes] = []
+    while worker.session.waiting() or worker.session.inflight():
+        worker.turn()
+        assert worker.queue.size <= 2 * (READY + PACK) * 6
+        for payload, packet_id in received(worker):
+            payloads.append(payload)
+            assert worker.session.puback(packet_id, worker.now)
+    assert [b"%05d" % number for number in range(20 * PACK)] == payloads
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_full_queue_drops_its_oldest_messages_wherever_they_are(ready: bool) -> None:
+    """A queue would grow without end in Redis, or lose its newest messages."""
+    most = READY // 2 if ready else 10 * READY
+    worker = DurableWorker(ModelRedis(), queue=most)
+    for number in range(most + 300):
+        worker.offer(b"%05d" % number)
+        if number % 10 == 0:
+            worker.settle()
+    worker.settle()
+
+    assert most == worker.session.waiting() == most + 300 - worker.client.dropped(DropReason.QUEUE_FULL)
+    assert most <= len(stored(worker)) <= most + PACK
+    worker.connect()
+    worker.until(lambda: worker.session.waiting() == 0)
+    assert (b"00300", 301) == received(worker)[0]
+
+
+def test_no_packet_id_is_used_twice_at_once(worker: DurableWorker) -> None:
+    """The acknowledgement of one message would remove another one [MQTT-2.2.1-4]."""
+    worker.connect()
+    worker.offer(b"stuck")
+    for number in range(2, PACKET_IDS + 1):
+        worker.offer(b"")
+        assert worker.session.puback(number, worker.now)
+    assert PACKET_IDS == len(received(worker))
+    worker.offer(b"next")
+    worker.settle()
+
+    assert [] == received(worker)
+    assert worker.session.puback(1, worker.now)
+    worker.settle()
+    assert [(b"next", 1)] == received(worker)
+
+
+def test_the_end_of_a_session_removes_all_that_is_stored(worker: DurableWorker) -> None:
+    """Each session that ever was would stay in Redis."""
+    published = [worker.offer(b"x") for _ in range(3)]
+    worker.settle()
+    unsent = worker.offer(b"y")
+
+    assert 4 == worker.session.end()
+    assert all(map(answered, [*published, unsent]))
+    worker.settle()
+    assert {} == worker.redis.lists
+    assert (0, 0) == (worker.budget.used, worker.budget.messages)
+
+
+def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
+    """A value that cannot be read would end the worker, be delivered in part, or be overwritten."""
+    worker.redis.lists[KEY] = [b"\x01\xff"]
+    other = DurableWorker(worker.redis, 2)
+
+    assert "it ends in a number" == other.damaged
+    with pytest.raises(DamagedPack):
+        decode_pack(b"\x01\xff", 0.0, 0.0)
+
+
+# Transactions.
+
+
+def test_what_the_server_refuses_is_written_later_in_its_order(worker: DurableWorker) -> None:
+    """A message that fits would overtake one that did not, or none ever be written again."""
+    worker.redis.full = True
+    published = [worker.offer(b"%d" % number) for number in range(3)]
+    for _ in range(10):
+        worker.turn()
+        published.append(worker.offer(b"%d" % len(published)))
+    assert not any(map(answered, published))
+    worker.redis.full = False
+    worker.settle()
+
+    assert all(map(answered, published))
+    assert [b"%d" % number for number in range(13)] == stored(worker)
+    assert 1 == len(worker.store.commit.statistics.refused)
+
+
+@pytest.mark.parametrize("executed", [True, False])
+def test_a_transaction_without_an_answer_is_carried_out_once(worker: DurableWorker, executed: bool) -> None:
+    """Messages would be stored twice, or not at all, when the connection to Redis ends."""
+    published = worker.offer(b"x")
+    worker.tick()
+    if executed:
+        worker.redis.execute()
+    worker.redis.cut(worker.now)
+    assert not answered(published)
+    worker.settle()
+
+    assert answered(published)
+    assert [b"x"] == stored(worker)
+
+
+def test_whose_session_was_taken_hears_of_it_before_anything_counts_as_stored(worker: DurableWorker) -> None:
+    """A worker that was thought dead would acknowledge what nobody will ever read."""
+    published = worker.offer(b"x")
+    worker.redis.lists[FENCE] = [b"client", b"another"]
+    worker.fenced = heard = Heard(published)
+    worker.settle()
+
+    assert [b"client", b"another"] == heard
+    assert not heard.too_late
+    worker.offer(b"y")
+    worker.settle()
+    assert 2 == len(heard)
+
+
+class Heard(list[bytes]):
+    """The client ids that the fence named, and whether the publisher was answered before."""
+
+    def __init__(self, published: Message) -> None:
+        self._published = published
+        self.too_late = False
+
+    def extend(self, clients: object) -> None:
+        self.too_late = answered(self._published)
+        super().extend(clients)  # type: ignore[arg-type]  # as DurableWorker calls it
+
+
+def test_what_is_acknowledged_twice_changes_nothing(worker: DurableWorker) -> None:
+    """A client could have messages removed that it never had."""
+    worker.connect(window=1)
+    worker.offer(b"a")
+    worker.offer(b"b")
+    worker.settle()
+    assert worker.session.puback(1, worker.now)
+    assert not worker.session.puback(1, worker.now)
+    worker.settle()
+
+    assert [(b"a", 1), (b"b", 2)] == received(worker)
+    assert 1 == worker.session.inflight()
+    assert worker.session.puback(2, worker.now)
+    worker.settle()
+    assert [] == stored(worker)

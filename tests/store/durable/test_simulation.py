@@ -1,0 +1,189 @@
+# Histories of a durable session against a model of Redis, each from one seed: what was acknowledged is never lost.
+#
+# A history has random steps: publishes, acknowledgements, connections of the client that come and go, commands that the
+# server executes and answers that arrive, one by one, a connection to Redis that is cut anywhere, a server that refuses
+# writes, and a worker that is killed and replaced by one that knows only what is stored.
+import os
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hiredis import ReplyError
+
+from broker.mqtt.packets import Publish
+from broker.session.message import Message
+from broker.store.redis.connection import packed
+from tests.store.durable.durable_worker import HOLD, DurableWorker, answered
+from tests.store.durable.model import ModelRedis
+
+HISTORIES = int(os.environ.get("WEIR_HISTORIES", "120"))
+STEPS = 400
+WEIGHTS = {
+    "publish": 12,
+    "acknowledge": 20,
+    "execute": 15,
+    "answer": 15,
+    "wait": 8,
+    "settle": 8,
+    "other": 3,
+    "connect": 4,
+    "disconnect": 2,
+    "cut": 2,
+    "fill": 2,
+    "kill": 1,
+}
+
+
+@dataclass
+class Sent:
+    """A publish, and what has become of it."""
+
+    message: Message
+    received: int = 0  # times
+    acknowledged: bool = False  # by the client
+    packet_id: int = 0
+    safe: bool = False  # its publisher was answered before its worker was killed
+
+    def settled(self) -> bool:
+        return answered(self.message)
+
+
+class OtherSession:
+    """A `Writer` whose transactions are under way when those of the queue would be."""
+
+    def __init__(self) -> None:
+        self.dirty = self.held = False
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        return [packed("SET", "other", "x")]
+
+    def committed(self, errors: list[ReplyError], now: float) -> None:
+        assert [] == errors
+
+
+class History:
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.redis = ModelRedis()
+        self.window = self.random.choice([1, 3, 20])
+        self.bursts = self.random.choice([[1], [1, 2, 5], [1, 2, 40], [1, 1, 1, 1, 1, 1, 300]])
+        self.sent: list[Sent] = []
+        self.unacknowledged: list[Sent] = []  # that the client has received over this connection
+        self.newest = -1  # of the messages that the client has
+        self.workers = 1
+        self.worker = DurableWorker(self.redis)
+        self.other = OtherSession()
+
+    def kill_worker(self) -> None:
+        """The next worker knows nothing but what is stored."""
+        for sent in self.sent:
+            sent.safe = sent.safe or sent.settled()
+        now = self.worker.now
+        self.redis.cut(now)
+        self.redis.full = False
+        self.workers += 1
+        self.worker = DurableWorker(self.redis, self.workers, now)
+        self.other = OtherSession()
+        self.connect()
+
+    # The clients.
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self.sent.append(Sent(self.worker.offer(b"%d" % len(self.sent))))
+
+    def connect(self) -> None:
+        self.unacknowledged = []
+        self.worker.connect(self.window)
+
+    def disconnect(self) -> None:
+        self.worker.session.detach()
+
+    def read(self) -> None:
+        """The client reads what was sent to it."""
+        if self.worker.session.outbox is None:
+            return
+        for packet in self.worker.client.take():
+            assert isinstance(packet, Publish)
+            number = int(packet.payload)
+            sent = self.sent[number]
+            assert sent.received or number > self.newest, "a message was overtaken"
+            self.newest = max(self.newest, number)
+            sent.received += 1
+            if sent.settled() or sent.safe:
+                assert sent.packet_id in (0, packet.packet_id), "a message has another packet id"
+            sent.packet_id = packet.packet_id
+            self.unacknowledged.append(sent)
+
+    def acknowledge(self, most: int) -> None:
+        session = self.worker.session
+        if session.outbox is not None:
+            for _ in range(min(most, len(self.unacknowledged))):
+                position = self.random.choice([0, 0, self.random.randrange(len(self.unacknowledged))])
+                sent = self.unacknowledged.pop(position)
+                assert session.puback(sent.packet_id, self.worker.now)
+                sent.acknowledged = True
+
+    # All of it.
+
+    def step(self) -> None:
+        random = self.random
+        (what,) = random.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        if what == "publish":
+            self.publish(random.choice(self.bursts))
+        elif what == "acknowledge":
+            self.read()
+            self.acknowledge(random.choice([1, 1, 2, 3, 100]))
+        elif what == "execute":
+            self.redis.execute(random.choice([1, 2, 5, 100]))
+        elif what == "answer":
+            self.redis.answer(self.worker.now, random.choice([1, 2, 5, 100]))
+        elif what == "wait":
+            self.worker.tick(random.choice([0.0, HOLD / 2, HOLD, 0.2]))
+        elif what == "settle":
+            self.worker.turn()
+        elif what == "other":
+            self.worker.store.commit.soon(self.other)
+        elif what == "connect":
+            self.connect()
+        elif what == "disconnect":
+            self.disconnect()
+        elif what == "cut":
+            self.redis.cut(self.worker.now)
+        elif what == "fill":
+            self.redis.full = random.random() < 0.2
+        else:
+            self.kill_worker()
+        self.worker.tick()
+
+    def finish(self) -> None:
+        """All faults are over: the client gets everything, and nothing stays."""
+        self.redis.full = False
+        self.connect()
+        self.worker.until(self.at_rest)
+        for number, sent in enumerate(self.sent):
+            assert sent.acknowledged or not (sent.safe or sent.settled()), f"message {number} was lost"
+        queue, budget = self.worker.queue, self.worker.budget
+        assert {} == self.redis.lists
+        assert (0, 0, 0) == (queue.count, queue.size, queue.waiting_bytes)
+        assert (0, 0) == (budget.used, budget.messages)
+
+    def at_rest(self) -> bool:
+        self.read()
+        self.acknowledge(1000)
+        worker = self.worker
+        idle = worker.store.commit.idle() and not self.redis.busy()
+        return idle and not worker.queue.count and not worker.session.inflight()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_was_acknowledged_is_delivered_in_order(part: int) -> None:
+    """A message that its publisher may forget would be lost, overtaken, or come under two packet ids."""
+    for seed in range(part * HISTORIES // 4, (part + 1) * HISTORIES // 4):
+        history = History(seed)
+        try:
+            for _ in range(STEPS):
+                history.step()
+            history.finish()
+        except Exception as error:
+            raise AssertionError(f"history {seed}") from error
