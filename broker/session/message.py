@@ -16,6 +16,11 @@ NO_PROPERTIES: Final = b"\x00"  # the section of a PUBLISH 5.0 that has none
 NEVER: Final = 0.0
 
 
+def marked(packet: bytes) -> bytes:
+    """The PUBLISH *packet*, marked as a duplicate [MQTT-3.3.1-1]."""
+    return bytes((packet[0] | DUP,)) + packet[1:]
+
+
 class Message:
     """One variant of a published message.
 
@@ -103,8 +108,7 @@ class Message:
 
         Its QoS is never 0 [MQTT-3.3.1-2].
         """
-        packet = self.packet(version, packet_id, now)
-        return bytes((packet[0] | DUP,)) + packet[1:]
+        return marked(self.packet(version, packet_id, now))
 
     def aliased(self, topic: bytes, alias: int, packet_id: int, now: float) -> bytes:
         """The 5.0 packet for one receiver with a topic alias: *topic* sets the alias, an empty topic uses it."""

@@ -40,6 +40,10 @@ class Holder:
         """The queue has dropped *count* messages, the oldest ones, beside those that `append()` returned."""
         raise NotImplementedError
 
+    def released(self, packet_id: int) -> None:
+        """The queue has stored what `release()` was called for."""
+        raise NotImplementedError
+
 
 class MessageBudget:
     """The memory of the messages that all sessions of a worker hold, in queues and in windows.
@@ -148,6 +152,7 @@ class MessageQueue:
         self.size = 0  # bytes of them that count in the memory of this worker
         self.permanent = permanent  # the session keeps it although it is empty
         self.packet_id = 0  # for the message that `pop()` or `keep()` took last; 0: the session chooses one
+        self.duplicate = False  # that message may have been sent before, by a worker that has ended
 
     def bind(self, holder: Holder) -> None:
         """The queue is that of *holder*."""
@@ -182,7 +187,15 @@ class MessageQueue:
     def done(self, packet_id: int, message: Message, now: float) -> None:
         """The session is done with *message*, which was taken under *packet_id*.
 
-        It was acknowledged, has expired, is too large for the client, or must not be sent any more.
+        It was acknowledged, has expired, is too large for the client, or must not be sent any more. Of QoS 2 it is done
+        with PUBCOMP, or with a PUBREC that refuses it.
+        """
+        raise NotImplementedError
+
+    def release(self, packet_id: int) -> bool:
+        """Store that the client has sent PUBREC for *packet_id*. False: `Holder.released()` follows, and then PUBREL.
+
+        A message whose PUBREL was sent must never be sent again [MQTT-4.3.3-6], whatever ends in between.
         """
         raise NotImplementedError
 
@@ -259,6 +272,9 @@ class MemoryQueue(MessageQueue):
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         pass  # nothing of it is left here
+
+    def release(self, packet_id: int) -> bool:
+        return True
 
     def take_all(self) -> deque[Message]:
         messages = self._messages

@@ -17,9 +17,10 @@ from broker.mqtt.fields import protocol_error
 from broker.mqtt.packets import PUBCOMP, PUBREL, V5
 from broker.reasons import DropReason
 from broker.session.aliases import TopicAliases
+from broker.session.answers import PUBCOMP_3, PUBREL_3, unknown_id
 from broker.session.decisions import Decisions
 from broker.session.limits import SessionLimits
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, Message, marked
 from broker.session.origin import TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
@@ -31,9 +32,6 @@ from broker.session.will import Will
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
 RELEASED.holders = 1 << 60  # there is always another one: only its places in windows count in a budget
 ALL: Final = 1 << 60  # messages
-PUBREL_3: Final = b"\x62\x02"
-PUBCOMP_3: Final = b"\x70\x02"
-PACKET_ID_NOT_FOUND: Final = b"\x92"
 
 
 class Session(Holder):
@@ -322,8 +320,7 @@ class Session(Holder):
             most -= 1
             packet_id, message = self._unsent.popleft()
             if message is RELEASED:
-                out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
-                self._counters.answers_sent += 1
+                self._release(packet_id, out)
             elif self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
                 self._dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
                 budget.release(message)
@@ -392,9 +389,10 @@ class Session(Holder):
         self._inflight_bytes += message.size
         aliases = self._aliases
         if aliases is None:
-            out.write(message.packet(self.version, packet_id, now))
+            packet = message.packet(self.version, packet_id, now)
         else:
-            out.write(aliases.packet(message, packet_id, self.maximum_packet, now))
+            packet = aliases.packet(message, packet_id, self.maximum_packet, now)
+        out.write(packet if queue is None or not queue.duplicate else marked(packet))
         counters.publishes_sent += 1
         counters.publish_bytes_sent += len(message.payload)
 
@@ -478,7 +476,7 @@ class Session(Holder):
         if inflight is None or message is None:
             if code < 0x80:
                 self._counters.answers_sent += 1
-                self._unknown(out, PUBREL, packet_id)
+                out.answer(unknown_id(self.version, PUBREL, packet_id))
             return False
         if message.qos != 2:
             raise protocol_error("PUBREC for a QoS 1 message")  # 4.3.2
@@ -486,18 +484,27 @@ class Session(Holder):
         message.holders -= 1
         if not message.holders:
             self._limits.budget.used -= MESSAGE + message.size
-        if self._queue is not None and message is not RELEASED:  # a PUBREC may come twice
-            self._queue.done(packet_id, message, now)
         if code >= 0x80:
+            if self._queue is not None:
+                self._queue.done(packet_id, message, now)
             self._limits.budget.used -= INFLIGHT
             del inflight[packet_id]
             if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
                 self.pump(now)
             return True
         inflight[packet_id] = RELEASED
-        self._counters.answers_sent += 1
-        out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
+        self._release(packet_id, out)
         return True
+
+    def _release(self, packet_id: int, out: Outbox) -> None:
+        """Send PUBREL, now or when the queue has stored that the client has the message."""
+        if self._queue is None or self._queue.release(packet_id):
+            self._counters.answers_sent += 1
+            out.answer(PUBREL_3 + packet_id.to_bytes(2, "big"))
+
+    def released(self, packet_id: int) -> None:
+        if self.outbox is not None and self._inflight and self._inflight.get(packet_id) is RELEASED:
+            self._release(packet_id, self.outbox)
 
     def pubcomp(self, packet_id: int, now: float) -> bool:
         """PUBCOMP: the packet id is free again.
@@ -512,7 +519,10 @@ class Session(Holder):
             raise protocol_error(f"PUBCOMP for a QoS {message.qos} message without PUBREC")  # 4.3.2, 4.3.3
         del inflight[packet_id]
         self._limits.budget.used -= INFLIGHT
-        if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
+        if self._queue is not None:
+            self._queue.done(packet_id, message, now)
+            self.pump(now)
+        elif self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
 
@@ -542,20 +552,8 @@ class Session(Holder):
             if known:
                 out.answer(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
             else:
-                self._unknown(out, PUBCOMP, packet_id)
+                out.answer(unknown_id(self.version, PUBCOMP, packet_id))
         return known
-
-    def _unknown(self, out: Outbox, kind: int, packet_id: int) -> None:
-        """Answer an acknowledgement with an unknown packet id, so that both sides can forget the id.
-
-        The answer has no properties, so that it fits any maximum packet size: [MQTT-3.6.2-2] to [MQTT-3.6.2-3],
-        [MQTT-3.7.2-2] to [MQTT-3.7.2-3].
-        """
-        first = kind << 4 | (2 if kind == PUBREL else 0)
-        if self.version == V5:
-            out.answer(bytes((first, 3)) + packet_id.to_bytes(2, "big") + PACKET_ID_NOT_FOUND)
-        else:
-            out.answer(bytes((first, 2)) + packet_id.to_bytes(2, "big"))
 
     # What is kept for diagnostics: decisions about the client, and messages that it did not get.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.delivery.completion import Completion
-from broker.mqtt.packets import V311
+from broker.mqtt.packets import PUBREL, V311, Ack
 from broker.reasons import DropReason
 from broker.routing.route import Group
 from broker.session.limits import SessionLimits
@@ -13,7 +13,7 @@ from broker.session.message import Message
 from broker.session.queue import MESSAGE, QUEUED, UNLIMITED, Holder, MemoryQueue, MessageBudget, MessageQueue
 from broker.session.session import Session
 from broker.version import form
-from tests.session.receiver import NOW, PLENTY, Receiver, message
+from tests.session.receiver import NOW, PLENTY, Receiver, message, sent
 
 ALONE = MESSAGE + QUEUED  # bytes of a message that waits in one queue, beside its topic and payload
 
@@ -106,6 +106,8 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
         self.stored: list[Message] = []  # until done
         self.page: deque[Message] = deque()
         self.given = 0
+        self.by_id: dict[int, Message] = {}
+        self.asked: list[int] = []  # to be told of
 
     def bind(self, holder: Holder) -> None:
         pass
@@ -121,14 +123,20 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
             return None
         self.count -= 1
         self.given += 1
+        self.packet_id += 1
+        self.by_id[self.packet_id] = self.page[0]
         return self.page.popleft()
 
     def keep(self, message: Message, now: float) -> bool:
         return False
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
-        self.stored.remove(message)
+        self.stored.remove(self.by_id.pop(packet_id))
         self.given -= 1
+
+    def release(self, packet_id: int) -> bool:
+        self.asked.append(packet_id)
+        return self.asked.count(packet_id) > 1
 
     def read_page(self) -> None:
         self.page.extend(self.stored[self.given + len(self.page) :][:2])
@@ -198,18 +206,53 @@ def test_a_stored_queue_hears_of_what_will_never_be_sent() -> None:
 
 
 @pytest.mark.interpreted
-def test_a_stored_queue_hears_once_of_a_message_that_its_client_has() -> None:
-    """A client that sends its PUBREC twice removes a message that is not its own, or ends the connection."""
+def test_pubrel_waits_until_pubrec_is_stored() -> None:
+    """A worker that dies has the message sent again, and its client takes it twice [MQTT-4.3.3-6]."""
     queue, receiver = stored()
     receiver.offer(message(b"a", 2), message(b"b", 2))
     receiver.connect(V311)
     queue.read_page()
     receiver.session.pump(NOW)
-    for _ in range(2):
-        assert receiver.session.pubrec(1, 0, NOW)
+    assert [b"a"] == receiver.payloads()
+    assert receiver.session.pubrec(1, 0, NOW)
+    assert [] == receiver.take()
 
-    assert [b"b"] == [each.payload for each in queue.stored]
+    receiver.session.released(1)
+    assert [Ack(PUBREL, 1)] == receiver.take()
+    assert receiver.session.pubrec(1, 0, NOW)  # it may come twice
+    assert [Ack(PUBREL, 1)] == receiver.take()
+    assert [b"a", b"b"] == [each.payload for each in queue.stored]
     assert receiver.session.pubcomp(1, NOW)
+    assert [b"b"] == [each.payload for each in queue.stored]
+
+
+@pytest.mark.interpreted
+def test_pubrel_that_was_stored_while_the_client_was_away_is_sent_when_it_is_back() -> None:
+    """The exchange never ends, or PUBREL is sent before it is safe."""
+    queue, receiver = stored()
+    receiver.offer(message(b"a", 2))
+    receiver.connect(V311)
+    queue.read_page()
+    receiver.session.pump(NOW)
+    assert receiver.session.pubrec(1, 0, NOW)
+    receiver.session.detach()
+    receiver.session.released(1)
+    receiver.connect(V311)
+
+    assert [Ack(PUBREL, 1)] == receiver.take()
+
+
+@pytest.mark.interpreted
+def test_what_another_worker_may_have_sent_is_marked() -> None:
+    """A client takes a message of a worker that has died for another one [MQTT-3.3.1-1]."""
+    queue, receiver = stored(window=2)
+    receiver.offer(message(b"a", 1))
+    queue.duplicate = True
+    receiver.connect(V311)
+    queue.read_page()
+    receiver.session.pump(NOW)
+
+    assert [sent(b"a", 1, 1, dup=True)] == receiver.take()
 
 
 def test_what_has_left_makes_room() -> None:

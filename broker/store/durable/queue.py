@@ -16,6 +16,9 @@
 #
 # A pack is removed from the head of the list when all its messages are done. What is done behind it waits for that in
 # memory: after a crash such messages are sent again as duplicates, never lost.
+#
+# A message of QoS 2 must not be sent again once its client has sent PUBREC. So its position is in a set, stored before
+# PUBREL leaves, until PUBCOMP has come and its pack is removed.
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -49,6 +52,8 @@ class StoredPack:
     def __init__(self, first: int, left: int) -> None:
         self.first = first  # position
         self.left = left  # messages that are not done
+        self.removed = False
+        self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
 
 class DurableQueue(MessageQueue):
@@ -60,11 +65,12 @@ class DurableQueue(MessageQueue):
         commit: GroupCommit,
         read: Callable[["DurableQueue"], None],
     ) -> None:
-        """*key* of the list. *read* has its packs read, soon: see `page()`."""
+        """*key* of the list; that of the set follows from it. *read* has packs read, soon: see `page()`."""
         super().__init__(True)
         self.dirty = False
         self.held = False
         self.key = key
+        self.released_key = key + b":released"
         self.packet_id = 0  # of the message that `pop()` returned last, or that `keep()` took
         self.waiting_bytes = 0  # of messages that wait, wherever they are
         self.damaged = ""  # why the queue cannot be read
@@ -90,15 +96,34 @@ class DurableQueue(MessageQueue):
         self._stored_bytes = 0  # of all messages that were ever stored
         self._reading = False
         self._ended = False
+        self._restored_to = 0  # messages up to here may have been sent before, by a worker that has ended
+        # Of messages of QoS 2 with PUBREC: positions, with their packs while those are in the list.
+        self._to_release: dict[int, None] = {}  # to be stored
+        self._releasing: dict[int, None] = {}  # in the transaction under way
+        self._released: dict[int, StoredPack | None] = {}
+        self._completed: list[int] = []  # those with PUBCOMP whose marks are to be removed
+        self._completed_unread: set[int] = set()  # those with PUBCOMP whose packs another worker wrote, and are unread
 
-    def restore(self, first: Pack, last: Pack, length: int) -> None:
-        """Go on with a list of *length* packs from another worker, or from this one before it was started anew."""
-        self._ready_to = first.messages[0].position - 1
-        self._last = self._due_to = last.messages[-1].position
-        self._unread = length
-        self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
-        self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
-        self.waiting_bytes = self._stored_bytes - first.bytes_before
+    def restore(self, first: Pack | None, last: Pack | None, length: int, released: list[int]) -> None:
+        """Go on with what another worker has stored, or this one before it was started anew.
+
+        *first*, *last*: packs of a list of *length* packs, None if it is empty. *released*: positions of the set.
+        """
+        self._released = dict.fromkeys(released)
+        self._last = self._ready_to = max([0, *released])
+        if first is not None and last is not None:
+            self._ready_to = first.messages[0].position - 1
+            self._last = last.messages[-1].position
+            self._unread = length
+            self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
+            self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
+            self.waiting_bytes = self._stored_bytes - first.bytes_before
+        self._due_to = self._restored_to = self._last
+        self._sent_to = max([self._ready_to, *released])
+
+    def released_ids(self) -> list[int]:
+        """The packet ids whose PUBREL is to be sent again, in order."""
+        return [packet_id_of(position) for position in sorted(self._released)]
 
     # The port.
 
@@ -132,6 +157,7 @@ class DurableQueue(MessageQueue):
         self._last = self._ready_to = self._sent_to = position
         self._new[position] = message
         self.packet_id = packet_id_of(position)
+        self.duplicate = False
         if not self.held:
             self._held_to = position
             self._commit.later(self, now)
@@ -155,11 +181,37 @@ class DurableQueue(MessageQueue):
         self._budget.messages -= 1
         self._budget.used += INFLIGHT - QUEUED
         self.packet_id = packet_id_of(position)
-        self._sent_to = position
+        self.duplicate = position <= self._restored_to
+        self._sent_to = max(self._sent_to, position)
         return message
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
-        self._done(position_of(packet_id, self._sent_to), now)
+        position = position_of(packet_id, self._sent_to)
+        if position in self._released:
+            pack = self._released.pop(position)
+            if position > self._ready_to:
+                self._completed_unread.add(position)
+            elif pack is None or pack.removed:
+                self._completed.append(position)
+                self._commit.later(self, now)
+            else:
+                pack.completed.append(position)
+        elif position in self._releasing:  # PUBCOMP without PUBREL
+            del self._releasing[position]
+            self._completed.append(position)
+            self._done(position, now)
+        else:
+            self._to_release.pop(position, None)
+            self._done(position, now)
+
+    def release(self, packet_id: int) -> bool:
+        position = position_of(packet_id, self._sent_to)
+        if position in self._released:
+            return True
+        if position not in self._releasing:
+            self._to_release[position] = None
+            self._commit.soon(self)
+        return False
 
     def clear(self) -> int:
         waited = self.count
@@ -174,6 +226,9 @@ class DurableQueue(MessageQueue):
         self._ready = deque()
         self._packs = deque()
         self._pack_of = {}
+        self._to_release = {}
+        self._releasing = {}
+        self._released = {}
         self.count = self.size = self.waiting_bytes = self._unread = 0
         self._holder = None
         self._ended = True
@@ -184,11 +239,17 @@ class DurableQueue(MessageQueue):
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         if self._ended:
-            return [packed("DEL", self.key)]
+            return [packed("DEL", self.key, self.released_key)]
         writes: list[bytes] = []
         if self._removable:
             writes.append(packed("LPOP", self.key, self._removable))
             self._removable = 0
+        if self._completed:
+            writes.append(packed("SREM", self.released_key, *self._completed))
+            self._completed = []
+        if self._to_release:
+            writes.append(packed("SADD", self.released_key, *self._to_release))
+            self._releasing, self._to_release = self._to_release, {}
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
         messages: list[StoredMessage] = []
@@ -227,9 +288,18 @@ class DurableQueue(MessageQueue):
                 self.size -= message.size
                 self._budget.give_back(message)
             _settle(message, now)
+        released, self._releasing = self._releasing, {}
+        for position in released:
+            self._released[position] = self._pack_of.get(position)
+        for position in released:
+            self._done(position, now)
         self._refill()
-        if self._ready and self._holder is not None:
-            self._holder.pump(now)
+        holder = self._holder
+        if holder is not None:
+            for position in released:
+                holder.released(packet_id_of(position))
+            if self._ready:
+                holder.pump(now)
 
     # Reading.
 
@@ -263,6 +333,7 @@ class DurableQueue(MessageQueue):
                 return
             self._unread -= 1
             self._take(pack)
+        self._remove_done(now)
         if self._unread == 0:
             self.count = len(self._ready) + len(self._new)
             self.waiting_bytes = sum([each.message.size for each in self._ready])
@@ -278,6 +349,16 @@ class DurableQueue(MessageQueue):
         stored_pack = StoredPack(pack.messages[0].position, len(pack.messages))
         self._packs.append(stored_pack)
         for stored in pack.messages:
+            released = stored.position in self._released
+            if released or stored.position in self._completed_unread:
+                if released:
+                    self._released[stored.position] = stored_pack
+                else:
+                    stored_pack.completed.append(stored.position)
+                stored_pack.left -= 1
+                self.count -= 1
+                self.waiting_bytes -= stored.message.size
+                continue
             self._ready.append(stored)
             self._pack_of[stored.position] = stored_pack
             self.size += stored.message.size
@@ -342,9 +423,15 @@ class DurableQueue(MessageQueue):
         if pack is None:
             return
         pack.left -= 1
+        self._remove_done(now)
+
+    def _remove_done(self, now: float) -> None:
+        """Have the packs at the head of the list removed whose messages are all done."""
         packs = self._packs
         while packs and packs[0].left == 0:
-            packs.popleft()
+            pack = packs.popleft()
+            pack.removed = True
+            self._completed += pack.completed
             self._removable += 1
             self._commit.later(self, now)
 

@@ -2,12 +2,12 @@
 #
 # It is a connection of its own: a claim must not wait behind a transaction of a megabyte.
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from broker.reasons import StoreFailure
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import EXEC, MULTI, Fenced, GroupCommit
-from broker.store.durable.pack import DamagedPack, decode_pack
+from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
@@ -109,22 +109,21 @@ class _Load(_Read):
 
     def send(self, now: float) -> None:
         key = self.queue.key
-        words = MULTI + packed("LINDEX", key, 0) + packed("LINDEX", key, -1) + packed("LLEN", key) + EXEC
-        reading = _Reading(self, words)
-        reading.replies_left = 5
+        ends = packed("LINDEX", key, 0) + packed("LINDEX", key, -1) + packed("LLEN", key)
+        reading = _Reading(self, MULTI + ends + packed("SMEMBERS", self.queue.released_key) + EXEC)
+        reading.replies_left = 6
         self.store.submit(reading, now)
 
     def replied(self, reply: object, now: float) -> None:
-        first, last, length = cast(list[object], reply)
-        if not length:
+        first, last, length, released = cast(list[Any], reply)
+        if not length and not released:
             self._then(None, "", now)
             return
         wall = self.store.wall()
         try:
-            self.queue.restore(
-                decode_pack(cast(bytes, first), now, wall), decode_pack(cast(bytes, last), now, wall), cast(int, length)
-            )
-        except DamagedPack as error:
+            ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
+            self.queue.restore(ends[0], ends[1], length, [int(position) for position in released])
+        except ValueError as error:  # a DamagedPack, or what is no position
             self._then(None, str(error), now)
             return
         self._then(self.queue, "", now)

@@ -6,7 +6,7 @@ from broker.mqtt.packets import V311
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
-from broker.session.session import Session
+from broker.session.session import RELEASED, Session
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.store import DurableStore
 from broker.store.redis.address import RedisAddress
@@ -56,6 +56,7 @@ class DurableWorker:
         limits = SessionLimits(inflight=65535, pending=9, queue=self._most, queue_bytes=PLENTY, budget=self.budget)
         self.client.session = Session("client", limits, self.client.counters, self._queue)
         self.client.session.expiry = EXPIRY
+        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
 
     @property
     def queue(self) -> DurableQueue:

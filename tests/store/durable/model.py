@@ -10,7 +10,7 @@ from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
 Reply = bytes | int | None | list["Reply"]
-WRITES = (b"RPUSH", b"LPOP", b"SET", b"DEL")
+WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL")
 
 
 class ModelRedis:
@@ -18,6 +18,7 @@ class ModelRedis:
 
     def __init__(self) -> None:
         self.lists: dict[bytes, list[bytes]] = {}
+        self.sets: dict[bytes, set[bytes]] = {}
         self.strings: dict[bytes, bytes] = {}
         self.full = False  # writes are refused
         self.connection: RedisConnection | None = None
@@ -114,8 +115,23 @@ class ModelRedis:
             return packed_reply(found[int(words[2])] if found else None)
         if name == b"LLEN":
             return packed_reply(len(found))
+        if name == b"SADD":
+            self.sets.setdefault(key, set()).update(words[2:])
+            return b":%d\r\n" % len(words[2:])
+        if name == b"SREM":
+            members = self.sets.get(key, set())
+            assert members >= set(words[2:]), "what is not in the set is removed"
+            members.difference_update(words[2:])
+            if not members:
+                del self.sets[key]
+            return b":%d\r\n" % len(words[2:])
+        if name == b"SMEMBERS":
+            return packed_reply(list(self.sets.get(key, set())))
         assert name == b"DEL", name
-        return b":%d\r\n" % (self.lists.pop(key, None) is not None)
+        for each in words[1:]:
+            self.lists.pop(each, None)
+            self.sets.pop(each, None)
+        return b":1\r\n"
 
 
 def packed_reply(reply: Reply) -> bytes:

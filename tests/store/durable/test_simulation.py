@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hiredis import ReplyError
 
-from broker.mqtt.packets import Publish
+from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.session.message import Message
 from broker.store.redis.connection import packed
 from tests.store.durable.durable_worker import HOLD, DurableWorker, answered
@@ -39,7 +39,8 @@ class Sent:
     """A publish, and what has become of it."""
 
     message: Message
-    received: int = 0  # times
+    qos: int
+    received: int = 0  # times; at QoS 2, as its client counts
     acknowledged: bool = False  # by the client
     packet_id: int = 0
     safe: bool = False  # its publisher was answered before its worker was killed
@@ -66,9 +67,12 @@ class History:
         self.random = Random(seed)
         self.redis = ModelRedis()
         self.window = self.random.choice([1, 3, 20])
+        self.qos = self.random.choice([[1], [2], [1, 2]])
         self.bursts = self.random.choice([[1], [1, 2, 5], [1, 2, 40], [1, 1, 1, 1, 1, 1, 300]])
         self.sent: list[Sent] = []
         self.unacknowledged: list[Sent] = []  # that the client has received over this connection
+        self.unreleased: dict[int, Sent] = {}  # of QoS 2, as the client remembers them by packet id
+        self.to_complete: list[int] = []  # packet ids of PUBRELs that the client has received over this connection
         self.newest = -1  # of the messages that the client has
         self.workers = 1
         self.worker = DurableWorker(self.redis)
@@ -90,10 +94,12 @@ class History:
 
     def publish(self, count: int) -> None:
         for _ in range(count):
-            self.sent.append(Sent(self.worker.offer(b"%d" % len(self.sent))))
+            qos = self.random.choice(self.qos)
+            self.sent.append(Sent(self.worker.offer(b"%d" % len(self.sent), qos), qos))
 
     def connect(self) -> None:
         self.unacknowledged = []
+        self.to_complete = []
         self.worker.connect(self.window)
 
     def disconnect(self) -> None:
@@ -104,25 +110,45 @@ class History:
         if self.worker.session.outbox is None:
             return
         for packet in self.worker.client.take():
-            assert isinstance(packet, Publish)
-            number = int(packet.payload)
-            sent = self.sent[number]
-            assert sent.received or number > self.newest, "a message was overtaken"
-            self.newest = max(self.newest, number)
-            sent.received += 1
-            if sent.settled() or sent.safe:
-                assert sent.packet_id in (0, packet.packet_id), "a message has another packet id"
-            sent.packet_id = packet.packet_id
-            self.unacknowledged.append(sent)
+            if isinstance(packet, Ack):
+                assert PUBREL == packet.kind
+                self.unreleased.pop(packet.packet_id, None)
+                self.to_complete.append(packet.packet_id)
+            else:
+                assert isinstance(packet, Publish)
+                self.take(packet)
+
+    def take(self, packet: Publish) -> None:
+        number = int(packet.payload)
+        sent = self.sent[number]
+        assert sent.qos == packet.qos
+        self.unacknowledged.append(sent)
+        assert packet.dup or not sent.received, "a message was sent again and not marked"
+        if packet.qos == 2 and packet.packet_id in self.unreleased:
+            assert self.unreleased[packet.packet_id] is sent, "two messages have one packet id"
+            return
+        assert sent.received or number > self.newest, "a message was overtaken"
+        if packet.qos == 2:
+            assert 0 == sent.received, "a message of QoS 2 came twice"
+            self.unreleased[packet.packet_id] = sent
+        self.newest = max(self.newest, number)
+        sent.received += 1
+        if sent.settled() or sent.safe:
+            assert sent.packet_id in (0, packet.packet_id), "a message has another packet id"
+        sent.packet_id = packet.packet_id
 
     def acknowledge(self, most: int) -> None:
-        session = self.worker.session
-        if session.outbox is not None:
-            for _ in range(min(most, len(self.unacknowledged))):
-                position = self.random.choice([0, 0, self.random.randrange(len(self.unacknowledged))])
-                sent = self.unacknowledged.pop(position)
-                assert session.puback(sent.packet_id, self.worker.now)
-                sent.acknowledged = True
+        session, now = self.worker.session, self.worker.now
+        if session.outbox is None:
+            return
+        for _ in range(min(most, len(self.unacknowledged))):
+            position = self.random.choice([0, 0, self.random.randrange(len(self.unacknowledged))])
+            sent = self.unacknowledged.pop(position)
+            assert session.puback(sent.packet_id, now) if sent.qos == 1 else session.pubrec(sent.packet_id, 0, now)
+            sent.acknowledged = True
+        for packet_id in self.to_complete[:most]:
+            session.pubcomp(packet_id, now)
+        del self.to_complete[:most]
 
     # All of it.
 
@@ -164,7 +190,8 @@ class History:
         for number, sent in enumerate(self.sent):
             assert sent.acknowledged or not (sent.safe or sent.settled()), f"message {number} was lost"
         queue, budget = self.worker.queue, self.worker.budget
-        assert {} == self.redis.lists
+        assert ({}, {}) == (self.redis.lists, self.redis.sets)
+        assert {} == self.unreleased
         assert (0, 0, 0) == (queue.count, queue.size, queue.waiting_bytes)
         assert (0, 0) == (budget.used, budget.messages)
 
