@@ -45,7 +45,9 @@ class Sender:
                 self._before_bulk = SENDS_BETWEEN_BULK
             outbox.queued = False
             stream = self._table[outbox.fd]
-            if stream is not None and stream.outbox is outbox and not outbox.blocked:
+            if outbox.blocked:
+                outbox.compact()
+            elif stream is not None and stream.outbox is outbox:
                 if outbox.strategy and not outbox.pressing and flushing.holds(outbox, now):
                     continue
                 if outbox.size:

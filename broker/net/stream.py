@@ -136,6 +136,10 @@ class Stream:
         """`receive()` may bring bytes."""
         return self.unread or (self.layer is not None and self.layer.more)
 
+    def waits(self) -> bool:
+        """The input is not served before something else happens: it is paused, or begins with a part of a packet."""
+        return self.paused != 0 or self.left < self.needs
+
     def reads_while_paused(self) -> bool:
         """Every reason for which the stream is paused allows reading ahead."""
         return self.paused != 0 and self.paused == self.paused_reading_ahead

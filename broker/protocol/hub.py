@@ -256,7 +256,8 @@ class Hub(Service):
             if position == end:  # an idle connection holds no input
                 connection.input = b""
                 connection.position = 0
-            elif position > LARGE_READ:  # nor does one that has received the beginning of a packet keep all before it
+            elif position > LARGE_READ or (position > end >> 1 and connection.waits()):
+                # Nor does one that waits keep all before what is left, which alone counts in the budget of input.
                 connection.input = data[position:]
                 connection.position = 0
             if packets or counters.publishes_received != published or (spent and self._protection.honours_silence()):

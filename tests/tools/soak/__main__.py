@@ -35,6 +35,8 @@ SETTINGS: Final[dict[str, object]] = {
     "log.format": "json",
     "limits.connect_timeout": 3,
     "limits.session_expiry": EXPIRY,
+    "limits.queue": 100,  # of sessions and of shared subscriptions, which the fuzzer fills
+    "metrics.length": 500,
     "retained.messages": 1000,
     "retained.bytes": "1MiB",
     "routes.topics": 2000,

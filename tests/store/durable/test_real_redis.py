@@ -1,0 +1,156 @@
+# A durable session and real servers: the model of Redis in the other tests is as they are.
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import PUBREL, V311, Ack, Publish
+from broker.reasons import StoreFailure
+from broker.session.limits import SessionLimits
+from broker.session.message import Message
+from broker.session.queue import MessageBudget
+from broker.session.session import RELEASED, Session
+from broker.store.durable.queue import DurableQueue
+from broker.store.durable.store import DurableStore
+from broker.store.redis.pipeline import CommandPipeline
+from supervisor.redis_server import RedisServer
+from tests.redis_servers import RunningRedis
+from tests.session.receiver import PLENTY, Receiver, message
+from tests.store.durable.durable_worker import EXPIRY, HOLD, KEY, WALL, answered
+from tests.store.loop import Loop
+
+pytestmark = pytest.mark.system  # real servers
+
+StartRedis = Callable[..., RunningRedis]
+
+
+class Owner:
+    """A worker that owns one durable session."""
+
+    def __init__(self, loop: Loop, redis: RunningRedis, number: int) -> None:
+        self.loop = loop
+        self.budget = MessageBudget(PLENTY)
+        self.client = Receiver(expiry=EXPIRY)
+        self.commands = CommandPipeline(loop.wire(), redis.address, f"owner-{number}", loop.log)
+        self.store = DurableStore(
+            self.commands,
+            fence=b"fence",
+            commit_number=b"commit:%d" % number,
+            hold=HOLD,
+            wall=lambda: WALL + loop.now(),
+            fenced=lambda clients, now: None,
+        )
+        loop.ticking += [self.commands, self.store]
+        self.commands.start(loop.now())
+        loaded: list[DurableQueue | None] = []
+        self.store.load(KEY, PLENTY, self.budget, lambda queue, why, now: loaded.append(queue))
+        loop.until(lambda: len(loaded) > 0)
+        self.queue = loaded[0] or self.store.begin(KEY, PLENTY, self.budget)
+        limits = SessionLimits(inflight=65535, pending=9, queue=PLENTY, queue_bytes=PLENTY, budget=self.budget)
+        self.client.session = Session("client", limits, self.client.counters, self.queue)
+        self.client.session.expiry = EXPIRY
+        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
+
+    def offer(self, payload: bytes, qos: int = 1) -> Message:
+        offered = message(payload, qos)
+        self.client.session.offer(offered, self.loop.now())
+        return offered
+
+    def die(self) -> None:
+        self.loop.ticking.remove(self.store)
+        self.loop.ticking.remove(self.commands)
+        self.commands.stop(self.loop.now())
+
+    def settle(self) -> None:
+        self.loop.until(self.store.commit.idle)
+
+
+def received(owner: Owner) -> list[Publish]:
+    return [packet for packet in owner.client.take() if isinstance(packet, Publish)]
+
+
+def test_what_one_worker_stored_another_one_delivers(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """A server would not do what the model does, and no other test notice."""
+    redis = start_redis(every_server)
+    first = Owner(loop, redis, 1)
+    published = [first.offer(b"%d" % number, 1 + number % 2) for number in range(1000)]
+    loop.until(lambda: all(map(answered, published)))
+    first.client.connect(V311, window=2)
+    assert [(b"0", 1, 1), (b"1", 2, 2)] == [(each.payload, each.qos, each.packet_id) for each in received(first)]
+    assert first.client.session.pubrec(2, 0, loop.now())
+    first.settle()
+    assert [Ack(PUBREL, 2)] == first.client.take()
+    first.die()
+
+    second = Owner(loop, redis, 2)
+    second.client.connect(V311, window=1000)
+    arrived: list[bytes] = []
+
+    def all_arrived() -> bool:
+        for packet in second.client.take():
+            if isinstance(packet, Publish):
+                assert packet.dup
+                arrived.append(packet.payload)
+                session, now = second.client.session, loop.now()
+                if packet.qos == 1:
+                    assert session.puback(packet.packet_id, now)
+                else:
+                    assert session.pubrec(packet.packet_id, 0, now)
+            else:
+                assert isinstance(packet, Ack)
+                assert second.client.session.pubcomp(packet.packet_id, loop.now())
+        return not second.queue.count and not second.client.session.inflight()
+
+    loop.until(all_arrived)
+    second.settle()
+    assert [b"%d" % number for number in range(1000) if number != 1] == arrived
+    assert (0, 0) == (second.budget.used, second.budget.messages)
+    assert [] == redis.client().keys("queue*")
+
+
+def test_a_server_without_memory_gets_everything_later_and_once(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """Messages would be stored in part, twice or in another order, when the memory of Redis is used up."""
+    redis = start_redis(every_server)
+    owner = Owner(loop, redis, 1)
+    redis.client().config_set("maxmemory", 1)
+    published = [owner.offer(b"%d" % number) for number in range(10)]
+    refused = owner.store.commit.statistics.refused
+    loop.until(lambda: refused.get(StoreFailure.MEMORY_FULL, 0) > 1)
+    published += [owner.offer(b"%d" % number) for number in range(10, 20)]
+    assert not any(map(answered, published))
+    redis.client().config_set("maxmemory", 0)
+    loop.until(lambda: all(map(answered, published)))
+
+    owner.client.connect(V311)
+    assert [b"%d" % number for number in range(20)] == [each.payload for each in received(owner)]
+
+
+def test_a_server_that_is_killed_comes_back_with_all_that_was_answered(start_redis: StartRedis, loop: Loop) -> None:
+    """A message would be lost, or stored twice, when the server ends within a transaction."""
+    redis = start_redis()
+    owner = Owner(loop, redis, 1)
+    published: list[Message] = []
+    for _ in range(5):
+        for _ in range(200):
+            published.append(owner.offer(b"%d" % len(published)))
+            loop.turn()
+        redis.kill()
+        published.append(owner.offer(b"%d" % len(published)))
+        loop.for_seconds(0.05)
+        redis.start()
+    loop.until(lambda: all(map(answered, published)))
+    owner.die()
+
+    second = Owner(loop, redis, 2)
+    second.client.connect(V311)
+    arrived: list[bytes] = []
+
+    def all_arrived() -> bool:
+        arrived.extend(each.payload for each in received(second))
+        return len(arrived) >= len(published)
+
+    loop.until(all_arrived)
+    assert [b"%d" % number for number in range(len(published))] == arrived
