@@ -28,6 +28,7 @@ STALLED: Final = 1000
 TRICKLING: Final = 1000
 ANNOUNCING: Final = 20
 DEAF: Final = 50
+SIPPING: Final = 150  # fewer than OPENING_AT_ONCE, as those that do not read are never answered
 CROWD: Final = 5000
 HALF_HANDSHAKES: Final = 2000
 FILTERS: Final = 10_000
@@ -113,6 +114,25 @@ class NeverReads(Attack):
         flooder = Hostile(self, DEAF, hello(DEAF))
         flooder.begin()
         Flood(flooder, lambda: packets(Publish(b"hostile/flood", bytes(1000))) * 60).go_on()
+
+
+class Sips(Attack):
+    """Many readers of messages as short as can be, which do not read: bytes that count are few, objects are many."""
+
+    def start(self) -> None:
+        sips = Subscribe(1, [Wanted(b"s/+", 0)])
+        self.gather(SIPPING, lambda n: Hostile(self, n, hello(n, sips), deaf=True), patient=False)
+        flooder = Hostile(self, SIPPING, hello(SIPPING))
+        flooder.begin()
+        Flood(flooder, lambda: packets(Publish(b"s/1", b""), Publish(b"s/2", b"")) * 500).go_on()  # no run of one topic
+
+
+class Remainders(Attack):
+    """A large packet for nobody, and the beginning of another one behind it."""
+
+    def start(self) -> None:
+        said = packets(Publish(b"nobody", bytes(60_000))) + packets(Publish(b"nobody", bytes(100)))[:7]
+        self.gather(CROWD, lambda n: Hostile(self, n, hello(n) + said))
 
 
 class Crowd(Attack):
@@ -225,6 +245,8 @@ ATTACKS: Final[dict[str, type[Attack]]] = {
     "trickles": Trickles,
     "announces": Announces,
     "never-reads": NeverReads,
+    "sips": Sips,
+    "remainders": Remainders,
     "crowd": Crowd,
     "storm": Storm,
     "half-handshakes": HalfHandshakes,

@@ -1,8 +1,8 @@
 # python -m tests.tools.soak --minutes 60: a node under steady load beside the fuzzer, and clients that come and go.
 #
 # Nothing may be lost, no process may grow after the first sixth of the time, and all descriptors must be closed at the
-# end. Settings are the default ones, but for what would fill for longer than that sixth, and for the times after which
-# the broker forgets a client.
+# end. What the fuzzer, and clients that never come back, may lawfully leave behind is bounded by settings, so that
+# all of it is full before that sixth has passed.
 import argparse
 import json
 import secrets
@@ -21,6 +21,7 @@ from tests.system.processes import BrokerProcess, free_port, start_weir
 from tests.tools.bench.contenders import build_tool
 from tests.tools.bench.cost import cpu_seconds
 from tests.tools.fuzz.campaign import CONCURRENT
+from tests.tools.fuzz.campaign import SETTINGS as FUZZED
 from tests.tools.fuzz.inputs import Inputs
 from tests.tools.fuzz.loop import Loop
 from tests.tools.fuzz.mistakes import Mistakes
@@ -30,17 +31,14 @@ from tests.tools.fuzz.transports import Transport
 from tests.tools.soak.processes import Processes
 from tests.tools.soak.visitors import EXPIRY, Visitors
 
-SETTINGS: Final[dict[str, object]] = {
+SETTINGS: Final[dict[str, object]] = FUZZED | {
     "node.workers": 2,
-    "log.format": "json",
-    "limits.connect_timeout": 3,
     "limits.session_expiry": EXPIRY,
-    "limits.queue": 100,  # of sessions and of shared subscriptions, which the fuzzer fills
+    "limits.sessions": 10_000,  # of visitors there are 3 000 at once
+    "limits.pending": 1000,  # messages of the load and of the pair, should a worker pause
+    "limits.inflight": 1000,
+    "overload.accounts": 2000,
     "metrics.length": 500,
-    "retained.messages": 1000,
-    "retained.bytes": "1MiB",
-    "routes.topics": 2000,
-    "routes.bytes": "1MiB",
 }
 LOOK_EVERY: Final = 1.0  # seconds
 TELL_EVERY: Final = 60.0
