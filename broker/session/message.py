@@ -14,6 +14,7 @@ from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
 DUP: Final = 0x08
 NO_PROPERTIES: Final = b"\x00"  # the section of a PUBLISH 5.0 that has none
 NEVER: Final = 0.0
+LONGEST: Final = 0xFFFFFFFF  # seconds: the message expiry interval is a Four Byte Integer
 
 
 def marked(packet: bytes) -> bytes:
@@ -148,7 +149,8 @@ class Message:
             if not self._section:
                 self._section = encode_length(len(self.properties)) + self.properties
             return self._section
-        left = max(0, int(self.expires - now + 0.999))  # rounded up: a message that did not wait keeps its expiry
+        # Rounded up: a message that did not wait keeps its expiry. At another worker *now* may be before its publish.
+        left = min(LONGEST, max(0, int(self.expires - now + 0.999)))
         if not self._section or left != self._left:
             self._left = left
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")

@@ -117,6 +117,16 @@ def test_what_all_receivers_share_is_made_once() -> None:
     assert of_5 is sent.head5 and of_3 is sent.head3
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_the_longest_expiry_goes_on_at_a_worker_that_is_behind(qos: int) -> None:
+    """A client could have no receiver at another worker get what it publishes: the expiry has four bytes."""
+    longest = 0xFFFFFFFF
+    sent = message(b"", qos, expires=NOW + longest)
+    data = sent.packet(V5, 1, NOW - 0.01) if qos else sent.whole(V5, NOW - 0.01)
+
+    assert longest == packet(data, V5).properties[MESSAGE_EXPIRY_INTERVAL]
+
+
 def test_a_message_expires_at_its_time() -> None:
     """A message would be delivered after its end, or not to its end [MQTT-3.3.2-5]."""
     assert [False, True, True] == [message(expires=NOW).expired(NOW + step) for step in (-0.1, 0, 0.1)]
