@@ -308,7 +308,7 @@ def _will_of(session: Session, seal: Seal) -> bytes:
     if will is None:
         return b""
     user = session.principal.user
-    record = encode(will.fields, min(will.delay, session.expiry), None if user is None else user.decode())
+    record = encode(will.fields(), min(will.delay, session.expiry), None if user is None else user.decode())
     return sealed(seal, session.client_id, record)
 
 

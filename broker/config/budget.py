@@ -50,7 +50,7 @@ class WorkerBudget:
         self.outbound = config.delivery.outbound_budget or max(part * OUTBOUND, config.delivery.high_watermark)
         self.messages = limits.queue_budget or part * MESSAGES
         self.wills = limits.will_budget or part * WILLS
-        self.connects = part * CONNECTS
+        self.connects = 2 * part * CONNECTS
         self.subscriptions = limits.subscription_budget or part * SUBSCRIPTIONS
         self.retained = config.retained.bytes or part * RETAINED
         self.routes = config.routes.bytes or part * ROUTES
@@ -65,7 +65,7 @@ class WorkerBudget:
             Account("outbound", self.outbound, "delivery.outbound_budget"),
             Account("messages", self.messages, "waiting and in flight (limits.queue_budget)"),
             Account("wills", self.wills, "limits.will_budget"),
-            Account("waiting CONNECTs", 2 * self.connects, f"at most {overload.connects_waiting} of them"),
+            Account("waiting CONNECTs", self.connects, f"at most {overload.connects_waiting} of them"),
             Account("subscriptions", self.subscriptions, "and the filters of all workers (limits.subscription_budget)"),
             Account("retained", self.retained, "retained.bytes"),
             Account("routes", self.routes, "routes.bytes"),

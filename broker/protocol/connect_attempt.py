@@ -30,7 +30,7 @@ from broker.net.reactor import Reactor
 from broker.overload.connects import Connects
 from broker.protocol.ban_enforcement import words
 from broker.protocol.connection import Connection, PendingConnect
-from broker.protocol.handshake import accept, agree, busy, examine
+from broker.protocol.handshake import accept, agree, busy, examine, waiting_memory
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.states import DEADLINES, Input, State
@@ -39,7 +39,7 @@ from broker.reasons import CloseReason, PauseReason
 from broker.routing.authority import Authoriser
 from broker.session.principal import ANONYMOUS, NOBODY, Principal
 from broker.session.session import Session
-from broker.session.will import COPIES, will_size
+from broker.session.will import will_memory
 from broker.store.sessions import Claims, SessionStore
 
 TURNS: Final = 16  # CONNECTs whose turn comes in one slice, at about 40 us each
@@ -189,7 +189,7 @@ class ConnectAttempt(PendingConnect):
         attempts, connection = self._attempts, self._connection
         attempts.counters.connects_delayed += 1
         attempts.log.info("client_throttled", client=self.client_id, reason=PauseReason.CONNECT.label)
-        displaced = attempts.connects.offer(self, self._size)
+        displaced = attempts.connects.offer(self, waiting_memory(self._packet, self._size))
         if displaced is self:
             self._refuse(CloseReason.CONNECTS_WAITING, now)
             return
@@ -283,7 +283,7 @@ class ConnectAttempt(PendingConnect):
         attempts = self._attempts
         here = attempts.store.find(self.client_id)
         replaced = 0 if here is None or here.will is None else here.will.held
-        return attempts.sessions.wills.fits(COPIES * will_size(will) - replaced)
+        return attempts.sessions.wills.fits(will_memory(will) - replaced)
 
     # Claiming.
 

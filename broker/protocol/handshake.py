@@ -51,6 +51,9 @@ RETURN_CODES: Final = {
     CloseReason.BANNED: 5,
     CloseReason.CLIENT_ID_OF_OTHER_USER: 5,
 }
+# Of a CONNECT that waits, bytes of memory beside those on the wire: for its objects, and for each user property.
+WAITING: Final = 950
+PAIR: Final = 160
 
 
 @dataclass
@@ -63,6 +66,16 @@ class Terms:
     maximum_packet: int  # bytes the client takes
     alias_maximum: int  # topic aliases that the broker may set
     wants_reasons: bool
+
+
+def waiting_memory(packet: Connect, size: int) -> int:
+    """Bytes of memory that *packet*, of *size* bytes on the wire, takes while it waits for its turn."""
+    pairs = 0
+    for properties in (packet.properties, {} if packet.will is None else packet.will.properties):
+        found = properties.get(USER_PROPERTY)
+        if isinstance(found, list):
+            pairs += len(found)
+    return WAITING + size + PAIR * pairs
 
 
 def examine(packet: Connect, limits: Limits) -> CloseReason | None:

@@ -14,11 +14,14 @@ from broker.mqtt.properties import (
     SUBSCRIPTION_IDENTIFIER,
     TOPIC_ALIAS,
     WILL_DELAY_INTERVAL,
+    decode_properties,
     encode_properties,
 )
+from broker.mqtt.properties import WILL as WILL_PROPERTIES
 from broker.session.message import NEVER, Message
 
-COPIES: Final = 2  # of a will in memory: of its session, and for the registry
+COPIES: Final = 2  # of a will in memory: of its session, and as the registry stores it
+WILL: Final = 320  # bytes that both take beside topic, payload and properties
 
 
 def forwardable(properties: Properties) -> bytes:
@@ -52,22 +55,33 @@ def will_size(fields: WillFields) -> int:
     )
 
 
+def will_memory(fields: WillFields) -> int:
+    """Bytes of memory that a will takes until it is published or withdrawn."""
+    return WILL + COPIES * will_size(fields)
+
+
 class Will:
+    """Keeps properties encoded: as objects, short user properties would take twenty times their bytes."""
+
     def __init__(self, fields: WillFields) -> None:
-        self.fields = fields
         self.topic = fields.topic
-        self.held = COPIES * will_size(fields)  # bytes of memory
+        self.held = will_memory(fields)
         delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
         self.delay = delay if isinstance(delay, int) else 0  # seconds
+        self._payload = fields.payload
+        self._qos = fields.qos
+        self._retain = fields.retain
+        self._properties = encode_properties(fields.properties) if fields.properties else b""
+
+    def fields(self) -> WillFields:
+        """The will as it was in the CONNECT."""
+        properties: Properties = {}
+        if self._properties:
+            properties, _ = decode_properties(self._properties, 0, len(self._properties), WILL_PROPERTIES)
+        return WillFields(self.topic, self._payload, self._qos, self._retain, properties)
 
     def message(self, now: float) -> Message:
         """The message to publish now, retained or not [MQTT-3.1.2-14], [MQTT-3.1.2-15]; its expiry begins now."""
-        fields = self.fields
-        return Message(
-            fields.topic,
-            fields.payload,
-            fields.qos,
-            fields.retain,
-            forwardable(fields.properties),
-            expires_at(fields.properties, now),
-        )
+        properties = self.fields().properties
+        expires = expires_at(properties, now)
+        return Message(self.topic, self._payload, self._qos, self._retain, forwardable(properties), expires)

@@ -297,7 +297,7 @@ def test_the_will_comes_along() -> None:
         former.will = Will(fields)
         session = moved(former)
         assert session.will is not None
-        assert (fields, former.will.delay) == (session.will.fields, session.will.delay)
+        assert (fields, former.will.delay) == (session.will.fields(), session.will.delay)
 
 
 # Chunks.
