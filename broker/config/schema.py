@@ -241,7 +241,7 @@ class Limits:
     share_name_bytes: int = size(256, least=1, most=65535)
     # Topic, payload and properties of a will: a will is a short notice, and each is held twice here and once in Redis.
     will_bytes: int = size(64 * KIB, least=1)
-    will_budget: int = size(0)  # bytes that wills take in a worker, each twice its own and 320; 0 = two 32nds
+    will_budget: int = size(0)  # bytes that wills take in a worker, each twice its own and 240; 0 = two 32nds
     subscriptions: int = number(10_000, least=1)  # per session; each takes memory and time for matching
     # Memory of a worker for subscriptions, and for the filters of all workers; 0 = ten 32nds. The 32nds are those of
     # config/budget.py.

@@ -23,6 +23,7 @@ from broker.mqtt.properties import (
 from broker.reasons import CloseReason
 from broker.routing.route import RESERVED
 from broker.session.will import will_size
+from broker.version import form
 
 UNLIMITED_RECEIVE: Final = 65535  # the receive maximum of a client that names none (3.1.2.11.3), and of 3.x
 ANY_SIZE: Final = 0
@@ -52,7 +53,7 @@ RETURN_CODES: Final = {
     CloseReason.CLIENT_ID_OF_OTHER_USER: 5,
 }
 # Of a CONNECT that waits, bytes of memory beside those on the wire: for its objects, and for each user property.
-WAITING: Final = 950
+WAITING: Final = 740 if form() == "compiled" else 965
 PAIR: Final = 160
 
 

@@ -19,9 +19,10 @@ from broker.mqtt.properties import (
 )
 from broker.mqtt.properties import WILL as WILL_PROPERTIES
 from broker.session.message import NEVER, Message
+from broker.version import form
 
 COPIES: Final = 2  # of a will in memory: of its session, and as the registry stores it
-WILL: Final = 320  # bytes that both take beside topic, payload and properties
+WILL: Final = 240 if form() == "compiled" else 345  # bytes that both take beside topic, payload and properties
 
 
 def forwardable(properties: Properties) -> bytes:
