@@ -38,7 +38,6 @@ SETTINGS: Final[dict[str, object]] = FUZZED | {
     "limits.pending": 1000,  # messages of the load and of the pair, should a worker pause
     "limits.inflight": 1000,
     "limits.subscriptions": 20,  # the fuzzer's client ids return before their sessions expire, and subscribe to more
-    "limits.queue_budget": "4MiB",
     "overload.accounts": 2000,
     "metrics.length": 500,
 }
