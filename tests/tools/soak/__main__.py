@@ -102,7 +102,10 @@ class Soak:
         self._over = True
         while not (self._visitors.gone() and self._swarm.finished()):
             self._loop.turn(0.1)
-        self._pair.stop()
+        try:
+            self._pair.stop()
+        except AssertionError as error:  # the report says what else has failed
+            self._fail(str(error))
         self.outcome.broker_cpu = cpu_seconds(self._node.pid) - cpu
         self.outcome.pair, self.outcome.visitors = self._pair.statistics(), self._visitors.served
         self._loop.close()
