@@ -186,6 +186,7 @@ class Mesh(LaneListener):
 
     def opened(self, peer: Peer, now: float) -> None:
         self._throttle.opened(peer.gate, now)
+        self._routes.retry_shared()
 
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
         return self._takeovers.take(peer, kind, body)

@@ -46,6 +46,7 @@ RECENT: Final = 64  # filters: to compare a topic with all of them takes as long
 PUBLISHERS: Final = 10  # publishers that a route remembers the right of: as many as a dict of its size holds
 PUBLISHERS_BYTES: Final = 352  # of that dict
 UNLIMITED: Final = 1 << 40  # patterns
+RETRIED: Final = 64  # shared subscriptions whose waiting messages are passed on at one confirmation of a worker
 MANY_SUBSCRIPTIONS: Final = 100  # of a session: with more, all routes are made again instead of those of each filter
 
 
@@ -218,6 +219,11 @@ class Routes:
         """The group of a shared subscription; an empty one that is not kept, if there is none."""
         group = self._shared.get((share, filter))
         return SharedGroup(share, filter, self.backlog, self._authoriser) if group is None else group
+
+    def retry_shared(self) -> None:
+        """Another worker has less to do: pass on more of what waits for members of shared subscriptions there."""
+        for group in self.backlog.take_held(RETRIED):
+            cast(SharedGroup, group).retry_elsewhere()
 
     def shared_groups(self) -> Iterable[SharedGroup]:
         """The groups with a member at any worker."""

@@ -25,11 +25,12 @@
 #
 # So a message waits at the worker of its publisher if a member there lets it, or else at the worker with the most
 # members; at another one while the gate of that one is closed, which may cost the order of messages. The list stays
-# there. Its first messages are passed to another worker when that one reports ready members (at most BATCH for each of
-# them and report), or all of them when the last member here has left. When the last member of all workers has left,
-# the list is discarded and counted. A list is in the memory of one worker and is lost with it, as the sessions of that
-# worker and their queues are. The roads not taken: a list at the publisher's worker alone needs a report for each
-# message that a member elsewhere takes; a list at one home of the group has each message cross twice.
+# there. Its first messages are passed to another worker with ready members, at most BATCH for each of them whenever it
+# reports or confirms what it was passed, so as fast as they are taken there. All of them are passed when the last
+# member here has left. When the last member of all workers has left, the list is discarded and counted. A list is in
+# the memory of one worker and is lost with it, as the sessions of that worker and their queues are. The roads not
+# taken: a list at the publisher's worker alone needs a report for each message that a member elsewhere takes; a list at
+# one home of the group has each message cross twice.
 from typing import Final, cast
 
 from broker.mqtt.topics import SHARE_PREFIX
@@ -49,7 +50,7 @@ FEW_CHECKS: Final = 4  # members of a ring that are checked with every message, 
 HOPS: Final = 2  # workers, beside that of its publisher, that a message may go to for a ready member
 MOST_HOPS: Final = 255  # a byte
 SKIPS: Final = 16  # waiting messages that are skipped at once, as no ready member may read their topics
-BATCH: Final = 16  # waiting messages that another worker is passed for each ready member that it reports
+BATCH: Final = 16  # waiting messages that another worker is passed at once for each ready member that it reported
 
 
 class Member:
@@ -283,6 +284,8 @@ class SharedGroup(Subscriber):
             return True
         neighbour = self._next_with_room() if self._members else self._largest()
         if neighbour is None or not neighbour.gate.open:
+            if any(there.ready for there in self.remote.values()):
+                self._backlog.hold(self._key)
             return False
         self.remote[neighbour].room -= 1
         neighbour.offer_shared(self.share, self.filter, message, HOPS, now)

@@ -9,6 +9,7 @@
 # here and served by paged work (SharedDelivery in fanout.py), as a list may be long and a session is in the middle of
 # an acknowledgement when it reports. A session that is no member of a group with a list pays one comparison.
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason
@@ -45,6 +46,7 @@ class SharedBacklog(Backlog):
         self._lists: dict[bytes, Subscriber] = {}  # groups for which messages wait, by the key of their subscriptions
         self._due: dict[bytes, None] = {}  # keys of those that may have a writable member
         self._writable: dict[Session, None] = {}  # sessions that have reported
+        self._held: dict[bytes, None] = {}  # keys of groups that could pass on no more to other workers
 
     def begin_list(self, key: bytes, group: Subscriber) -> MemoryQueue:
         """The list of *group*, for which a message begins to wait."""
@@ -63,12 +65,24 @@ class SharedBacklog(Backlog):
         """No message waits for the group with *key* any more."""
         del self._lists[key]
         self._due.pop(key, None)
+        self._held.pop(key, None)
         self.lists = len(self._lists)
 
     def retry(self, key: bytes) -> None:
         """Offer the messages of the group with *key*, soon: it may have a writable member."""
         self._due[key] = None
         self._schedule()
+
+    def hold(self, key: bytes) -> None:
+        """The group with *key* can pass on no more now: another worker has enough to do."""
+        self._held[key] = None
+
+    def take_held(self, most: int) -> list[Subscriber]:
+        """Up to *most* groups that could pass on no more, as another worker has less to do now."""
+        keys = list(islice(self._held, most))
+        for key in keys:
+            del self._held[key]
+        return [self._lists[key] for key in keys]
 
     def writable(self, session: Session) -> None:
         self._writable[session] = None

@@ -252,7 +252,7 @@ def stand_by(node: Node, *members: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("publisher", [0, 1, 2])
-@pytest.mark.parametrize("count", [1, 5 * BATCH])
+@pytest.mark.parametrize("count", [1, 5 * BATCH, 60 * BATCH])
 def test_what_waits_goes_to_the_first_member_of_any_worker(nodes: Nodes, publisher: int, count: int) -> None:
     """Messages would wait for the members of one worker although a member of another one is there."""
     node = nodes(3)
