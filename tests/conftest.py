@@ -5,6 +5,7 @@
 # a compiled run that tests the sources would be green and mean nothing.
 import gc
 import os
+import tracemalloc
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,6 +124,15 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., "RunningRedis"]]:
     yield start
     for one in started:
         one.end()
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """tracemalloc knows what was allocated since the test began."""
+    gc.collect()  # also empties free lists: what is made of them does not count as allocated
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ class Session(Holder):
     def put_before(self, earlier: deque[Message]) -> None:
         """Have *earlier*, which count in the budget already, wait before all messages that wait."""
         if earlier:
-            self._queued(self._queue_to_fill().prepend(earlier, self._limits.queue if self.expiry else UNLIMITED))
+            self.queue_dropped(self._queue_to_fill().prepend(earlier, self._limits.queue if self.expiry else UNLIMITED))
 
     # Messages towards the client.
 
@@ -411,7 +411,7 @@ class Session(Holder):
             queue = self._queue_to_fill()
         dropped = queue.append(message, self._limits.queue if self.expiry else UNLIMITED, now)
         if dropped:
-            self._queued(dropped)
+            self.queue_dropped(dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
         queue = self._queue
@@ -420,12 +420,8 @@ class Session(Holder):
         return queue
 
     def queue_dropped(self, count: int) -> None:
-        self._queued(count)
-
-    def _queued(self, dropped: int) -> None:
-        """The queue was filled, and *dropped* of its oldest messages for that."""
-        if dropped:
-            self._dropped(DropReason.QUEUE_FULL, dropped)
+        if count:
+            self._dropped(DropReason.QUEUE_FULL, count)
         self._forget_empty_queue()
 
     def _forget_empty_queue(self) -> None:

@@ -1,6 +1,5 @@
 # The account of wills beside what they take, as the allocator says: at their sessions, and as the registry keeps them.
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,14 +18,10 @@ from tests.store.loop import Lines
 WILLS = 200
 MANY: Properties = {USER_PROPERTY: [(f"name{number}", f"{number}") for number in range(50)]}
 
-pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
+pytestmark = [
+    pytest.mark.no_cover,  # what coverage remembers would count as ours
+    pytest.mark.usefixtures("traced"),
+]
 
 
 @pytest.mark.parametrize("payload", [0, 30, 400, 5000])

@@ -1,6 +1,6 @@
 # The accounts of input and of output beside what the allocator says.
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,14 +17,10 @@ BASIS = 16 * 1024  # bytes that twenty connections may grow by, whatever they ha
 WATERMARK = 1 << 20
 PART = 1 << 17  # bytes
 
-pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
+pytestmark = [
+    pytest.mark.no_cover,  # what coverage remembers would count as ours
+    pytest.mark.usefixtures("traced"),
+]
 
 
 def memory() -> int:

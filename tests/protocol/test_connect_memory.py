@@ -1,6 +1,6 @@
 # The account of CONNECTs that wait for their turn beside what they take, as the allocator says.
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,14 +14,10 @@ Brokers = Callable[..., Broker]
 WAITING = 100  # CONNECTs
 PAIRS = [(f"name{number}", f"{number}") for number in range(100)]
 
-pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
+pytestmark = [
+    pytest.mark.no_cover,  # what coverage remembers would count as ours
+    pytest.mark.usefixtures("traced"),
+]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # The accounts of subscriptions, routes and retained messages beside what they really take, as the allocator says.
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -28,14 +28,10 @@ NAMES: dict[str, Name] = {
 }
 
 
-pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
+pytestmark = [
+    pytest.mark.no_cover,  # what coverage remembers would count as ours
+    pytest.mark.usefixtures("traced"),
+]
 
 
 class Account:

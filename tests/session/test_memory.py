@@ -1,6 +1,5 @@
 # The account of messages beside what they really take, as the allocator says.
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +10,10 @@ from tests.session.receiver import PLENTY, Receiver, message
 MESSAGES = 4000  # of several receivers: the windows and queues of one may grow at once by half
 
 
-pytestmark = pytest.mark.no_cover  # what coverage remembers would count as ours
-
-
-@pytest.fixture(autouse=True)
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
+pytestmark = [
+    pytest.mark.no_cover,  # what coverage remembers would count as ours
+    pytest.mark.usefixtures("traced"),
+]
 
 
 def growth(receivers: list[Receiver], payload: int, copies: int = 1) -> int:

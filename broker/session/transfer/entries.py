@@ -21,27 +21,36 @@ Fields = tuple[object, ...]
 
 def subscription_fields(subscription: Subscription, owed: bool) -> Fields:
     """*owed*: not all retained messages of the subscription were sent."""
-    options = subscription.qos
-    if subscription.no_local:
-        options |= NO_LOCAL
-    if subscription.retain_as_published:
-        options |= RETAIN_AS_PUBLISHED
-    if owed:
-        options |= OWED
-    return subscription.key(), options, subscription.identifiers
+    options = subscription_options(subscription)
+    return subscription.key(), options | OWED if owed else options, subscription.identifiers
 
 
 def to_subscription(session: Session, fields: list[object]) -> tuple[Subscription, bool]:
     """A subscription of *session*, which is not added to it yet, and whether retained messages are owed."""
     key = to_bytes(fields[0])
     options = to_int(fields[1])
+    return subscription_of(session, key, options, to_bytes(fields[2])), options & OWED != 0
+
+
+def subscription_options(subscription: Subscription) -> int:
+    """The options of a subscription (3.8.3) in one number."""
+    options = subscription.qos
+    if subscription.no_local:
+        options |= NO_LOCAL
+    if subscription.retain_as_published:
+        options |= RETAIN_AS_PUBLISHED
+    return options
+
+
+def subscription_of(session: Session, key: bytes, options: int, identifiers: bytes) -> Subscription:
+    """The subscription of *session* under *key*, to which it is not added yet."""
     share, filter = split_share(key) or (b"", key)
     subscription = Subscription(session, filter, share)
     subscription.qos = options & QOS
     subscription.no_local = options & NO_LOCAL != 0
     subscription.retain_as_published = options & RETAIN_AS_PUBLISHED != 0
-    subscription.identifiers = to_bytes(fields[2])
-    return subscription, options & OWED != 0
+    subscription.identifiers = identifiers
+    return subscription
 
 
 def message_fields(message: Message) -> Fields:

@@ -70,7 +70,8 @@ class GroupCommit:
         wall: Callable[[], float],
         fenced: Fenced,
     ) -> None:
-        """*commands*: a connection of its own, which `redis_ready()` follows. *fence*, *commit_number*: keys.
+        """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
+        *commit_number*: keys.
 
         *hold*: seconds that the writes of `later()` may wait; *wall*: Unix time in seconds.
         """
@@ -81,7 +82,7 @@ class GroupCommit:
         self._number_key = commit_number
         self._hold = hold
         self._wall = wall
-        self._fenced = fenced
+        self.fenced = fenced
         self._fence_length = 0  # client ids of it that this worker knows
         self._number = 0
         self._dirty: deque[Writer] = deque()
@@ -89,6 +90,7 @@ class GroupCommit:
         self._under_way: Transaction | None = None
         self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
         self._uncertain = False  # nobody knows whether the server carried it out
+        self._look: _Look | None = None  # under way, to learn whether it did
         self._again_at = 0.0  # when it is sent again, if it was refused; 0.0: it was not
 
     def soon(self, writer: Writer) -> None:
@@ -104,7 +106,7 @@ class GroupCommit:
             self._held.append((now + self._hold, writer))
 
     def tick(self, now: float) -> float:
-        """Send what is due; return the time of the next thing that will be. To be called at the end of each slice."""
+        """Send a transaction if one is due; return when the next one will be. To be called at the end of each slice."""
         self.now = now
         held = self._held
         while held and held[0][0] <= now:
@@ -122,7 +124,7 @@ class GroupCommit:
     def redis_ready(self, now: float) -> None:
         """Redis is (again) connected."""
         if self._uncertain:
-            self._look(now)
+            self._look_at_number(now)
 
     def idle(self) -> bool:
         """Whether everything is committed."""
@@ -160,16 +162,20 @@ class GroupCommit:
         refused[failure] = refused.get(failure, 0) + 1
         if failure in UNCERTAIN:
             self._uncertain = True
-        else:
+        if failure is not StoreFailure.LOST:  # then `redis_ready()` goes on
             self._again_at = now + PAUSE
 
-    def _committed(self, fence: list[bytes], replies: list[object], now: float) -> None:
+    def _committed(self, fence: object, replies: list[object], now: float) -> None:
         """*replies* to the writes; none if they are not known."""
+        if not isinstance(fence, list):  # the key of the fence is damaged: nothing is committed before it can be read
+            self._uncertain = True
+            self._again_at = now + PAUSE
+            return
         parts, self._parts = self._parts, []
         self._under_way = None
         if fence:
             self._fence_length += len(fence)
-            self._fenced(fence, now)
+            self.fenced(fence, now)
         at = 0
         for writer, count in parts:
             errors = [reply for reply in replies[at : at + count] if isinstance(reply, ReplyError)]
@@ -177,16 +183,18 @@ class GroupCommit:
             writer.committed(errors, now)
         self._send_next(now)
 
-    def _look(self, now: float) -> None:
+    def _look_at_number(self, now: float) -> None:
         """Ask whether the transaction under way was carried out, and for the fence."""
-        look = MULTI + self._fence() + packed("GET", self._number_key) + EXEC
-        self._commands.submit(_Look(self, look), now)
+        if self._look is None:
+            self._look = _Look(self, MULTI + self._fence() + packed("GET", self._number_key) + EXEC)
+            self._commands.submit(self._look, now)
 
     def looked(self, reply: object, now: float) -> None:
-        """The reply to `_look()`."""
+        """The reply to `_look_at_number()`."""
         assert isinstance(reply, list)
         former = self._under_way
         assert former is not None
+        self._look = None
         self._uncertain = False
         fence, number = reply
         if number == str(former.number).encode():
@@ -196,13 +204,14 @@ class GroupCommit:
 
     def look_failed(self, failure: StoreFailure, now: float) -> None:
         """LOST: `redis_ready()` asks again."""
+        self._look = None
         if failure is not StoreFailure.LOST:
             self._again_at = now + PAUSE
 
     def _again(self, now: float) -> None:
         """Send the transaction under way again, or ask again whether it was carried out."""
         if self._uncertain:
-            self._look(now)
+            self._look_at_number(now)
             return
         former = self._under_way
         assert former is not None

@@ -20,7 +20,6 @@
 # A message of QoS 2 must not be sent again once its client has sent PUBREC. So its position is in a set, stored before
 # PUBREL leaves, until PUBCOMP has come and its pack is removed.
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from hiredis import ReplyError
@@ -39,6 +38,7 @@ from broker.store.durable.pack import (
     position_of,
 )
 from broker.store.redis.connection import packed
+from broker.store.redis.keys import SessionKeys
 
 READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
 READY_BYTES: Final = 64 * 1024
@@ -56,30 +56,41 @@ class StoredPack:
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
 
+class QueueReader:
+    """Reads packs for queues."""
+
+    def read(self, queue: "DurableQueue") -> None:
+        """Read a page of *queue*, soon: see `DurableQueue.page()`."""
+        raise NotImplementedError
+
+    def damaged(self, client: bytes, why: str) -> None:
+        """What is stored of the session of *client* cannot be read or written: end the session, but not now."""
+        raise NotImplementedError
+
+
 class DurableQueue(MessageQueue):
     def __init__(
         self,
-        key: bytes,
-        most_bytes: int,
+        keys: SessionKeys,
+        client: bytes,
         budget: MessageBudget,
         commit: GroupCommit,
-        read: Callable[["DurableQueue"], None],
+        reader: QueueReader,
     ) -> None:
-        """*key* of the list; that of the set follows from it. *read* has packs read, soon: see `page()`."""
         super().__init__(True)
         self.dirty = False
         self.held = False
-        self.key = key
-        self.released_key = key + b":released"
+        self.client = client
         self.packet_id = 0  # of the message that `pop()` returned last, or that `keep()` took
         self.waiting_bytes = 0  # of messages that wait, wherever they are
-        self.damaged = ""  # why the queue cannot be read
+        self.damaged = ""  # why its session cannot be read or written: what is stored is kept aside when it ends
         self._most = UNLIMITED
-        self._most_bytes = most_bytes
+        self._most_bytes = UNLIMITED
         self._budget = budget
         self._commit = commit
         self._holder: Holder | None = None
-        self._read = read
+        self._keys = keys
+        self._reader = reader
         self._last = 0  # the position of the message that came last
         self._ready_to = 0  # that of the last message that is or was ready
         self._sent_to = 0  # that of the last message that was sent
@@ -170,9 +181,8 @@ class DurableQueue(MessageQueue):
                 return None
         stored = self._ready[0]
         position, message = stored.position, stored.message
-        if not self._id_is_free(position) or (message.qos == 2 and position not in self._pack_of):
-            return None
-        if message.qos == 2 and position in self._writing:
+        being_stored = position not in self._pack_of or position in self._writing
+        if not self._id_is_free(position) or (message.qos == 2 and being_stored):
             return None
         self._ready.popleft()
         self.count -= 1
@@ -238,17 +248,23 @@ class DurableQueue(MessageQueue):
     # What GroupCommit asks for.
 
     def collect(self, now: float, wall: float) -> list[bytes]:
+        key, released_key = self.key(), self.released_key()
         if self._ended:
-            return [packed("DEL", self.key, self.released_key)]
+            if self.damaged:
+                return [
+                    packed("RENAME", key, self._keys.damaged + self.client + b":queue"),
+                    packed("DEL", released_key),
+                ]
+            return [packed("DEL", key, released_key)]
         writes: list[bytes] = []
         if self._removable:
-            writes.append(packed("LPOP", self.key, self._removable))
+            writes.append(packed("LPOP", key, self._removable))
             self._removable = 0
         if self._completed:
-            writes.append(packed("SREM", self.released_key, *self._completed))
+            writes.append(packed("SREM", released_key, *self._completed))
             self._completed = []
         if self._to_release:
-            writes.append(packed("SADD", self.released_key, *self._to_release))
+            writes.append(packed("SADD", released_key, *self._to_release))
             self._releasing, self._to_release = self._to_release, {}
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
@@ -266,7 +282,7 @@ class DurableQueue(MessageQueue):
         if messages:
             packs.append(self._pack(messages, now, wall))
         if packs:
-            writes.append(packed("RPUSH", self.key, *packs))
+            writes.append(packed("RPUSH", key, *packs))
             for position in self._writing:
                 del self._new[position]
         if self._new:
@@ -280,7 +296,7 @@ class DurableQueue(MessageQueue):
         if self._ended:
             return
         if errors:
-            self.damaged = str(errors[0])
+            self.damage(str(errors[0]))
             return
         written, self._writing = self._writing, {}
         for position, message in written.items():
@@ -300,6 +316,20 @@ class DurableQueue(MessageQueue):
                 holder.released(packet_id_of(position))
             if self._ready:
                 holder.pump(now)
+
+    def key(self) -> bytes:
+        """The key of the list."""
+        return self._keys.queues + self.client
+
+    def released_key(self) -> bytes:
+        """The key of the set."""
+        return self._keys.released + self.client
+
+    def damage(self, why: str) -> None:
+        """What is stored of its session cannot be read or written, and *why*."""
+        if not self.damaged:
+            self.damaged = why
+            self._reader.damaged(self.client, why)
 
     # Reading.
 
@@ -321,15 +351,15 @@ class DurableQueue(MessageQueue):
         if self._ended:
             return
         if not packs:
-            self.damaged = f"{self._unread} packs are missing"
-            self._unread = 0
+            self.damage(f"{self._unread} packs are missing")
+            return
         for data in packs:
             try:
                 pack = decode_pack(data, now, wall)
                 if pack.messages[0].position <= self._ready_to:
                     raise DamagedPack("packs are not in order")
             except DamagedPack as error:
-                self.damaged = str(error)
+                self.damage(str(error))
                 return
             self._unread -= 1
             self._take(pack)
@@ -378,7 +408,7 @@ class DurableQueue(MessageQueue):
                     self._ready_to = position
         else:
             self._reading = True
-            self._read(self)
+            self._reader.read(self)
 
     # The parts of the queue.
 

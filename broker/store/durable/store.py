@@ -1,141 +1,130 @@
-# The durable sessions of a worker: their queues, and the connection to Redis that all of them share.
+# The durable sessions of a worker, and the connection to Redis that all of them share.
 #
 # It is a connection of its own: a claim must not wait behind a transaction of a megabyte.
+import zlib
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from broker.reasons import StoreFailure
 from broker.session.queue import MessageBudget
-from broker.store.durable.group_commit import EXEC, MULTI, Fenced, GroupCommit
-from broker.store.durable.pack import decode_pack
-from broker.store.durable.queue import DurableQueue
+from broker.store.durable.adoption import Adoption, SessionOwner
+from broker.store.durable.group_commit import PAUSE, GroupCommit
+from broker.store.durable.queue import DurableQueue, QueueReader
+from broker.store.durable.record import SessionRecord
 from broker.store.redis.connection import packed
+from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
-PAUSE: Final = 0.1  # seconds until what the server refused is read again
-
-Loaded = Callable[[DurableQueue | None, str, float], None]  # the queue, or why it cannot be read, or neither; now
 
 
-class DurableStore(OnReady):
+class DurableStore(OnReady, QueueReader):
     def __init__(
         self,
         commands: CommandPipeline,
-        *,
-        fence: bytes,
-        commit_number: bytes,
-        hold: float,
+        commit: GroupCommit,
+        keys: Keys,
+        node: str,
+        incarnation: bytes,
+        budget: MessageBudget,
         wall: Callable[[], float],
-        fenced: Fenced,
     ) -> None:
-        """*commands*: a connection that nobody else uses, and that is not started. The rest is as for GroupCommit."""
-        self.commit = GroupCommit(
-            commands, fence=fence, commit_number=commit_number, hold=hold, wall=wall, fenced=fenced
-        )
+        """*commands*: a connection that nobody else uses, that *commit* writes to, and that is not started.
+
+        *budget*: in which messages in memory count. *wall*: Unix time in seconds.
+        """
+        self.commit = commit
+        self.adoption = Adoption(commands, keys, node, incarnation, self.begin, wall)
         self._commands = commands
+        self._slices = [keys.sessions(number, incarnation) for number in range(SLICES)]
+        self._budget = budget
         self._wall = wall
-        self._reads: list[_Read] = []  # those that are to be sent
-        self._reads_at = 0.0  # not before this time
+        self._owner: SessionOwner | None = None
+        self._pages: list[_Page] = []  # that are to be read
+        self._pages_at = 0.0  # not before this time
+        self._damaged: list[tuple[bytes, str]] = []  # client ids, and why
         commands.on_ready(self)
 
-    def begin(self, key: bytes, most_bytes: int, budget: MessageBudget) -> DurableQueue:
-        """An empty queue under *key*, which is not in use."""
-        return DurableQueue(key, most_bytes, budget, self.commit, self._read)
+    def serve(self, owner: SessionOwner, now: float) -> None:
+        """Give *owner* the sessions of this node, no worker of which lives; then tell it what concerns them."""
+        self._owner = owner
+        self.adoption.begin(owner, now)
 
-    def load(self, key: bytes, most_bytes: int, budget: MessageBudget, then: Loaded) -> None:
-        """Call *then* with the queue that is stored under *key*; with none if there is none, or it is damaged."""
-        self._reads.append(_Load(self, self.begin(key, most_bytes, budget), then))
+    def begin(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
+        """What stores the session of *client*, of which nothing is stored yet; see `restore()` of both."""
+        keys = self._slices[zlib.crc32(client) % SLICES]
+        queue = DurableQueue(keys, client, self._budget, self.commit, self)
+        return SessionRecord(keys, client, self.commit, queue, self._wall), queue
 
     def tick(self, now: float) -> float:
-        """Send what is due; return the time of the next thing that will be. To be called at the end of each slice."""
-        due = self.commit.tick(now)
-        if self._reads:
-            if now < self._reads_at:
-                return min(due, self._reads_at)
-            reads, self._reads = self._reads, []
-            for read in reads:
-                read.send(now)
+        """Send what is to be sent now; return the time of the next thing. To be called at the end of each slice."""
+        if self._damaged:
+            damaged, self._damaged = self._damaged, []
+            for client, why in damaged:
+                assert self._owner is not None
+                self._owner.damaged(client, why, now)
+        due = min(self.commit.tick(now), self.adoption.tick(now))
+        if self._pages:
+            if now < self._pages_at:
+                return min(due, self._pages_at)
+            pages, self._pages = self._pages, []
+            for page in pages:
+                page.send(now)
         return due
 
     def redis_ready(self, now: float) -> None:
         self.commit.redis_ready(now)
 
-    def _read(self, queue: DurableQueue) -> None:
-        self._reads.append(_ReadPage(self, queue))
+    def wall(self) -> float:
+        """Unix time in seconds."""
+        return self._wall()
+
+    def read(self, queue: DurableQueue) -> None:
+        self._pages.append(_Page(self, queue))
+
+    def damaged(self, client: bytes, why: str) -> None:
+        self._damaged.append((client, why))
 
     def submit(self, command: Command, now: float) -> None:
         self._commands.submit(command, now)
 
-    def wall(self) -> float:
-        return self._wall()
-
-    def failed(self, read: "_Read", failure: StoreFailure, now: float) -> None:
-        """Have *read* tried again: a server that was full or away will be there again."""
-        self._reads.append(read)
-        self._reads_at = now + PAUSE
+    def not_read(self, page: "_Page", now: float) -> None:
+        """Have *page* read again: a server that was full or away will be there again."""
+        self._pages.append(page)
+        self._pages_at = now + PAUSE
 
 
-class _Read:
-    """Something that is to be read."""
+class _Page:
+    """A page of a queue that is to be read."""
 
     def __init__(self, store: DurableStore, queue: DurableQueue) -> None:
         self.store = store
-        self.queue = queue
+        self._queue = queue
 
     def send(self, now: float) -> None:
-        raise NotImplementedError
-
-    def replied(self, reply: object, now: float) -> None:
-        raise NotImplementedError
-
-
-class _ReadPage(_Read):
-    def send(self, now: float) -> None:
-        first, count = self.queue.page()
+        first, count = self._queue.page()
         if count:
-            self.store.submit(_Reading(self, packed("LRANGE", self.queue.key, first, first + count - 1)), now)
+            key = self._queue.key()
+            self.store.submit(_ReadPage(self, packed("LRANGE", key, first, first + count - 1)), now)
 
-    def replied(self, reply: object, now: float) -> None:
-        self.queue.arrived(cast(list[bytes], reply), now, self.store.wall())
+    def arrived(self, packs: list[bytes], now: float) -> None:
+        self._queue.arrived(packs, now, self.store.wall())
 
-
-class _Load(_Read):
-    """Reads the ends of the list: they say where it begins, and how much it has."""
-
-    def __init__(self, store: DurableStore, queue: DurableQueue, then: Loaded) -> None:
-        super().__init__(store, queue)
-        self._then = then
-
-    def send(self, now: float) -> None:
-        key = self.queue.key
-        ends = packed("LINDEX", key, 0) + packed("LINDEX", key, -1) + packed("LLEN", key)
-        reading = _Reading(self, MULTI + ends + packed("SMEMBERS", self.queue.released_key) + EXEC)
-        reading.replies_left = 6
-        self.store.submit(reading, now)
-
-    def replied(self, reply: object, now: float) -> None:
-        first, last, length, released = cast(list[Any], reply)
-        if not length and not released:
-            self._then(None, "", now)
-            return
-        wall = self.store.wall()
-        try:
-            ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-            self.queue.restore(ends[0], ends[1], length, [int(position) for position in released])
-        except ValueError as error:  # a DamagedPack, or what is no position
-            self._then(None, str(error), now)
-            return
-        self._then(self.queue, "", now)
+    def refused(self, why: str) -> None:
+        """The server will never give it."""
+        self._queue.damage(why)
 
 
-class _Reading(Command):
-    def __init__(self, read: _Read, command: bytes) -> None:
+class _ReadPage(Command):
+    def __init__(self, page: _Page, command: bytes) -> None:
         super().__init__(command, PATIENCE)
-        self._read = read
+        self._page = page
 
     def replied(self, reply: object, now: float) -> None:
-        self._read.replied(reply, now)
+        self._page.arrived(cast(list[bytes], reply), now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        self._read.store.failed(self._read, failure, now)
+        if failure is StoreFailure.REFUSED:  # a key of another type
+            self._page.refused(detail)
+        else:
+            self._page.store.not_read(self._page, now)

@@ -4,6 +4,14 @@
 #                                       id, and the tag of its user (session/principal.py)
 #   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
 #   PREFIX:{R}:dead:INCARNATION string  a dead worker is fenced: its claims are refused; for FENCED_FOR
+#   PREFIX:{R}:sessions:INCARNATION        set   client ids of the durable sessions that a worker owns
+#   PREFIX:{R}:session:INCARNATION:CLIENT  hash  such a session (store/durable/record.py)
+#   PREFIX:{R}:queue:INCARNATION:CLIENT    list  its messages (store/durable/pack.py)
+#   PREFIX:{R}:released:INCARNATION:CLIENT set   positions of its messages of QoS 2 with PUBREC
+#   PREFIX:{R}:damaged:...      what was such a session and cannot be read
+#   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
+#   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
+#   PREFIX:owners:NODE          set   incarnations of the workers of a node that own, or owned, durable sessions
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that workers share, by window: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of workers that share quotas, by their last request
@@ -14,10 +22,13 @@
 # {R} is one of SLICES hash tags, chosen by the client id or the quota: in a Redis Cluster all keys that one script
 # touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
 #
-# Nothing stays for ever: owners and wills live for LEASE, and their worker writes them again when a third of it has
-# passed; `release` deletes them at once. A quota expires when it would be full again (a missing quota is full), and its
-# workers when none of them has sent a request for some seconds. Of the log Redis keeps the newest `metrics.length`
-# records and a few more, as it deletes whole blocks.
+# The keys of a durable session have the incarnation of the worker that owns it. Who takes the session renames them, so
+# what its former owner still writes lands where nobody reads.
+#
+# But for durable sessions, which end with their expiry, nothing stays for ever: owners and wills live for LEASE, and
+# their worker writes them again when a third of it has passed; `release` deletes them at once. A quota expires when it
+# would be full again (a missing quota is full), and its workers when none of them has sent a request for some seconds.
+# Of the log Redis keeps the newest `metrics.length` records and a few more, as it deletes whole blocks.
 # The epochs of a client id rise even if its key was lost: they are never below the clock of Redis in microseconds.
 import zlib
 from typing import Final
@@ -39,6 +50,10 @@ class Keys:
         self.generation = f"{prefix}:generation".encode()
         self.metrics = f"{prefix}:metrics".encode()
 
+        self._fences = f"{prefix}:fence:".encode()
+        self._commits = f"{prefix}:commit:".encode()
+        self._durable_owners = f"{prefix}:owners:".encode()
+
     def overload(self, db: int) -> bytes:
         """The channel of reports. Channels span all databases of a server, so each *db* has its own."""
         return f"{self._prefix}:overload:{db}".encode()
@@ -46,6 +61,19 @@ class Keys:
     def slice_of(self, client_id: bytes) -> int:
         """The slice of *client_id*, which is the same for every worker and version."""
         return zlib.crc32(client_id) % SLICES
+
+    def durable_owners(self, node: str) -> bytes:
+        return self._durable_owners + node.encode()
+
+    def fence(self, incarnation: bytes) -> bytes:
+        return self._fences + incarnation
+
+    def commit_number(self, incarnation: bytes) -> bytes:
+        return self._commits + incarnation
+
+    def sessions(self, number: int, incarnation: bytes) -> "SessionKeys":
+        """The keys of the durable sessions of a worker in slice *number*."""
+        return SessionKeys(f"{self._prefix}:{{{number}}}:".encode(), incarnation)
 
     def owner(self, client_id: bytes) -> bytes:
         return self._owners[zlib.crc32(client_id) % SLICES] + client_id
@@ -60,3 +88,14 @@ class Keys:
     def wills(self, number: int, incarnation: bytes) -> bytes:
         """The wills of a worker's clients, for client ids in slice *number*."""
         return self._wills[number] + incarnation
+
+
+class SessionKeys:
+    """The keys of the durable sessions of one worker in one slice, which end in the client id."""
+
+    def __init__(self, slice: bytes, incarnation: bytes) -> None:
+        self.index = b"%bsessions:%b" % (slice, incarnation)
+        self.records = b"%bsession:%b:" % (slice, incarnation)
+        self.queues = b"%bqueue:%b:" % (slice, incarnation)
+        self.released = b"%breleased:%b:" % (slice, incarnation)
+        self.damaged = b"%bdamaged:" % slice

@@ -7,61 +7,119 @@ from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.session.session import RELEASED, Session
+from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
+from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
 from tests.session.receiver import PLENTY, Receiver, message
 from tests.store.durable.model import ModelRedis
 from tests.store.loop import Lines
 
-KEY: Final = b"queue"
-FENCE: Final = b"fence"
+CLIENT: Final = b"client"
+KEYS: Final = Keys("weir")
 HOLD: Final = 0.002  # seconds
 WALL: Final = 1_800_000_000.0
 EXPIRY: Final = 3600
 LONG: Final = 100_000  # turns: more than anything takes
 
 
+def incarnation(number: int) -> bytes:
+    return b"%016x" % number
+
+
+def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, clock: Callable[[], float]) -> DurableStore:
+    """The store of the worker *number*; `fenced` of its commit is to be set."""
+    me = incarnation(number)
+
+    def wall() -> float:
+        return WALL + clock()
+
+    def nobody(clients: list[bytes], now: float) -> None:
+        raise AssertionError("a session was taken")
+
+    commit = GroupCommit(
+        commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), hold=HOLD, wall=wall, fenced=nobody
+    )
+    return DurableStore(commands, commit, KEYS, "node", me, budget, wall)
+
+
+class OneSession:
+    """A `SessionOwner` of one session, that of CLIENT: the stored one, or a new one."""
+
+    def __init__(self, store: DurableStore, budget: MessageBudget, queue: int = PLENTY) -> None:
+        """*queue*: how many messages may wait."""
+        self.why = ""  # what is stored is damaged
+        self.client = Receiver()
+        self.ready = False
+        self.found: AdoptedSession | None = None
+        self._store = store
+        self._budget = budget
+        self._most = queue
+
+    def has(self, client: bytes) -> bool:
+        return False
+
+    def adopt(self, session: AdoptedSession, now: float) -> None:
+        assert CLIENT == session.client
+        self.found = session
+
+    def adopted(self, now: float) -> None:
+        found = self.found
+        self._serve(*(self._store.begin(CLIENT) if found is None else (found.record, found.queue)))
+        if found is None:
+            self.record.keep(EXPIRY, None, None, now)
+        else:
+            assert EXPIRY == found.stored.expiry
+        self.ready = True
+
+    def _serve(self, record: SessionRecord, queue: DurableQueue) -> None:
+        self.record, self.queue = record, queue
+        self.client = Receiver(expiry=EXPIRY)
+        limits = SessionLimits(inflight=65535, pending=9, queue=self._most, queue_bytes=PLENTY, budget=self._budget)
+        self.client.session = Session("client", limits, self.client.counters, queue)
+        self.client.session.expiry = EXPIRY
+        self.client.session.limit(limits)
+        self.client.session.restore(dict.fromkeys(queue.released_ids(), RELEASED))
+
+    def damaged(self, client: bytes, why: str, now: float) -> None:
+        assert CLIENT == client
+        self.why = why
+
+    def end(self) -> None:
+        self.client.session.end()
+        self.record.end()
+
+
 class DurableWorker:
-    """Begins with what *redis* has stored; *number* makes its commit number its own."""
+    """Begins with what *redis* has stored, as the worker *number* of its node, after all others have ended."""
 
     def __init__(self, redis: ModelRedis, number: int = 1, now: float = 1000.0, queue: int = PLENTY) -> None:
         """*queue*: how many messages may wait."""
         self.redis = redis
         self.now = now
+        self.number = number
         self.budget = MessageBudget(PLENTY)
         self.fenced: list[bytes] = []
-        self.damaged = ""
-        self.client = Receiver()
-        self._queue: DurableQueue | None = None
-        self._most = queue
         self.commands = CommandPipeline(redis, RedisAddress(path="/model"), "test", Lines())
-        self.store = DurableStore(
-            self.commands,
-            fence=FENCE,
-            commit_number=b"commit:%d" % number,
-            hold=HOLD,
-            wall=lambda: WALL + self.now,
-            fenced=lambda clients, now: self.fenced.extend(clients),
-        )
+        self.store = store_of(self.commands, number, self.budget, lambda: self.now)
+        self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
+        self.owner = OneSession(self.store, self.budget, queue)
         self.commands.start(now)
-        self.store.load(KEY, PLENTY, self.budget, self._loaded)
-        self.until(lambda: self._queue is not None)
-
-    def _loaded(self, queue: DurableQueue | None, why: str, now: float) -> None:
-        self.damaged = why
-        self._queue = queue or self.store.begin(KEY, PLENTY, self.budget)
-        self.client = Receiver(expiry=EXPIRY)
-        limits = SessionLimits(inflight=65535, pending=9, queue=self._most, queue_bytes=PLENTY, budget=self.budget)
-        self.client.session = Session("client", limits, self.client.counters, self._queue)
-        self.client.session.expiry = EXPIRY
-        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
+        self.store.serve(self.owner, now)
+        self.until(lambda: self.owner.ready)
+        self.settle()
 
     @property
     def queue(self) -> DurableQueue:
-        assert self._queue is not None
-        return self._queue
+        return self.owner.queue
+
+    @property
+    def client(self) -> Receiver:
+        return self.owner.client
 
     @property
     def session(self) -> Session:

@@ -3,23 +3,23 @@
 # It knows the commands that durable sessions use. The test may cut the connection between any two of its steps, so that
 # commands or replies are lost, and may have it refuse writes, as a server does whose memory is full.
 from collections import deque
+from typing import Any, TypeVar
 
 from hiredis import Reader
 
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
-Reply = bytes | int | None | list["Reply"]
-WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL")
+Reply = bytes | int | None | Exception | list["Reply"]
+Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
+WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL", b"HSET", b"HDEL", b"RENAME", b"EVALSHA")
 
 
 class ModelRedis:
     """A `ByteStream` with the server behind it."""
 
     def __init__(self) -> None:
-        self.lists: dict[bytes, list[bytes]] = {}
-        self.sets: dict[bytes, set[bytes]] = {}
-        self.strings: dict[bytes, bytes] = {}
+        self.values: dict[bytes, Any] = {}  # lists, sets, bytes, dicts
         self.full = False  # writes are refused
         self.connection: RedisConnection | None = None
         self._received: deque[list[bytes]] = deque()  # commands that are not executed
@@ -27,6 +27,8 @@ class ModelRedis:
         self._reader = Reader()
         self._queued: list[list[bytes]] | None = None  # between MULTI and EXEC
         self._aborted = False
+        self._held_back: deque[list[bytes]] = deque()
+        self.cut_after = 0  # executed commands; 0: the connection stays
 
     # The worker's end.
 
@@ -56,6 +58,10 @@ class ModelRedis:
         while self._received and most:
             most -= 1
             self._answers.append(self._executed(self._received.popleft()))
+            if self.cut_after:
+                self.cut_after -= 1
+                if not self.cut_after:
+                    self.cut(now=0.0)
 
     def answer(self, now: float, most: int = 1 << 30) -> None:
         """Have the worker receive up to *most* answers."""
@@ -67,6 +73,14 @@ class ModelRedis:
         """End the connection: what was not executed never will be, and answers are lost."""
         if self.connection is not None:
             self.connection.lost("cut", now)
+
+    def hold_back(self) -> None:
+        """What has arrived is executed with `let_through()`, although the connection has ended."""
+        self._held_back, self._received = self._received, deque()
+
+    def let_through(self) -> None:
+        for command in self._held_back:
+            self._executed(command)
 
     def _executed(self, words: list[bytes]) -> bytes:
         name = words[0].upper()
@@ -87,54 +101,121 @@ class ModelRedis:
         return self._run(words)
 
     def _run(self, words: list[bytes]) -> bytes:
-        name, key = words[0].upper(), words[1] if len(words) > 1 else b""
-        if name == b"PING":
-            return b"+PONG\r\n"
-        if name == b"CLIENT":
-            return b"+OK\r\n"
+        try:
+            return packed_reply(self._reply(words[0].upper(), words[1] if len(words) > 1 else b"", words[2:]))
+        except WrongType:
+            return b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
+        except KeyError:
+            return b"-ERR no such key\r\n"
+
+    def _reply(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
+        if name in (b"CLIENT", b"SCRIPT", b"PING"):
+            return b"OK"
+        if name == b"EVALSHA":
+            keys = int(words[0])
+            return self._script(words[1 : 1 + keys], words[1 + keys :])
         if name == b"SET":
-            self.strings[key] = words[2]
-            return b"+OK\r\n"
+            self.values[key] = words[0]
+            return b"OK"
         if name == b"GET":
-            return packed_reply(self.strings.get(key))
-        found = self.lists.get(key, [])
+            return self.values.get(key)
+        if name == b"DEL":
+            return len([self.values.pop(each, None) for each in (key, *words)])
+        if name == b"RENAME":
+            self.values[words[0]] = self.values.pop(key)
+            return b"OK"
+        if name in (b"RPUSH", b"LPOP", b"LRANGE", b"LINDEX", b"LLEN"):
+            return self._of_list(name, key, words)
+        if name in (b"HSET", b"HDEL", b"HGETALL"):
+            return self._of_hash(name, key, words)
+        return self._of_set(name, key, words)
+
+    def _value(self, key: bytes, kind: type[Kind]) -> Kind:
+        value = self.values.get(key, kind())
+        if not isinstance(value, kind):
+            raise WrongType
+        return value
+
+    def _keep(self, key: bytes, value: "list[bytes] | set[bytes] | dict[bytes, bytes]") -> int:
+        """Store *value*; a key without elements is none."""
+        if value:
+            self.values[key] = value
+        else:
+            self.values.pop(key, None)
+        return len(value)
+
+    def _of_list(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
+        found: list[bytes] = self._value(key, list)
         if name == b"RPUSH":
-            self.lists[key] = [*found, *words[2:]]
-            return b":%d\r\n" % len(self.lists[key])
+            return self._keep(key, found + words)
         if name == b"LPOP":
-            count = int(words[2])
+            count = int(words[0])
             assert count <= len(found), "more is removed than there is"
-            self.lists[key] = found[count:]
-            if not self.lists[key]:
-                del self.lists[key]
-            return packed_reply(list(found[:count]))
+            self._keep(key, found[count:])
+            return [*found[:count]]
         if name == b"LRANGE":
-            first, last = int(words[2]), int(words[3])
-            return packed_reply(list(found[first:] if last == -1 else found[first : last + 1]))
+            first, last = int(words[0]), int(words[1])
+            return [*(found[first:] if last == -1 else found[first : last + 1])]
         if name == b"LINDEX":
-            return packed_reply(found[int(words[2])] if found else None)
-        if name == b"LLEN":
-            return packed_reply(len(found))
+            return found[int(words[0])] if found else None
+        assert name == b"LLEN"
+        return len(found)
+
+    def _of_hash(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
+        found: dict[bytes, bytes] = self._value(key, dict)
+        if name == b"HSET":
+            return self._keep(key, found | dict(zip(words[::2], words[1::2], strict=True)))
+        if name == b"HDEL":
+            return self._keep(key, {field: value for field, value in found.items() if field not in words})
+        return [part for field in found.items() for part in field]
+
+    def _of_set(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
+        found: set[bytes] = self._value(key, set)
         if name == b"SADD":
-            self.sets.setdefault(key, set()).update(words[2:])
-            return b":%d\r\n" % len(words[2:])
+            return self._keep(key, found | set(words)) - len(found)
         if name == b"SREM":
-            members = self.sets.get(key, set())
-            assert members >= set(words[2:]), "what is not in the set is removed"
-            members.difference_update(words[2:])
-            if not members:
-                del self.sets[key]
-            return b":%d\r\n" % len(words[2:])
-        if name == b"SMEMBERS":
-            return packed_reply(list(self.sets.get(key, set())))
-        assert name == b"DEL", name
-        for each in words[1:]:
-            self.lists.pop(each, None)
-            self.sets.pop(each, None)
-        return b":1\r\n"
+            assert found >= set(words) or b":released:" not in key, "what is not in the set is removed"
+            return self._keep(key, found - set(words))
+        if name == b"SSCAN":
+            return [b"0", [*found]]
+        assert name == b"SMEMBERS", name
+        return [*found]
+
+    def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        """What sessions.lua does."""
+        if words[0] == b"adopt":
+            clients = [*self._value(keys[0], set)][: int(words[1])]
+            for client in clients:
+                self._of_set(b"SREM", keys[0], [client])
+                if words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
+                    for kind in (2, 3, 4):
+                        if words[kind] + client in self.values:
+                            self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
+                else:
+                    self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
+            return len(clients)
+        assert b"read" == words[0]
+        return [self._read(*[words[kind] + client for kind in (1, 2, 3)]) for client in words[4:]]
+
+    def _read(self, record: bytes, queue: bytes, released: bytes) -> Reply:
+        wanted = [(b"HGETALL", record, []), (b"LINDEX", queue, [b"0"]), (b"LINDEX", queue, [b"-1"])]
+        wanted += [(b"LLEN", queue, []), (b"SMEMBERS", released, [])]
+        answers: list[Reply] = []
+        for name, key, words in wanted:
+            try:
+                answers.append(self._reply(name, key, words))
+            except WrongType as error:
+                answers.append(error)
+        return answers
+
+
+class WrongType(Exception):
+    """A command for another kind of value."""
 
 
 def packed_reply(reply: Reply) -> bytes:
+    if isinstance(reply, Exception):
+        return b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
     if reply is None:
         return b"$-1\r\n"
     if isinstance(reply, bytes):

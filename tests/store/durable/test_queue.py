@@ -4,9 +4,10 @@ import pytest
 from broker.mqtt.packets import Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
+from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACKET_IDS, DamagedPack, decode_pack
 from broker.store.durable.queue import PACK, READY
-from tests.store.durable.durable_worker import FENCE, HOLD, KEY, WALL, DurableWorker, answered
+from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 
@@ -17,7 +18,7 @@ def worker() -> DurableWorker:
 
 def stored(worker: DurableWorker) -> list[bytes]:
     """The payloads in Redis."""
-    packs = worker.redis.lists.get(KEY, [])
+    packs = worker.redis.values.get(worker.queue.key(), [])
     return [each.message.payload for data in packs for each in decode_pack(data, worker.now, WALL).messages]
 
 
@@ -29,6 +30,7 @@ def received(worker: DurableWorker) -> list[tuple[bytes, int]]:
 def test_a_quick_reader_costs_the_store_nothing(worker: DurableWorker) -> None:
     """Each message would be written and removed, although its client has it within a millisecond."""
     worker.connect()
+    before = worker.store.commit.statistics.transactions
     for number in range(10):
         published = worker.offer(b"%d" % number)
         assert not answered(published)
@@ -37,7 +39,7 @@ def test_a_quick_reader_costs_the_store_nothing(worker: DurableWorker) -> None:
         assert answered(published)
     worker.settle()
 
-    assert 0 == worker.store.commit.statistics.transactions
+    assert before == worker.store.commit.statistics.transactions
     assert 0 == worker.budget.used
 
 
@@ -92,14 +94,15 @@ def test_only_what_is_older_than_the_hold_is_written(worker: DurableWorker) -> N
 
 def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: DurableWorker) -> None:
     """A publisher would wait for the hold of a client that is not there, or each message cost a transaction."""
+    before = worker.store.commit.statistics.transactions
     published = [worker.offer(b"%d" % number) for number in range(10)]
     worker.tick()
     worker.redis.execute()
     worker.redis.answer(worker.now)
 
     assert all(map(answered, published))
-    assert 1 == len(worker.redis.lists[KEY])
-    assert 1 == worker.store.commit.statistics.transactions
+    assert 1 == len(worker.redis.values[worker.queue.key()])
+    assert before + 1 == worker.store.commit.statistics.transactions
 
 
 def test_qos_2_is_sent_when_it_is_stored(worker: DurableWorker) -> None:
@@ -177,21 +180,53 @@ def test_the_end_of_a_session_removes_all_that_is_stored(worker: DurableWorker) 
     worker.settle()
     unsent = worker.offer(b"y")
 
-    assert 4 == worker.session.end()
+    waiting = worker.session.waiting()
+    worker.owner.end()
+    assert 4 == waiting
     assert all(map(answered, [*published, unsent]))
     worker.settle()
-    assert {} == worker.redis.lists
+    assert {KEYS.durable_owners("node"), KEYS.commit_number(incarnation(1))} == worker.redis.values.keys()
     assert (0, 0) == (worker.budget.used, worker.budget.messages)
 
 
 def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
     """A value that cannot be read would end the worker, be delivered in part, or be overwritten."""
-    worker.redis.lists[KEY] = [b"\x01\xff"]
+    damage = [b"\x01\xff"]
+    worker.redis.values[worker.queue.key()] = damage
     other = DurableWorker(worker.redis, 2)
 
-    assert "it ends in a number" == other.damaged
+    assert "it ends in a number" == other.owner.why
     with pytest.raises(DamagedPack):
         decode_pack(b"\x01\xff", 0.0, 0.0)
+    other.offer(b"of the next session")
+    other.settle()
+    assert damage in other.redis.values.values()
+    assert [b"of the next session"] == stored(other)
+
+
+@pytest.mark.parametrize("wrong", ["another type", "damaged", "missing"])
+def test_a_queue_that_becomes_damaged_is_kept_aside(worker: DurableWorker, wrong: str) -> None:
+    """Its publishers would wait for ever, or be told that their messages are stored."""
+    for number in range(3 * READY):
+        worker.offer(b"%d" % number)
+    worker.settle()
+    packs = worker.redis.values[worker.queue.key()]
+    found = {"another type": {b"a": b"b"}, "damaged": [packs[0], b"\x01\xff", *packs[1:]], "missing": packs[:1]}
+    worker.redis.values[worker.queue.key()] = found[wrong]
+    worker.connect(window=1)
+    for packet_id in range(1, 3 * READY):
+        worker.until(lambda: worker.session.inflight() == 1 or worker.owner.why != "")
+        worker.session.puback(packet_id, worker.now)
+    published = worker.offer(b"x")
+    worker.owner.end()
+
+    assert worker.owner.why
+    worker.until(lambda: answered(published))
+    worker.settle()
+    assert worker.queue.key() not in worker.redis.values
+    kept = [key for key in worker.redis.values if b":damaged:client" in key]
+    assert (2 if wrong != "missing" else 1) == len(kept)
+    assert (0, 0) == (worker.budget.used, worker.budget.messages)
 
 
 # Transactions.
@@ -231,7 +266,7 @@ def test_a_transaction_without_an_answer_is_carried_out_once(worker: DurableWork
 def test_whose_session_was_taken_hears_of_it_before_anything_counts_as_stored(worker: DurableWorker) -> None:
     """A worker that was thought dead would acknowledge what nobody will ever read."""
     published = worker.offer(b"x")
-    worker.redis.lists[FENCE] = [b"client", b"another"]
+    worker.redis.values[KEYS.fence(incarnation(1))] = [b"client", b"another"]
     worker.fenced = heard = Heard(published)
     worker.settle()
 
@@ -240,6 +275,52 @@ def test_whose_session_was_taken_hears_of_it_before_anything_counts_as_stored(wo
     worker.offer(b"y")
     worker.settle()
     assert 2 == len(heard)
+
+
+def test_a_fence_that_cannot_be_read_keeps_everything_back(worker: DurableWorker) -> None:
+    """Nobody would know whether the sessions are still here, and publishers be answered all the same."""
+    fence = KEYS.fence(incarnation(1))
+    worker.redis.values[fence] = b"no list"
+    published = worker.offer(b"x")
+    for _ in range(200):
+        worker.turn()
+    assert not answered(published)
+    del worker.redis.values[fence]
+    worker.settle()
+
+    assert answered(published)
+    assert [b"x"] == stored(worker)
+
+
+def test_a_transaction_that_is_never_answered_is_asked_about(worker: DurableWorker) -> None:
+    """One reply that is lost would keep everything back until the connection ends."""
+    published = worker.offer(b"x")
+    worker.tick()
+    worker.redis.execute()
+    worker.tick(PATIENCE + 1)
+    worker.settle()
+
+    assert answered(published)
+    assert [b"x"] == stored(worker)
+
+
+def test_only_one_question_is_under_way(worker: DurableWorker) -> None:
+    """A second answer would be taken for one about the next transaction, which would be carried out twice."""
+    published = [worker.offer(b"x")]
+    worker.tick(PAUSE)
+    worker.redis.values[KEYS.fence(incarnation(1))] = b"no list"
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+    del worker.redis.values[KEYS.fence(incarnation(1))]
+    worker.tick(PAUSE)  # it is asked
+    published.append(worker.offer(b"y"))
+    worker.redis.cut(worker.now)  # and once more when the connection is there again
+    for _ in range(100):
+        worker.turn(PAUSE)
+    worker.settle()
+
+    assert all(map(answered, published))
+    assert [b"x", b"y"] == stored(worker)
 
 
 class Heard(list[bytes]):

@@ -5,17 +5,13 @@ import pytest
 
 from broker.mqtt.packets import PUBREL, V311, Ack, Publish
 from broker.reasons import StoreFailure
-from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
-from broker.session.session import RELEASED, Session
-from broker.store.durable.queue import DurableQueue
-from broker.store.durable.store import DurableStore
 from broker.store.redis.pipeline import CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.session.receiver import PLENTY, Receiver, message
-from tests.store.durable.durable_worker import EXPIRY, HOLD, KEY, WALL, answered
+from tests.store.durable.durable_worker import OneSession, answered, store_of
 from tests.store.loop import Loop
 
 pytestmark = pytest.mark.system  # real servers
@@ -29,26 +25,17 @@ class Owner:
     def __init__(self, loop: Loop, redis: RunningRedis, number: int) -> None:
         self.loop = loop
         self.budget = MessageBudget(PLENTY)
-        self.client = Receiver(expiry=EXPIRY)
         self.commands = CommandPipeline(loop.wire(), redis.address, f"owner-{number}", loop.log)
-        self.store = DurableStore(
-            self.commands,
-            fence=b"fence",
-            commit_number=b"commit:%d" % number,
-            hold=HOLD,
-            wall=lambda: WALL + loop.now(),
-            fenced=lambda clients, now: None,
-        )
+        self.store = store_of(self.commands, number, self.budget, loop.now)
         loop.ticking += [self.commands, self.store]
         self.commands.start(loop.now())
-        loaded: list[DurableQueue | None] = []
-        self.store.load(KEY, PLENTY, self.budget, lambda queue, why, now: loaded.append(queue))
-        loop.until(lambda: len(loaded) > 0)
-        self.queue = loaded[0] or self.store.begin(KEY, PLENTY, self.budget)
-        limits = SessionLimits(inflight=65535, pending=9, queue=PLENTY, queue_bytes=PLENTY, budget=self.budget)
-        self.client.session = Session("client", limits, self.client.counters, self.queue)
-        self.client.session.expiry = EXPIRY
-        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
+        self.session = OneSession(self.store, self.budget)
+        self.store.serve(self.session, loop.now())
+        loop.until(lambda: self.session.ready)
+
+    @property
+    def client(self) -> Receiver:
+        return self.session.client
 
     def offer(self, payload: bytes, qos: int = 1) -> Message:
         offered = message(payload, qos)
@@ -100,13 +87,13 @@ def test_what_one_worker_stored_another_one_delivers(
             else:
                 assert isinstance(packet, Ack)
                 assert second.client.session.pubcomp(packet.packet_id, loop.now())
-        return not second.queue.count and not second.client.session.inflight()
+        return not second.session.queue.count and not second.client.session.inflight()
 
     loop.until(all_arrived)
     second.settle()
     assert [b"%d" % number for number in range(1000) if number != 1] == arrived
     assert (0, 0) == (second.budget.used, second.budget.messages)
-    assert [] == redis.client().keys("queue*")
+    assert [] == redis.client().keys("*:queue:*")
 
 
 def test_a_server_without_memory_gets_everything_later_and_once(

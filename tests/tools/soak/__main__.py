@@ -35,11 +35,12 @@ SETTINGS: Final[dict[str, object]] = FUZZED | {
     "node.workers": 2,
     "limits.session_expiry": EXPIRY,
     "limits.sessions": 10_000,  # of visitors there are 3 000 at once
-    "limits.packet_bytes": "16KiB",  # queues of the fuzzer's sessions are full within the first sixth
-    "limits.queue_bytes": "16KiB",
-    "limits.pending": 1000,  # messages of the load and of the pair, should a worker pause
-    "limits.inflight": 1000,
+    "limits.packet_bytes": "4KiB",  # what the fuzzer's sessions and groups hold is small beside the rest
+    "limits.queue_bytes": "4KiB",
+    "limits.inflight": 100,
+    "limits.pending": 1000,  # messages of the load, should a worker pause
     "limits.subscriptions": 20,  # the fuzzer's client ids return before their sessions expire, and subscribe to more
+    "retained.messages": 500,
     "overload.accounts": 2000,
     "metrics.length": 500,
 }

@@ -1,0 +1,225 @@
+# Adoption: a worker takes over the durable sessions of workers of its node that have ended, and reads them.
+#
+# 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
+# 2. It has the server rename the keys of each former owner, and removes that owner, once it has nothing left.
+# 3. It reads all sessions in its own index, page by page.
+#
+# Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Final, Protocol, cast
+
+from hiredis import ReplyError
+
+from broker.reasons import StoreFailure
+from broker.store.durable.group_commit import PAUSE
+from broker.store.durable.pack import decode_pack
+from broker.store.durable.queue import DurableQueue
+from broker.store.durable.record import SessionRecord, StoredSession, read_record
+from broker.store.redis.connection import packed
+from broker.store.redis.keys import SLICES, Keys
+from broker.store.redis.pipeline import Command, CommandPipeline
+from broker.store.redis.script import Script
+
+TIMEOUT: Final = 60.0  # seconds; a server that is busy with a page of the largest packs is not hurried
+ADOPTED: Final = 500  # sessions whose keys are renamed in one call: less than a millisecond of the server
+READ: Final = 64  # sessions that are read in one call: the ends of their queues may have 128 KiB each
+
+LAST_CURSOR: Final = b"0"
+
+
+class AdoptedSession:
+    """A session as it is stored, and what goes on storing it."""
+
+    def __init__(self, client: bytes, stored: StoredSession, record: SessionRecord, queue: DurableQueue) -> None:
+        self.client = client
+        self.stored = stored
+        self.record = record
+        self.queue = queue
+
+
+class SessionOwner(Protocol):
+    """Who has the sessions that are stored."""
+
+    def has(self, client: bytes) -> bool:
+        """Whether the session of *client* is here already: then it is not read."""
+        ...
+
+    def adopt(self, session: AdoptedSession, now: float) -> None:
+        """*session* was read, and goes on here."""
+        ...
+
+    def adopted(self, now: float) -> None:
+        """All sessions were read."""
+        ...
+
+    def damaged(self, client: bytes, why: str, now: float) -> None:
+        """What is stored of the session of *client* cannot be read or written: end the session, if it is here.
+
+        It is kept aside, under `SessionKeys.damaged`.
+        """
+        ...
+
+
+class Adoption:
+    def __init__(
+        self,
+        commands: CommandPipeline,
+        keys: Keys,
+        node: str,
+        incarnation: bytes,
+        begin: Callable[[bytes], tuple[SessionRecord, DurableQueue]],
+        wall: Callable[[], float],
+    ) -> None:
+        """*begin* makes what stores the session of a client id. *wall*: Unix time in seconds."""
+        self.sessions = 0  # that were read
+        self.done = False
+        self._script = Script(commands, files("broker.store.durable").joinpath("sessions.lua").read_bytes())
+        self._commands = commands
+        self._keys = keys
+        self._owners = keys.durable_owners(node)
+        self._me = incarnation
+        self._begin = begin
+        self._wall = wall
+        self._owner: SessionOwner | None = None
+        self._former: list[bytes] = []  # owners that have sessions left, perhaps
+        self._slice = 0
+        self._cursor = LAST_CURSOR  # of the index, where the next page of it begins
+        self._unread: list[bytes] = []  # client ids of the last page of the index
+        self._reading: list[bytes] = []  # those of the page under way
+        self._command: _Step | None = None  # under way
+        self._then: Callable[[object, float], None] = self._joined
+        self._again_at = 0.0
+
+    def begin(self, owner: SessionOwner, now: float) -> None:
+        """Take over all sessions of the workers of this node, none of which lives, and give them to *owner*."""
+        self._owner = owner
+        self._script.load(now)
+        self._join(now)
+
+    def tick(self, now: float) -> float:
+        """Go on after a failure; the time at which that is due."""
+        command = self._command
+        if command is None or not self._again_at:
+            return float("inf")
+        if now < self._again_at:
+            return self._again_at
+        self._again_at = 0.0
+        self._send(command.words, self._then, now)
+        return float("inf")
+
+    def failed(self, failure: StoreFailure, now: float) -> None:
+        self._script.failed(failure, now)
+        self._again_at = now + PAUSE
+
+    def replied(self, reply: object, now: float) -> None:
+        self._command = None
+        self._then(reply, now)
+
+    # The steps.
+
+    def _join(self, now: float) -> None:
+        self._send(packed("SADD", self._owners, self._me), self._joined, now)
+
+    def _joined(self, reply: object, now: float) -> None:
+        self._send(packed("SMEMBERS", self._owners), self._found_owners, now)
+
+    def _found_owners(self, reply: object, now: float) -> None:
+        self._former = [owner for owner in cast(list[bytes], reply) if owner != self._me]
+        self._slice = 0
+        self._adopt_page(now)
+
+    def _adopt_page(self, now: float) -> None:
+        if not self._former:
+            self._slice = 0
+            self._scan(now)
+            return
+        former = self._keys.sessions(self._slice, self._former[-1])
+        ours = self._keys.sessions(self._slice, self._me)
+        words: list[str | bytes | int] = ["adopt", ADOPTED, former.records, former.queues, former.released]
+        words += [ours.records, ours.queues, ours.released]
+        self._send(self._script.call([former.index, ours.index], words), self._adopted_page, now)
+
+    def _adopted_page(self, reply: object, now: float) -> None:
+        if cast(int, reply) < ADOPTED:
+            self._slice += 1
+        if self._slice < SLICES:
+            self._adopt_page(now)
+            return
+        self._slice = 0
+        former = self._former.pop()
+        remove = packed("SREM", self._owners, former)
+        self._send(remove, self._removed_owner, now)
+
+    def _removed_owner(self, reply: object, now: float) -> None:
+        self._adopt_page(now)
+
+    def _scan(self, now: float) -> None:
+        index = self._keys.sessions(self._slice, self._me).index
+        self._send(packed("SSCAN", index, self._cursor, "COUNT", ADOPTED), self._scanned, now)
+
+    def _scanned(self, reply: object, now: float) -> None:
+        owner = self._owner
+        assert owner is not None
+        cursor, clients = cast(list[Any], reply)
+        self._cursor = cursor
+        self._unread = [client for client in dict.fromkeys(clients) if not owner.has(client)]  # a scan may repeat
+        self._read_page(now)
+
+    def _read_page(self, now: float) -> None:
+        self._reading, self._unread = self._unread[:READ], self._unread[READ:]
+        if self._reading:
+            ours = self._keys.sessions(self._slice, self._me)
+            words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, *self._reading]
+            self._send(self._script.call([], words), self._read, now)
+            return
+        if self._cursor == LAST_CURSOR:
+            self._slice += 1
+        if self._slice < SLICES:
+            self._scan(now)
+            return
+        self.done = True
+        assert self._owner is not None
+        self._owner.adopted(now)
+
+    def _read(self, reply: object, now: float) -> None:
+        owner = self._owner
+        assert owner is not None
+        wall = self._wall()
+        for client, parts in zip(self._reading, cast(list[list[Any]], reply), strict=True):
+            fields, first, last, length, released = parts
+            record, queue = self._begin(client)
+            try:
+                for part in parts:
+                    if isinstance(part, ReplyError):  # a key of another type
+                        raise ValueError(str(part))
+                stored = read_record(fields)
+                ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
+                queue.restore(ends[0], ends[1], length, [int(position) for position in released])
+            except ValueError as error:  # also DamagedRecord, DamagedPack, or what is no position
+                queue.damage(str(error))
+                queue.clear()
+                record.end()
+                continue
+            record.restore()
+            self.sessions += 1
+            owner.adopt(AdoptedSession(client, stored, record, queue), now)
+        self._read_page(now)
+
+    def _send(self, words: bytes, then: Callable[[object, float], None], now: float) -> None:
+        self._then = then
+        self._command = _Step(self, words)
+        self._commands.submit(self._command, now)
+
+
+class _Step(Command):
+    def __init__(self, adoption: Adoption, words: bytes) -> None:
+        super().__init__(words, TIMEOUT)
+        self.words = words  # `packed` is not kept
+        self._adoption = adoption
+
+    def replied(self, reply: object, now: float) -> None:
+        self._adoption.replied(reply, now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._adoption.failed(failure, now)

@@ -1,0 +1,186 @@
+# What is stored of a durable session beside its messages, and who has it after its worker has ended.
+import pytest
+
+from broker.session.session import Session
+from broker.session.subscription import Subscription
+from broker.store.durable.record import DamagedRecord, read_record
+from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
+from tests.store.durable.model import ModelRedis
+
+HEAD_ONLY = [b"", b"\x94\x01\xcd\x0e\x10\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"]
+
+
+@pytest.fixture
+def worker() -> DurableWorker:
+    return DurableWorker(ModelRedis())
+
+
+def subscription(session: Session, key: bytes) -> Subscription:
+    share, _, filter = key.removeprefix(b"$share/").partition(b"/") if key.startswith(b"$share/") else (b"", b"", key)
+    return Subscription(session, filter, share)
+
+
+def stored_subscriptions(worker: DurableWorker) -> list[tuple[bytes, int, bool, bool, bytes]]:
+    found = worker.owner.found
+    assert found is not None
+    return [
+        (each.key(), each.qos, each.no_local, each.retain_as_published, each.identifiers)
+        for each in found.stored.subscriptions(worker.session)
+    ]
+
+
+def test_the_next_worker_has_the_session_as_it_was(worker: DurableWorker) -> None:
+    """A client would find no session, or not receive what it has subscribed to."""
+    record, session = worker.owner.record, worker.session
+    plain, shared = subscription(session, b"a/+"), subscription(session, b"$share/group/b/#")
+    plain.qos, plain.no_local, plain.retain_as_published, plain.identifiers = 2, True, True, b"\x0b\x07"
+    record.subscribed(plain)
+    record.subscribed(shared)
+    record.subscribed(subscription(session, b"gone"))
+    worker.settle()
+    record.unsubscribed(b"gone")
+    record.keep(EXPIRY, b"user", 60.0, worker.now)
+    worker.settle()
+
+    next_one = DurableWorker(worker.redis, 2, worker.now)
+    found = next_one.owner.found
+    assert found is not None
+    assert (EXPIRY, b"user") == (found.stored.expiry, found.stored.user)
+    assert WALL + worker.now + 60 == pytest.approx(found.stored.ends, abs=1)
+    assert [(b"a/+", 2, True, True, b"\x0b\x07"), (b"$share/group/b/#", 0, False, False, b"")] == stored_subscriptions(
+        next_one
+    )
+
+
+def test_who_waits_is_called_when_it_is_stored(worker: DurableWorker) -> None:
+    """A SUBACK would leave before the subscription would survive, or never."""
+    called: list[str] = []
+    record = worker.owner.record
+    record.when_stored(lambda: called.append("nothing to store"))
+    assert ["nothing to store"] == called
+    record.subscribed(subscription(worker.session, b"a"))
+    record.when_stored(lambda: called.append("a"))
+    worker.tick()
+    record.when_stored(lambda: called.append("a, under way"))
+    record.subscribed(subscription(worker.session, b"b"))
+    record.when_stored(lambda: called.append("b"))
+    assert ["nothing to store"] == called
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+    assert ["nothing to store", "a", "a, under way"] == called
+    worker.settle()
+    assert ["nothing to store", "a", "a, under way", "b"] == called
+
+
+def test_what_does_not_change_is_not_stored_again(worker: DurableWorker) -> None:
+    """Each packet of a client that is at rest would cost a transaction."""
+    before = worker.store.commit.statistics.transactions
+    worker.owner.record.keep(EXPIRY, None, None, worker.now)
+    worker.settle()
+    assert before == worker.store.commit.statistics.transactions
+
+
+def test_a_session_that_follows_one_that_ended_has_nothing_of_it(worker: DurableWorker) -> None:
+    """After a clean start a client would receive what its former session had subscribed to."""
+    former = worker.owner.record
+    former.subscribed(subscription(worker.session, b"former"))
+    worker.offer(b"former")
+    worker.owner.end()
+    worker.owner.adopted(worker.now)
+    worker.owner.record.subscribed(subscription(worker.session, b"new"))
+    published = worker.offer(b"new")
+    worker.settle()
+    assert answered(published)
+
+    next_one = DurableWorker(worker.redis, 2, worker.now)
+    assert [b"new"] == [each[0] for each in stored_subscriptions(next_one)]
+    assert 1 == next_one.session.waiting()
+
+
+def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: DurableWorker) -> None:
+    """Each start of a node would leave the keys of the one before."""
+    worker.offer(b"x")
+    worker.settle()
+    next_one = DurableWorker(worker.redis, 2, worker.now)
+
+    assert {incarnation(2)} == next_one.redis.values[KEYS.durable_owners("node")]
+    left = [key for key in next_one.redis.values if incarnation(1) in key]
+    assert [KEYS.commit_number(incarnation(1))] == left
+
+
+def test_what_a_dead_worker_still_writes_changes_nothing(worker: DurableWorker) -> None:
+    """A transaction that the server reads late would add to a queue, or replace what the next worker has stored."""
+    worker.offer(b"first")
+    worker.settle()
+    worker.offer(b"late")
+    worker.tick()
+    worker.redis.hold_back()
+    second = DurableWorker(worker.redis, 2, worker.now)
+    worker.redis.let_through()
+    third = DurableWorker(worker.redis, 3, worker.now)
+
+    assert 1 == second.session.waiting() == third.session.waiting()
+
+
+def test_adoption_goes_on_where_the_connection_was_cut() -> None:
+    """A worker that starts while Redis restarts would begin without its sessions, or never begin."""
+    for step in range(1, 60):
+        first = DurableWorker(ModelRedis())
+        first.owner.record.subscribed(subscription(first.session, b"a"))
+        first.offer(b"x")
+        first.settle()
+        first.redis.cut_after = step
+        second = DurableWorker(first.redis, 2, first.now)
+        assert [b"a"] == [each[0] for each in stored_subscriptions(second)], step
+        assert 1 == second.session.waiting()
+        if first.redis.cut_after:
+            return
+    raise AssertionError("the connection was cut each time")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ([], "no head"),
+        ([b"a", b"\x00"], "no head"),
+        ([b"", b"\xc1"], "cannot be read"),
+        ([b"", b"\x90"], "cannot be read"),
+        ([b"", b"\x94\x02\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"], "form 2"),
+        ([b"", b"\x94\x01\xa0\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"], "form 1"),
+        ([b"", b"\x94\x01\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x05"], "user"),
+        ([*HEAD_ONLY, b"a", b""], "options"),
+    ],
+)
+def test_a_record_that_cannot_be_read_says_why(fields: list[bytes], why: str) -> None:
+    """One damaged value would end the worker, or all sessions be lost with it."""
+    with pytest.raises(DamagedRecord, match=why):
+        read_record(fields)
+    assert EXPIRY == read_record(HEAD_ONLY).expiry
+
+
+def test_a_damaged_record_is_kept_aside_with_its_queue(worker: DurableWorker) -> None:
+    """The session that its client begins next would be mixed with it, or nobody could repair it."""
+    worker.offer(b"x")
+    worker.settle()
+    record = next(key for key in worker.redis.values if b":session:" in key)
+    worker.redis.values[record] = {b"": b"?"}
+    second = DurableWorker(worker.redis, 2, worker.now)
+    second.settle()
+
+    assert "cannot be read" in second.owner.why
+    assert 2 == len([key for key in second.redis.values if b":damaged:" + CLIENT in key])
+    assert 0 == second.session.waiting()
+
+
+def test_a_record_of_another_type_ends_its_session_alone(worker: DurableWorker) -> None:
+    """A SUBSCRIBE would wait for ever, or everybody's."""
+    record = next(key for key in worker.redis.values if b":session:" in key)
+    worker.redis.values[record] = [b"x"]
+    called: list[int] = []
+    worker.owner.record.subscribed(subscription(worker.session, b"a"))
+    worker.owner.record.when_stored(lambda: called.append(1))
+    worker.settle()
+    worker.tick()
+
+    assert [1] == called
+    assert "WRONGTYPE" in worker.owner.why
