@@ -342,6 +342,7 @@ class Broker(Probe):
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
         trace: str = "",
+        durable: bool = False,
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
@@ -356,6 +357,7 @@ class Broker(Probe):
             neighbours=neighbours,
             wall=wall,
             trace=trace,
+            durable=durable,
         )
         self.node: list[Broker] = [self]  # the workers that settle together
         self.stopped = False  # true: its loop is not turned
@@ -429,8 +431,9 @@ class Broker(Probe):
 
     def waits_for_redis(self) -> bool:
         """Whether an answer of Redis is still to come; gives Redis a moment."""
-        registry_client = self.worker.links.registry_client
-        if not self.answered or registry_client is None or not registry_client.commands.statistics.waiting:
+        registry_client, durable = self.worker.links.registry_client, self.worker.links.durable_store
+        waits = registry_client is not None and registry_client.commands.statistics.waiting > 0
+        if not self.answered or not (waits or (durable is not None and durable.waits())):
             return False
         select.select([self.worker.loop], [], [], 0.01)
         return True

@@ -6,6 +6,7 @@ from broker.cluster.quota_lease_client import QuotaLeaseClient
 from broker.cluster.registry_client import RegistryClient
 from broker.cluster.session_claims import SessionClaims
 from broker.protocol.background import Background
+from broker.protocol.durable_sessions import DurableSessions
 from broker.protocol.internal_errors import InternalErrors
 
 
@@ -18,10 +19,11 @@ class ClusterBackground(Background):
         claims: SessionClaims | None,
         orphaned_wills: OrphanedWills | None,
         quota_leases: QuotaLeaseClient | None,
+        durable: DurableSessions | None,
         internal_errors: InternalErrors,
     ) -> None:
         """*registry_client*, *claims* and *orphaned_wills*: None without Redis. *quota_leases*: None unless
-        workers share quotas.
+        workers share quotas. *durable*: None if sessions are in memory.
         """
         self._mesh = mesh
         self._reports = reports
@@ -29,6 +31,7 @@ class ClusterBackground(Background):
         self._claims = claims
         self._orphaned_wills = orphaned_wills
         self._quota_leases = quota_leases
+        self._durable = durable
         self._internal_errors = internal_errors
 
     def tick(self, now: float) -> float:
@@ -38,6 +41,8 @@ class ClusterBackground(Background):
         try:
             due = min(due, self._claims.tick(now), self._orphaned_wills.tick(now), self._reports.tick(now))
             due = min(due, self._registry_client.tick(now))  # last: it sends what the others have asked for
+            if self._durable is not None:
+                due = min(due, self._durable.tick(now))
             return due if self._quota_leases is None else min(due, self._quota_leases.tick(now))
         except Exception as error:  # a mistake of ours in what follows when Redis does not answer in time
             self._internal_errors.report(error)

@@ -30,7 +30,12 @@ from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.origin import Origin
+from broker.session.queue import MessageBudget
+from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.store import DurableStore
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
+from broker.store.redis.pipeline import CommandPipeline
 from broker.store.redis.record_log import RedisRecordLog
 from broker.store.sessions import Claims, MemorySessions, SessionStore
 
@@ -45,10 +50,13 @@ class ClusterLinks:
         alone: bool,
         will_settled: Callable[[str, int], None],
         cluster_key: bytes,
+        budget: MessageBudget,
+        durable: bool,
     ) -> None:
         """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`.
 
-        *cluster_key*: seals what is left in Redis; b"" for none.
+        *cluster_key*: seals what is left in Redis; b"" for none. *durable*: sessions that outlive their connections are
+        stored in Redis, and their messages in memory count in *budget*.
         """
         failed = base.internal_errors.report
         self.peers = Peers()
@@ -62,12 +70,15 @@ class ClusterLinks:
         self.registered_store: RegisteredStore | None = None
         self.record_log: RedisRecordLog | None = None
         self.quota_leases: QuotaLeaseClient | None = None
+        self.durable_store: DurableStore | None = None
         self._leases: Leases | None = None
         self._base = base
         self._redis = redis
         self._alone = alone
         if redis is not None:
             self._register(redis, will_settled)
+            if durable:
+                self.durable_store = self._store_in(redis, budget)
 
     def _register(self, redis: RedisAddress, will_settled: Callable[[str, int], None]) -> None:
         base = self._base
@@ -91,6 +102,16 @@ class ClusterLinks:
         if shared and not self._alone:
             self._leases = Leases()
             self.quota_leases = QuotaLeaseClient(client.commands, client.keys, self._leases, base.worker)
+
+    def _store_in(self, redis: RedisAddress, budget: MessageBudget) -> DurableStore:
+        base, keys = self._base, Keys(self._base.config.redis.prefix)
+        worker, me = base.worker, base.worker.incarnation_text.encode()
+        dialler = Dialler(base.reactor, base.internal_errors.report)
+        commands = CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-durable", base.log)
+        commit = GroupCommit(commands, fence=keys.fence(me), commit_number=keys.commit_number(me), wall=base.wall)
+        store = DurableStore(commands, commit, keys, worker.node, me, budget, base.wall)
+        commands.start(base.clock())
+        return store
 
     def quotas(self) -> Quotas:
         config = self._base.config
@@ -116,7 +137,8 @@ class ClusterLinks:
 
     def settled(self) -> bool:
         """Whether Redis knows everything that it has to know of this worker."""
-        return self.registry_client is None or self.registry_client.settled()
+        durable = self.durable_store is None or self.durable_store.settled()
+        return durable and (self.registry_client is None or self.registry_client.settled())
 
 
 class ClusterParts:
@@ -180,5 +202,6 @@ class ClusterParts:
             self.session_claims,
             self.orphaned_wills,
             links.quota_leases,
+            protocol.durable,
             base.internal_errors,
         )

@@ -30,6 +30,7 @@ class Counters:
         self.passwords_hashed = 0
         self.closed_by_reason = dict.fromkeys([reason.label for reason in CloseReason], 0)
         self.sessions_expired = 0
+        self.sessions_damaged = 0
         self.internal_errors = 0
         # Per overload report. A report to the node's other workers counts once for each of them.
         self.reports_sent_mesh = 0

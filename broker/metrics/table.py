@@ -170,6 +170,11 @@ COUNTERS: Final = (
         topics=("clients/expired",),
     ),
     CounterRow(
+        "sessions_damaged",
+        "Durable sessions that ended because what Redis has of them cannot be read or written.",
+        prometheus="sessions_damaged",
+    ),
+    CounterRow(
         "internal_errors",
         "Failures of Weir's own code. Each is logged as internal_error.",
         prometheus="internal_errors",

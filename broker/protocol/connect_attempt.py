@@ -333,7 +333,9 @@ class ConnectAttempt(PendingConnect):
         if found is not None and packet.clean_start and not found.ended:  # [MQTT-3.1.4-4]
             sessions.end(found, now)  # [MQTT-3.1.2-4], 3.1.1 [MQTT-3.1.2-6]
         if found is None or found.ended:
-            session = sessions.begin(self.client_id)  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
+            session = sessions.begin(
+                self.client_id, terms.expiry
+            )  # [MQTT-3.1.2-6]; session present stays 0 [MQTT-3.2.2-2]
         else:
             session = found  # [MQTT-3.1.2-5], 3.1.1 [MQTT-3.1.2-4]
             connack.session_present = True  # [MQTT-3.2.2-3]

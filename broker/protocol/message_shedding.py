@@ -3,7 +3,8 @@
 # A session that never acknowledges, or never comes back, keeps what it has for ever, and enough of them keep the whole
 # budget, each within its share. So the largest ones pay: the older half of what waits for them, and when nothing waits,
 # what is in flight, with the connection that does not acknowledge it. Who holds less than half of what the largest
-# holds goes on, also if that is not enough: each pass, ten times a second, halves what the largest hold.
+# holds goes on, also if that is not enough: each pass, ten times a second, halves what the largest hold. A durable
+# session loses its connection and no message: without one, nothing of it stays in memory that is stored.
 from collections.abc import Callable
 from heapq import nlargest
 from typing import Final, cast
@@ -55,12 +56,13 @@ class MessageShedding:
 
     def _shed(self, session: Session, now: float) -> None:
         size = session.held_bytes()
-        dropped = self._drop_older_half(session)
+        durable = session.storage is not None  # what waits for it leaves the memory as soon as it is stored
+        dropped = 0 if durable else self._drop_older_half(session)
         if not dropped:
             stream = None if session.outbox is None else self._reactor.stream_of(session.outbox)
             if stream is not None:
                 self._lifecycle.close(cast(Connection, stream), CloseReason.MESSAGE_BUDGET, now)
-            dropped = session.drop_all(now)
+            dropped = 0 if durable else session.drop_all(now)
         self._log.warning("messages_shed", client=session.client_id, messages=dropped, bytes=size)
 
     def _drop_older_half(self, session: Session) -> int:

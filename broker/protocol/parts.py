@@ -21,6 +21,7 @@ from broker.protocol.configured_limits import ConfiguredLimits
 from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
+from broker.protocol.durable_sessions import DurableSessions
 from broker.protocol.essentials import Essentials
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -41,6 +42,7 @@ from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
+from broker.store.durable.store import DurableStore
 from broker.store.sessions import Claims, SessionStore
 
 
@@ -66,9 +68,10 @@ class ProtocolParts:
         protection: Protection,
         monitor: OverloadMonitor,
         metrics: IntervalMetrics,
+        durable: DurableStore | None,
     ) -> None:
         """*connections*: how many may have a session. *subscription_budget*: bytes of subscriptions. *when_confirmed*
-        calls back when all workers know what a connection has subscribed to.
+        calls back when all workers know what a connection has subscribed to. *durable*: None: sessions are in memory.
         """
         config, reactor, counters, clock, log = base.config, base.reactor, base.counters, base.clock, base.client_log
         limits, timers = config.limits, Timers()
@@ -86,6 +89,7 @@ class ProtocolParts:
             clock,
             SubscriptionBudget(routes, subscription_budget),
             when_confirmed,
+            StreamPause(reactor, Pause.STORE, False),
             acl,
         )
         self.publishing = Publishing(
@@ -121,6 +125,8 @@ class ProtocolParts:
             origin,
             acl,
             protection.quotas.configured,
+            durable,
+            base.wall,
         )
         self.lifecycle = ConnectionLifecycle(
             self.sessions,
@@ -138,6 +144,11 @@ class ProtocolParts:
             connections,
             clock,
         )
+        self.durable: DurableSessions | None = None
+        if durable is not None:
+            self.durable = DurableSessions(
+                durable, self.sessions, self.lifecycle, self.subscribing, store, counters, base.log
+            )
         self.bans = BanEnforcement(self.lifecycle, reactor, base.log, clock)
         self.overrides = ConfiguredLimits(
             self.sessions, store, self.protection, protection.quotas.configured, reactor, clock

@@ -20,12 +20,14 @@ from broker.routing.authority import Authoriser
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.origin import Origin
-from broker.session.principal import NOBODY, Principal
+from broker.session.principal import NOBODY, UNJUDGED, Principal
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
-from broker.session.session import Session
+from broker.session.session import RELEASED, Session
 from broker.session.subscription import Subscription
 from broker.session.will import Will
+from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
 # Message, client id, user, session, now; returns the quota that the will exceeds.
@@ -49,8 +51,14 @@ class SessionLifecycle:
         origin: Origin,
         authoriser: Authoriser | None,
         configured: ConfiguredOverrides,
+        durable: DurableStore | None,
+        wall: Callable[[], float],
     ) -> None:
-        """*wills*: the account of the wills of all sessions. *configured*: other limits for single clients."""
+        """*wills*: the account of the wills of all sessions. *configured*: other limits for single clients.
+
+        *durable*: where sessions are stored that outlive their connections; None: in memory. *wall*: Unix time in
+        seconds.
+        """
         self.wills = wills
         self.limits = SessionLimits(
             inflight=limits.inflight,
@@ -72,12 +80,32 @@ class SessionLifecycle:
         self._log = log
         self._authoriser = authoriser
         self._configured = configured
+        self._durable = durable
+        self._wall = wall
         # Of sessions with an override, by pending, queue and queue_bytes: sessions with equal limits share them.
         self._other_limits: dict[tuple[int, int, int], SessionLimits] = {}
 
-    def begin(self, client_id: str) -> Session:
-        """A new session for *client_id*, which is in the store."""
-        session = Session(client_id, self.limits, self._counters)
+    def begin(self, client_id: str, expiry: int) -> Session:
+        """A new session for *client_id*, which is in the store. *expiry* in seconds."""
+        if self._durable is None or expiry == 0:
+            session = Session(client_id, self.limits, self._counters)
+        else:
+            storage, queue = self._durable.begin(client_id.encode())
+            session = Session(client_id, self.limits, self._counters, queue)
+            session.storage = storage
+        self._store.keep(session)
+        return session
+
+    def adopt(self, adopted: AdoptedSession) -> Session:
+        """The session that was stored by a worker that has ended, without its subscriptions; it is in the store."""
+        client_id = adopted.client.decode()
+        user = None if adopted.stored.user is None else adopted.stored.user.decode()
+        session = Session(client_id, self.limits_of(client_id, user), self._counters, adopted.queue)
+        session.limit(self.limits_of(client_id, user))
+        session.storage = adopted.record
+        session.principal = Principal(client_id, user, UNJUDGED)
+        session.expiry = adopted.stored.expiry
+        session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
         self._store.keep(session)
         return session
 
@@ -120,6 +148,11 @@ class SessionLifecycle:
 
     # The beginning and the end.
 
+    def connected(self, session: Session, now: float) -> None:
+        """*session* has a connection."""
+        if session.storage is not None:
+            session.storage.keep(session.expiry, session.principal.user, None, now)
+
     def stop_timers(self, session: Session) -> None:
         """*session* has a connection, lives elsewhere or ends: neither its expiry nor its will delay runs."""
         self._timers.cancel(session.expiry_timer, session)  # [MQTT-4.1.0-1]
@@ -131,12 +164,22 @@ class SessionLifecycle:
             self.end(session, now)
             return
         session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
+        if session.storage is not None:
+            session.storage.keep(session.expiry, session.principal.user, session.expiry, now)
         will = session.will
         if will is not None and will.delay < session.expiry:  # otherwise the end of the session publishes it
             if will.delay:
                 session.will_timer = self._timers.set(now + will.delay, WILL, session)
             else:
                 self.publish_will(session, now)
+
+    def rest_until(self, session: Session, ends: float, now: float) -> None:
+        """*session* was adopted: it ends at the Unix time *ends*; if that is 0, its expiry begins to run now."""
+        left = ends - self._wall() if ends else session.expiry
+        if left > 0:
+            session.expiry_timer = self._timers.set(now + min(left, session.expiry), SESSION_EXPIRY, session)
+        else:
+            self.expire(session, now)
 
     def expire(self, session: Session, now: float) -> None:
         """The expiry of *session* has passed."""
@@ -149,6 +192,8 @@ class SessionLifecycle:
         self.replays.pop(session, None)
         self._subscribing.withdraw(session)
         undelivered = session.end()
+        if session.storage is not None:
+            session.storage.end()
         if undelivered:
             self._disconnects.note_undelivered(session.client_id, undelivered)
         self._store.forget(session)

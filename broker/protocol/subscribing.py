@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from broker.config.schema import Limits
+from broker.delivery.completion import SourcePause
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.mqtt.encode import encode
@@ -78,10 +79,15 @@ class Subscribing:
         clock: Callable[[], float],
         budget: SubscriptionBudget,
         settled: Callable[[Connection, Callable[[], None]], None],
+        store_pause: SourcePause,
         authoriser: Authoriser | None = None,
     ) -> None:
-        """*settled* pauses a connection until all workers of the node know its subscriptions, then calls back."""
+        """*settled* pauses a connection until all workers of the node know its subscriptions, then calls back.
+
+        *store_pause*: of a connection until its subscriptions are stored.
+        """
         self._settled = settled
+        self._store_pause = store_pause
         self._authoriser = authoriser
         self._routes = routes
         self._retained = retained
@@ -133,7 +139,8 @@ class Subscribing:
         over = pending.over
         words = _words(over, now) if over is not None and connection.wants_reasons else {}
         answer = self._encoded(connection, session, SubAck(pending.packet.packet_id, pending.codes, words))
-        self._settled(connection, partial(self._subscribed, connection, session, answer, pending.replays))
+        subscribed = partial(self._subscribed, connection, session, answer, pending.replays)
+        self._settled(connection, partial(self._when_stored, connection, session, subscribed))
         return FILTER_COST * (taken - before)
 
     def _take_filter(
@@ -192,14 +199,34 @@ class Subscribing:
                 self._budget.give_back(subscription)
                 self._routes.remove(subscription)
                 self._drop_replay(connection, subscription)  # [MQTT-3.10.4-2]
+                if session.storage is not None:
+                    session.storage.unsubscribed(filters[len(codes)])
                 codes.append(0)
         if len(codes) < len(filters):
             connection.pending = pending
         else:
             connection.pending = None
             self._counters.unsubscribes += len(codes)
-            self._write(connection, self._encoded(connection, session, UnsubAck(pending.packet.packet_id, codes)))
+            answer = self._encoded(connection, session, UnsubAck(pending.packet.packet_id, codes))
+            self._when_stored(connection, session, partial(self._unsubscribed, connection, session, answer))
         return FILTER_COST * (len(codes) - before)
+
+    def _unsubscribed(self, connection: Connection, session: Session, answer: bytes) -> None:
+        if connection.state == OPEN and connection.session is session:
+            self._write(connection, answer)
+
+    def _when_stored(self, connection: Connection, session: Session, then: Callable[[], None]) -> None:
+        """Call *then* once the subscriptions of *session* are stored; *connection* is not read until then."""
+        storage = session.storage
+        if storage is None:
+            then()
+            return
+        self._store_pause.pause(connection.outbox)
+        storage.when_stored(partial(self._stored, connection, then))
+
+    def _stored(self, connection: Connection, then: Callable[[], None]) -> None:
+        self._store_pause.resume(connection.outbox)
+        then()
 
     def withdraw(self, session: Session, then: Callable[[], None] | None = None) -> None:
         """Remove all subscriptions of *session*, in pages if they are many; then call *then*."""
@@ -228,6 +255,10 @@ class Subscribing:
     def owe(self, subscriptions: list[Subscription]) -> dict[Subscription, Replay]:
         """Replays of the retained messages of *subscriptions*, for a client that is not connected yet."""
         return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
+
+    def enrolling(self) -> bool:
+        """Whether subscriptions are left that `enrol()` was called for."""
+        return len(self._enrolling) > 0
 
     def judge_again(self, session: Session) -> None:
         """Decide anew what *session* receives: it acts for another principal."""
@@ -366,6 +397,8 @@ class Subscribing:
         subscription.no_local = wanted.no_local
         subscription.retain_as_published = wanted.retain_as_published
         subscription.identifiers = identifiers
+        if session.storage is not None:
+            session.storage.subscribed(subscription)
         if new:
             self._routes.add(subscription)
         else:

@@ -9,6 +9,7 @@ from typing import Final
 ANYBODY: Final = "*"  # the tag of a claim that may have the session of any user
 ANONYMOUS: Final = "-"  # the tag of clients without a verified user
 TAG_BYTES: Final = 16
+UNJUDGED: Final = -1  # the generation of no access rules: they are asked when the client connects
 
 
 class Principal:

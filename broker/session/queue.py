@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from broker.reasons import DropReason
 from broker.session.message import Message
 
 UNLIMITED: Final = 1 << 60  # messages
@@ -36,8 +37,12 @@ class Holder:
         """Go on, as far as the limits allow."""
         raise NotImplementedError
 
-    def queue_dropped(self, count: int) -> None:
-        """The queue has dropped *count* messages, the oldest ones, beside those that `append()` returned."""
+    def queue_dropped(self, reason: DropReason, count: int) -> None:
+        """The queue has dropped *count* messages, beside those that `append()` and `remove_unless()` returned."""
+        raise NotImplementedError
+
+    def unloaded(self) -> int:
+        """The queue has stored what is in flight: let go of it. Returns the bytes of those messages."""
         raise NotImplementedError
 
     def released(self, packet_id: int) -> None:
@@ -162,6 +167,14 @@ class MessageQueue:
         """Let at most *most_bytes* wait, from the next message on."""
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """The client is not connected any more."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """The client is connected again."""
+        raise NotImplementedError
+
     def append(self, message: Message, most: int, now: float) -> int:
         """Add *message* as the last one; drop the oldest while there are more than *most*, or more bytes than allowed.
 
@@ -227,6 +240,12 @@ class MemoryQueue(MessageQueue):
 
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
+
+    def rest(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
 
     def append(self, message: Message, most: int, now: float) -> int:
         budget = self._budget

@@ -26,6 +26,7 @@ from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
 from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, Holder, MemoryQueue, MessageQueue
 from broker.session.run import GROWTH, Run
+from broker.session.storage import SessionStorage
 from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
 
@@ -46,6 +47,7 @@ class Session(Holder):
         self.subscriptions: dict[bytes, Subscription] = {}
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
         self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
+        self.storage: SessionStorage | None = None  # None: the session ends with its worker
         self.will: Will | None = None
         self.decisions: Decisions | None = None  # the latest of overload protection and quotas about this client
         self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
@@ -101,6 +103,8 @@ class Session(Holder):
         After a PUBREC the PUBREL is sent again, not the PUBLISH [MQTT-4.3.3-6]. A message that was sent does not expire
         [MQTT-4.3.3-7].
         """
+        if self._queue is not None:
+            self._queue.wake()
         if self._inflight:
             self._unsent = deque(self._inflight.items())
             self._inflight = None
@@ -117,6 +121,8 @@ class Session(Holder):
             self._inflight = inflight
             self._unsent = None
         self.outbox = None
+        if self._queue is not None:
+            self._queue.rest()
 
     def withhold(self, may_receive: Callable[[bytes], bool], now: float) -> int:
         """Without a connection: drop the messages whose topic the client may not read any more; return how many."""
@@ -189,7 +195,8 @@ class Session(Holder):
     def put_before(self, earlier: deque[Message]) -> None:
         """Have *earlier*, which count in the budget already, wait before all messages that wait."""
         if earlier:
-            self.queue_dropped(self._queue_to_fill().prepend(earlier, self._limits.queue if self.expiry else UNLIMITED))
+            most = self._limits.queue if self.expiry else UNLIMITED
+            self.queue_dropped(DropReason.QUEUE_FULL, self._queue_to_fill().prepend(earlier, most))
 
     # Messages towards the client.
 
@@ -406,12 +413,9 @@ class Session(Holder):
         if not self.has_room():
             self._dropped(DropReason.PENDING_FULL, 1)
             return
-        queue = self._queue
-        if queue is None:
-            queue = self._queue_to_fill()
-        dropped = queue.append(message, self._limits.queue if self.expiry else UNLIMITED, now)
+        dropped = self._queue_to_fill().append(message, self._limits.queue if self.expiry else UNLIMITED, now)
         if dropped:
-            self.queue_dropped(dropped)
+            self.queue_dropped(DropReason.QUEUE_FULL, dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
         queue = self._queue
@@ -419,10 +423,15 @@ class Session(Holder):
             queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget)
         return queue
 
-    def queue_dropped(self, count: int) -> None:
+    def queue_dropped(self, reason: DropReason, count: int) -> None:
         if count:
-            self._dropped(DropReason.QUEUE_FULL, count)
+            self._dropped(reason, count)
         self._forget_empty_queue()
+
+    def unloaded(self) -> int:
+        size = self._inflight_bytes
+        self.restore({packet_id: sent for packet_id, sent in self.unacknowledged().items() if sent is RELEASED})
+        return size
 
     def _forget_empty_queue(self) -> None:
         queue = self._queue

@@ -109,6 +109,12 @@ class StoredQueue(MessageQueue if form() == "interpreted" else object):  # type:
         self.by_id: dict[int, Message] = {}
         self.asked: list[int] = []  # to be told of
 
+    def rest(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
     def bind(self, holder: Holder) -> None:
         pass
 

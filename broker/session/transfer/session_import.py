@@ -1,7 +1,6 @@
 # The import of a session: what comes from another worker, in the form of pages.py, becomes a session here.
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 import msgpack
 
@@ -10,7 +9,7 @@ from broker.reasons import DropReason, ProtocolError
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.packet_ids import unpack
-from broker.session.principal import Principal
+from broker.session.principal import UNJUDGED, Principal
 from broker.session.queue import MessageBudget
 from broker.session.session import RELEASED, Session
 from broker.session.subscription import Subscription
@@ -36,8 +35,6 @@ from broker.session.transfer.pages import (
     UNACKNOWLEDGED,
     WAITING,
 )
-
-UNJUDGED: Final = -1  # the generation of no access rules: they are asked when the client connects
 
 
 class SessionImportError(Exception):

@@ -24,6 +24,7 @@ from broker.reasons import StoreFailure
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
+HOLD: Final = 0.002  # seconds that a message of a connected client may wait for its acknowledgement
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and says so
 PAUSE: Final = 0.1  # seconds until what was refused is sent again
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
@@ -66,14 +67,13 @@ class GroupCommit:
         *,
         fence: bytes,
         commit_number: bytes,
-        hold: float,
         wall: Callable[[], float],
-        fenced: Fenced,
+        hold: float = HOLD,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
-        *hold*: seconds that the writes of `later()` may wait; *wall*: Unix time in seconds.
+        *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait.
         """
         self.statistics = GroupCommitStatistics()
         self.now = 0.0  # at the last tick
@@ -82,7 +82,7 @@ class GroupCommit:
         self._number_key = commit_number
         self._hold = hold
         self._wall = wall
-        self.fenced = fenced
+        self.fenced: Fenced = _nobody_hears
         self._fence_length = 0  # client ids of it that this worker knows
         self._number = 0
         self._dirty: deque[Writer] = deque()
@@ -253,3 +253,7 @@ class _Look(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._commit.look_failed(failure, now)
+
+
+def _nobody_hears(clients: list[bytes], now: float) -> None:
+    raise NotImplementedError("a session was taken, and nobody is told")

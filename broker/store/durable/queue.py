@@ -17,13 +17,18 @@
 # A pack is removed from the head of the list when all its messages are done. What is done behind it waits for that in
 # memory: after a crash such messages are sent again as duplicates, never lost.
 #
+# The queue of a client that is not connected keeps nothing in memory that is stored. What was sent is unread again, and
+# its session lets go of it: packet ids follow from positions.
+#
 # A message of QoS 2 must not be sent again once its client has sent PUBREC. So its position is in a set, stored before
 # PUBREL leaves, until PUBCOMP has come and its pack is removed.
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from hiredis import ReplyError
 
+from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget, MessageQueue
 from broker.store.durable.group_commit import GroupCommit
@@ -47,10 +52,11 @@ PACK_BYTES: Final = 64 * 1024
 
 
 class StoredPack:
-    """A pack in Redis of which messages are sent or ready."""
+    """A pack in Redis of which messages are sent or ready. *first*, *last*: positions."""
 
-    def __init__(self, first: int, left: int) -> None:
-        self.first = first  # position
+    def __init__(self, first: int, last: int, left: int) -> None:
+        self.first = first
+        self.last = last
         self.left = left  # messages that are not done
         self.removed = False
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
@@ -107,13 +113,17 @@ class DurableQueue(MessageQueue):
         self._stored_bytes = 0  # of all messages that were ever stored
         self._reading = False
         self._ended = False
-        self._restored_to = 0  # messages up to here may have been sent before, by a worker that has ended
+        self._resting = False  # the client is not connected
+        self._unloading = False  # what is stored is to leave the memory, once all is stored
+        self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
+        self._restored_to = 0  # messages up to here may have been sent before, over another connection
+        self._done_unread: set[int] = set()  # messages that are done, in packs that are unread again
         # Of messages of QoS 2 with PUBREC: positions, with their packs while those are in the list.
         self._to_release: dict[int, None] = {}  # to be stored
         self._releasing: dict[int, None] = {}  # in the transaction under way
         self._released: dict[int, StoredPack | None] = {}
         self._completed: list[int] = []  # those with PUBCOMP whose marks are to be removed
-        self._completed_unread: set[int] = set()  # those with PUBCOMP whose packs another worker wrote, and are unread
+        self._completed_unread: set[int] = set()  # those with PUBCOMP whose packs are unread
 
     def restore(self, first: Pack | None, last: Pack | None, length: int, released: list[int]) -> None:
         """Go on with what another worker has stored, or this one before it was started anew.
@@ -129,6 +139,7 @@ class DurableQueue(MessageQueue):
             self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
             self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
             self.waiting_bytes = self._stored_bytes - first.bytes_before
+        self._resting = True
         self._due_to = self._restored_to = self._last
         self._sent_to = max([self._ready_to, *released])
 
@@ -144,6 +155,13 @@ class DurableQueue(MessageQueue):
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
 
+    def rest(self) -> None:
+        self._resting = self._unloading = True
+        self._unload()
+
+    def wake(self) -> None:
+        self._resting = self._unloading = False
+
     def append(self, message: Message, most: int, now: float) -> int:
         message.hold()
         position = self._last = self._last + 1
@@ -154,7 +172,7 @@ class DurableQueue(MessageQueue):
         self.waiting_bytes += message.size
         self.size += message.size
         self._budget.take(message)
-        if position == self._ready_to + 1 and self._has_room():
+        if position == self._ready_to + 1 and not self._resting and self._has_room():
             self._ready.append(StoredMessage(position, message))
             self._ready_to = position
         self._commit.soon(self)
@@ -222,6 +240,29 @@ class DurableQueue(MessageQueue):
             self._to_release[position] = None
             self._commit.soon(self)
         return False
+
+    def remove_unless(self, keep: Callable[[Message], bool]) -> int:
+        """Also what is unread, when it is read: *keep* is asked then."""
+        self._keep = keep
+        kept: deque[StoredMessage] = deque()
+        removed = 0
+        for stored in self._ready:
+            if keep(stored.message):
+                kept.append(stored)
+            else:
+                self._remove(stored, self._commit.now)
+                removed += 1
+        self._ready = kept
+        for position, message in [*self._new.items()]:
+            if position > self._ready_to and not keep(message):
+                del self._new[position]
+                self.count -= 1
+                self.waiting_bytes -= message.size
+                self.size -= message.size
+                self._budget.give_back(message)
+                _settle(message, self._commit.now)
+                removed += 1
+        return removed
 
     def clear(self) -> int:
         waited = self.count
@@ -309,12 +350,18 @@ class DurableQueue(MessageQueue):
             self._released[position] = self._pack_of.get(position)
         for position in released:
             self._done(position, now)
-        self._refill()
         holder = self._holder
         if holder is not None:
             for position in released:
                 holder.released(packet_id_of(position))
-            if self._ready:
+        if self._unloading:
+            self._unload()
+        dropped = self._apply_limits(now)
+        if holder is not None and dropped:
+            holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
+        if not self._resting:
+            self._refill()
+            if holder is not None and self._ready:
                 holder.pump(now)
 
     def key(self) -> bytes:
@@ -350,6 +397,7 @@ class DurableQueue(MessageQueue):
         self._reading = False
         if self._ended:
             return
+        withheld = 0
         if not packs:
             self.damage(f"{self._unread} packs are missing")
             return
@@ -362,7 +410,7 @@ class DurableQueue(MessageQueue):
                 self.damage(str(error))
                 return
             self._unread -= 1
-            self._take(pack)
+            withheld += self._take(pack)
         self._remove_done(now)
         if self._unread == 0:
             self.count = len(self._ready) + len(self._new)
@@ -372,28 +420,70 @@ class DurableQueue(MessageQueue):
         holder = self._holder
         if holder is not None:
             if dropped:
-                holder.queue_dropped(dropped)
+                holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
+            if withheld:
+                holder.queue_dropped(DropReason.MAY_NOT_READ, withheld)
             holder.pump(now)
+        if self._unloading:
+            self._unload()
 
-    def _take(self, pack: Pack) -> None:
-        stored_pack = StoredPack(pack.messages[0].position, len(pack.messages))
+    def _take(self, pack: Pack) -> int:
+        """Have the messages of *pack* ready that are not done; return how many the client may not have."""
+        stored_pack = StoredPack(pack.messages[0].position, pack.messages[-1].position, len(pack.messages))
         self._packs.append(stored_pack)
+        withheld = 0
         for stored in pack.messages:
-            released = stored.position in self._released
-            if released or stored.position in self._completed_unread:
-                if released:
-                    self._released[stored.position] = stored_pack
-                else:
-                    stored_pack.completed.append(stored.position)
-                stored_pack.left -= 1
+            position = stored.position
+            if position in self._released:
+                self._released[position] = stored_pack
+            elif position in self._completed_unread:
+                self._completed_unread.discard(position)
+                stored_pack.completed.append(position)
+            elif position in self._done_unread:
+                pass
+            elif self._keep is not None and not self._keep(stored.message):
+                withheld += 1
+            else:
+                self._ready.append(stored)
+                self._pack_of[position] = stored_pack
+                self.size += stored.message.size
+                self._budget.take(stored.message)
+                continue
+            stored_pack.left -= 1
+            if position in self._done_unread:
+                self._done_unread.discard(position)
+            else:
                 self.count -= 1
                 self.waiting_bytes -= stored.message.size
-                continue
-            self._ready.append(stored)
-            self._pack_of[stored.position] = stored_pack
-            self.size += stored.message.size
-            self._budget.take(stored.message)
         self._ready_to = pack.messages[-1].position
+        return withheld
+
+    def _unload(self) -> None:
+        """Have the memory forget what is stored, if all is: it is unread again."""
+        busy = self._new or self._writing or self._under_way or self._to_release or self._reading
+        if busy or self._ended or self.damaged:
+            return
+        self._unloading = False
+        if not self._packs:
+            return
+        for pack in self._packs:
+            self._done_unread.update([each for each in range(pack.first, pack.last + 1) if each not in self._pack_of])
+            self._completed_unread.update(pack.completed)
+        for position in self._released:
+            self._released[position] = None
+        sent = len(self._pack_of) - len(self._ready)
+        for stored in self._ready:
+            self.size -= stored.message.size
+            self._budget.give_back(stored.message)
+        if self._holder is not None:
+            self.waiting_bytes += self._holder.unloaded()
+        self.count += sent
+        self._unread += len(self._packs)
+        self._ready_to = self._packs[0].first - 1
+        self._restored_to = max(self._restored_to, self._sent_to)
+        self._packs = deque()
+        self._pack_of = {}
+        self._ready = deque()
 
     def _refill(self) -> None:
         """Have messages ready, if some wait elsewhere: at once if they are in memory."""
@@ -418,6 +508,8 @@ class DurableQueue(MessageQueue):
 
     def _id_is_free(self, position: int) -> bool:
         """Whether no message that is not done has the packet id of *position*."""
+        if position - PACKET_IDS in self._released:
+            return False
         if position < PACKET_IDS or (self._packs and position - self._packs[0].first < PACKET_IDS):
             return True
         oldest = next(iter(self._pack_of or self._writing or self._new), position)
@@ -431,15 +523,18 @@ class DurableQueue(MessageQueue):
                 self._refill()
                 if not self._ready:
                     break
-            stored = self._ready.popleft()
-            size = stored.message.size
-            self.count -= 1
-            self.waiting_bytes -= size
-            self.size -= size
-            self._budget.give_back(stored.message)
-            self._done(stored.position, now)
+            self._remove(self._ready.popleft(), now)
             dropped += 1
         return dropped
+
+    def _remove(self, stored: StoredMessage, now: float) -> None:
+        """Drop a message that was ready."""
+        size = stored.message.size
+        self.count -= 1
+        self.waiting_bytes -= size
+        self.size -= size
+        self._budget.give_back(stored.message)
+        self._done(stored.position, now)
 
     def _done(self, position: int, now: float) -> None:
         message = self._new.pop(position, None)
@@ -469,7 +564,7 @@ class DurableQueue(MessageQueue):
         """The pack of *messages*, which are new, and about to be written."""
         data = encode_pack(self._stored_bytes, messages, now, wall)
         ready = messages[0].position <= self._ready_to
-        pack = StoredPack(messages[0].position, len(messages))
+        pack = StoredPack(messages[0].position, messages[-1].position, len(messages))
         if ready:
             self._packs.append(pack)
         else:

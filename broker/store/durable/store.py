@@ -11,7 +11,7 @@ from broker.store.durable.adoption import Adoption, SessionOwner
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.queue import DurableQueue, QueueReader
 from broker.store.durable.record import SessionRecord
-from broker.store.redis.connection import packed
+from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 
@@ -66,11 +66,20 @@ class DurableStore(OnReady, QueueReader):
         due = min(self.commit.tick(now), self.adoption.tick(now))
         if self._pages:
             if now < self._pages_at:
-                return min(due, self._pages_at)
-            pages, self._pages = self._pages, []
-            for page in pages:
-                page.send(now)
-        return due
+                due = min(due, self._pages_at)
+            else:
+                pages, self._pages = self._pages, []
+                for page in pages:
+                    page.send(now)
+        return min(due, self._commands.tick(now))
+
+    def settled(self) -> bool:
+        """Whether everything is stored and read, or cannot be now."""
+        return self._commands.state != READY or (self.commit.idle() and not self.waits())
+
+    def waits(self) -> bool:
+        """Whether a reply of the server is still to come."""
+        return self._commands.statistics.waiting > 0
 
     def redis_ready(self, now: float) -> None:
         self.commit.redis_ready(now)

@@ -8,7 +8,7 @@ from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.session.session import RELEASED, Session
 from broker.store.durable.adoption import AdoptedSession
-from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.group_commit import HOLD, GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
@@ -21,7 +21,6 @@ from tests.store.loop import Lines
 
 CLIENT: Final = b"client"
 KEYS: Final = Keys("weir")
-HOLD: Final = 0.002  # seconds
 WALL: Final = 1_800_000_000.0
 EXPIRY: Final = 3600
 LONG: Final = 100_000  # turns: more than anything takes
@@ -38,12 +37,7 @@ def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, cloc
     def wall() -> float:
         return WALL + clock()
 
-    def nobody(clients: list[bytes], now: float) -> None:
-        raise AssertionError("a session was taken")
-
-    commit = GroupCommit(
-        commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), hold=HOLD, wall=wall, fenced=nobody
-    )
+    commit = GroupCommit(commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), wall=wall)
     return DurableStore(commands, commit, KEYS, "node", me, budget, wall)
 
 
@@ -127,7 +121,6 @@ class DurableWorker:
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
-        self.commands.tick(self.now)
         self.store.tick(self.now)
 
     def turn(self, seconds: float = HOLD) -> None:

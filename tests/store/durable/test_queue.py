@@ -1,13 +1,14 @@
 # The queue of a durable session: what is stored and what never is, when publishers are answered, and what is bounded.
 import pytest
 
-from broker.mqtt.packets import Publish
+from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
-from broker.store.durable.group_commit import PATIENCE, PAUSE
+from broker.session.queue import INFLIGHT
+from broker.store.durable.group_commit import HOLD, PATIENCE, PAUSE
 from broker.store.durable.pack import PACKET_IDS, DamagedPack, decode_pack
 from broker.store.durable.queue import PACK, READY
-from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
+from tests.store.durable.durable_worker import KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 
@@ -139,11 +140,14 @@ def test_a_long_queue_is_in_redis_and_not_in_memory(worker: DurableWorker) -> No
     assert [b"%05d" % number for number in range(20 * PACK)] == payloads
 
 
+@pytest.mark.parametrize("away", [True, False])
 @pytest.mark.parametrize("ready", [True, False])
-def test_a_full_queue_drops_its_oldest_messages_wherever_they_are(ready: bool) -> None:
+def test_a_full_queue_drops_its_oldest_messages_wherever_they_are(ready: bool, away: bool) -> None:
     """A queue would grow without end in Redis, or lose its newest messages."""
     most = READY // 2 if ready else 10 * READY
     worker = DurableWorker(ModelRedis(), queue=most)
+    if away:
+        worker.session.detach()
     for number in range(most + 300):
         worker.offer(b"%05d" % number)
         if number % 10 == 0:
@@ -155,6 +159,108 @@ def test_a_full_queue_drops_its_oldest_messages_wherever_they_are(ready: bool) -
     worker.connect()
     worker.until(lambda: worker.session.waiting() == 0)
     assert (b"00300", 301) == received(worker)[0]
+
+
+def test_an_absent_client_costs_no_memory_and_gets_everything_as_before(worker: DurableWorker) -> None:
+    """A million clients that are away would fill the memory with what is stored; or get other packet ids than before.
+
+    Nothing that a client has acknowledged comes again.
+    """
+    worker.connect(window=8)
+    for number in range(20):
+        worker.offer(b"%d" % number, 1 + number % 2)
+    worker.settle()
+    first = received(worker)
+    assert [(b"%d" % number, number + 1) for number in range(8)] == first
+    assert worker.session.puback(3, worker.now)
+    assert worker.session.pubrec(4, 0, worker.now)
+    assert worker.session.pubrec(6, 0, worker.now)
+    worker.settle()
+    assert worker.session.pubcomp(4, worker.now)
+    worker.settle()
+    assert [(b"8", 9), (b"9", 10)] == received(worker)
+    worker.session.detach()
+    for _ in range(3):
+        worker.offer(b"later")
+    worker.settle()
+
+    assert 1 == worker.session.inflight()  # the PUBREL
+    assert 20 - 3 + 3 == worker.session.waiting()
+    assert (0, 0) == (worker.queue.size, worker.budget.messages)
+    assert worker.budget.used == INFLIGHT
+    before = [*range(1, 3), 5, *range(7, 21), *range(21, 24)]
+    worker.connect()
+    worker.until(lambda: worker.session.waiting() == 0)
+    again = worker.client.take()
+    assert [6] == [packet.packet_id for packet in again if isinstance(packet, Ack)]
+    published = [packet for packet in again if isinstance(packet, Publish)]
+    assert before == [packet.packet_id for packet in published]
+    assert [packet_id <= 10 for packet_id in before] == [packet.dup for packet in published]
+    for packet in published:
+        if packet.qos == 1:
+            worker.session.puback(packet.packet_id, worker.now)
+        else:
+            worker.session.pubrec(packet.packet_id, 0, worker.now)
+    worker.settle()
+    for packet_id in [6, *[packet.packet_id for packet in published if packet.qos == 2]]:
+        assert worker.session.pubcomp(packet_id, worker.now)
+    worker.settle()
+    assert not any(b":queue:" in key or b":released:" in key for key in worker.redis.values)
+    assert (0, 0) == (worker.budget.used, worker.budget.messages)
+
+
+def test_a_client_that_is_back_at_once_gets_what_is_in_memory(worker: DurableWorker) -> None:
+    """What was sent would come twice, from memory and from the store."""
+    worker.connect()
+    worker.offer(b"a")
+    worker.session.detach()
+    worker.connect()
+    worker.settle()
+
+    assert [(b"a", 1)] == received(worker)
+    assert 1 == worker.session.inflight()
+
+
+@pytest.mark.parametrize("where", ["new", "ready", "unread"])
+def test_what_a_client_may_not_have_any_more_is_dropped_wherever_it_is(worker: DurableWorker, where: str) -> None:
+    """After a change of the access rules a client would get what it had no right to."""
+    if where == "ready":
+        worker.connect(window=1)
+    published = [worker.offer(b"%03d" % number) for number in range(300)]
+    if where != "new":
+        worker.settle()
+    worker.session.detach()
+    if where == "unread":
+        worker.settle()
+    worker.session.withhold(lambda topic: False, worker.now)
+    worker.connect()
+    worker.until(lambda: worker.session.waiting() == 0)
+    worker.settle()
+
+    assert all(map(answered, published))
+    assert 300 == worker.client.dropped(DropReason.MAY_NOT_READ)
+    assert [] == [each for each in received(worker) if where != "ready" or each != (b"000", 1)]
+    assert not any(b":queue:" in key for key in worker.redis.values)
+    assert (0, 0) == (worker.budget.used, worker.budget.messages)
+
+
+def test_a_message_that_is_not_completed_keeps_its_packet_id(worker: DurableWorker) -> None:
+    """A client would take the message 65 535 later for one that it has."""
+    worker.connect(window=100)
+    worker.offer(b"not completed", 2)
+    worker.settle()
+    assert worker.session.pubrec(1, 0, worker.now)
+    worker.settle()
+    for number in range(PACKET_IDS):
+        worker.offer(b"x")
+        if worker.session.inflight() > 1:
+            worker.session.puback(number + 2, worker.now)
+    worker.settle()
+
+    assert (1, 1) == (worker.session.inflight(), worker.session.waiting())
+    assert worker.session.pubcomp(1, worker.now)
+    worker.settle()
+    assert (b"x", 1) == received(worker)[-1]
 
 
 def test_no_packet_id_is_used_twice_at_once(worker: DurableWorker) -> None:

@@ -27,7 +27,7 @@ class Owner:
         self.budget = MessageBudget(PLENTY)
         self.commands = CommandPipeline(loop.wire(), redis.address, f"owner-{number}", loop.log)
         self.store = store_of(self.commands, number, self.budget, loop.now)
-        loop.ticking += [self.commands, self.store]
+        loop.ticking.append(self.store)
         self.commands.start(loop.now())
         self.session = OneSession(self.store, self.budget)
         self.store.serve(self.session, loop.now())
@@ -44,7 +44,6 @@ class Owner:
 
     def die(self) -> None:
         self.loop.ticking.remove(self.store)
-        self.loop.ticking.remove(self.commands)
         self.commands.stop(self.loop.now())
 
     def settle(self) -> None:

@@ -1,0 +1,92 @@
+# The durable sessions of a worker: those that are stored become sessions again, with their subscriptions and timers.
+#
+# A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get.
+from collections.abc import Callable
+
+from broker.log import Log
+from broker.metrics.counters import Counters
+from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.subscribing import Subscribing
+from broker.reasons import CloseReason
+from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.store import DurableStore
+from broker.store.sessions import SessionStore
+
+
+class DurableSessions:
+    """The `SessionOwner` of *durable*."""
+
+    def __init__(
+        self,
+        durable: DurableStore,
+        sessions: SessionLifecycle,
+        lifecycle: ConnectionLifecycle,
+        subscribing: Subscribing,
+        store: SessionStore,
+        counters: Counters,
+        log: Log,
+    ) -> None:
+        self._durable = durable
+        self._sessions = sessions
+        self._lifecycle = lifecycle
+        self._subscribing = subscribing
+        self._store = store
+        self._counters = counters
+        self._log = log
+        durable.commit.fenced = self.taken
+        self._all_read = False
+        self._then: Callable[[], None] | None = None
+
+    def when_ready(self, then: Callable[[], None], now: float) -> None:
+        """Have all stored sessions of this node served here, and then call *then*: no other worker of it may live."""
+        self._then = then
+        self._durable.serve(self, now)
+
+    def has(self, client: bytes) -> bool:
+        return self._store.find(client.decode()) is not None
+
+    def tick(self, now: float) -> float:
+        """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
+        due = self._durable.tick(now)
+        then = self._then
+        if then is not None and self._all_read and not self._subscribing.enrolling():
+            self._then = None
+            then()
+        return due
+
+    # What the store tells.
+
+    def adopt(self, session: AdoptedSession, now: float) -> None:
+        adopted = self._sessions.adopt(session)
+        self._sessions.rest_until(adopted, session.stored.ends, now)
+        if not adopted.ended:
+            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), _nothing)
+
+    def adopted(self, now: float) -> None:
+        self._all_read = True
+        self._log.info("sessions_adopted", sessions=self._durable.adoption.sessions)
+
+    def taken(self, clients: list[bytes], now: float) -> None:
+        """Another worker has taken the sessions of *clients*, as this one did not answer: they end here."""
+        for client in clients:
+            session = self._store.find(client.decode())
+            if session is not None:
+                self._lifecycle.evict(session)
+
+    def damaged(self, client: bytes, why: str, now: float) -> None:
+        client_id = client.decode()
+        self._counters.sessions_damaged += 1
+        self._log.error("session_damaged", client=client_id, why=why)
+        session = self._store.find(client_id)
+        if session is None:
+            return
+        connection = self._lifecycle.connection_of(session)
+        if connection is not None:
+            self._lifecycle.close(connection, CloseReason.SESSION_DAMAGED, now)
+        if not session.ended:
+            self._sessions.end(session, now)
+
+
+def _nothing() -> None:
+    pass

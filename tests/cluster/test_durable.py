@@ -1,0 +1,372 @@
+# A node with one worker whose sessions are stored: clients, a real Redis, and workers that end.
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.config.schema import Config, Limits
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    V311,
+    Ack,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Properties,
+    Publish,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+    Wanted,
+)
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.reasons import CloseReason
+from broker.store.durable.queue import PACK
+from broker.store.redis.keys import Keys
+from broker.worker_id import WorkerId
+from tests.inprocess import Broker, Client, Clock
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # real servers
+
+StartRedis = Callable[..., RunningRedis]
+WALL = 1_800_000_000.0
+EXPIRY = 3600  # seconds
+
+
+class Durable:
+    """A node with one worker, which ends and is replaced when the test says so."""
+
+    def __init__(self, redis: RunningRedis, config: Config | None = None) -> None:
+        self.redis = redis
+        self._config = config
+        self._incarnations = 0
+        self.worker = self._start()
+
+    def _start(self, now: float = 1000.0) -> Broker:
+        self._incarnations += 1
+        clock = Clock()
+        clock.now = now
+        broker = Broker(
+            self._config,
+            clock=clock,
+            redis=self.redis.address,
+            identity=WorkerId("weir", 0, self._incarnations),
+            alone=True,
+            wall=lambda: WALL + clock.now,
+            durable=True,
+        )
+        broker.answered = True
+        durable = broker.worker.protocol.durable
+        assert durable is not None
+        ready: list[int] = []
+        durable.when_ready(lambda: ready.append(1), now)
+        while not ready:
+            broker.settle()
+        return broker
+
+    def kill(self, away: float = 0.0) -> None:
+        """The worker ends as if it were killed, and another one begins *away* seconds later."""
+        now = self.worker.clock.now
+        self.worker.close()
+        self.worker = self._start(now + away)
+
+    def connect(self, client_id: str, version: int = V311, expiry: int = EXPIRY, clean: bool = False) -> Client:
+        properties: Properties | None = {SESSION_EXPIRY_INTERVAL: expiry} if version == V5 else None
+        client = self.worker.connect(client_id, version, clean_start=clean, properties=properties)
+        self.worker.settle()
+        return client
+
+    def subscriber(self, client_id: str, filter: bytes, qos: int = 1, version: int = V311) -> Client:
+        client = self.connect(client_id, version)
+        client.send(Subscribe(1, [Wanted(filter, qos)]))
+        assert [SubAck(1, [qos])] == client.receive()
+        return client
+
+    def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
+        """Publish, and see the acknowledgements."""
+        publisher = self.worker.connect("publisher")
+        for number, payload in enumerate(payloads):
+            publisher.send(Publish(topic, payload, qos, packet_id=number + 1))
+        self.worker.settle()
+        self.worker.advance(0.3)
+        wanted = PUBACK if qos == 1 else PUBREC
+        assert [wanted] * len(payloads) == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+        publisher.socket.close()
+        self.worker.settle()
+
+
+@pytest.fixture
+def nodes_of(start_redis: StartRedis) -> Iterator[Callable[..., Durable]]:
+    """Makes such nodes, `nodes_of(Config(...))`, and closes them at the end."""
+    made: list[Durable] = []
+
+    def make(config: Config | None = None) -> Durable:
+        made.append(Durable(start_redis(), config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.worker.close()
+
+
+@pytest.fixture
+def node(nodes_of: Callable[..., Durable]) -> Durable:
+    return nodes_of()
+
+
+def payloads(client: Client) -> list[tuple[bytes, int, bool]]:
+    return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
+
+
+def test_a_session_goes_on_at_the_worker_that_follows(node: Durable) -> None:
+    """Whatever a client was promised would be lost with the worker."""
+    client = node.subscriber("client", b"a/#")
+    client.socket.close()
+    node.publish(b"a/b", b"1", b"2")
+    node.kill()
+    node.publish(b"a/c", b"3")
+    client = node.connect("client")
+
+    assert client.connack.session_present
+    assert [(b"1", 1, True), (b"2", 2, True), (b"3", 3, False)] == payloads(client)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_sent_and_not_acknowledged_comes_again(node: Durable, qos: int) -> None:
+    """A message would be lost that was on its way, or come under another packet id."""
+    client = node.subscriber("client", b"a", qos)
+    node.publish(b"a", b"1", b"2", qos=qos)
+    assert [(b"1", 1, False), (b"2", 2, False)] == payloads(client)
+    node.kill()
+    client = node.connect("client")
+    assert [(b"1", 1, True), (b"2", 2, True)] == payloads(client)
+    client.send(*[Ack(PUBACK if qos == 1 else PUBREC, number) for number in (1, 2)])
+    if qos == 2:
+        assert [Ack(PUBREL, 1), Ack(PUBREL, 2)] == client.receive()
+        node.kill()
+        client = node.connect("client")
+        assert [Ack(PUBREL, 1), Ack(PUBREL, 2)] == client.receive()
+        client.send(Ack(PUBCOMP, 1), Ack(PUBCOMP, 2))
+    node.worker.advance(0.3)
+    node.kill()
+
+    assert [] == node.connect("client").receive()
+    assert [] == node.redis.client().keys("*:queue:*") + node.redis.client().keys("*:released:*")
+
+
+def test_unsubscribing_lasts(node: Durable) -> None:
+    """A client would get again what it has unsubscribed from."""
+    client = node.subscriber("client", b"a", version=V5)
+    client.send(Subscribe(2, [Wanted(b"b", 1)]), Unsubscribe(3, [b"a"]))
+    assert [SubAck(2, [1]), UnsubAck(3, [0])] == client.receive()
+    node.kill()
+    node.publish(b"a", b"not wanted")
+    node.publish(b"b", b"wanted")
+
+    assert [(b"wanted", 1, False)] == payloads(node.connect("client", V5))
+
+
+def test_suback_waits_until_the_subscription_is_stored(node: Durable) -> None:
+    """A client would be told that it is subscribed, and after a crash not be."""
+    client = node.connect("client")
+    redis = node.redis.client()
+    redis.config_set("maxmemory", 1)
+    node.worker.answered = False
+    client.send(Subscribe(1, [Wanted(b"a", 1)]), Unsubscribe(2, [b"a"]))
+    assert [] == client.receive()
+    redis.config_set("maxmemory", 0)
+    node.worker.answered = True
+    node.worker.advance(1)
+
+    assert [SubAck(1, [1]), UnsubAck(2, [])] == client.receive()
+
+
+def test_puback_waits_until_the_message_is_stored_and_others_go_on(node: Durable) -> None:
+    """A publish would be acknowledged that is lost; or nobody be served while Redis is full."""
+    node.subscriber("away", b"a").socket.close()
+    node.worker.settle()
+    clean = node.worker.connect("clean")
+    clean.send(Subscribe(1, [Wanted(b"c", 1)]))
+    publisher = node.worker.connect("publisher")
+    redis = node.redis.client()
+    redis.config_set("maxmemory", 1)
+    node.worker.answered = False
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"c", b"2", 1, packet_id=2))
+    assert [] == publisher.receive()
+    other = node.worker.connect("other")
+    other.send(Publish(b"c", b"3", 1, packet_id=1))
+    assert [Ack(PUBACK, 1)] == other.receive()
+    assert [b"2", b"3"] == [each.payload for each in clean.receive() if isinstance(each, Publish)]
+    redis.config_set("maxmemory", 0)
+    node.worker.answered = True
+    node.worker.advance(1)
+
+    assert [Ack(PUBACK, 1), Ack(PUBACK, 2)] == publisher.receive()
+
+
+def test_a_message_that_its_receiver_acknowledges_needs_no_redis(node: Durable) -> None:
+    """Traffic between clients that are there would stand still with Redis."""
+    client = node.subscriber("client", b"a")
+    node.redis.client().config_set("maxmemory", 1)
+    node.worker.answered = False
+    publisher = node.worker.connect("publisher")
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    assert [] == publisher.receive()
+    assert [(b"1", 1, False)] == payloads(client)
+    client.send(Ack(PUBACK, 1))
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_expiry_goes_on_while_no_worker_is_there(node: Durable, connected: bool) -> None:
+    """A session would live for ever that is never resumed; or begin its time anew with each start."""
+    client = node.connect("client", V5, 100)
+    if not connected:
+        client.socket.close()
+    node.worker.settle()
+    node.worker.advance(1)
+    node.kill(away=60)
+    node.worker.advance(38)
+    assert 1 == node.worker.worker.protocol.store.count()
+    node.worker.advance(2)
+    assert connected == (node.worker.worker.protocol.store.count() == 1)
+    node.worker.advance(61)
+
+    assert 0 == node.worker.worker.protocol.store.count()
+    assert [] == node.redis.client().keys("*:session*")
+
+
+@pytest.mark.parametrize("how", ["clean start", "expiry 0", "expired"])
+def test_a_session_that_has_ended_stays_ended(node: Durable, how: str) -> None:
+    """Its client would be told that there is a session, and get what it does not expect."""
+    client = node.subscriber("client", b"a", version=V5)
+    if how == "clean start":
+        client = node.connect("client", V5, clean=True)
+        assert not client.connack.session_present
+    elif how == "expiry 0":
+        client.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 0}))
+        node.worker.settle()
+    else:
+        client.send(Disconnect(0, {SESSION_EXPIRY_INTERVAL: 1}))
+        node.worker.advance(2)
+    node.kill()
+    node.publish(b"a", b"x")
+
+    client = node.connect("client", V5)
+    assert (how == "clean start") == client.connack.session_present
+    assert [] == client.receive()
+
+
+def test_a_clean_session_is_not_stored(node: Durable) -> None:
+    """Sessions that end with their connection would cost Redis, and come back."""
+    node.worker.connect("client").send(Subscribe(1, [Wanted(b"a", 1)]))
+    node.worker.settle()
+    assert [] == node.redis.client().keys("*:session*")
+
+
+def test_another_user_does_not_get_the_session(node: Durable) -> None:
+    """After a restart anybody could take over any session."""
+    # Without password files no user is verified: the stored session belongs to one, the CONNECT to nobody.
+    node.subscriber("client", b"a")
+    session = node.worker.worker.protocol.store.find("client")
+    assert session is not None and session.storage is not None
+    session.storage.keep(EXPIRY, b"somebody", None, node.worker.clock.now)
+    node.worker.settle()
+    node.kill()
+    client = node.worker.open(V5)
+    client.send(Connect(V5, "client", False))
+    answer = client.receive()[0]
+    assert isinstance(answer, ConnAck)
+    assert CloseReason.CLIENT_ID_OF_OTHER_USER.code == answer.code
+
+
+def test_many_subscriptions_are_there_before_the_first_publish(node: Durable) -> None:
+    """A publish would be acknowledged that a subscription of the next page should have got."""
+    client = node.connect("client")
+    for number in range(5):
+        client.send(Subscribe(number + 1, [Wanted(b"%d/%d" % (number, each), 1) for each in range(100)]))
+    assert 5 == len(client.receive())
+    client.socket.close()
+    node.worker.settle()
+    node.kill()
+    for number in range(5):
+        node.publish(b"%d/99" % number, b"%d" % number)
+
+    assert [b"0", b"1", b"2", b"3", b"4"] == [each[0] for each in payloads(node.connect("client"))]
+
+
+def test_a_damaged_session_costs_its_client_its_session(node: Durable) -> None:
+    """One value that cannot be read would keep the node from starting, or its messages be mixed with the next ones."""
+    node.subscriber("client", b"a").socket.close()
+    other = node.subscriber("other", b"a")
+    other.socket.close()
+    node.publish(b"a", b"1")
+    redis = node.redis.client()
+    (queue,) = redis.keys("*:queue:*:client")
+    redis.delete(queue)
+    redis.rpush(queue, b"?")
+    node.kill()
+
+    assert not node.connect("client").connack.session_present
+    assert 1 == node.worker.counters.sessions_damaged
+    assert [(b"1", 1, True)] == payloads(node.connect("other"))
+    assert 2 == len(redis.keys("*:damaged:*"))
+
+
+def test_a_session_that_becomes_damaged_is_closed(node: Durable) -> None:
+    """Its publishers would wait for ever."""
+    client = node.subscriber("client", b"a", version=V5)
+    keys = Keys("weir")
+    node.redis.client().set(keys.sessions(keys.slice_of(b"client"), b"%016x" % 1).queues + b"client", "?")
+    publisher = node.worker.connect("publisher")
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.worker.advance(1)
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+    assert CloseReason.SESSION_DAMAGED.code == client.receive()[-1].code  # type: ignore[union-attr]
+    assert not node.connect("client", V5).connack.session_present
+
+
+def test_a_session_that_was_taken_is_closed_and_writes_nothing(node: Durable) -> None:
+    """Two workers would serve one session."""
+    client = node.subscriber("client", b"a", version=V5)
+    redis = node.redis.client()
+    redis.rpush(f"weir:fence:{1:016x}", "client")
+    node.publish(b"a", b"1")
+    node.worker.settle()
+
+    assert CloseReason.SESSION_TAKEN_OVER.code == client.receive()[-1].code  # type: ignore[union-attr]
+    assert node.worker.worker.protocol.store.find("client") is None
+
+
+def test_the_oldest_messages_of_an_absent_client_make_room(nodes_of: Callable[..., Durable]) -> None:
+    """A queue would grow without end in Redis."""
+    node = nodes_of(Config(limits=Limits(queue=300)))
+    node.subscriber("client", b"a").socket.close()
+    node.publish(b"a", *[b"%d" % number for number in range(400)])
+    node.kill()
+    client = node.connect("client")
+
+    arrived = payloads(client)
+    while (session := node.worker.worker.protocol.store.find("client")) is not None and session.waiting():
+        client.send(*[Ack(PUBACK, each[1]) for each in arrived[-50:]])
+        node.worker.settle()
+        arrived += payloads(client)
+    assert b"399" == arrived[-1][0]
+    assert 300 <= len(arrived) <= 300 + PACK  # a pack stays until all of it is done
+
+
+def test_a_client_that_was_away_costs_no_memory_of_messages(node: Durable) -> None:
+    """A worker would keep in memory what is stored, for each client that is away."""
+    node.subscriber("client", b"a").socket.close()
+    node.publish(b"a", *[bytes(1000) for _ in range(200)])
+    node.worker.settle()
+
+    assert 0 == node.worker.queue_budget.used
+    assert 200 == len(payloads(node.connect("client")))
