@@ -24,7 +24,7 @@
 # PUBREL leaves, until PUBCOMP has come and its pack is removed.
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from hiredis import ReplyError
 
@@ -62,16 +62,16 @@ class StoredPack:
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
 
-class QueueReader:
+class QueueReader(Protocol):
     """Reads packs for queues."""
 
     def read(self, queue: "DurableQueue") -> None:
         """Read a page of *queue*, soon: see `DurableQueue.page()`."""
-        raise NotImplementedError
+        ...
 
     def damaged(self, client: bytes, why: str) -> None:
         """What is stored of the session of *client* cannot be read or written: end the session, but not now."""
-        raise NotImplementedError
+        ...
 
 
 class DurableQueue(MessageQueue):
@@ -469,8 +469,6 @@ class DurableQueue(MessageQueue):
         for pack in self._packs:
             self._done_unread.update([each for each in range(pack.first, pack.last + 1) if each not in self._pack_of])
             self._completed_unread.update(pack.completed)
-        for position in self._released:
-            self._released[position] = None
         sent = len(self._pack_of) - len(self._ready)
         for stored in self._ready:
             self.size -= stored.message.size

@@ -127,7 +127,6 @@ class SessionRecord(SessionStorage):
         self._commit.soon(self)
 
     def _put(self, field: bytes, value: bytes) -> None:
-        self._removed.pop(field, None)
         self._changed[field] = value
         self._commit.soon(self)
 
@@ -144,7 +143,7 @@ class SessionRecord(SessionStorage):
         if not self._indexed:
             self._indexed = True
             writes.append(packed("SADD", keys.index, client))
-        if self._removed:
+        if self._removed:  # first: what was removed may have been put since
             writes.append(packed("HDEL", key, *self._removed))
             self._removed = {}
         if self._changed:

@@ -9,7 +9,7 @@ from broker.reasons import StoreFailure
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import Adoption, SessionOwner
 from broker.store.durable.group_commit import PAUSE, GroupCommit
-from broker.store.durable.queue import DurableQueue, QueueReader
+from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
@@ -18,7 +18,9 @@ from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
 
 
-class DurableStore(OnReady, QueueReader):
+class DurableStore(OnReady):
+    """Also the `QueueReader` of its queues."""
+
     def __init__(
         self,
         commands: CommandPipeline,

@@ -1,17 +1,20 @@
 # A durable session and real servers: the model of Redis in the other tests is as they are.
 from collections.abc import Callable
 
+import msgpack
 import pytest
 
 from broker.mqtt.packets import PUBREL, V311, Ack, Publish
 from broker.reasons import StoreFailure
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
+from broker.store.durable.adoption import ADOPTED, AdoptedSession
+from broker.store.durable.record import CONNECTED, FORM
 from broker.store.redis.pipeline import CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.session.receiver import PLENTY, Receiver, message
-from tests.store.durable.durable_worker import OneSession, answered, store_of
+from tests.store.durable.durable_worker import KEYS, OneSession, answered, incarnation, store_of
 from tests.store.loop import Loop
 
 pytestmark = pytest.mark.system  # real servers
@@ -140,3 +143,49 @@ def test_a_server_that_is_killed_comes_back_with_all_that_was_answered(start_red
 
     loop.until(all_arrived)
     assert [b"%d" % number for number in range(len(published))] == arrived
+
+
+class ManySessions:
+    """A `SessionOwner` of any number of sessions."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[bytes, AdoptedSession] = {}
+        self.ready = False
+
+    def has(self, client: bytes) -> bool:
+        return client in self.sessions
+
+    def adopt(self, session: AdoptedSession, now: float) -> None:
+        assert session.client not in self.sessions
+        self.sessions[session.client] = session
+
+    def adopted(self, now: float) -> None:
+        self.ready = True
+
+    def damaged(self, client: bytes, why: str, now: float) -> None:
+        raise AssertionError(why)
+
+
+def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop: Loop) -> None:
+    """Sessions beyond a page would be left under the keys of a worker that has ended, or never be read."""
+    redis = start_redis()
+    count = 16 * 2 * ADOPTED
+    writes = redis.client().pipeline(transaction=False)
+    writes.sadd(KEYS.durable_owners("node"), incarnation(1))
+    for number in range(count):
+        client = b"client-%d" % number
+        keys = KEYS.sessions(KEYS.slice_of(client), incarnation(1))
+        writes.sadd(keys.index, client)
+        writes.hset(keys.records + client, b"", msgpack.packb((FORM, number, CONNECTED, None)))
+    writes.execute()
+    commands = CommandPipeline(loop.wire(), redis.address, "adopter", loop.log)
+    store = store_of(commands, 2, MessageBudget(PLENTY), loop.now)
+    loop.ticking.append(store)
+    commands.start(loop.now())
+    owner = ManySessions()
+    store.serve(owner, loop.now())
+    loop.until(lambda: owner.ready)
+
+    assert count == len(owner.sessions)
+    assert all(owner.sessions[b"client-%d" % number].stored.expiry == number for number in range(count))
+    assert [] == redis.client().keys(f"*{incarnation(1).decode()}*")
