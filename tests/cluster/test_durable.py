@@ -63,10 +63,12 @@ class Durable:
         broker.answered = True
         durable = broker.worker.protocol.durable
         assert durable is not None
+        store = broker.worker.protocol.store
         ready: list[int] = []
-        durable.when_ready(lambda: ready.append(1), now)
+        durable.when_ready(lambda: ready.append(sum(len(each.subscriptions) for each in store.sessions())), now)
         while not ready:
             broker.settle()
+        self.subscriptions = ready[0]  # that were registered when clients might have been served
         return broker
 
     def kill(self, away: float = 0.0) -> None:
@@ -295,6 +297,7 @@ def test_many_subscriptions_are_there_before_the_first_publish(node: Durable) ->
     client.socket.close()
     node.worker.settle()
     node.kill()
+    assert 500 == node.subscriptions
     for number in range(5):
         node.publish(b"%d/99" % number, b"%d" % number)
 
@@ -360,6 +363,23 @@ def test_the_oldest_messages_of_an_absent_client_make_room(nodes_of: Callable[..
         arrived += payloads(client)
     assert b"399" == arrived[-1][0]
     assert 300 <= len(arrived) <= 300 + PACK  # a pack stays until all of it is done
+
+
+def test_a_client_that_holds_the_memory_loses_its_connection_and_no_message(node: Durable) -> None:
+    """Messages would be dropped that were acknowledged to their publishers."""
+    client = node.subscriber("client", b"a")
+    for _ in range(4):
+        client = node.connect("client")
+        node.publish(b"a", *[bytes(1000) for _ in range(50)])
+    budget = node.worker.queue_budget
+    assert budget.used > 100_000
+    budget.high = budget.low = 50_000
+    node.worker.worker.protocol.shedding.run()
+    node.worker.advance(1)
+
+    assert client.receive() and client.closed
+    assert 0 == budget.used
+    assert 200 == len(payloads(node.connect("client")))
 
 
 def test_a_client_that_was_away_costs_no_memory_of_messages(node: Durable) -> None:

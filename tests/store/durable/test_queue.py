@@ -418,9 +418,9 @@ def test_only_one_question_is_under_way(worker: DurableWorker) -> None:
     worker.redis.execute()
     worker.redis.answer(worker.now)
     del worker.redis.values[KEYS.fence(incarnation(1))]
-    worker.tick(PAUSE)  # it is asked
+    worker.redis.cut(worker.now)
+    worker.tick(PAUSE)  # it is to be asked, and once more when the connection is there again
     published.append(worker.offer(b"y"))
-    worker.redis.cut(worker.now)  # and once more when the connection is there again
     for _ in range(100):
         worker.turn(PAUSE)
     worker.settle()
