@@ -387,12 +387,11 @@ class Session(Holder):
             if queue is not None:
                 queue.done(packet_id, message, now)
             return
-        if not packet_id:
-            packet_id = self.last_id % 65535 + 1
-            while packet_id in inflight:
-                packet_id = packet_id % 65535 + 1
+        packet_id = packet_id or self.last_id % 65535 + 1
+        # It is in flight until PUBACK [MQTT-4.3.2-3] or PUBREC [MQTT-4.3.3-3].
+        while inflight.setdefault(packet_id, message) is not message:
+            packet_id = packet_id % 65535 + 1
         self.last_id = packet_id
-        inflight[packet_id] = message  # until PUBACK [MQTT-4.3.2-3] or PUBREC [MQTT-4.3.3-3]
         self._inflight_bytes += message.size
         aliases = self._aliases
         if aliases is None:
