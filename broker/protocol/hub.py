@@ -218,10 +218,17 @@ class Hub(Service):
                     spent += self._charge_visits(connection)
             elif stop - body == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70):
                 packet_id = data[body] << 8 | data[body + 1]
+                # As `_acknowledged()` does: the call would cost as much as the rest.
                 if first == 0x40 and packet_id:  # PUBACK, the most frequent one
                     session.puback(packet_id, now)
+                elif first == 0x50 and packet_id:
+                    session.pubrec(packet_id, SUCCESS, now)
+                elif first == 0x62 and packet_id:
+                    session.pubrel(packet_id)
+                elif packet_id:
+                    session.pubcomp(packet_id, now)
                 else:
-                    self._acknowledged(session, first >> 4, packet_id, SUCCESS, now)
+                    raise protocol_error("packet identifier 0")
                 spent += ANSWER_COST
                 packets += 1
                 position = stop

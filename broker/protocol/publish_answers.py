@@ -2,6 +2,8 @@
 #
 # An answer leaves at once when all receivers of its publish are done, and no answer of the connection waits. Else it
 # waits in the AnswerQueue of the connection (delivery/completion.py), which is made here.
+from typing import Final
+
 from broker.delivery.completion import AnswerQueue, Completion, SourcePause
 from broker.metrics.counters import Counters
 from broker.metrics.latency import Latencies
@@ -13,6 +15,9 @@ from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import PublishRefusal
+
+PUBACK_2: Final = b"\x40\x02"  # the fixed header of one without a code
+PUBREC_2: Final = b"\x50\x02"
 
 
 class PublishAnswers:
@@ -56,7 +61,7 @@ def encode_answer(connection: Connection, qos: int, identifier: bytes, code: int
     """
     if code and connection.version == V5:
         return b"%b%b%b" % (b"\x40\x03" if qos == 1 else b"\x50\x03", identifier, bytes((code,)))
-    return (b"\x40\x02" if qos == 1 else b"\x50\x02") + identifier
+    return (PUBACK_2 if qos == 1 else PUBREC_2) + identifier
 
 
 def encode_refusal(

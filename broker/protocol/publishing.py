@@ -22,7 +22,7 @@ from broker.overload.client import ProtectedClient
 from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.protocol.connection import Connection
-from broker.protocol.publish_answers import PublishAnswers, encode_answer, encode_refusal
+from broker.protocol.publish_answers import PUBACK_2, PUBREC_2, PublishAnswers, encode_answer, encode_refusal
 from broker.protocol.retaining import Retaining
 from broker.reasons import CloseReason, DropReason, ProtocolError, PublishRefusal
 from broker.routing.fanout import Deliveries
@@ -260,8 +260,9 @@ class Publishing:
             session.receive(identifier[0] << 8 | identifier[1])
         completion = self._deliveries.deliver(route, message, session, connection.outbox, now)
         if qos:
-            code = SUCCESS if route.receivers else NO_MATCHING_SUBSCRIBERS
-            answer = encode_answer(connection, qos, identifier, code)
+            answer = (PUBACK_2 if qos == 1 else PUBREC_2) + identifier
+            if connection.version == V5 and not route.receivers:
+                answer = encode_answer(connection, qos, identifier, NO_MATCHING_SUBSCRIBERS)
             if completion is None and connection.answers is None:
                 counters.answers_sent += 1
                 connection.outbox.answer(answer)
