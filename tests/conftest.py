@@ -129,7 +129,6 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., "RunningRedis"]]:
 @pytest.fixture
 def traced() -> Iterator[None]:
     """tracemalloc knows what was allocated since the test began."""
-    gc.collect()  # also empties free lists: what is made of them does not count as allocated
     tracemalloc.start()
     yield
     tracemalloc.stop()

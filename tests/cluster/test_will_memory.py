@@ -15,7 +15,7 @@ from broker.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, WILL_DELAY_INTER
 from broker.session.will import Will, will_memory
 from tests.store.loop import Lines
 
-WILLS = 200
+BYTES = 2_000_000  # of all wills, about: what Python's free lists give before is little beside it
 MANY: Properties = {USER_PROPERTY: [(f"name{number}", f"{number}") for number in range(50)]}
 
 pytestmark = [
@@ -30,7 +30,8 @@ def test_the_account_of_wills_is_what_they_take(payload: int, properties: Proper
     """Clients could fill the memory of a worker with wills that hardly count."""
     seal = Seal(bytes(32), Counters(), Lines())
     packets = []
-    for number in range(WILLS):
+    count = BYTES // (400 + 2 * payload + 40 * len(str(properties)))
+    for number in range(count):
         fields = WillFields(b"devices/%06d/gone" % number, bytes(payload), 1, True, properties)
         packets.append(encode_packet(Connect(V5, "client", will=fields), V5))
     before = tracemalloc.get_traced_memory()[0]
@@ -45,4 +46,4 @@ def test_the_account_of_wills_is_what_they_take(payload: int, properties: Proper
         del will
     grown = tracemalloc.get_traced_memory()[0] - before
 
-    assert 0.85 * grown < held < 1.15 * grown, (grown / WILLS, held / WILLS)
+    assert 0.85 * grown < held < 1.15 * grown, (grown / count, held / count)
