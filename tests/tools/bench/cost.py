@@ -1,18 +1,19 @@
 # What a process costs, as Linux accounts it: CPU from schedstat (in ns; /proc/PID/stat counts ticks of 10 ms) and
 # resident memory, both with all descendants. A broker may be more than one process.
+from collections.abc import Callable
 from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    return sum(_scheduled_ns(process) for process in family(pid)) / 1e9
+    return _sum(pid, _scheduled_ns) / 1e9
 
 
 def resident_kib(pid: int) -> int:
-    return sum(resident_kib_of(process) for process in family(pid))
+    return _sum(pid, resident_kib_of)
 
 
 def resident_kib_of(process: int) -> int:
-    """That of one process alone."""
+    """That of one process alone. OSError if it has ended."""
     return _status_kib(process, "VmRSS:")
 
 
@@ -38,7 +39,7 @@ def _scheduled_ns(pid: int) -> int:
 
 def peak_kib(pid: int) -> int:
     """Greatest resident memory of each process since `forget_peak()`: their sum, so an upper bound of that of all."""
-    return sum(_status_kib(process, "VmHWM:") for process in family(pid))
+    return _sum(pid, lambda process: _status_kib(process, "VmHWM:"))
 
 
 def forget_peak(pid: int) -> None:
@@ -47,6 +48,19 @@ def forget_peak(pid: int) -> None:
         Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
+def _sum(pid: int, cost: Callable[[int], int]) -> int:
+    """Of *pid* and its descendants. One that ends meanwhile counts nothing: Redis' child that rewrites its file."""
+    total = cost(pid)
+    for process in family(pid)[1:]:
+        try:
+            total += cost(process)
+        except OSError:
+            continue
+    return total
+
+
 def _status_kib(pid: int, field: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
+    if field not in status:  # its parent has not waited for it yet
+        raise ProcessLookupError(f"process {pid} has ended")
     return int(status.partition(field)[2].split()[0])
