@@ -325,6 +325,9 @@ class ConnectAttempt(PendingConnect):
         reason = lifecycle.missing_room(connection, former)
         if reason is None and found is None and attempts.store.count() >= attempts.limits.sessions:
             reason = CloseReason.SESSION_LIMIT
+        begins = found is None or found.ended or packet.clean_start
+        if reason is None and begins and not sessions.may_begin(terms.expiry, now):
+            reason = CloseReason.SERVER_UNAVAILABLE
         if reason is not None:
             lifecycle.refuse(connection, reason, "", now)
             return

@@ -9,7 +9,7 @@ from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
-from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
@@ -36,6 +36,7 @@ class DurableSessions:
         self._log = log
         durable.commit.fenced = self.taken
         self._all_read = False
+        self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._then: Callable[[], None] | None = None
 
     def when_ready(self, then: Callable[[], None], now: float) -> None:
@@ -43,14 +44,14 @@ class DurableSessions:
         self._then = then
         self._durable.serve(self, now)
 
-    def has(self, client: bytes) -> bool:
-        return self._store.find(client.decode()) is not None
+    def has(self, client_id: str) -> bool:
+        return self._store.find(client_id) is not None
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
         due = self._durable.tick(now)
         then = self._then
-        if then is not None and self._all_read and not self._subscribing.enrolling():
+        if then is not None and self._all_read and not self._enrolling:
             self._then = None
             then()
         return due
@@ -58,10 +59,13 @@ class DurableSessions:
     # What the store tells.
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        adopted = self._sessions.adopt(session)
-        self._sessions.rest_until(adopted, session.stored.ends, now)
+        adopted = self._sessions.adopt(session, now)
         if not adopted.ended:
-            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), _nothing)
+            self._enrolling += 1
+            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), self._enrolled)
+
+    def _enrolled(self) -> None:
+        self._enrolling -= 1
 
     def adopted(self, now: float) -> None:
         self._all_read = True
@@ -70,12 +74,11 @@ class DurableSessions:
     def taken(self, clients: list[bytes], now: float) -> None:
         """Another worker has taken the sessions of *clients*, as this one did not answer: they end here."""
         for client in clients:
-            session = self._store.find(client.decode())
+            session = self._store.find(client_id_of(client))
             if session is not None:
                 self._lifecycle.evict(session)
 
-    def damaged(self, client: bytes, why: str, now: float) -> None:
-        client_id = client.decode()
+    def damaged(self, client_id: str, why: str, now: float) -> None:
         self._counters.sessions_damaged += 1
         self._log.error("session_damaged", client=client_id, why=why)
         session = self._store.find(client_id)
@@ -86,7 +89,3 @@ class DurableSessions:
             self._lifecycle.close(connection, CloseReason.SESSION_DAMAGED, now)
         if not session.ended:
             self._sessions.end(session, now)
-
-
-def _nothing() -> None:
-    pass

@@ -161,7 +161,7 @@ class ConnectionLifecycle:
             connection.timer = self._timers.set(now + connection.keep_alive, KEEP_ALIVE, connection)
         self._sessions.stop_timers(session)
         session.expiry = terms.expiry
-        self._sessions.connected(session, now)
+        self._sessions.connected(session)
         self._sessions.set_will(session, None if will is None else Will(will))  # [MQTT-3.1.2-7], 3.1.1 [MQTT-3.1.2-12]
         kind = self._delivery.device if session.expiry else self._delivery.non_persistent
         connection.outbox.strategy = STRATEGIES[kind.flush]

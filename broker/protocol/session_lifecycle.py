@@ -85,6 +85,10 @@ class SessionLifecycle:
         # Of sessions with an override, by pending, queue and queue_bytes: sessions with equal limits share them.
         self._other_limits: dict[tuple[int, int, int], SessionLimits] = {}
 
+    def may_begin(self, expiry: int, now: float) -> bool:
+        """Whether a session with *expiry* in seconds could be kept: it cannot while its store is away."""
+        return self._durable is None or expiry == 0 or self._durable.takes_sessions(now)
+
     def begin(self, client_id: str, expiry: int) -> Session:
         """A new session for *client_id*, which is in the store. *expiry* in seconds."""
         if self._durable is None or expiry == 0:
@@ -96,17 +100,25 @@ class SessionLifecycle:
         self._store.keep(session)
         return session
 
-    def adopt(self, adopted: AdoptedSession) -> Session:
-        """The session that was stored by a worker that has ended, without its subscriptions; it is in the store."""
-        client_id = adopted.client.decode()
-        user = None if adopted.stored.user is None else adopted.stored.user.decode()
-        session = Session(client_id, self.limits_of(client_id, user), self._counters, adopted.queue)
-        session.limit(self.limits_of(client_id, user))
+    def adopt(self, adopted: AdoptedSession, now: float) -> Session:
+        """The session that another worker has stored, without its subscriptions and its client.
+
+        It is in the store, unless its expiry has passed meanwhile: then it has ended.
+        """
+        client_id, user = adopted.client_id, adopted.stored.user
+        limits = self.limits_of(client_id, user)
+        session = Session(client_id, limits, self._counters, adopted.queue)
+        session.limit(limits)
         session.storage = adopted.record
         session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = adopted.stored.expiry
         session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
         self._store.keep(session)
+        left = adopted.stored.left + session.expiry - self._wall()
+        if left > 0:
+            session.expiry_timer = self._timers.set(now + min(left, session.expiry), SESSION_EXPIRY, session)
+        else:
+            self.expire(session, now)
         return session
 
     # The limits of a session.
@@ -148,10 +160,10 @@ class SessionLifecycle:
 
     # The beginning and the end.
 
-    def connected(self, session: Session, now: float) -> None:
+    def connected(self, session: Session) -> None:
         """*session* has a connection."""
         if session.storage is not None:
-            session.storage.keep(session.expiry, session.principal.user, None, now)
+            session.storage.store_head(session.expiry, session.principal.user, True)
 
     def stop_timers(self, session: Session) -> None:
         """*session* has a connection, lives elsewhere or ends: neither its expiry nor its will delay runs."""
@@ -165,21 +177,13 @@ class SessionLifecycle:
             return
         session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
         if session.storage is not None:
-            session.storage.keep(session.expiry, session.principal.user, session.expiry, now)
+            session.storage.store_head(session.expiry, session.principal.user, False)
         will = session.will
         if will is not None and will.delay < session.expiry:  # otherwise the end of the session publishes it
             if will.delay:
                 session.will_timer = self._timers.set(now + will.delay, WILL, session)
             else:
                 self.publish_will(session, now)
-
-    def rest_until(self, session: Session, ends: float, now: float) -> None:
-        """*session* was adopted: it ends at the Unix time *ends*; if that is 0, its expiry begins to run now."""
-        left = ends - self._wall() if ends else session.expiry
-        if left > 0:
-            session.expiry_timer = self._timers.set(now + min(left, session.expiry), SESSION_EXPIRY, session)
-        else:
-            self.expire(session, now)
 
     def expire(self, session: Session, now: float) -> None:
         """The expiry of *session* has passed."""

@@ -103,11 +103,12 @@ class SessionTransfer:
 
     def _taken_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
         session = export.session
-        self._charge_will(session)
-        if self._store.find(session.client_id) is not None:
-            self._sessions.end(session, now)
-        else:
-            self._keep(session, export.expires, export.will_due, export.owed)
+        if not session.ended:
+            self._charge_will(session)
+            if self._store.find(session.client_id) is not None:
+                self._sessions.end(session, now)
+            else:
+                self._keep(session, export.expires, export.will_due, export.owed)
         then()
 
     def end_instead(self, session: Session, now: float) -> None:

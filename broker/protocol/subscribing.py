@@ -240,7 +240,7 @@ class Subscribing:
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
         """Register *subscriptions*, which came from another worker, for *session*, in pages if they are many.
 
-        Then call *then*, unless the session has ended. A withdrawal of the session that is under way stops.
+        Then call *then*, also if the session has ended meanwhile. A withdrawal of it that is under way stops.
         """
         for withdrawal in list(self._withdrawing):
             if withdrawal.session is session:
@@ -255,10 +255,6 @@ class Subscribing:
     def owe(self, subscriptions: list[Subscription]) -> dict[Subscription, Replay]:
         """Replays of the retained messages of *subscriptions*, for a client that is not connected yet."""
         return {each: Replay(each, self._retained.match(each.filter)) for each in subscriptions}
-
-    def enrolling(self) -> bool:
-        """Whether subscriptions are left that `enrol()` was called for."""
-        return len(self._enrolling) > 0
 
     def judge_again(self, session: Session) -> None:
         """Decide anew what *session* receives: it acts for another principal."""
@@ -290,9 +286,7 @@ class Subscribing:
                 break
         while self._enrolling:
             enrolment = self._enrolling.popleft()
-            if enrolment.session.ended:
-                continue
-            if self._enrol_page(enrolment):
+            if enrolment.session.ended or self._enrol_page(enrolment):
                 enrolment.then()
             else:
                 self._enrolling.appendleft(enrolment)

@@ -5,10 +5,9 @@ from broker.session.subscription import Subscription
 
 
 class SessionStorage:
-    def keep(self, expiry: int, user: bytes | None, ends_in: float | None, now: float) -> None:
-        """Store that the session of *user* has an *expiry* in seconds, and what is left of it.
-
-        *ends_in*: seconds from *now*; None: its client is connected.
+    def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
+        """Store that the session is that of *user*, and lasts *expiry* seconds once its client has left: now, unless it
+        is *connected*.
         """
         raise NotImplementedError
 
@@ -21,7 +20,10 @@ class SessionStorage:
         raise NotImplementedError
 
     def when_stored(self, then: Callable[[], None]) -> None:
-        """Call *then* once all that was given to be stored so far is: at once if it is."""
+        """Call *then* once all that was given to be stored so far is: at once if it is.
+
+        Whoever waits already is forgotten: a connection waits for one answer, and the one before it has ended.
+        """
         raise NotImplementedError
 
     def end(self) -> None:

@@ -225,6 +225,32 @@ def test_a_message_that_its_receiver_acknowledges_needs_no_redis(node: Durable) 
     assert [Ack(PUBACK, 1)] == publisher.receive()
 
 
+@pytest.mark.parametrize("how", ["full", "away", "silent"])
+def test_no_session_begins_while_it_cannot_be_stored(node: Durable, how: str) -> None:
+    """A client would be told that it has a session that a crash ends, and each CONNECT would leave one behind."""
+    client = node.subscriber("client", b"a", version=V5)
+    redis = node.redis.client()
+    node.worker.answered = False
+    if how == "full":
+        redis.config_set("maxmemory", 1)
+    elif how == "silent":
+        node.redis.pause()
+    else:
+        node.redis.kill()
+    client.send(Subscribe(2, [Wanted(b"b", 1)]))
+    node.worker.advance(1.1)
+    refused = node.worker.open(V5)
+    refused.send(Connect(V5, "new", True, properties={SESSION_EXPIRY_INTERVAL: EXPIRY}))
+    clean = node.worker.open(V5)
+    clean.send(Connect(V5, "client", True, properties={SESSION_EXPIRY_INTERVAL: EXPIRY}))
+    answers = [each.receive()[0] for each in (refused, clean)]
+    assert [0x88, 0x88] == [each.code for each in answers if isinstance(each, ConnAck)]
+    assert 1 == node.worker.worker.protocol.store.count()
+    assert not node.worker.connect("short").connack.session_present
+    client = node.worker.connect("client", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: EXPIRY})
+    assert client.connack.session_present
+
+
 @pytest.mark.parametrize("connected", [True, False])
 def test_expiry_goes_on_while_no_worker_is_there(node: Durable, connected: bool) -> None:
     """A session would live for ever that is never resumed; or begin its time anew with each start."""
@@ -242,6 +268,17 @@ def test_expiry_goes_on_while_no_worker_is_there(node: Durable, connected: bool)
 
     assert 0 == node.worker.worker.protocol.store.count()
     assert [] == node.redis.client().keys("*:session*")
+
+
+def test_expiry_does_not_begin_anew_with_each_worker(node: Durable) -> None:
+    """The session of a client that was connected when the first worker ended would live for ever."""
+    node.connect("client", V5, 100)
+    node.worker.advance(1)
+    node.kill(away=60)  # it has left when the second worker finds it
+    node.kill(away=90)
+    assert 1 == node.worker.worker.protocol.store.count()
+    node.kill(away=11)
+    assert 0 == node.worker.worker.protocol.store.count()
 
 
 @pytest.mark.parametrize("how", ["clean start", "expiry 0", "expired"])
@@ -278,7 +315,7 @@ def test_another_user_does_not_get_the_session(node: Durable) -> None:
     node.subscriber("client", b"a")
     session = node.worker.worker.protocol.store.find("client")
     assert session is not None and session.storage is not None
-    session.storage.keep(EXPIRY, b"somebody", None, node.worker.clock.now)
+    session.storage.store_head(EXPIRY, b"somebody", True)
     node.worker.settle()
     node.kill()
     client = node.worker.open(V5)

@@ -31,8 +31,8 @@ LAST_CURSOR: Final = b"0"
 class AdoptedSession:
     """A session as it is stored, and what goes on storing it."""
 
-    def __init__(self, client: bytes, stored: StoredSession, record: SessionRecord, queue: DurableQueue) -> None:
-        self.client = client
+    def __init__(self, client_id: str, stored: StoredSession, record: SessionRecord, queue: DurableQueue) -> None:
+        self.client_id = client_id
         self.stored = stored
         self.record = record
         self.queue = queue
@@ -41,8 +41,8 @@ class AdoptedSession:
 class SessionOwner(Protocol):
     """Who has the sessions that are stored."""
 
-    def has(self, client: bytes) -> bool:
-        """Whether the session of *client* is here already: then it is not read."""
+    def has(self, client_id: str) -> bool:
+        """Whether the session of *client_id* is here already: then it is not read."""
         ...
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
@@ -53,12 +53,17 @@ class SessionOwner(Protocol):
         """All sessions were read."""
         ...
 
-    def damaged(self, client: bytes, why: str, now: float) -> None:
-        """What is stored of the session of *client* cannot be read or written: end the session, if it is here.
+    def damaged(self, client_id: str, why: str, now: float) -> None:
+        """What is stored of the session of *client_id* cannot be read or written: end the session, if it is here.
 
-        It is kept aside, under `SessionKeys.damaged`.
+        It is kept aside, under `SessionKeys.damaged`. *client_id* may be none, see `client_id_of()`.
         """
         ...
+
+
+def client_id_of(client: bytes) -> str:
+    """The client id in a key. Bytes that are no UTF-8 (no worker writes such keys) become an id that no client has."""
+    return client.decode(errors="surrogateescape")
 
 
 class Adoption:
@@ -137,7 +142,7 @@ class Adoption:
         former = self._keys.sessions(self._slice, self._former[-1])
         ours = self._keys.sessions(self._slice, self._me)
         words: list[str | bytes | int] = ["adopt", ADOPTED, former.records, former.queues, former.released]
-        words += [ours.records, ours.queues, ours.released]
+        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
         self._send(self._script.call([former.index, ours.index], words), self._adopted_page, now)
 
     def _adopted_page(self, reply: object, now: float) -> None:
@@ -163,7 +168,8 @@ class Adoption:
         assert owner is not None
         cursor, clients = cast(list[Any], reply)
         self._cursor = cursor
-        self._unread = [client for client in dict.fromkeys(clients) if not owner.has(client)]  # a scan may repeat
+        once = dict.fromkeys(clients)  # a scan may repeat some
+        self._unread = [client for client in once if not owner.has(client_id_of(client))]
         self._read_page(now)
 
     def _read_page(self, now: float) -> None:
@@ -193,17 +199,18 @@ class Adoption:
                 for part in parts:
                     if isinstance(part, ReplyError):  # a key of another type
                         raise ValueError(str(part))
+                client_id = client.decode()
                 stored = read_record(fields)
                 ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
                 queue.restore(ends[0], ends[1], length, [int(position) for position in released])
-            except ValueError as error:  # also DamagedRecord, DamagedPack, or what is no position
+            except ValueError as error:  # DamagedRecord, DamagedPack, no position, no UTF-8
                 queue.damage(str(error))
                 queue.clear()
                 record.end()
                 continue
             record.restore()
             self.sessions += 1
-            owner.adopt(AdoptedSession(client, stored, record, queue), now)
+            owner.adopt(AdoptedSession(client_id, stored, record, queue), now)
         self._read_page(now)
 
     def _send(self, words: bytes, then: Callable[[object, float], None], now: float) -> None:

@@ -27,6 +27,7 @@ from broker.store.redis.pipeline import Command, CommandPipeline
 HOLD: Final = 0.002  # seconds that a message of a connected client may wait for its acknowledgement
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and says so
 PAUSE: Final = 0.1  # seconds until what was refused is sent again
+STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
 UNCERTAIN: Final = (StoreFailure.LOST, StoreFailure.TIMEOUT)
 
@@ -88,6 +89,7 @@ class GroupCommit:
         self._dirty: deque[Writer] = deque()
         self._held: deque[tuple[float, Writer]] = deque()  # in the order in which they are due
         self._under_way: Transaction | None = None
+        self._begun_at = 0.0  # when it was sent for the first time
         self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
@@ -130,6 +132,10 @@ class GroupCommit:
         """Whether everything is committed."""
         return self._under_way is None and not self._dirty and not self._held
 
+    def stalled(self, now: float) -> bool:
+        """Whether the server refuses what is to be written, is not there, or takes long."""
+        return self._under_way is not None and (self._again_at > 0 or now - self._begun_at > STALLED)
+
     def _send_next(self, now: float) -> None:
         wall = self._wall()
         writes: list[bytes] = []
@@ -147,6 +153,7 @@ class GroupCommit:
         if not writes:
             return
         self._number += 1
+        self._begun_at = now
         self.statistics.transactions += 1
         self.statistics.writes += len(writes)
         self._submit(self._number, writes, now)

@@ -1,22 +1,37 @@
 # What is stored of a durable session beside its messages: a hash, written by the group commit of its worker.
 #
-#   field ""      HEAD: msgpack of FORM, expiry in seconds, the end of the session in Unix time (0.0: its client is
-#                 connected), user name
+#   field ""      HEAD: msgpack of FORM, expiry in seconds, user name
+#   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
 #
+# No filter is empty or has a NUL, so the names of the first two are none. A client that was connected to a worker that
+# has ended left when its session was adopted: sessions.lua stores that, so its expiry does not begin anew each time.
+#
 # A subscription is a field of its own, so a SUBSCRIBE costs what it brings, however many a session has. The client id
 # is in the index of its worker as long as there is a hash.
+import math
 from collections.abc import Callable
 from typing import Final
 
 import msgpack
 from hiredis import ReplyError
 
+from broker.mqtt.fields import read_length
+from broker.mqtt.packets import V5
+from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.mqtt.topics import check_filter
+from broker.reasons import ProtocolError
 from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
-from broker.session.transfer.entries import subscription_of, subscription_options
+from broker.session.transfer.entries import (
+    NO_LOCAL,
+    QOS,
+    RETAIN_AS_PUBLISHED,
+    subscription_of,
+    subscription_options,
+)
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.redis.connection import packed
@@ -24,7 +39,8 @@ from broker.store.redis.keys import SessionKeys
 
 FORM: Final = 1
 HEAD: Final = b""
-CONNECTED: Final = 0.0
+LEFT: Final = b"\0"
+OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
 
 class DamagedRecord(ValueError):
@@ -32,11 +48,11 @@ class DamagedRecord(ValueError):
 
 
 class StoredSession:
-    """A record that was read. *ends*: Unix time, or CONNECTED."""
+    """A record that was read. *left*: Unix time at which its client left."""
 
-    def __init__(self, expiry: int, ends: float, user: bytes | None, subscriptions: dict[bytes, bytes]) -> None:
+    def __init__(self, expiry: int, left: float, user: str | None, subscriptions: dict[bytes, bytes]) -> None:
         self.expiry = expiry
-        self.ends = ends
+        self.left = left
         self.user = user
         self._subscriptions = subscriptions
 
@@ -46,22 +62,36 @@ class StoredSession:
 
 
 def read_record(fields: list[bytes]) -> StoredSession:
-    """The record in the reply to HGETALL. DamagedRecord: it is none."""
+    """The record of a session without a client, in the reply to HGETALL. DamagedRecord: it is none."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
-    head = values.pop(HEAD, None)
-    if head is None:
-        raise DamagedRecord("the record has no head")
+    head, left = values.pop(HEAD, None), values.pop(LEFT, None)
+    if head is None or left is None:
+        raise DamagedRecord("the record has no head, or not the time at which its client left")
     try:
-        form, expiry, ends, user = msgpack.unpackb(head)
+        form, expiry, user = msgpack.unpackb(head)
+        left_at = float(left)
+        user_name = None if user is None else user.decode()
     except Exception as error:  # msgpack has six kinds of it
         raise DamagedRecord("the head of the record cannot be read") from error
-    if form != FORM or not isinstance(expiry, int) or not isinstance(ends, float):
+    if form != FORM or not isinstance(expiry, int) or not math.isfinite(left_at):
         raise DamagedRecord(f"the head of the record has form {form!r}")
-    if not (user is None or isinstance(user, bytes)):
-        raise DamagedRecord("the user in the record is no name")
-    if not all(values.values()):
-        raise DamagedRecord("a subscription in the record has no options")
-    return StoredSession(expiry, ends, user, values)
+    for filter, value in values.items():
+        _check_subscription(filter, value)
+    return StoredSession(expiry, left_at, user_name, values)
+
+
+def _check_subscription(filter: bytes, value: bytes) -> None:
+    """Raise DamagedRecord unless the field *filter* with *value* is a subscription."""
+    try:
+        check_filter(filter)
+        valid = 0 < len(value) and value[0] & QOS < 3 and value[0] <= OPTIONS
+        if valid and len(value) > 1:
+            identifier, end = read_length(value, 2, len(value), V5)
+            valid = value[1] == SUBSCRIPTION_IDENTIFIER and identifier > 0 and end == len(value)
+    except ProtocolError as error:
+        raise DamagedRecord("a subscription in the record cannot be read") from error
+    if not valid:
+        raise DamagedRecord("the options of a subscription in the record are no options")
 
 
 class SessionRecord(SessionStorage):
@@ -84,39 +114,43 @@ class SessionRecord(SessionStorage):
         self._queue = queue
         self._wall = wall
         self._head = b""  # as it is stored, or will be
+        self._left = False  # whether there is a field LEFT, or will be
         self._indexed = False
         self._changed: dict[bytes, bytes] = {}
         self._removed: dict[bytes, None] = {}
-        self._waiting: list[Callable[[], None]] = []  # until the next transaction is carried out
-        self._written: list[Callable[[], None]] | None = None  # until the one under way is; None: there is none
+        self._waiting: Callable[[], None] | None = None  # until the next transaction is carried out
+        self._writing = False  # there is a transaction under way
+        self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
 
     def restore(self) -> None:
         """Go on with a record that is stored."""
-        self._indexed = True
+        self._indexed = self._left = True
 
     # The port.
 
-    def keep(self, expiry: int, user: bytes | None, ends_in: float | None, now: float) -> None:
-        ends = CONNECTED if ends_in is None else self._wall() + ends_in
-        head = msgpack.packb((FORM, expiry, ends, user))
+    def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
+        head = msgpack.packb((FORM, expiry, user))
         if head != self._head:
             self._head = head
             self._put(HEAD, head)
+        if not connected:
+            self._put(LEFT, b"%.6f" % self._wall())
+        elif self._left:
+            self._remove(LEFT)
+        self._left = not connected
 
     def subscribed(self, subscription: Subscription) -> None:
         self._put(subscription.key(), bytes((subscription_options(subscription),)) + subscription.identifiers)
 
     def unsubscribed(self, key: bytes) -> None:
-        self._changed.pop(key, None)
-        self._removed[key] = None
-        self._commit.soon(self)
+        self._remove(key)
 
     def when_stored(self, then: Callable[[], None]) -> None:
         if self.dirty:
-            self._waiting.append(then)
-        elif self._written is not None:
-            self._written.append(then)
+            self._waiting = then
+        elif self._writing:
+            self._written = then
         else:
             then()
 
@@ -130,12 +164,19 @@ class SessionRecord(SessionStorage):
         self._changed[field] = value
         self._commit.soon(self)
 
+    def _remove(self, field: bytes) -> None:
+        self._changed.pop(field, None)
+        self._removed[field] = None
+        self._commit.soon(self)
+
     # What GroupCommit asks for.
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
-        self._written, self._waiting = self._waiting, []
+        self._writing = True
+        if self._waiting is not None:
+            self._written, self._waiting = self._waiting, None
         if self._ended:
             removal = packed("RENAME", key, keys.damaged + client) if self._queue.damaged else packed("DEL", key)
             return [removal, packed("SREM", keys.index, client)]
@@ -154,6 +195,7 @@ class SessionRecord(SessionStorage):
     def committed(self, errors: list[ReplyError], now: float) -> None:
         if errors and not self._ended:
             self._queue.damage(str(errors[0]))
-        written, self._written = self._written or [], None
-        for then in written:
+        self._writing = False
+        then, self._written = self._written, None
+        if then is not None:
             then()

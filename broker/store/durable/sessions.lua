@@ -4,11 +4,12 @@
 -- id, and are given without it, in the order: records, queues, released.
 --
 --   adopt  KEYS index of the former owner, index of the new one
---          ARGV op, how many at most, keys of the former owner, keys of the new one
+--          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds
 --          -> how many there were; less than that many: none is left
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 local op = ARGV[1]
+local LEFT = '\0' -- the field of a record with the time at which the client left (record.py)
 
 if op == 'adopt' then
   local clients = redis.call('SPOP', KEYS[1], ARGV[2])
@@ -20,6 +21,7 @@ if op == 'adopt' then
           redis.call('RENAME', ARGV[kind] .. client, ARGV[kind + 3] .. client)
         end
       end
+      redis.pcall('HSETNX', ARGV[6] .. client, LEFT, ARGV[9]) -- its client was connected; or it is no hash
     else -- without a record, or written by the former owner after this session had been taken from it
       redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
     end

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from broker.reasons import StoreFailure
 from broker.session.queue import MessageBudget
-from broker.store.durable.adoption import Adoption, SessionOwner
+from broker.store.durable.adoption import Adoption, SessionOwner, client_id_of
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
@@ -16,6 +16,7 @@ from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
+WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 
 
 class DurableStore(OnReady):
@@ -52,6 +53,10 @@ class DurableStore(OnReady):
         self._owner = owner
         self.adoption.begin(owner, now)
 
+    def takes_sessions(self, now: float) -> bool:
+        """Whether a new session would be stored now, or soon."""
+        return self._commands.state == READY and not self.commit.stalled(now)
+
     def begin(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, of which nothing is stored yet; see `restore()` of both."""
         keys = self._slices[zlib.crc32(client) % SLICES]
@@ -64,7 +69,7 @@ class DurableStore(OnReady):
             damaged, self._damaged = self._damaged, []
             for client, why in damaged:
                 assert self._owner is not None
-                self._owner.damaged(client, why, now)
+                self._owner.damaged(client_id_of(client), why, now)
         due = min(self.commit.tick(now), self.adoption.tick(now))
         if self._pages:
             if now < self._pages_at:
@@ -135,7 +140,7 @@ class _ReadPage(Command):
         self._page.arrived(cast(list[bytes], reply), now)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
-        if failure is StoreFailure.REFUSED:  # a key of another type
+        if detail.startswith(WRONG_TYPE):  # no access rule and no proxy: it will never be a list
             self._page.refused(detail)
         else:
             self._page.store.not_read(self._page, now)

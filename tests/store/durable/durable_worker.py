@@ -46,7 +46,7 @@ class OneSession:
 
     def __init__(self, store: DurableStore, budget: MessageBudget, queue: int = PLENTY) -> None:
         """*queue*: how many messages may wait."""
-        self.why = ""  # what is stored is damaged
+        self.damage: dict[str, str] = {}  # why what is stored of a client is damaged
         self.client = Receiver()
         self.ready = False
         self.found: AdoptedSession | None = None
@@ -54,18 +54,18 @@ class OneSession:
         self._budget = budget
         self._most = queue
 
-    def has(self, client: bytes) -> bool:
+    def has(self, client_id: str) -> bool:
         return False
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        assert CLIENT == session.client
+        assert CLIENT.decode() == session.client_id
         self.found = session
 
     def adopted(self, now: float) -> None:
         found = self.found
         self._serve(*(self._store.begin(CLIENT) if found is None else (found.record, found.queue)))
         if found is None:
-            self.record.keep(EXPIRY, None, None, now)
+            self.record.store_head(EXPIRY, None, True)
         else:
             assert EXPIRY == found.stored.expiry
         self.ready = True
@@ -79,9 +79,8 @@ class OneSession:
         self.client.session.limit(limits)
         self.client.session.restore(dict.fromkeys(queue.released_ids(), RELEASED))
 
-    def damaged(self, client: bytes, why: str, now: float) -> None:
-        assert CLIENT == client
-        self.why = why
+    def damaged(self, client_id: str, why: str, now: float) -> None:
+        self.damage[client_id] = why
 
     def end(self) -> None:
         self.client.session.end()

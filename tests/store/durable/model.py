@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from hiredis import Reader
 
+from broker.store.durable.record import LEFT
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
@@ -165,6 +166,8 @@ class ModelRedis:
         found: dict[bytes, bytes] = self._value(key, dict)
         if name == b"HSET":
             return self._keep(key, found | dict(zip(words[::2], words[1::2], strict=True)))
+        if name == b"HSETNX":
+            return self._keep(key, {words[0]: words[1]} | found)
         if name == b"HDEL":
             return self._keep(key, {field: value for field, value in found.items() if field not in words})
         return [part for field in found.items() for part in field]
@@ -191,6 +194,7 @@ class ModelRedis:
                     for kind in (2, 3, 4):
                         if words[kind] + client in self.values:
                             self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
+                    self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
                 else:
                     self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
             return len(clients)

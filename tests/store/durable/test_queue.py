@@ -301,7 +301,7 @@ def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
     worker.redis.values[worker.queue.key()] = damage
     other = DurableWorker(worker.redis, 2)
 
-    assert "it ends in a number" == other.owner.why
+    assert "it ends in a number" == other.owner.damage["client"]
     with pytest.raises(DamagedPack):
         decode_pack(b"\x01\xff", 0.0, 0.0)
     other.offer(b"of the next session")
@@ -321,12 +321,12 @@ def test_a_queue_that_becomes_damaged_is_kept_aside(worker: DurableWorker, wrong
     worker.redis.values[worker.queue.key()] = found[wrong]
     worker.connect(window=1)
     for packet_id in range(1, 3 * READY):
-        worker.until(lambda: worker.session.inflight() == 1 or worker.owner.why != "")
+        worker.until(lambda: worker.session.inflight() == 1 or bool(worker.owner.damage))
         worker.session.puback(packet_id, worker.now)
     published = worker.offer(b"x")
     worker.owner.end()
 
-    assert worker.owner.why
+    assert worker.owner.damage
     worker.until(lambda: answered(published))
     worker.settle()
     assert worker.queue.key() not in worker.redis.values

@@ -9,7 +9,7 @@ from broker.reasons import StoreFailure
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
-from broker.store.durable.record import CONNECTED, FORM
+from broker.store.durable.record import FORM
 from broker.store.redis.pipeline import CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
@@ -149,20 +149,20 @@ class ManySessions:
     """A `SessionOwner` of any number of sessions."""
 
     def __init__(self) -> None:
-        self.sessions: dict[bytes, AdoptedSession] = {}
+        self.sessions: dict[str, AdoptedSession] = {}
         self.ready = False
 
-    def has(self, client: bytes) -> bool:
-        return client in self.sessions
+    def has(self, client_id: str) -> bool:
+        return client_id in self.sessions
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        assert session.client not in self.sessions
-        self.sessions[session.client] = session
+        assert session.client_id not in self.sessions
+        self.sessions[session.client_id] = session
 
     def adopted(self, now: float) -> None:
         self.ready = True
 
-    def damaged(self, client: bytes, why: str, now: float) -> None:
+    def damaged(self, client_id: str, why: str, now: float) -> None:
         raise AssertionError(why)
 
 
@@ -176,7 +176,7 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
         client = b"client-%d" % number
         keys = KEYS.sessions(KEYS.slice_of(client), incarnation(1))
         writes.sadd(keys.index, client)
-        writes.hset(keys.records + client, b"", msgpack.packb((FORM, number, CONNECTED, None)))
+        writes.hset(keys.records + client, b"", msgpack.packb((FORM, number, None)))
     writes.execute()
     commands = CommandPipeline(loop.wire(), redis.address, "adopter", loop.log)
     store = store_of(commands, 2, MessageBudget(PLENTY), loop.now)
@@ -187,5 +187,5 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
     loop.until(lambda: owner.ready)
 
     assert count == len(owner.sessions)
-    assert all(owner.sessions[b"client-%d" % number].stored.expiry == number for number in range(count))
+    assert all(owner.sessions[f"client-{number}"].stored.expiry == number for number in range(count))
     assert [] == redis.client().keys(f"*{incarnation(1).decode()}*")

@@ -1,4 +1,6 @@
 # What is stored of a durable session beside its messages, and who has it after its worker has ended.
+from functools import partial
+
 import pytest
 
 from broker.session.session import Session
@@ -7,7 +9,8 @@ from broker.store.durable.record import DamagedRecord, read_record
 from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
-HEAD_ONLY = [b"", b"\x94\x01\xcd\x0e\x10\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"]
+LEFT_AT = [b"\0", b"1800000000.5"]
+HEAD_ONLY = [b"", b"\x93\x01\xcd\x0e\x10\xc0", *LEFT_AT]
 
 
 @pytest.fixture
@@ -39,14 +42,14 @@ def test_the_next_worker_has_the_session_as_it_was(worker: DurableWorker) -> Non
     record.subscribed(subscription(session, b"gone"))
     worker.settle()
     record.unsubscribed(b"gone")
-    record.keep(EXPIRY, b"user", 60.0, worker.now)
+    record.store_head(EXPIRY, b"user", False)
     worker.settle()
 
     next_one = DurableWorker(worker.redis, 2, worker.now)
     found = next_one.owner.found
     assert found is not None
-    assert (EXPIRY, b"user") == (found.stored.expiry, found.stored.user)
-    assert WALL + worker.now + 60 == pytest.approx(found.stored.ends, abs=1)
+    assert (EXPIRY, "user") == (found.stored.expiry, found.stored.user)
+    assert WALL + worker.now == pytest.approx(found.stored.left, abs=1)
     assert [(b"a/+", 2, True, True, b"\x0b\x07"), (b"$share/group/b/#", 0, False, False, b"")] == stored_subscriptions(
         next_one
     )
@@ -61,21 +64,33 @@ def test_who_waits_is_called_when_it_is_stored(worker: DurableWorker) -> None:
     record.subscribed(subscription(worker.session, b"a"))
     record.when_stored(lambda: called.append("a"))
     worker.tick()
-    record.when_stored(lambda: called.append("a, under way"))
     record.subscribed(subscription(worker.session, b"b"))
     record.when_stored(lambda: called.append("b"))
     assert ["nothing to store"] == called
     worker.redis.execute()
     worker.redis.answer(worker.now)
-    assert ["nothing to store", "a", "a, under way"] == called
+    assert ["nothing to store", "a"] == called
+    worker.tick()
+    record.when_stored(lambda: called.append("under way"))
     worker.settle()
-    assert ["nothing to store", "a", "a, under way", "b"] == called
+    assert ["nothing to store", "a", "under way"] == called
+
+
+def test_who_has_gone_does_not_wait(worker: DurableWorker) -> None:
+    """While Redis is away, each connection of a client that subscribes would leave something behind."""
+    called: list[str] = []
+    record = worker.owner.record
+    for connection in ("first", "second", "third"):
+        record.subscribed(subscription(worker.session, b"a"))
+        record.when_stored(partial(called.append, connection))
+    worker.settle()
+    assert ["third"] == called
 
 
 def test_what_does_not_change_is_not_stored_again(worker: DurableWorker) -> None:
     """Each packet of a client that is at rest would cost a transaction."""
     before = worker.store.commit.statistics.transactions
-    worker.owner.record.keep(EXPIRY, None, None, worker.now)
+    worker.owner.record.store_head(EXPIRY, None, True)
     worker.settle()
     assert before == worker.store.commit.statistics.transactions
 
@@ -142,13 +157,25 @@ def test_adoption_goes_on_where_the_connection_was_cut() -> None:
     ("fields", "why"),
     [
         ([], "no head"),
-        ([b"a", b"\x00"], "no head"),
-        ([b"", b"\xc1"], "cannot be read"),
-        ([b"", b"\x90"], "cannot be read"),
-        ([b"", b"\x94\x02\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"], "form 2"),
-        ([b"", b"\x94\x01\xa0\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0"], "form 1"),
-        ([b"", b"\x94\x01\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x05"], "user"),
-        ([*HEAD_ONLY, b"a", b""], "options"),
+        ([*LEFT_AT, b"a", b"\x00"], "no head"),
+        (HEAD_ONLY[:2], "not the time"),
+        ([b"", HEAD_ONLY[1], b"\0", b"soon"], "cannot be read"),
+        ([b"", HEAD_ONLY[1], b"\0", b"nan"], "form 1"),
+        ([b"", b"\xc1", *LEFT_AT], "cannot be read"),
+        ([b"", b"\x90", *LEFT_AT], "cannot be read"),
+        ([b"", b"\x93\x02\x00\xc0", *LEFT_AT], "form 2"),
+        ([b"", b"\x93\x01\xa0\xc0", *LEFT_AT], "form 1"),
+        ([b"", b"\x93\x01\x00\x05", *LEFT_AT], "cannot be read"),
+        ([b"", b"\x93\x01\x00\xc4\x01\xff", *LEFT_AT], "cannot be read"),
+        ([*HEAD_ONLY, b"a", b""], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x03"], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x10"], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x00\x26\x01"], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x00\x0b"], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x00\x0b\x80"], "no options"),
+        ([*HEAD_ONLY, b"a", b"\x00\x0b\x01\x01"], "no options"),
+        ([*HEAD_ONLY, b"a/#/b", b"\x00"], "a subscription"),
+        ([*HEAD_ONLY, b"\xff", b"\x00"], "a subscription"),
     ],
 )
 def test_a_record_that_cannot_be_read_says_why(fields: list[bytes], why: str) -> None:
@@ -156,6 +183,19 @@ def test_a_record_that_cannot_be_read_says_why(fields: list[bytes], why: str) ->
     with pytest.raises(DamagedRecord, match=why):
         read_record(fields)
     assert EXPIRY == read_record(HEAD_ONLY).expiry
+
+
+def test_a_client_id_in_the_index_that_is_none_is_kept_aside(worker: DurableWorker) -> None:
+    """What another program writes would keep all sessions from being adopted."""
+    keys = KEYS.sessions(KEYS.slice_of(b"\xff"), incarnation(1))
+    worker.redis.values[keys.index] = {b"\xff"}
+    worker.redis.values[keys.records + b"\xff"] = dict([HEAD_ONLY[:2], HEAD_ONLY[2:]])
+    second = DurableWorker(worker.redis, 2, worker.now)
+    second.settle()
+
+    assert {"\udcff": "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"} == second.owner.damage
+    assert [keys.damaged + b"\xff"] == [key for key in second.redis.values if b":damaged:" in key]
+    assert EXPIRY == second.owner.client.session.expiry
 
 
 def test_a_damaged_record_is_kept_aside_with_its_queue(worker: DurableWorker) -> None:
@@ -167,7 +207,7 @@ def test_a_damaged_record_is_kept_aside_with_its_queue(worker: DurableWorker) ->
     second = DurableWorker(worker.redis, 2, worker.now)
     second.settle()
 
-    assert "cannot be read" in second.owner.why
+    assert "cannot be read" in second.owner.damage["client"]
     assert 2 == len([key for key in second.redis.values if b":damaged:" + CLIENT in key])
     assert 0 == second.session.waiting()
 
@@ -183,4 +223,4 @@ def test_a_record_of_another_type_ends_its_session_alone(worker: DurableWorker) 
     worker.tick()
 
     assert [1] == called
-    assert "WRONGTYPE" in worker.owner.why
+    assert "WRONGTYPE" in worker.owner.damage["client"]
