@@ -38,6 +38,11 @@ class CloseReason(Enum):
     MALFORMED_PACKET = ("malformed_packet", 0x81, "the client sent a malformed packet")
     PROTOCOL_ERROR = ("protocol_error", 0x82, "the client broke the MQTT protocol")
     INTERNAL_ERROR = ("internal_error", 0x83, "Weir's own code failed")
+    RECEIVER_MOVED = (
+        "receiver_moved",
+        0x83,
+        "another worker took the session of a receiver, before what the client had published was stored for it",
+    )
     SESSION_DAMAGED = ("session_damaged", 0x83, "what is stored of the session cannot be read or written")
     UNSUPPORTED_VERSION = ("unsupported_protocol_version", 0x84, "Weir does not support the client's MQTT version")
     CLIENT_ID_INVALID = ("client_identifier_not_valid", 0x85, "the client id is too long, or empty where it may not be")

@@ -98,9 +98,13 @@ def nodes() -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
     def make(
-        workers: int = 2, config: Config | None = None, redis: "RunningRedis | None" = None, name: str = "weir"
+        workers: int = 2,
+        config: Config | None = None,
+        redis: "RunningRedis | None" = None,
+        name: str = "weir",
+        durable: bool = False,
     ) -> Node:
-        made.append(Node(workers, config, None if redis is None else redis.address, name))
+        made.append(Node(workers, config, None if redis is None else redis.address, name, durable=durable))
         return made[-1]
 
     yield make

@@ -22,8 +22,13 @@ class Node(Sequence[Broker]):
         redis: RedisAddress | None = None,
         name: str = "weir",
         traces: Path | None = None,
+        durable: bool = False,
     ) -> None:
-        """*traces*: the folder in which each worker records what it decides, in a file named by its number."""
+        """*traces*: the folder in which each worker records what it decides, in a file named by its number.
+
+        *durable*: sessions are stored. The workers must start before there is one.
+        """
+        self.durable = durable
         self._name = name
         self._traces = traces
         self.clock = Clock()
@@ -43,7 +48,15 @@ class Node(Sequence[Broker]):
         self._incarnations += 1
         identity = WorkerId(self._name, shard, self._incarnations)
         trace = "" if self._traces is None else str(self._traces / str(shard))
-        broker = Broker(self._config, clock=self.clock, redis=self._redis, identity=identity, wall=wall, trace=trace)
+        broker = Broker(
+            self._config,
+            clock=self.clock,
+            redis=self._redis,
+            identity=identity,
+            wall=wall,
+            trace=trace,
+            durable=self.durable,
+        )
         broker.answered = True
         for other in self.workers:
             data, control = socket.socketpair(), socket.socketpair()
@@ -59,6 +72,12 @@ class Node(Sequence[Broker]):
         registry_client = broker.registry_client
         while registry_client is not None and registry_client.commands.state != READY:
             broker.settle()
+        durable = broker.worker.protocol.durable
+        if durable is not None:
+            ready: list[bool] = []
+            durable.when_ready(lambda: ready.append(True), self.clock.now)
+            while not ready:
+                broker.settle()
         return broker
 
     def kill(self, broker: Broker) -> None:

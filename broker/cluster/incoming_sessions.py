@@ -7,7 +7,7 @@ from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.takeover import TAKEOVER_TIMEOUT, OnTakeover, TakeoverResult
-from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, OF_OTHER_USER, SUPERSEDED, SWITCH
+from broker.cluster.takeover_frames import ASK, COMES, MARK, NUMBER, OF_OTHER_USER, STORED, SUPERSEDED, SWITCH
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
@@ -27,6 +27,11 @@ class IncomingSession:
         self.epoch = 0  # the greatest in the answers
         self.credits = UNKNOWN  # of the client
         self.source: Peer | None = None  # the peer that sends the session
+        self.stored = False  # the session is durable: it comes, whatever becomes of the claim
+        self.failed: TakeoverResult | None = None  # what became of that, if it has failed
+        self.lives = True  # the source does
+        self.unanswered = False  # a peer has died without an answer
+        self.taking = False  # what is stored is being read
         self.imported: SessionImport | None = None  # what it has sent so far
         self.subscribing = False
         self.switched = False  # the peers have been told to mark
@@ -78,7 +83,7 @@ class IncomingSessions:
 
     def _ask(self, client_id: str, peers: list[Peer], epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         if not peers:
-            then(TakeoverResult(None, nowhere=True))
+            then(TakeoverResult(None, nowhere=True, unanswered=True))
             return
         self._number += 1
         number = self._number
@@ -94,7 +99,7 @@ class IncomingSessions:
     def answered(self, peer: Peer, number: int, what: int, epoch: int, credits: float) -> None:
         incoming = self._pending.get(number)
         if incoming is None or peer not in incoming.asked:
-            if what == COMES:
+            if what in (COMES, STORED):
                 peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
             return
         incoming.asked.discard(peer)
@@ -104,10 +109,13 @@ class IncomingSessions:
             self._abandon(incoming, TakeoverResult(None, epoch, superseded=True))
         elif what == OF_OTHER_USER:
             self._abandon(incoming, TakeoverResult(None, epoch, of_other_user=True))
-        elif what == COMES and incoming.source is not None:  # two have it, since a time when they were cut off
+        elif (
+            what in (COMES, STORED) and incoming.source is not None
+        ):  # two have it, since a time when they were cut off
             peer.tell(wire.frame(wire.ABANDON, NUMBER.pack(number)))
-        elif what == COMES:
+        elif what in (COMES, STORED):
             incoming.source = peer
+            incoming.stored = what == STORED
             incoming.imported = self._transfer.begin_import()
         self._check(incoming)
 
@@ -120,6 +128,7 @@ class IncomingSessions:
             imported.take(chunk)
         except SessionImportError as error:
             self._failed(error)
+            incoming.stored = False
             self._abandon(incoming, TakeoverResult(None, incoming.epoch))
             return
         if imported.session is not None and not incoming.subscribing:
@@ -137,7 +146,8 @@ class IncomingSessions:
         incoming.filter.mark(self._worker)
         incoming.unmarked = set(self._peers.all)
         self._peers.tell(wire.frame(wire.SWITCH, SWITCH.pack(incoming.number, source.shard)))
-        source.write(wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(incoming.number, self._worker.shard)))
+        if incoming.lives:
+            source.write(wire.DATA_HEAD + wire.frame(wire.MARK, MARK.pack(incoming.number, self._worker.shard)))
         self._check(incoming)
 
     def marked(self, peer: Peer, number: int) -> None:
@@ -154,16 +164,35 @@ class IncomingSessions:
             return
         imported = incoming.imported
         if imported is None or incoming.source is None:
-            self._conclude(incoming, TakeoverResult(None, incoming.epoch, nowhere=incoming.epoch == 0))
-        elif imported.complete and incoming.switched and not incoming.unmarked:
+            nowhere, unanswered = incoming.epoch == 0, incoming.unanswered
+            self._conclude(incoming, TakeoverResult(None, incoming.epoch, nowhere=nowhere, unanswered=unanswered))
+        elif not (imported.complete or not incoming.lives) or not incoming.switched or incoming.unmarked:
+            return
+        elif not incoming.stored:
+            self._finish(incoming, True)
+        elif not incoming.taking:
+            incoming.taking = True
+            former = incoming.source.worker
+            self._transfer.take(imported, former, imported.complete, partial(self._finish, incoming))
+
+    def _finish(self, incoming: IncomingSession, there: bool) -> None:
+        """All of the session is here, if it is *there*."""
+        imported, source = incoming.imported, incoming.source
+        assert imported is not None and source is not None
+        if incoming.lives:
+            source.tell(wire.frame(wire.TAKEN, NUMBER.pack(incoming.number)))
+        session = None
+        if there:
             session = self._transfer.finish_import(imported)
             session.transfer_filter = None
-            incoming.source.tell(wire.frame(wire.TAKEN, NUMBER.pack(incoming.number)))
             incoming.imported = None
-            self._conclude(incoming, TakeoverResult(session, incoming.epoch))
+        self._conclude(incoming, incoming.failed or TakeoverResult(session, incoming.epoch))
 
     def _abandon(self, incoming: IncomingSession, result: TakeoverResult) -> None:
-        """The session will not come, or not in time."""
+        """The session will not come, or not in time; a durable one comes, but not for this claim."""
+        if incoming.stored:
+            incoming.failed = incoming.failed or result
+            return
         if incoming.source is not None:
             incoming.source.tell(wire.frame(wire.ABANDON, NUMBER.pack(incoming.number)))
         self._conclude(incoming, result)
@@ -191,14 +220,23 @@ class IncomingSessions:
                 del self._questions[number]
                 then(False)
         for incoming in list(self._pending.values()):
+            incoming.unanswered = incoming.unanswered or peer in incoming.asked
             incoming.asked.discard(peer)
             incoming.unmarked.discard(peer)
-            if incoming.source is peer and not (incoming.imported is not None and incoming.imported.complete):
-                self._conclude(incoming, TakeoverResult(None, incoming.epoch))
-            else:
+            if incoming.source is peer:
+                incoming.lives = False
+            if incoming.lives or _survives(incoming):
                 self._check(incoming)
+            else:
+                self._conclude(incoming, incoming.failed or TakeoverResult(None, incoming.epoch, unanswered=True))
 
     def tick(self, now: float) -> None:
         """Abandon what takes too long: the client will have gone."""
-        for incoming in [one for one in self._pending.values() if one.deadline <= now]:
-            self._abandon(incoming, TakeoverResult(None, incoming.epoch))
+        for incoming in [one for one in self._pending.values() if one.deadline <= now and not one.stored]:
+            self._abandon(incoming, TakeoverResult(None, incoming.epoch, unanswered=True))
+
+
+def _survives(incoming: IncomingSession) -> bool:
+    """Whether the session is here, although the worker has died that sent it."""
+    imported = incoming.imported
+    return imported is not None and imported.session is not None and (imported.complete or incoming.stored)

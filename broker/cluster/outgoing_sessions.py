@@ -9,7 +9,16 @@ from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverResult
-from broker.cluster.takeover_frames import ANSWER, COMES, HAS, NOTHING, NUMBER, OF_OTHER_USER, SUPERSEDED
+from broker.cluster.takeover_frames import (
+    ANSWER,
+    COMES,
+    HAS,
+    NOTHING,
+    NUMBER,
+    OF_OTHER_USER,
+    STORED,
+    SUPERSEDED,
+)
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
@@ -103,7 +112,8 @@ class OutgoingSessions:
         session.transfer_filter = outgoing.filter
         self._pending[peer.shard, number] = self._undecided[session.client_id] = outgoing
         # On the lane of the chunks, which could otherwise arrive first.
-        peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, ANSWER.pack(number, COMES, result.epoch, credits)))
+        comes = ANSWER.pack(number, STORED if exported.stored else COMES, result.epoch, credits)
+        peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, comes))
         self._sending.append(outgoing)
         self._barriers.when_passed(partial(self._passed, outgoing), now)
 
@@ -142,7 +152,14 @@ class OutgoingSessions:
             return
         if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
             outgoing.leaving = True
-            self._transfer.withdraw(outgoing.exported, partial(self._sending.append, outgoing))
+            self._transfer.withdraw(outgoing.exported, outgoing.peer.worker, partial(self._left, outgoing))
+
+    def _left(self, outgoing: OutgoingSession) -> None:
+        """Nothing is delivered to it here any more; a durable one is that of its new worker."""
+        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+            self._sending.append(outgoing)
+        else:  # that worker has died: whoever claims the session takes it from there
+            self._finish(outgoing)
 
     # How it ends.
 
@@ -150,18 +167,25 @@ class OutgoingSessions:
         """*peer* has all of it."""
         outgoing = self._pending.pop((peer.shard, number), None)
         if outgoing is not None:
-            self._transfer.finish_export(outgoing.exported)
-            self._decide(outgoing)
+            self._finish(outgoing)
+
+    def _finish(self, outgoing: OutgoingSession) -> None:
+        self._transfer.finish_export(outgoing.exported)
+        self._decide(outgoing)
 
     def abandoned(self, peer: Peer, number: int) -> None:
-        """*peer* has gone on without it: it ends here."""
+        """*peer* has gone on without it: it ends here, unless it is durable."""
         outgoing = self._pending.get((peer.shard, number))
         if outgoing is not None:
-            self._take_back(outgoing, self._end)
+            self._take_back(outgoing, self._keep if outgoing.exported.stored else self._end)
 
     def _take_back(self, outgoing: OutgoingSession, then: Callable[[OutgoingSession], None]) -> None:
-        """Make it a session of this worker again, without a connection, and call *then*."""
+        """Make it a session of this worker again, without a connection, and call *then*; but see `_left()`."""
         del self._pending[outgoing.peer.shard, outgoing.number]
+        if outgoing.exported.giving:
+            if outgoing.exported.state is not None:
+                self._finish(outgoing)
+            return
         outgoing.exported.session.transfer_filter = None
         self._transfer.cancel_export(outgoing.exported, self._clock(), partial(then, outgoing))
 

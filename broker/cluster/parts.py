@@ -165,9 +165,10 @@ class ClusterParts:
         self.orphaned_wills: OrphanedWills | None = None
         client, store = links.registry_client, links.registered_store
         if client is not None and store is not None:
+            take = None if protocol.durable is None else protocol.durable.take
             incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed)
             self.claims = self.session_claims = claims = SessionClaims(
-                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict, links.seal
+                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict, links.seal, take
             )
             outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
             self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims)

@@ -24,6 +24,11 @@ from broker.reasons import CloseReason
 from broker.session.principal import ANYBODY, may_have
 from broker.session.session import Session
 from broker.store.sessions import Claimant
+from broker.worker_id import WorkerId
+
+# A client id, and the worker that has its session; called back when the session is in the store of this worker, or is
+# not to be found.
+Take = Callable[[str, WorkerId, Callable[[], None]], None]
 
 UNDECIDED: Final = -1
 MOST_WAITING: Final = 20  # claims of one client id that wait at once: each would take over from the one before
@@ -48,10 +53,12 @@ class SessionClaims:
         clock: Callable[[], float],
         evict: Callable[[Session], None],
         seal: Seal,
+        take: Take | None,
     ) -> None:
         """*evict* ends a session of this worker that another worker owns, and closes its connection (0x8E).
 
-        *seal*: of wills in Redis.
+        *seal*: of wills in Redis. *take* gets a durable session from a worker that has died or does not answer; None:
+        no session is durable.
         """
         self.counts = SessionClaimsStatistics()
         self.store = store
@@ -60,6 +67,7 @@ class SessionClaims:
         self.clock = clock
         self.evict = evict
         self.seal = seal
+        self.take = take
         self._claims: dict[str, _Claim] = {}  # under way, by client id
 
     def claim(self, claimant: Claimant) -> None:
@@ -143,7 +151,18 @@ class SessionClaims:
             then(self.store.find(client_id) is not None)
 
     def keep_owned(self, session: Session, epoch: int) -> None:
-        """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim."""
+        """*session* was claimed in vain: this worker owns it with *epoch*, the one after that claim.
+
+        If it is durable it may have been taken in the store, as this worker did not answer: then it ends.
+        """
+        if session.storage is None:
+            self._own(session, epoch)
+        else:
+            session.storage.confirm(partial(self._own, session, epoch))
+
+    def _own(self, session: Session, epoch: int) -> None:
+        if self.store.find(session.client_id) is not session:
+            return  # it has gone meanwhile
         self.registry.hold_locally(session.client_id, epoch, session.principal.owner(), _will_of(session, self.seal))
 
     # Other owners that the registry finds.
@@ -195,6 +214,7 @@ class _Claim:
         self._local = False  # claimed without Redis
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
+        self._former: Owner | None = None  # the owner before this claim
         self._done = False
 
     def decided(self, verdict: Verdict) -> None:
@@ -211,6 +231,7 @@ class _Claim:
         self.epoch = claims.registry.next_epoch(client_id) if self._local else verdict.epoch
         self._refuse_earlier_askers()
         here = claims.store.find(client_id)
+        self._former = verdict.former
         if verdict.outcome == CLAIMED and verdict.former is not None:
             claims.requests.take_over(
                 client_id, verdict.former, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
@@ -231,6 +252,8 @@ class _Claim:
         """The workers that were asked have answered."""
         if self._done:
             return
+        if not result.unanswered and not self._asked_all:
+            self._former = None  # it has answered
         claims, client_id = self.claims, self.claimant.client_id
         kept = claims.session_of_other_user(self.claimant)
         if kept is not None:  # it came back meanwhile, from a peer that had taken it over and has died
@@ -255,6 +278,10 @@ class _Claim:
         here = claims.store.find(client_id)
         if result.nowhere and here is None and not self._asked_all:
             self._ask_all()
+            return
+        if result.session is None and here is None and self._former is not None and claims.take is not None:
+            former, self._former = self._former, None
+            claims.take(client_id, former.worker, partial(self.handed_over, result))
             return
         if self._local:
             claims.registry.hold_locally(client_id, self.epoch, self.claimant.owner, self.will)

@@ -19,6 +19,12 @@
 #   O  all marks         nothing arrives any more: the session leaves the routes there; its last chunks are sent
 #   N  all marks, all chunks: TAKEN to O, which forgets the session; SessionClaims answers the CONNECT
 #
+# Of a durable session no messages are sent. When its routes are gone O stores the rest of it, and in the same
+# transaction it becomes one of N; the last chunk says so, and N reads it. That step is taken even if N has died: who
+# comes next takes it from there. N does not give up such a session once O has begun to send it. If O dies, N takes it
+# from O in Redis, as it does if O has died before or does not answer. O learns that with its next transaction, and ends
+# what it has without answering any publisher for it.
+#
 # So each message arrives once, in the order of its publisher. A peer that dies counts as one that has marked: all that
 # it sent has been taken. A peer that joins is asked to mark. If N dies, O keeps the session. If N gives up waiting
 # (ABANDON), the session ends at O. If O dies before the last chunk, there is no session.
@@ -47,6 +53,7 @@ class TakeoverResult:
         superseded: bool = False,
         nowhere: bool = False,
         of_other_user: bool = False,
+        unanswered: bool = False,
     ) -> None:
         """*epoch*: of the former owner's claim, 0 if there was none. *superseded*: that claim is the later one.
 
@@ -54,12 +61,16 @@ class TakeoverResult:
 
         *nowhere*: no worker that was asked has the session, or there was none to ask. Then Redis named an owner whose
         claim it carried out after the claim was abandoned, or a dead one: the owner before that may still have it.
+
+        *unanswered*: a worker that may have it has died, or does not answer in time. If the session is durable, it can
+        be taken from that worker in the store.
         """
         self.session = session
         self.epoch = epoch
         self.superseded = superseded
         self.nowhere = nowhere
         self.of_other_user = of_other_user
+        self.unanswered = unanswered
 
 
 OnTakeover = Callable[[TakeoverResult], None]

@@ -8,6 +8,7 @@ from broker.session.principal import TAG_BYTES
 NOTHING: Final = 0  # there is no session here, or there is none any more
 COMES: Final = 1  # the session follows in chunks
 SUPERSEDED: Final = 2  # this worker owns it with a later epoch
+STORED: Final = 4  # the session follows in chunks, and its messages are in the store
 OF_OTHER_USER: Final = 3  # it belongs to another user, and this worker owns it with the epoch of the answer
 
 USER: Final = struct.Struct(f"{TAG_BYTES}s")  # the tag of a user

@@ -58,7 +58,7 @@ class AnswerQueue:
     ) -> None:
         self.count = 0
         self._waiting: deque[Completion] = deque()
-        self._outbox = outbox
+        self.outbox = outbox
         self._counters = counters
         self._latencies = latencies
         self._limit = limit
@@ -79,7 +79,7 @@ class AnswerQueue:
             self.advance(now)
         if self.count >= self._limit and not self._paused:
             self._paused = True
-            self._source_pause.pause(self._outbox)
+            self._source_pause.pause(self.outbox)
 
     def advance(self, now: float) -> None:
         """Write the answers at the head of the queue whose publishes are done."""
@@ -88,11 +88,11 @@ class AnswerQueue:
             completion = waiting.popleft()
             self.count -= 1
             self._counters.answers_sent += 1
-            self._outbox.answer(completion.answer)
+            self.outbox.answer(completion.answer)
             self._latencies.add(now - completion.read_at, 1)
         if self._paused and self.count <= self._limit >> 1:
             self._paused = False
-            self._source_pause.resume(self._outbox)
+            self._source_pause.resume(self.outbox)
 
     def discard(self) -> None:
         """Forget all answers, because the connection has ended. Receivers that settle later change nothing."""

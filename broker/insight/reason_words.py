@@ -39,6 +39,7 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.MALFORMED_PACKET: CLIENT_ERROR,
     CloseReason.PROTOCOL_ERROR: CLIENT_ERROR,
     CloseReason.INTERNAL_ERROR: "`weir logs` shows the failure as internal_error: please report it.",
+    CloseReason.RECEIVER_MOVED: "The client connects again and publishes what was not acknowledged. A worker was slow.",
     CloseReason.SESSION_DAMAGED: "The client may connect again, to an empty session. What Redis has is kept aside.",
     CloseReason.UNSUPPORTED_VERSION: "Use MQTT 3.1, 3.1.1 or 5.0.",
     CloseReason.CLIENT_ID_INVALID: "limits.client_id_bytes is the maximum length.",

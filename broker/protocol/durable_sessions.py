@@ -2,16 +2,20 @@
 #
 # A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get.
 from collections.abc import Callable
+from functools import partial
 
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
+from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
+from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
+from broker.worker_id import WorkerId
 
 
 class DurableSessions:
@@ -23,17 +27,21 @@ class DurableSessions:
         sessions: SessionLifecycle,
         lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
+        transfer: SessionTransfer,
         store: SessionStore,
         counters: Counters,
         log: Log,
+        clock: Callable[[], float],
     ) -> None:
         self._durable = durable
         self._sessions = sessions
         self._lifecycle = lifecycle
         self._subscribing = subscribing
+        self._transfer = transfer
         self._store = store
         self._counters = counters
         self._log = log
+        self._clock = clock
         durable.commit.fenced = self.taken
         self._all_read = False
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
@@ -56,6 +64,26 @@ class DurableSessions:
             then()
         return due
 
+    def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
+        """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
+
+        Then call *then*. *former* learns it with its next transaction.
+        """
+        client = client_id.encode()
+        self._durable.expect(client)
+        take = partial(self._take, client, former.incarnation_text.encode(), then)
+        self._durable.commit.when_written(take)  # what an earlier session here has under the same keys is removed first
+
+    def _take(self, client: bytes, former: bytes, then: Callable[[], None]) -> None:
+        self._durable.take(client, former, b"", partial(self._found, then), self._clock())
+
+    def _found(self, then: Callable[[], None], session: AdoptedSession | None, now: float) -> None:
+        adopted = None if session is None else self._sessions.adopt(session, now)
+        if adopted is None or session is None or adopted.ended:
+            then()
+        else:
+            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), then)
+
     # What the store tells.
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
@@ -74,14 +102,18 @@ class DurableSessions:
     def taken(self, clients: list[bytes], now: float) -> None:
         """Another worker has taken the sessions of *clients*, as this one did not answer: they end here."""
         for client in clients:
-            session = self._store.find(client_id_of(client))
+            session = self._session(client_id_of(client))
             if session is not None:
                 self._lifecycle.evict(session)
 
-    def damaged(self, client_id: str, why: str, now: float) -> None:
+    def _session(self, client_id: str) -> Session | None:
+        """That of *client_id*, also if it is on its way to another worker."""
+        return self._store.find(client_id) or self._transfer.leaving.get(client_id)
+
+    def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self._counters.sessions_damaged += 1
         self._log.error("session_damaged", client=client_id, why=why)
-        session = self._store.find(client_id)
+        session = self._session(client_id) if here else None
         if session is None:
             return
         connection = self._lifecycle.connection_of(session)

@@ -248,8 +248,14 @@ class ConnectionLifecycle:
         connection = self.connection_of(session)
         if connection is not None:
             self.close(connection, CloseReason.SESSION_TAKEN_OVER, now)
-        if not session.ended:
-            self._sessions.end(session, now)
+        if session.ended:
+            return
+        for message in self._sessions.disown(session):
+            publisher = message.publisher()
+            stream = None if publisher is None else self._reactor.stream_of(publisher)
+            if stream is not None:
+                self.close(cast(Connection, stream), CloseReason.RECEIVER_MOVED, now)  # it publishes again
+        self._sessions.end(session, now)
 
     def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
         """Close the connections of all users for whom *gone* returns true."""

@@ -144,11 +144,6 @@ class ProtocolParts:
             connections,
             clock,
         )
-        self.durable: DurableSessions | None = None
-        if durable is not None:
-            self.durable = DurableSessions(
-                durable, self.sessions, self.lifecycle, self.subscribing, store, counters, base.log
-            )
         self.bans = BanEnforcement(self.lifecycle, reactor, base.log, clock)
         self.overrides = ConfiguredLimits(
             self.sessions, store, self.protection, protection.quotas.configured, reactor, clock
@@ -160,10 +155,25 @@ class ProtocolParts:
             self.subscribing,
             store,
             timers,
+            clock,
             counters,
             queue_budget,
             protection.accounts,
+            durable,
         )
+        self.durable: DurableSessions | None = None
+        if durable is not None:
+            self.durable = DurableSessions(
+                durable,
+                self.sessions,
+                self.lifecycle,
+                self.subscribing,
+                self.transfer,
+                store,
+                counters,
+                base.log,
+                clock,
+            )
         self._base = base
         self._routes = routes
         self._connects = connects

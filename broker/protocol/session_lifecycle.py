@@ -204,6 +204,13 @@ class SessionLifecycle:
         # [MQTT-3.1.2-8]; last, or the session could be chosen to receive its own will through a shared subscription
         self.publish_will(session, now)
 
+    def disown(self, session: Session) -> list[Message]:
+        """Another worker has *session*, which is to end here.
+
+        Returns the messages whose publishers must not be answered, as nobody may have them.
+        """
+        return [] if session.storage is None else session.storage.disown()
+
     # Wills.
 
     def set_will(self, session: Session, will: Will | None) -> None:

@@ -13,6 +13,10 @@
 #
 # Each side can cancel until its last step, so a session is whole on one of the two workers. For a client that asks for
 # a clean start nothing is moved: end_instead().
+#
+# Of a durable session nothing is sent that is stored. With withdraw() the worker that has it stores the rest and gives
+# it to the other one, which owns it from then on, whatever becomes of either: that step cannot be cancelled. The worker
+# that asks reads it (take()) before finish_import(), and if the other one has died meanwhile, takes it from there.
 from collections.abc import Callable
 from functools import partial
 
@@ -23,12 +27,16 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
-from broker.session.queue import MessageBudget
-from broker.session.session import Session
+from broker.session.queue import MessageBudget, MessageQueue
+from broker.session.session import RELEASED, Session
+from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.transfer.session_export import SessionExport
 from broker.session.transfer.session_import import SessionImport
+from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
+from broker.worker_id import WorkerId
 
 
 class SessionTransfer:
@@ -39,18 +47,24 @@ class SessionTransfer:
         subscribing: Subscribing,
         store: SessionStore,
         timers: Timers,
+        clock: Callable[[], float],
         counters: Counters,
         queue_budget: MessageBudget,
         accounts: Accounts,
+        durable: DurableStore | None,
     ) -> None:
+        """*durable*: where sessions are stored that outlive their connections; None: in memory."""
         self._lifecycle = lifecycle
         self._sessions = sessions
         self._subscribing = subscribing
         self._store = store
         self._timers = timers
+        self._clock = clock
         self._counters = counters
         self._queue_budget = queue_budget
         self._accounts = accounts
+        self._durable = durable
+        self.leaving: dict[str, Session] = {}  # durable sessions that are being moved to other workers, by client id
 
     # At the worker that has the session.
 
@@ -77,23 +91,43 @@ class SessionTransfer:
                 will_due = self._timers.when(session.will_timer)
         expires = self._timers.when(session.expiry_timer)
         self._sessions.stop_timers(session)
+        if session.storage is not None:
+            self.leaving[session.client_id] = session
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
-    def withdraw(self, export: SessionExport, then: Callable[[], None]) -> None:
+    def withdraw(self, export: SessionExport, taker: WorkerId, then: Callable[[], None]) -> None:
         """Remove the subscriptions here, in pages if they are many, and call *then*: all peers know the new ones.
 
-        Messages that are delivered until then are in the last chunks.
+        Messages that are delivered until then are in the last chunks. If the session is durable, *taker* owns it then.
         """
         export.leaving = True
+        if export.stored:
+            then = partial(self._give, export, taker.incarnation_text.encode(), then)
         self._subscribing.withdraw(export.session, then)
+
+    def _give(self, export: SessionExport, taker: bytes, then: Callable[[], None]) -> None:
+        storage = export.session.storage
+        assert storage is not None
+        export.giving = True
+        storage.give(taker, partial(self._given, export, then))
+
+    def _given(self, export: SessionExport, then: Callable[[], None], state: bytes) -> None:
+        export.state = state
+        then()
 
     def finish_export(self, export: SessionExport) -> None:
         """Drop what is left of the session: the other worker has all of it."""
+        self._forget(export.session)
         export.release()
+
+    def _forget(self, session: Session) -> None:
+        if self.leaving.get(session.client_id) is session:
+            del self.leaving[session.client_id]
 
     def cancel_export(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
         """Keep the session here, without a connection, as the other worker has died; then call *then*.
 
+        Not for a session that is being given to that worker (`SessionExport.giving`): whoever claims it finds it there.
         If its client has begun another session on this worker meanwhile, this one ends.
         """
         export.undo()
@@ -103,6 +137,7 @@ class SessionTransfer:
 
     def _taken_back(self, export: SessionExport, now: float, then: Callable[[], None]) -> None:
         session = export.session
+        self._forget(session)
         if not session.ended:
             self._charge_will(session)
             if self._store.find(session.client_id) is not None:
@@ -130,15 +165,48 @@ class SessionTransfer:
 
     def begin_import(self) -> SessionImport:
         """Begin to receive a session, chunk by chunk."""
-        return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters)
+        return SessionImport(self._sessions.limits_of, self._queue_budget, self._counters, self._expect)
+
+    def _expect(self, client_id: str) -> tuple[SessionStorage, MessageQueue] | None:
+        return None if self._durable is None else self._durable.expect(client_id.encode())
 
     def subscribe(self, incoming: SessionImport, then: Callable[[], None]) -> None:
         """Register the subscriptions of the session, in pages if they are many; then call *then*.
 
-        Messages that are delivered from now on are queued behind those that are still to come.
+        Messages that are delivered from now on are queued behind those that are still to come. If an earlier session of
+        the client is to be removed from the store here, that comes first: it has the same keys.
         """
-        assert incoming.session is not None
-        self._subscribing.enrol(incoming.session, incoming.subscriptions, then)
+        session = incoming.session
+        assert session is not None
+        enrol = partial(self._subscribing.enrol, session, incoming.subscriptions, then)
+        if session.storage is None or self._durable is None:
+            enrol()
+        else:
+            former = self._store.find(session.client_id)
+            if former is not None:  # see `finish_import()`
+                self._lifecycle.evict(former)
+            self._durable.commit.when_written(enrol)
+
+    def take(self, incoming: SessionImport, former: WorkerId, lives: bool, then: Callable[[bool], None]) -> None:
+        """Read what is stored of the durable session that came from *former*, and call *then* with whether it is there.
+
+        It is not if it was lost or is damaged. *lives*: *former* has given it to this worker; otherwise it has ended,
+        and may have had the session when it did.
+        """
+        session = incoming.session
+        assert session is not None and self._durable is not None
+        incarnation = b"" if lives else former.incarnation_text.encode()
+        if not lives:
+            incoming.cut_off()
+        taken = partial(self._taken, session, then)
+        self._durable.take(session.client_id.encode(), incarnation, incoming.state, taken, self._clock())
+
+    def _taken(
+        self, session: Session, then: Callable[[bool], None], adopted: AdoptedSession | None, now: float
+    ) -> None:
+        if adopted is not None and not session.ended:
+            session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
+        then(adopted is not None)
 
     def finish_import(self, incoming: SessionImport) -> Session:
         """Keep the session, which is complete. It has no connection until it is claimed.

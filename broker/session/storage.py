@@ -1,6 +1,7 @@
 # Where a durable session is stored, beside its messages: the port. store/durable/record.py stores in Redis.
 from collections.abc import Callable
 
+from broker.session.message import Message
 from broker.session.subscription import Subscription
 
 
@@ -28,4 +29,23 @@ class SessionStorage:
 
     def end(self) -> None:
         """Remove everything: the session has ended."""
+        raise NotImplementedError
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call *then* once it is certain that no other worker has taken the session; if one has, it ends before."""
+        raise NotImplementedError
+
+    def disown(self) -> list[Message]:
+        """Another worker has taken the session, which is to end here.
+
+        Returns the messages that were not stored for certain, whose publishers must not be answered.
+        """
+        raise NotImplementedError
+
+    def give(self, incarnation: bytes, then: Callable[[bytes], None]) -> None:
+        """Have the worker *incarnation* own the session, which nothing is delivered to any more.
+
+        *then* is called once all is stored and that worker owns it, with what it needs beside what is stored. Nothing
+        is stored from here afterwards. If what is stored is damaged, the session has ended then.
+        """
         raise NotImplementedError

@@ -373,16 +373,20 @@ def test_a_session_that_becomes_damaged_is_closed(node: Durable) -> None:
     assert not node.connect("client", V5).connack.session_present
 
 
-def test_a_session_that_was_taken_is_closed_and_writes_nothing(node: Durable) -> None:
+def test_a_session_that_was_taken_is_closed_and_leaves_nothing(node: Durable) -> None:
     """Two workers would serve one session."""
     client = node.subscriber("client", b"a", version=V5)
     redis = node.redis.client()
     redis.rpush(f"weir:fence:{1:016x}", "client")
-    node.publish(b"a", b"1")
+    publisher = node.worker.connect("publisher", V5)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
     node.worker.settle()
+    node.worker.advance(0.3)
 
     assert CloseReason.SESSION_TAKEN_OVER.code == client.receive()[-1].code  # type: ignore[union-attr]
+    assert [Disconnect(CloseReason.RECEIVER_MOVED.code)] == publisher.receive()
     assert node.worker.worker.protocol.store.find("client") is None
+    assert [] == redis.keys("*:session:*") + redis.keys("*:queue:*")
 
 
 def test_the_oldest_messages_of_an_absent_client_make_room(nodes_of: Callable[..., Durable]) -> None:

@@ -74,7 +74,7 @@ class Worker:
         self.store = RegisteredStore(
             self.registry, loop.now, lambda client_id, epoch: self.settled.append((client_id, epoch))
         )
-        self.claims = SessionClaims(self.store, self.registry, self.node, loop.now, self.evict, self.shard.seal)
+        self.claims = SessionClaims(self.store, self.registry, self.node, loop.now, self.evict, self.shard.seal, None)
         loop.ticking.append(self.claims)
         self.node.workers[self.shard.incarnation] = self
 

@@ -39,9 +39,11 @@ StartNode = Callable[[int], Node]
 LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
 
 
-@pytest.fixture
-def start_node(nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis]) -> StartNode:
-    return lambda workers: nodes(workers, None, start_redis())
+@pytest.fixture(params=["in memory", "durable"])
+def start_node(
+    nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis], request: pytest.FixtureRequest
+) -> StartNode:
+    return lambda workers: nodes(workers, None, start_redis(), durable=request.param == "durable")
 
 
 def arrive(broker: Broker, client_id: str = "me", clean: bool = False, will: Will | None = None) -> Client:
@@ -408,7 +410,7 @@ def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:
     node.kill(node[0])
 
     (connack,) = second.receive()
-    assert not connack.session_present
+    assert node.durable == connack.session_present
 
 
 def test_the_owner_dies_once_it_has_handed_over(start_node: StartNode) -> None:
@@ -510,7 +512,7 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(start_node: StartNode) 
     assert [] == second.receive()
     node[1].advance(2.2)
 
-    assert [False] == [packet.session_present for packet in second.inbox]
+    assert [node.durable] == [packet.session_present for packet in second.inbox]
     node[0].stopped = False
     node.settle()
     assert [1] == sessions(node)
@@ -528,7 +530,7 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     assert [] == second.receive()
     node[1].advance(2.2)
     (connack,) = second.receive()
-    assert not connack.session_present
+    assert node.durable == connack.session_present
     third = node[0].open(V5)
     third.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
     third.receive()
@@ -538,7 +540,7 @@ def test_what_could_not_be_asked_for_ends_when_the_later_one_comes(start_node: S
     assert 0x8E == goodbye(first) == goodbye(second)
     assert [0] == sessions(node)
     assert [1, 0] == [broker.connected for broker in node]
-    assert [0, 0] == [broker.routes.statistics()[1] for broker in node]
+    assert [int(node.durable), 0] == [broker.routes.statistics()[1] for broker in node]
 
 
 def test_a_will_comes_from_where_it_is_published(start_node: StartNode) -> None:
@@ -627,6 +629,7 @@ def test_a_session_is_found_behind_a_claim_that_nobody_heard_of(
     assert [2] == sessions(node)
 
 
+@pytest.mark.parametrize("start_node", ["in memory"], indirect=True)  # two cannot have a durable one
 def test_of_two_that_have_a_session_one_gives_it(start_node: StartNode) -> None:
     """The other would be on its way for ever, and whoever asks for it later wait for that."""
     node = start_node(3)

@@ -44,7 +44,7 @@ class Steps:
         self.there.settle()
 
     def withdraw(self) -> None:
-        self.here.transfer.withdraw(self.export, lambda: self.done.append("withdrawn"))
+        self.here.transfer.withdraw(self.export, self.there.identity, lambda: self.done.append("withdrawn"))
         self.here.settle()
 
     def end(self) -> Session:
@@ -161,7 +161,7 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     steps.carry()
     there.transfer.subscribe(steps.incoming, lambda: steps.done.append("enrolled"))
     publish(here, b"t/1", b"late")
-    here.transfer.withdraw(steps.export, lambda: steps.done.append("withdrawn"))
+    here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"))
     steps.carry()
 
     assert ([], False, False) == (steps.done, steps.export.finished, steps.incoming.complete)
@@ -378,7 +378,7 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     if stage != "export":
         steps.carry()
     if stage == "withdrawing":
-        here.transfer.withdraw(steps.export, lambda: steps.done.append("withdrawn"))
+        here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"))
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()

@@ -1,6 +1,6 @@
 # The form of a session that moves from one worker to another: a row of pages, sent in chunks.
 #
-#   HEAD          client id, expiry, packet ids, will
+#   HEAD          client id, expiry, packet ids, will; whether it is durable
 #   SUBSCRIPTIONS UNACKNOWLEDGED WAITING    any number of pages of each, in this order
 #   HELD          the end of what the session held when the transfer began: its subscriptions may be registered at the
 #                 new worker, so that no message is missed when they leave the former worker
@@ -10,6 +10,9 @@
 # Each page is a msgpack array. A chunk is at most CHUNK bytes of one page; only a message that is larger needs several
 # chunks. CLOCK_MONOTONIC is the same for all processes of a machine, so times are sent as they are. What belongs to the
 # connection is not sent: window, topic aliases, maximum packet size, and which of the QoS 2 ids came over it.
+#
+# A durable session brings no messages: they are stored. END has what its new worker needs beside what is stored, as
+# soon as that worker owns it in the store.
 #
 # Retained messages that are still owed are sent as a mark on their subscription, and their replay begins anew. So
 # some may be delivered twice, each as a publish of its own: they must be sent [MQTT-3.3.1-9], no rule says only once,

@@ -44,13 +44,18 @@ class SessionExport:
         self.will_due = will_due
         self.leaving = False  # the subscriptions are being removed here; after the last one, no message follows
         self.finished = False  # all chunks were made
+        self.stored = session.storage is not None  # its messages are
+        self.giving = False  # it is being given to its new worker, or has been: it cannot stay here
+        self.state: bytes | None = None  # of a stored one, see `SessionStorage.give()`
         self._owed = set(owed)
         self._budget = budget
         self._stage = HEAD
-        self._batches: list[deque[Message]] = [session.take_waiting()]  # all that was taken, for `undo()`
+        # All that was taken, for `undo()`.
+        self._batches: list[deque[Message]] = [deque() if self.stored else session.take_waiting()]
         self._waiting: Iterator[Message] = iter(self._batches[0])
         self._subscriptions: Iterator[Subscription] = iter(self.subscriptions)
-        self._unacknowledged: Iterator[tuple[int, Message]] = iter(session.unacknowledged().items())
+        unacknowledged = {} if self.stored else session.unacknowledged()
+        self._unacknowledged: Iterator[tuple[int, Message]] = iter(unacknowledged.items())
         self._counts: list[int] = [0] * KINDS  # entries sent, by kind of page
         self._page = b""
         self._at = 0
@@ -107,13 +112,14 @@ class SessionExport:
     def _late_page(self) -> bytes:
         """The messages that came since the export began, and the end."""
         waiting = self._next_waiting()
-        if not waiting and self.session.waiting():
+        if not waiting and self.session.waiting() and not self.stored:
             self._batches.append(self.session.take_waiting())
             self._waiting = iter(self._batches[-1])
             waiting = self._next_waiting()
         if waiting:
             return self._list(WAITING, waiting)
-        if self.finished or not self.leaving or self.session.subscriptions:
+        left = not self.leaving or len(self.session.subscriptions) > 0 or (self.stored and self.state is None)
+        if self.finished or left:
             return b""
         self.finished = True
         return self._sums(END)
@@ -124,7 +130,7 @@ class SessionExport:
 
     def _sums(self, kind: int) -> bytes:
         """How many entries of each kind were sent: the other side notices if a chunk was lost."""
-        return _pack((kind, self._counts))
+        return _pack((kind, self._counts, self.state if kind == END else None))
 
     def _head(self) -> Fields:
         session = self.session
@@ -141,6 +147,7 @@ class SessionExport:
             None if will is None else will_fields(will.fields()),
             self.expires,
             self.will_due,
+            self.stored,
         )
 
     def _next_subscriptions(self) -> list[Fields]:

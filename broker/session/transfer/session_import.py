@@ -10,8 +10,9 @@ from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.packet_ids import unpack
 from broker.session.principal import UNJUDGED, Principal
-from broker.session.queue import MessageBudget
+from broker.session.queue import MessageBudget, MessageQueue
 from broker.session.session import RELEASED, Session
+from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.transfer.entries import (
     to_bytes,
@@ -45,18 +46,27 @@ class SessionImport:
     """Makes a session from the chunks of an export, which it takes one after the other."""
 
     def __init__(
-        self, limits_of: Callable[[str, str | None], SessionLimits], budget: MessageBudget, counters: Counters
+        self,
+        limits_of: Callable[[str, str | None], SessionLimits],
+        budget: MessageBudget,
+        counters: Counters,
+        expect: Callable[[str], tuple[SessionStorage, MessageQueue] | None],
     ) -> None:
-        """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*."""
+        """*limits_of* a client id and a user: what the session may hold. What waits counts in *budget*.
+
+        *expect* makes what stores the durable session of a client id; None: this worker has none.
+        """
         self.session: Session | None = None  # all that it held has come: its subscriptions may be registered
         self.complete = False  # the messages that came since have come, too: `finish()` may be called
         self.subscriptions: list[Subscription] = []
         self.owed: list[Subscription] = []
+        self.state = b""  # of a durable session that is complete, see `SessionStorage.give()`
         self.expires = 0.0
         self.will_due = 0.0
         self._limits_of = limits_of
         self._budget = budget
         self._counters = counters
+        self._expect = expect
         self._unfinished: Session | None = None
         self._unacknowledged: dict[int, Message] = {}
         self._waiting: deque[Message] = deque()
@@ -73,6 +83,10 @@ class SessionImport:
                 self._take_page(to_list(page))
         except (ValueError, TypeError, IndexError, ProtocolError, msgpack.UnpackException) as error:
             raise SessionImportError(f"A session that was handed over cannot be read: {error}.") from error
+
+    def cut_off(self) -> None:
+        """The other worker has died: what it has stored of a durable session is all that comes."""
+        self.complete = True
 
     def finish(self) -> Session:
         """The session, once it is complete."""
@@ -106,6 +120,8 @@ class SessionImport:
             session.restore(self._unacknowledged)
             self.session = session
             self.complete = kind == END
+            if self.complete and session.storage is not None:
+                self.state = to_bytes(page[2])
         else:
             for entry in to_list(page[1]):
                 self._counts[kind] += 1
@@ -124,7 +140,8 @@ class SessionImport:
             raise ValueError(f"it has format {page[1]}, and this worker knows format {FORMAT}")
         client_id = to_str(page[2])
         user = None if page[3] is None else to_str(page[3])
-        session = Session(client_id, self._limits_of(client_id, user), self._counters)
+        stored = len(page) > 10 and page[10] is True  # a former version did not say it
+        session = self._session(client_id, user, stored)
         session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = to_int(page[4])
         session.last_id = to_int(page[5])
@@ -133,6 +150,19 @@ class SessionImport:
         session.will = None if page[7] is None else to_will(to_list(page[7]))
         self.expires = to_float(page[8])
         self.will_due = to_float(page[9])
+        return session
+
+    def _session(self, client_id: str, user: str | None, stored: bool) -> Session:
+        """A new one, for what it held at the other worker; *stored*: for what that has stored."""
+        limits = self._limits_of(client_id, user)
+        if not stored:
+            return Session(client_id, limits, self._counters)
+        expected = self._expect(client_id)
+        if expected is None:
+            raise ValueError("it is durable, and this worker keeps sessions in memory")
+        session = Session(client_id, limits, self._counters, expected[1])
+        session.storage = expected[0]
+        session.limit(limits)
         return session
 
     def _take_entry(self, session: Session, kind: int, entry: list[object]) -> None:

@@ -6,7 +6,6 @@
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any, Final, Protocol, cast
 
 from hiredis import ReplyError
@@ -15,6 +14,7 @@ from broker.reasons import StoreFailure
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue import DurableQueue
+from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord, StoredSession, read_record
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SLICES, Keys
@@ -53,8 +53,8 @@ class SessionOwner(Protocol):
         """All sessions were read."""
         ...
 
-    def damaged(self, client_id: str, why: str, now: float) -> None:
-        """What is stored of the session of *client_id* cannot be read or written: end the session, if it is here.
+    def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
+        """What is stored of the session of *client_id* cannot be read or written: end the session, if it is *here*.
 
         It is kept aside, under `SessionKeys.damaged`. *client_id* may be none, see `client_id_of()`.
         """
@@ -66,20 +66,46 @@ def client_id_of(client: bytes) -> str:
     return client.decode(errors="surrogateescape")
 
 
+def restore(
+    parts: list[Any], record: SessionRecord, queue: DurableQueue, state: QueueState | None, now: float, wall: float
+) -> StoredSession:
+    """Have *record* and *queue* go on with a session that sessions.lua has read. ValueError: it is damaged.
+
+    *state*: of the worker that had it, if that lives. *now*: the worker's time; *wall*: the same in Unix time.
+    """
+    for part in parts:
+        if isinstance(part, ReplyError):  # a key of another type
+            raise ValueError(str(part))
+    fields, first, last, length, released = parts
+    stored = read_record(fields)
+    ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
+    queue.restore(ends[0], ends[1], length, [int(position) for position in released], state)
+    record.restore()
+    return stored
+
+
+def set_aside(record: SessionRecord, queue: DurableQueue, why: str) -> None:
+    """What is stored of a session cannot be read: end it, and keep that under `SessionKeys.damaged`."""
+    queue.damage(why)
+    queue.clear()
+    record.end()
+
+
 class Adoption:
     def __init__(
         self,
         commands: CommandPipeline,
+        script: Script,
         keys: Keys,
         node: str,
         incarnation: bytes,
         begin: Callable[[bytes], tuple[SessionRecord, DurableQueue]],
         wall: Callable[[], float],
     ) -> None:
-        """*begin* makes what stores the session of a client id. *wall*: Unix time in seconds."""
+        """*script*: `SCRIPT`. *begin* makes what stores the session of a client id. *wall*: Unix time in seconds."""
         self.sessions = 0  # that were read
         self.done = False
-        self._script = Script(commands, files("broker.store.durable").joinpath("sessions.lua").read_bytes())
+        self._script = script
         self._commands = commands
         self._keys = keys
         self._owners = keys.durable_owners(node)
@@ -193,22 +219,13 @@ class Adoption:
         assert owner is not None
         wall = self._wall()
         for client, parts in zip(self._reading, cast(list[list[Any]], reply), strict=True):
-            fields, first, last, length, released = parts
             record, queue = self._begin(client)
             try:
-                for part in parts:
-                    if isinstance(part, ReplyError):  # a key of another type
-                        raise ValueError(str(part))
                 client_id = client.decode()
-                stored = read_record(fields)
-                ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-                queue.restore(ends[0], ends[1], length, [int(position) for position in released])
-            except ValueError as error:  # DamagedRecord, DamagedPack, no position, no UTF-8
-                queue.damage(str(error))
-                queue.clear()
-                record.end()
+                stored = restore(parts, record, queue, None, now, wall)
+            except ValueError as error:  # also no UTF-8
+                set_aside(record, queue, str(error))
                 continue
-            record.restore()
             self.sessions += 1
             owner.adopt(AdoptedSession(client_id, stored, record, queue), now)
         self._read_page(now)

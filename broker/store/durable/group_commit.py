@@ -136,6 +136,17 @@ class GroupCommit:
         """Whether the server refuses what is to be written, is not there, or takes long."""
         return self._under_way is not None and (self._again_at > 0 or now - self._begun_at > STALLED)
 
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call *then* once everything is carried out that is to be written by now, but for what is held."""
+        if self._under_way is None and not self._dirty:
+            then()
+        else:
+            self.confirm(then)
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call *then* after a further transaction: if sessions were taken from this worker, it knows it then."""
+        self.soon(_Mark(self._number_key, then))
+
     def _send_next(self, now: float) -> None:
         wall = self._wall()
         writes: list[bytes] = []
@@ -232,6 +243,22 @@ class GroupCommit:
 
     def _fence(self) -> bytes:
         return packed("LRANGE", self._fence_key, self._fence_length, -1)
+
+
+class _Mark:
+    """The place of everything that was to be written, in the order of what is written: a `Writer`."""
+
+    def __init__(self, key: bytes, then: Callable[[], None]) -> None:
+        self.dirty = False
+        self.held = False
+        self._key = key
+        self._then = then
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        return [packed("EXISTS", self._key)]  # a part of a transaction is a command at least
+
+    def committed(self, errors: list[ReplyError], now: float) -> None:
+        self._then()
 
 
 class Transaction(Command):

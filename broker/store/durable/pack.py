@@ -51,6 +51,17 @@ class Pack:
         self.messages = messages
 
 
+class StoredPack:
+    """A pack in Redis of which messages are sent or ready. *first*, *last*: positions."""
+
+    def __init__(self, first: int, last: int, left: int) -> None:
+        self.first = first
+        self.last = last
+        self.left = left  # messages that are not done
+        self.removed = False
+        self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
+
+
 def packet_id_of(position: int) -> int:
     """The packet id of the message at *position*."""
     return (position - 1) % PACKET_IDS + 1

@@ -19,9 +19,6 @@
 #
 # The queue of a client that is not connected keeps nothing in memory that is stored. What was sent is unread again, and
 # its session lets go of it: packet ids follow from positions.
-#
-# A message of QoS 2 must not be sent again once its client has sent PUBREC. So its position is in a set, stored before
-# PUBREL leaves, until PUBCOMP has come and its pack is removed.
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -32,16 +29,19 @@ from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget, MessageQueue
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import (
     PACKET_IDS,
     DamagedPack,
     Pack,
     StoredMessage,
+    StoredPack,
     decode_pack,
     encode_pack,
     packet_id_of,
     position_of,
 )
+from broker.store.durable.queue_state import QueueState
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -51,17 +51,6 @@ PACK: Final = 128  # messages of a pack
 PACK_BYTES: Final = 64 * 1024
 
 
-class StoredPack:
-    """A pack in Redis of which messages are sent or ready. *first*, *last*: positions."""
-
-    def __init__(self, first: int, last: int, left: int) -> None:
-        self.first = first
-        self.last = last
-        self.left = left  # messages that are not done
-        self.removed = False
-        self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
-
-
 class QueueReader(Protocol):
     """Reads packs for queues."""
 
@@ -69,8 +58,8 @@ class QueueReader(Protocol):
         """Read a page of *queue*, soon: see `DurableQueue.page()`."""
         ...
 
-    def damaged(self, client: bytes, why: str) -> None:
-        """What is stored of the session of *client* cannot be read or written: end the session, but not now."""
+    def damaged(self, queue: "DurableQueue", why: str) -> None:
+        """What is stored of the session of *queue* cannot be read or written: end the session, but not now."""
         ...
 
 
@@ -112,40 +101,55 @@ class DurableQueue(MessageQueue):
         self._removable = 0  # packs before those
         self._stored_bytes = 0  # of all messages that were ever stored
         self._reading = False
-        self._ended = False
+        self.ended = False
         self._resting = False  # the client is not connected
         self._unloading = False  # what is stored is to leave the memory, once all is stored
+        self._early: list[Message] | None = None  # what comes before it is known what is stored
+        self._give: Callable[[], None] | None = None  # to be called when all is stored
+        self._given = False  # another worker has it
         self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
         self._restored_to = 0  # messages up to here may have been sent before, over another connection
         self._done_unread: set[int] = set()  # messages that are done, in packs that are unread again
-        # Of messages of QoS 2 with PUBREC: positions, with their packs while those are in the list.
-        self._to_release: dict[int, None] = {}  # to be stored
-        self._releasing: dict[int, None] = {}  # in the transaction under way
-        self._released: dict[int, StoredPack | None] = {}
-        self._completed: list[int] = []  # those with PUBCOMP whose marks are to be removed
-        self._completed_unread: set[int] = set()  # those with PUBCOMP whose packs are unread
+        self._marks = PubrecMarks()
 
-    def restore(self, first: Pack | None, last: Pack | None, length: int, released: list[int]) -> None:
+    def expect(self) -> None:
+        """What is stored will be known later: `restore()` follows."""
+        self._early = []
+
+    def restore(
+        self, first: Pack | None, last: Pack | None, length: int, released: list[int], state: QueueState | None = None
+    ) -> None:
         """Go on with what another worker has stored, or this one before it was started anew.
 
         *first*, *last*: packs of a list of *length* packs, None if it is empty. *released*: positions of the set.
+        *state*: of that worker, which lives.
         """
-        self._released = dict.fromkeys(released)
         self._last = self._ready_to = max([0, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
             self._last = last.messages[-1].position
             self._unread = length
             self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
-            self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
-            self.waiting_bytes = self._stored_bytes - first.bytes_before
         self._resting = True
-        self._due_to = self._restored_to = self._last
+        self._due_to = self._last
         self._sent_to = max([self._ready_to, *released])
+        if state is None:
+            self._restored_to = self._last
+            self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
+            self.waiting_bytes = 0 if first is None else self._stored_bytes - first.bytes_before
+        else:
+            self._restored_to = state.sent_to
+            self._sent_to = max(self._sent_to, state.sent_to)
+            self._done_unread = set(state.done)
+            self.count, self.waiting_bytes = state.count, state.waiting_bytes
+        self._marks.restore(released, [] if state is None else state.completed)
+        early, self._early = self._early, None
+        for message in early or []:  # it counts in the budget
+            self._add(message)
 
     def released_ids(self) -> list[int]:
         """The packet ids whose PUBREL is to be sent again, in order."""
-        return [packet_id_of(position) for position in sorted(self._released)]
+        return [packet_id_of(position) for position in sorted(self._marks.stored)]
 
     # The port.
 
@@ -164,18 +168,13 @@ class DurableQueue(MessageQueue):
 
     def append(self, message: Message, most: int, now: float) -> int:
         message.hold()
-        position = self._last = self._last + 1
-        self._new[position] = message
-        self._due_to = position
         self._most = most
-        self.count += 1
-        self.waiting_bytes += message.size
         self.size += message.size
         self._budget.take(message)
-        if position == self._ready_to + 1 and not self._resting and self._has_room():
-            self._ready.append(StoredMessage(position, message))
-            self._ready_to = position
-        self._commit.soon(self)
+        if self._early is not None:
+            self._early.append(message)
+            return 0
+        self._add(message)
         return self._apply_limits(now)
 
     def keep(self, message: Message, now: float) -> bool:
@@ -215,29 +214,16 @@ class DurableQueue(MessageQueue):
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         position = position_of(packet_id, self._sent_to)
-        if position in self._released:
-            pack = self._released.pop(position)
-            if position > self._ready_to:
-                self._completed_unread.add(position)
-            elif pack is None or pack.removed:
-                self._completed.append(position)
-                self._commit.later(self, now)
-            else:
-                pack.completed.append(position)
-        elif position in self._releasing:  # PUBCOMP without PUBREL
-            del self._releasing[position]
-            self._completed.append(position)
+        if not self._marks.complete(position, self._ready_to):
             self._done(position, now)
-        else:
-            self._to_release.pop(position, None)
-            self._done(position, now)
+        if self._marks.completed:
+            self._commit.later(self, now)
 
     def release(self, packet_id: int) -> bool:
         position = position_of(packet_id, self._sent_to)
-        if position in self._released:
+        if position in self._marks.stored:
             return True
-        if position not in self._releasing:
-            self._to_release[position] = None
+        if self._marks.ask(position):
             self._commit.soon(self)
         return False
 
@@ -245,7 +231,14 @@ class DurableQueue(MessageQueue):
         """Also what is unread, when it is read: *keep* is asked then."""
         self._keep = keep
         kept: deque[StoredMessage] = deque()
-        removed = 0
+        early = [message for message in self._early or [] if not keep(message)]
+        if early:
+            self._early = [message for message in self._early or [] if keep(message)]
+        for message in early:
+            self.size -= message.size
+            self._budget.give_back(message)
+            message.settle(self._commit.now)
+        removed = len(early)
         for stored in self._ready:
             if keep(stored.message):
                 kept.append(stored)
@@ -260,53 +253,81 @@ class DurableQueue(MessageQueue):
                 self.waiting_bytes -= message.size
                 self.size -= message.size
                 self._budget.give_back(message)
-                _settle(message, self._commit.now)
+                message.settle(self._commit.now)
                 removed += 1
         return removed
 
     def clear(self) -> int:
-        waited = self.count
+        waited = 0 if self._given else self.count
+        for message in self._forget():
+            message.settle(self._commit.now)
+        self._packs, self._pack_of, self._marks = deque(), {}, PubrecMarks()
+        self.count = self.size = self.waiting_bytes = self._unread = 0
+        self._holder = None
+        self.ended = True
+        if not self._given:
+            self._commit.soon(self)
+        return waited
+
+    def _forget(self) -> list[Message]:
+        """Give the places of all messages in the budget back; returns those that no one is answered for."""
         for position, message in [*self._new.items(), *self._writing.items()]:
             if position > self._ready_to:
                 self._budget.give_back(message)
-            _settle(message, self._commit.now)
         for stored in self._ready:
             self._budget.give_back(stored.message)
-        self._new = {}
-        self._writing = {}
-        self._ready = deque()
-        self._packs = deque()
-        self._pack_of = {}
-        self._to_release = {}
-        self._releasing = {}
-        self._released = {}
-        self.count = self.size = self.waiting_bytes = self._unread = 0
-        self._holder = None
-        self._ended = True
+        for message in self._early or []:
+            self._budget.give_back(message)
+        unanswered = [*self._new.values(), *self._writing.values(), *(self._early or [])]
+        self._new, self._writing, self._ready, self._early = {}, {}, deque(), None
+        return unanswered
+
+    # Another worker takes the session.
+
+    def disown(self) -> list[Message]:
+        """It has been taken; returns the messages that were not stored for certain."""
+        self.count = 0  # those that wait are not lost
+        return self._forget()
+
+    def give(self, then: Callable[[], None]) -> None:
+        """Store everything, call *then*, and write nothing any more. No message comes, and no client is connected."""
+        self._give = then
+        self._unloading = True
+        self._due_to = self._last
         self._commit.soon(self)
-        return waited
+        self._unload()
+        self._give_if_stored()
+
+    def state(self) -> QueueState:
+        """What the next owner cannot read in Redis, once all is stored."""
+        sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
+        return QueueState(sent_to, self.count, self.waiting_bytes, sorted(self._done_unread), completed)
+
+    def _give_if_stored(self) -> None:
+        then = self._give
+        left = self._unloading or self._removable or self._marks.completed or self._under_way
+        if then is None or (left and not self.damaged):
+            return
+        self._give = None
+        self._given = not self.damaged
+        then()
 
     # What GroupCommit asks for.
 
     def collect(self, now: float, wall: float) -> list[bytes]:
-        key, released_key = self.key(), self.released_key()
-        if self._ended:
+        key, released_key = self.key(), self._keys.released + self.client
+        if self._given:
+            return []
+        if self.ended:
             if self.damaged:
-                return [
-                    packed("RENAME", key, self._keys.damaged + self.client + b":queue"),
-                    packed("DEL", released_key),
-                ]
+                aside = self._keys.damaged + self.client + b":queue"
+                return [packed("RENAME", key, aside), packed("DEL", released_key)]
             return [packed("DEL", key, released_key)]
         writes: list[bytes] = []
         if self._removable:
             writes.append(packed("LPOP", key, self._removable))
             self._removable = 0
-        if self._completed:
-            writes.append(packed("SREM", released_key, *self._completed))
-            self._completed = []
-        if self._to_release:
-            writes.append(packed("SADD", released_key, *self._to_release))
-            self._releasing, self._to_release = self._to_release, {}
+        writes += self._marks.collect(released_key)
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
         messages: list[StoredMessage] = []
@@ -334,7 +355,7 @@ class DurableQueue(MessageQueue):
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
         self._under_way = False
-        if self._ended:
+        if self.ended:
             return
         if errors:
             self.damage(str(errors[0]))
@@ -344,10 +365,8 @@ class DurableQueue(MessageQueue):
             if position > self._ready_to:  # it is read again when its turn comes
                 self.size -= message.size
                 self._budget.give_back(message)
-            _settle(message, now)
-        released, self._releasing = self._releasing, {}
-        for position in released:
-            self._released[position] = self._pack_of.get(position)
+            message.settle(now)
+        released = self._marks.committed(self._pack_of)
         for position in released:
             self._done(position, now)
         holder = self._holder
@@ -356,9 +375,8 @@ class DurableQueue(MessageQueue):
                 holder.released(packet_id_of(position))
         if self._unloading:
             self._unload()
-        dropped = self._apply_limits(now)
-        if holder is not None and dropped:
-            holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
+        self._give_if_stored()
+        self._drop_excess(now)
         if not self._resting:
             self._refill()
             if holder is not None and self._ready:
@@ -368,15 +386,12 @@ class DurableQueue(MessageQueue):
         """The key of the list."""
         return self._keys.queues + self.client
 
-    def released_key(self) -> bytes:
-        """The key of the set."""
-        return self._keys.released + self.client
-
     def damage(self, why: str) -> None:
         """What is stored of its session cannot be read or written, and *why*."""
         if not self.damaged:
             self.damaged = why
-            self._reader.damaged(self.client, why)
+            self._reader.damaged(self, why)
+            self._give_if_stored()
 
     # Reading.
 
@@ -385,7 +400,7 @@ class DurableQueue(MessageQueue):
 
         `arrived()` follows, when the server has answered.
         """
-        if self._under_way or self._ended or not self._unread:
+        if self._under_way or self.ended or not self._unread:
             self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
             return 0, 0
         unread = self._unread
@@ -395,12 +410,12 @@ class DurableQueue(MessageQueue):
     def arrived(self, packs: list[bytes], now: float, wall: float) -> None:
         """The packs that were read, in their order; none if the list has none there."""
         self._reading = False
-        if self._ended:
+        if self.ended:
             return
-        withheld = 0
         if not packs:
             self.damage(f"{self._unread} packs are missing")
             return
+        withheld = 0
         for data in packs:
             try:
                 pack = decode_pack(data, now, wall)
@@ -416,16 +431,14 @@ class DurableQueue(MessageQueue):
             self.count = len(self._ready) + len(self._new)
             self.waiting_bytes = sum([each.message.size for each in self._ready])
             self.waiting_bytes += sum([message.size for message in self._new.values()])
-        dropped = self._apply_limits(now)
-        holder = self._holder
-        if holder is not None:
-            if dropped:
-                holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
+        self._drop_excess(now)
+        if self._holder is not None:
             if withheld:
-                holder.queue_dropped(DropReason.MAY_NOT_READ, withheld)
-            holder.pump(now)
+                self._holder.queue_dropped(DropReason.MAY_NOT_READ, withheld)
+            self._holder.pump(now)
         if self._unloading:
             self._unload()
+        self._give_if_stored()
 
     def _take(self, pack: Pack) -> int:
         """Have the messages of *pack* ready that are not done; return how many the client may not have."""
@@ -434,12 +447,7 @@ class DurableQueue(MessageQueue):
         withheld = 0
         for stored in pack.messages:
             position = stored.position
-            if position in self._released:
-                self._released[position] = stored_pack
-            elif position in self._completed_unread:
-                self._completed_unread.discard(position)
-                stored_pack.completed.append(position)
-            elif position in self._done_unread:
+            if self._marks.read(position, stored_pack) or position in self._done_unread:
                 pass
             elif self._keep is not None and not self._keep(stored.message):
                 withheld += 1
@@ -460,15 +468,15 @@ class DurableQueue(MessageQueue):
 
     def _unload(self) -> None:
         """Have the memory forget what is stored, if all is: it is unread again."""
-        busy = self._new or self._writing or self._under_way or self._to_release or self._reading
-        if busy or self._ended or self.damaged:
+        busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
+        if busy or self.ended or self.damaged:
             return
         self._unloading = False
         if not self._packs:
             return
         for pack in self._packs:
             self._done_unread.update([each for each in range(pack.first, pack.last + 1) if each not in self._pack_of])
-            self._completed_unread.update(pack.completed)
+            self._marks.completed_unread.update(pack.completed)
         sent = len(self._pack_of) - len(self._ready)
         for stored in self._ready:
             self.size -= stored.message.size
@@ -485,7 +493,7 @@ class DurableQueue(MessageQueue):
 
     def _refill(self) -> None:
         """Have messages ready, if some wait elsewhere: at once if they are in memory."""
-        if self._ready or self._reading or self.damaged or self._ready_to == self._last:
+        if self._ready or self._reading or self.damaged or self._given or self._ready_to == self._last:
             return
         if not self._unread:
             for position, message in self._new.items():
@@ -506,12 +514,24 @@ class DurableQueue(MessageQueue):
 
     def _id_is_free(self, position: int) -> bool:
         """Whether no message that is not done has the packet id of *position*."""
-        if position - PACKET_IDS in self._released:
+        if position - PACKET_IDS in self._marks.stored:
             return False
         if position < PACKET_IDS or (self._packs and position - self._packs[0].first < PACKET_IDS):
             return True
         oldest = next(iter(self._pack_of or self._writing or self._new), position)
         return position - oldest < PACKET_IDS
+
+    def _add(self, message: Message) -> None:
+        """Give *message* its position."""
+        position = self._last = self._last + 1
+        self._new[position] = message
+        self._due_to = position
+        self.count += 1
+        self.waiting_bytes += message.size
+        if position == self._ready_to + 1 and not self._resting and self._has_room():
+            self._ready.append(StoredMessage(position, message))
+            self._ready_to = position
+        self._commit.soon(self)
 
     def _apply_limits(self, now: float) -> int:
         """Drop the oldest messages that wait while there are too many; return how many. Others may have to be read."""
@@ -525,6 +545,11 @@ class DurableQueue(MessageQueue):
             dropped += 1
         return dropped
 
+    def _drop_excess(self, now: float) -> None:
+        dropped = self._apply_limits(now)
+        if self._holder is not None and dropped:
+            self._holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
+
     def _remove(self, stored: StoredMessage, now: float) -> None:
         """Drop a message that was ready."""
         size = stored.message.size
@@ -537,11 +562,11 @@ class DurableQueue(MessageQueue):
     def _done(self, position: int, now: float) -> None:
         message = self._new.pop(position, None)
         if message is not None:
-            _settle(message, now)
+            message.settle(now)
             return  # it never was stored
         message = self._writing.pop(position, None)
         if message is not None:
-            _settle(message, now)
+            message.settle(now)
         pack = self._pack_of.pop(position, None)
         if pack is None:
             return
@@ -554,7 +579,7 @@ class DurableQueue(MessageQueue):
         while packs and packs[0].left == 0:
             pack = packs.popleft()
             pack.removed = True
-            self._completed += pack.completed
+            self._marks.completed += pack.completed
             self._removable += 1
             self._commit.later(self, now)
 
@@ -573,10 +598,3 @@ class DurableQueue(MessageQueue):
             if ready:
                 self._pack_of[stored.position] = pack
         return data
-
-
-def _settle(message: Message, now: float) -> None:
-    """One receiver of *message* is done with it."""
-    completion = message.as_published().completion
-    if completion is not None:
-        completion.settle(now)

@@ -12,6 +12,7 @@
 # is in the index of its worker as long as there is a hash.
 import math
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Final
 
 import msgpack
@@ -22,6 +23,7 @@ from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import check_filter
 from broker.reasons import ProtocolError
+from broker.session.message import Message
 from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
@@ -40,6 +42,7 @@ from broker.store.redis.keys import SessionKeys
 FORM: Final = 1
 HEAD: Final = b""
 LEFT: Final = b"\0"
+SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
 
@@ -122,6 +125,9 @@ class SessionRecord(SessionStorage):
         self._writing = False  # there is a transaction under way
         self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
+        self._taker: bytes | None = None  # the worker that is to own the session
+        self._give: Callable[[bytes], None] | None = None  # to be called when it does
+        self._given = False
 
     def restore(self) -> None:
         """Go on with a record that is stored."""
@@ -154,7 +160,27 @@ class SessionRecord(SessionStorage):
         else:
             then()
 
+    def give(self, incarnation: bytes, then: Callable[[bytes], None]) -> None:
+        self._taker = incarnation
+        self._give = then
+        self._queue.give(self._queue_given)
+
+    def _queue_given(self) -> None:
+        if self._queue.damaged:
+            self.end()
+        else:
+            self._given = True
+            self._commit.soon(self)
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        self._commit.confirm(then)
+
+    def disown(self) -> list[Message]:
+        return self._queue.disown()
+
     def end(self) -> None:
+        if self._given:
+            return
         self._ended = True
         self._changed = {}
         self._removed = {}
@@ -174,6 +200,8 @@ class SessionRecord(SessionStorage):
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
+        if self._given and self._taker is None:  # it is not that of this worker any more
+            return []
         self._writing = True
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
@@ -190,6 +218,12 @@ class SessionRecord(SessionStorage):
         if self._changed:
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
             self._changed = {}
+        if self._given and self._taker is not None:
+            taker = keys.of(self._taker)
+            words: list[bytes | str] = ["give", client, keys.records, keys.queues, keys.released]
+            words += [taker.records, taker.queues, taker.released]
+            writes.append(packed("EVAL", SCRIPT, 2, keys.index, taker.index, *words))
+            self._taker = None
         return writes
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
@@ -199,3 +233,7 @@ class SessionRecord(SessionStorage):
         then, self._written = self._written, None
         if then is not None:
             then()
+        give = self._give
+        if give is not None and (self._ended or (self._given and self._taker is None)):
+            self._give = None
+            give(self._queue.state().encode())

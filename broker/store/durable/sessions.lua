@@ -1,27 +1,55 @@
--- The durable sessions of a worker that has ended become those of another one, and are read. Each call is atomic.
+-- Durable sessions become those of another worker, and are read. Each call is atomic.
 --
--- broker/store/redis/keys.py describes the keys. All keys of a call are in one slice. Those of sessions end in a client
--- id, and are given without it, in the order: records, queues, released.
+-- broker/store/redis/keys.py describes the keys. But for a fence, all keys of a call are in one slice. Those of sessions
+-- end in a client id, and are given without it, in the order: records, queues, released.
 --
---   adopt  KEYS index of the former owner, index of the new one
+--   adopt  a worker has ended, and all its sessions are those of another one
+--          KEYS index of the former owner, index of the new one
 --          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds
 --          -> how many there were; less than that many: none is left
+--   give   a worker gives one session away
+--          KEYS as for adopt; ARGV op, client id, keys of the former owner, keys of the new one
+--          -> 1; 0: there is no such session
+--   take   a worker takes one session from a worker that has ended or does not answer
+--          KEYS as for adopt, fence of the former owner; ARGV as for adopt, with the client id
+--          -> as read, of that session
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 local op = ARGV[1]
 local LEFT = '\0' -- the field of a record with the time at which the client left (record.py)
 
+local function exists(key)
+  return redis.call('EXISTS', key) == 1
+end
+
+local function move(client)
+  for kind = 3, 5 do
+    if exists(ARGV[kind] .. client) then
+      redis.call('RENAME', ARGV[kind] .. client, ARGV[kind + 3] .. client)
+    end
+  end
+end
+
+local function left(client)
+  redis.pcall('HSETNX', ARGV[6] .. client, LEFT, ARGV[9]) -- its client was connected; or it is no hash
+end
+
+local function session(record, queue, released)
+  return {
+    redis.pcall('HGETALL', record),
+    redis.pcall('LINDEX', queue, 0),
+    redis.pcall('LINDEX', queue, -1),
+    redis.pcall('LLEN', queue),
+    redis.pcall('SMEMBERS', released),
+  }
+end
+
 if op == 'adopt' then
   local clients = redis.call('SPOP', KEYS[1], ARGV[2])
   for _, client in ipairs(clients) do
-    local has_record = redis.call('EXISTS', ARGV[3] .. client) == 1
-    if has_record and redis.call('SADD', KEYS[2], client) == 1 then
-      for kind = 3, 5 do
-        if redis.call('EXISTS', ARGV[kind] .. client) == 1 then
-          redis.call('RENAME', ARGV[kind] .. client, ARGV[kind + 3] .. client)
-        end
-      end
-      redis.pcall('HSETNX', ARGV[6] .. client, LEFT, ARGV[9]) -- its client was connected; or it is no hash
+    if exists(ARGV[3] .. client) and redis.call('SADD', KEYS[2], client) == 1 then
+      move(client)
+      left(client)
     else -- without a record, or written by the former owner after this session had been taken from it
       redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
     end
@@ -29,17 +57,28 @@ if op == 'adopt' then
   return #clients
 end
 
+if op == 'give' or op == 'take' then
+  local client = ARGV[2]
+  local found = exists(ARGV[3] .. client)
+  if found then
+    redis.call('SREM', KEYS[1], client)
+    redis.call('SADD', KEYS[2], client)
+    move(client)
+  end
+  if op == 'give' then
+    return found and 1 or 0
+  end
+  if found then
+    redis.call('RPUSH', KEYS[3], client)
+    left(client)
+  end
+  return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)
+end
+
 if op == 'read' then
   local answers = {}
   for i = 5, #ARGV do
-    local record, queue, released = ARGV[2] .. ARGV[i], ARGV[3] .. ARGV[i], ARGV[4] .. ARGV[i]
-    answers[#answers + 1] = {
-      redis.pcall('HGETALL', record),
-      redis.pcall('LINDEX', queue, 0),
-      redis.pcall('LINDEX', queue, -1),
-      redis.pcall('LLEN', queue),
-      redis.pcall('SMEMBERS', released),
-    }
+    answers[#answers + 1] = session(ARGV[2] .. ARGV[i], ARGV[3] .. ARGV[i], ARGV[4] .. ARGV[i])
   end
   return answers
 end

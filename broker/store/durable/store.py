@@ -3,19 +3,29 @@
 # It is a connection of its own: a claim must not wait behind a transaction of a megabyte.
 import zlib
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, Protocol, cast
 
 from broker.reasons import StoreFailure
 from broker.session.queue import MessageBudget
-from broker.store.durable.adoption import Adoption, SessionOwner, client_id_of
+from broker.store.durable.adoption import (
+    AdoptedSession,
+    Adoption,
+    SessionOwner,
+    client_id_of,
+    restore,
+    set_aside,
+)
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.queue import DurableQueue
-from broker.store.durable.record import SessionRecord
+from broker.store.durable.queue_state import decode_state
+from broker.store.durable.record import SCRIPT, SessionRecord
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
+from broker.store.redis.script import Script
 
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
+Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: there is none, or it is damaged. Now
 WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 
 
@@ -37,15 +47,18 @@ class DurableStore(OnReady):
         *budget*: in which messages in memory count. *wall*: Unix time in seconds.
         """
         self.commit = commit
-        self.adoption = Adoption(commands, keys, node, incarnation, self.begin, wall)
+        self._script = Script(commands, SCRIPT)
+        self.adoption = Adoption(commands, self._script, keys, node, incarnation, self.begin, wall)
         self._commands = commands
+        self._keys = keys
         self._slices = [keys.sessions(number, incarnation) for number in range(SLICES)]
         self._budget = budget
         self._wall = wall
         self._owner: SessionOwner | None = None
-        self._pages: list[_Page] = []  # that are to be read
-        self._pages_at = 0.0  # not before this time
-        self._damaged: list[tuple[bytes, str]] = []  # client ids, and why
+        self._expected: dict[bytes, tuple[SessionRecord, DurableQueue]] = {}  # that come from other workers
+        self._reads: list[Read] = []  # that are to be sent
+        self._reads_at = 0.0  # not before this time
+        self._damaged: list[tuple[DurableQueue, str]] = []  # and why
         commands.on_ready(self)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
@@ -63,21 +76,44 @@ class DurableStore(OnReady):
         queue = DurableQueue(keys, client, self._budget, self.commit, self)
         return SessionRecord(keys, client, self.commit, queue, self._wall), queue
 
+    def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
+        """What stores the session of *client*, which another worker has still. `take()` follows, or its end."""
+        self._expected[client] = expected = self.begin(client)
+        expected[1].expect()
+        return expected
+
+    def take(self, client: bytes, former: bytes, state: bytes, then: Taken, now: float) -> None:
+        """Read the session of *client*, which is expected, and call *then*.
+
+        *former*: the incarnation of the worker that has it and has ended; b"": a worker that lives has given it to this
+        one, with *state*.
+        """
+        ours = self._slices[zlib.crc32(client) % SLICES]
+        record, queue = self._expected.pop(client)
+        words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, client]
+        command = self._script.call([], words)
+        if former:
+            theirs = ours.of(former)
+            words = ["take", client, theirs.records, theirs.queues, theirs.released]
+            words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
+            command = self._script.call([theirs.index, ours.index, self._keys.fence(former)], words)
+        _Take(self, record, queue, not former, command, state, then).send(now)
+
     def tick(self, now: float) -> float:
         """Send what is to be sent now; return the time of the next thing. To be called at the end of each slice."""
         if self._damaged:
             damaged, self._damaged = self._damaged, []
-            for client, why in damaged:
+            for queue, why in damaged:
                 assert self._owner is not None
-                self._owner.damaged(client_id_of(client), why, now)
+                self._owner.damaged(client_id_of(queue.client), why, not queue.ended, now)
         due = min(self.commit.tick(now), self.adoption.tick(now))
-        if self._pages:
-            if now < self._pages_at:
-                due = min(due, self._pages_at)
+        if self._reads:
+            if now < self._reads_at:
+                due = min(due, self._reads_at)
             else:
-                pages, self._pages = self._pages, []
-                for page in pages:
-                    page.send(now)
+                reads, self._reads = self._reads, []
+                for read in reads:
+                    read.send(now)
         return min(due, self._commands.tick(now))
 
     def settled(self) -> bool:
@@ -96,18 +132,25 @@ class DurableStore(OnReady):
         return self._wall()
 
     def read(self, queue: DurableQueue) -> None:
-        self._pages.append(_Page(self, queue))
+        self._reads.append(_Page(self, queue))
 
-    def damaged(self, client: bytes, why: str) -> None:
-        self._damaged.append((client, why))
+    def damaged(self, queue: DurableQueue, why: str) -> None:
+        self._damaged.append((queue, why))
 
     def submit(self, command: Command, now: float) -> None:
         self._commands.submit(command, now)
 
-    def not_read(self, page: "_Page", now: float) -> None:
-        """Have *page* read again: a server that was full or away will be there again."""
-        self._pages.append(page)
-        self._pages_at = now + PAUSE
+    def not_read(self, read: "Read", failure: StoreFailure, now: float) -> None:
+        """Send *read* again: a server that was full or away will be there again."""
+        self._script.failed(failure, now)
+        self._reads.append(read)
+        self._reads_at = now + PAUSE
+
+
+class Read(Protocol):
+    """Something that is to be read, for as long as it takes."""
+
+    def send(self, now: float) -> None: ...
 
 
 class _Page:
@@ -143,4 +186,57 @@ class _ReadPage(Command):
         if detail.startswith(WRONG_TYPE):  # no access rule and no proxy: it will never be a list
             self._page.refused(detail)
         else:
-            self._page.store.not_read(self._page, now)
+            self._page.store.not_read(self._page, failure, now)
+
+
+class _Take:
+    """A session that another worker had is to be read."""
+
+    def __init__(
+        self,
+        store: DurableStore,
+        record: SessionRecord,
+        queue: DurableQueue,
+        one_of_many: bool,
+        command: bytes,
+        state: bytes,
+        then: Taken,
+    ) -> None:
+        """*one_of_many*: the reply is a list of sessions, with one."""
+        self.store = store
+        self._record = record
+        self._queue = queue
+        self._one_of_many = one_of_many
+        self._command = command
+        self._state = state
+        self._then = then
+
+    def send(self, now: float) -> None:
+        self.store.submit(_ReadTaken(self, self._command), now)
+
+    def arrived(self, reply: list[Any], now: float) -> None:
+        record, queue = self._record, self._queue
+        parts = reply[0] if self._one_of_many else reply
+        if parts[0] == []:
+            self._then(None, now)
+            return
+        try:
+            state = decode_state(self._state) if self._state else None
+            stored = restore(parts, record, queue, state, now, self.store.wall())
+        except ValueError as error:
+            set_aside(record, queue, str(error))
+            self._then(None, now)
+        else:
+            self._then(AdoptedSession(client_id_of(queue.client), stored, record, queue), now)
+
+
+class _ReadTaken(Command):
+    def __init__(self, take: _Take, command: bytes) -> None:
+        super().__init__(command, PATIENCE)
+        self._take = take
+
+    def replied(self, reply: object, now: float) -> None:
+        self._take.arrived(cast(list[Any], reply), now)
+
+    def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
+        self._take.store.not_read(self._take, failure, now)

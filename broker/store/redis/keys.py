@@ -94,8 +94,13 @@ class SessionKeys:
     """The keys of the durable sessions of one worker in one slice, which end in the client id."""
 
     def __init__(self, slice: bytes, incarnation: bytes) -> None:
+        self._slice = slice
         self.index = b"%bsessions:%b" % (slice, incarnation)
         self.records = b"%bsession:%b:" % (slice, incarnation)
         self.queues = b"%bqueue:%b:" % (slice, incarnation)
         self.released = b"%breleased:%b:" % (slice, incarnation)
         self.damaged = b"%bdamaged:" % slice
+
+    def of(self, incarnation: bytes) -> "SessionKeys":
+        """The keys of another worker in the same slice."""
+        return SessionKeys(self._slice, incarnation)

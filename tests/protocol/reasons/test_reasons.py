@@ -29,6 +29,7 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_REFUSED: TASKS,
     CloseReason.WEBSOCKET_ERROR: TASKS,
     CloseReason.WEBSOCKET_TEXT: TASKS,
+    CloseReason.RECEIVER_MOVED: "it takes a stored session: see tests/cluster/test_durable_takeovers.py",
     CloseReason.SESSION_DAMAGED: "it takes a stored session: see tests/cluster/test_durable.py",
 }
 LINES: Final[dict[type[Enum], str]] = {

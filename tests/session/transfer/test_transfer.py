@@ -60,9 +60,13 @@ def leave(session: Session) -> SessionExport:
     return exported
 
 
+def no_store(client_id: str) -> None:
+    """This worker keeps sessions in memory."""
+
+
 def an_import(limits: SessionLimits, counters: Counters) -> SessionImport:
     """An import of any session, which gets *limits*."""
-    return SessionImport(lambda client_id, user: limits, limits.budget, counters)
+    return SessionImport(lambda client_id, user: limits, limits.budget, counters, no_store)
 
 
 def arrive(chunks: list[bytes], limits: SessionLimits | None = None, counters: Counters | None = None) -> SessionImport:
@@ -428,7 +432,7 @@ def test_a_session_arrives_with_the_limits_of_its_client_and_user() -> None:
         asked.append((client_id, user))
         return limits_with(budget, queue=4)
 
-    imported = SessionImport(limits_of, budget, former.counters)
+    imported = SessionImport(limits_of, budget, former.counters, no_store)
     for chunk in chunks_of(leave(former.session)):
         imported.take(chunk)
 
@@ -562,6 +566,12 @@ def test_what_is_no_session_is_refused_with_a_sentence(chunk: bytes, why: str) -
     assert str(caught.value).startswith("A session that was handed over cannot be read: ")
     assert not imported.complete or "kind 3" in why
     imported.abandon()
+
+
+def test_a_durable_session_is_refused_where_sessions_are_in_memory() -> None:
+    """It would begin empty, and what is stored of it be nobody's."""
+    with pytest.raises(SessionImportError, match="this worker keeps sessions in memory"):
+        arrive([pack([*HEAD, True])])
 
 
 def test_the_pages_of_these_tests_are_what_they_should_be() -> None:

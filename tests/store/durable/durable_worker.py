@@ -70,6 +70,19 @@ class OneSession:
             assert EXPIRY == found.stored.expiry
         self.ready = True
 
+    def expect(self) -> None:
+        """The session comes from another worker: `take()` follows."""
+        self._serve(*self._store.expect(CLIENT))
+
+    def take(self, former: bytes, state: bytes, now: float) -> None:
+        """See `DurableStore.take()`."""
+        self._store.take(CLIENT, former, state, self._taken, now)
+
+    def _taken(self, session: AdoptedSession | None, now: float) -> None:
+        self.found = session
+        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
+        self.ready = True
+
     def _serve(self, record: SessionRecord, queue: DurableQueue) -> None:
         self.record, self.queue = record, queue
         self.client = Receiver(expiry=EXPIRY)
@@ -79,7 +92,7 @@ class OneSession:
         self.client.session.limit(limits)
         self.client.session.restore(dict.fromkeys(queue.released_ids(), RELEASED))
 
-    def damaged(self, client_id: str, why: str, now: float) -> None:
+    def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self.damage[client_id] = why
 
     def end(self) -> None:
@@ -90,8 +103,10 @@ class OneSession:
 class DurableWorker:
     """Begins with what *redis* has stored, as the worker *number* of its node, after all others have ended."""
 
-    def __init__(self, redis: ModelRedis, number: int = 1, now: float = 1000.0, queue: int = PLENTY) -> None:
-        """*queue*: how many messages may wait."""
+    def __init__(
+        self, redis: ModelRedis, number: int = 1, now: float = 1000.0, queue: int = PLENTY, expects: bool = False
+    ) -> None:
+        """*queue*: how many messages may wait. *expects*: the session comes later, from a worker that lives."""
         self.redis = redis
         self.now = now
         self.number = number
@@ -102,6 +117,11 @@ class DurableWorker:
         self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
         self.owner = OneSession(self.store, self.budget, queue)
         self.commands.start(now)
+        if expects:
+            redis.values[KEYS.durable_owners("node")].add(incarnation(number))  # it has begun before
+            self.store._owner = self.owner
+            self.owner.expect()
+            return
         self.store.serve(self.owner, now)
         self.until(lambda: self.owner.ready)
         self.settle()
@@ -141,7 +161,12 @@ class DurableWorker:
         self.until(lambda: self.store.commit.idle() and not self.redis.busy())
 
     def connect(self, window: int = 65535) -> None:
+        self.owner.record.store_head(EXPIRY, None, True)
         self.client.connect(V311, window=window)
+
+    def disconnect(self) -> None:
+        self.owner.record.store_head(EXPIRY, None, False)
+        self.session.detach()
 
     def offer(self, payload: bytes, qos: int = 1) -> Message:
         """Have the session receive a message of a publish."""

@@ -13,14 +13,15 @@ from broker.store.redis.connection import RedisConnection
 
 Reply = bytes | int | None | Exception | list["Reply"]
 Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
-WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL", b"HSET", b"HDEL", b"RENAME", b"EVALSHA")
+WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL", b"HSET", b"HDEL", b"RENAME", b"EVALSHA", b"EVAL")
 
 
 class ModelRedis:
     """A `ByteStream` with the server behind it."""
 
-    def __init__(self) -> None:
-        self.values: dict[bytes, Any] = {}  # lists, sets, bytes, dicts
+    def __init__(self, values: dict[bytes, Any] | None = None) -> None:
+        """*values*: those of another connection to the same server."""
+        self.values: dict[bytes, Any] = {} if values is None else values  # lists, sets, bytes, dicts
         self.full = False  # writes are refused
         self.connection: RedisConnection | None = None
         self._received: deque[list[bytes]] = deque()  # commands that are not executed
@@ -112,7 +113,7 @@ class ModelRedis:
     def _reply(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
         if name in (b"CLIENT", b"SCRIPT", b"PING"):
             return b"OK"
-        if name == b"EVALSHA":
+        if name in (b"EVALSHA", b"EVAL"):
             keys = int(words[0])
             return self._script(words[1 : 1 + keys], words[1 + keys :])
         if name == b"SET":
@@ -191,15 +192,31 @@ class ModelRedis:
             for client in clients:
                 self._of_set(b"SREM", keys[0], [client])
                 if words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
-                    for kind in (2, 3, 4):
-                        if words[kind] + client in self.values:
-                            self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
+                    self._move(client, words)
                     self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
                 else:
                     self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
             return len(clients)
+        if words[0] in (b"give", b"take"):
+            client = words[1]
+            found = words[2] + client in self.values
+            if found:
+                self._of_set(b"SREM", keys[0], [client])
+                self._of_set(b"SADD", keys[1], [client])
+                self._move(client, words)
+            if words[0] == b"give":
+                return int(found)
+            if found:
+                self._of_list(b"RPUSH", keys[2], [client])
+                self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
+            return self._read(*[words[kind] + client for kind in (5, 6, 7)])
         assert b"read" == words[0]
         return [self._read(*[words[kind] + client for kind in (1, 2, 3)]) for client in words[4:]]
+
+    def _move(self, client: bytes, words: list[bytes]) -> None:
+        for kind in (2, 3, 4):
+            if words[kind] + client in self.values:
+                self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
 
     def _read(self, record: bytes, queue: bytes, released: bytes) -> Reply:
         wanted = [(b"HGETALL", record, []), (b"LINDEX", queue, [b"0"]), (b"LINDEX", queue, [b"-1"])]

@@ -162,7 +162,7 @@ class ManySessions:
     def adopted(self, now: float) -> None:
         self.ready = True
 
-    def damaged(self, client_id: str, why: str, now: float) -> None:
+    def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         raise AssertionError(why)
 
 

@@ -2,7 +2,8 @@
 #
 # A history has random steps: publishes, acknowledgements, connections of the client that come and go, commands that the
 # server executes and answers that arrive, one by one, a connection to Redis that is cut anywhere, a server that refuses
-# writes, and a worker that is killed and replaced by one that knows only what is stored.
+# writes, a worker that is killed and replaced by one that knows only what is stored, and a session that moves to
+# another worker while one of the two may be killed.
 import os
 from dataclasses import dataclass
 from random import Random
@@ -14,7 +15,7 @@ from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.session.message import Message
 from broker.store.durable.group_commit import HOLD
 from broker.store.redis.connection import packed
-from tests.store.durable.durable_worker import DurableWorker, answered
+from tests.store.durable.durable_worker import DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 HISTORIES = int(os.environ.get("WEIR_HISTORIES", "120"))
@@ -32,6 +33,7 @@ WEIGHTS = {
     "cut": 2,
     "fill": 2,
     "kill": 1,
+    "move": 2,
 }
 
 
@@ -76,20 +78,70 @@ class History:
         self.to_complete: list[int] = []  # packet ids of PUBRELs that the client has received over this connection
         self.newest = -1  # of the messages that the client has
         self.workers = 1
+        self.crashed = False  # what the client has acknowledged may come again
         self.worker = DurableWorker(self.redis)
         self.other = OtherSession()
 
     def kill_worker(self) -> None:
         """The next worker knows nothing but what is stored."""
-        for sent in self.sent:
-            sent.safe = sent.safe or sent.settled()
-        now = self.worker.now
-        self.redis.cut(now)
+        self.ends(self.worker)
         self.redis.full = False
         self.workers += 1
-        self.worker = DurableWorker(self.redis, self.workers, now)
+        self.worker = DurableWorker(self.redis, self.workers, self.worker.now)
         self.other = OtherSession()
         self.connect()
+
+    def ends(self, worker: DurableWorker) -> None:
+        """It is killed: whom it has not answered, nobody answers."""
+        for sent in self.sent:
+            sent.safe = sent.safe or sent.settled()
+        self.crashed = True
+        worker.redis.cut(worker.now)
+
+    def move(self) -> None:
+        """The session moves to another worker; one of the two may be killed meanwhile."""
+        former = self.worker
+        former.disconnect()
+        former.redis.full = False
+        self.workers += 1
+        new = DurableWorker(ModelRedis(self.redis.values), self.workers, former.now, expects=True)
+        killed = self.random.choice(["", "", "former", "new, early", "new, late"])
+        self.pass_time(former, new)
+        if killed == "new, early":
+            self.ends(new)
+            self.connect()
+            return
+        self.worker, self.redis, self.other = new, new.redis, OtherSession()
+        given: list[bytes] = []
+        former.owner.record.give(incarnation(new.number), given.append)
+        self.pass_time(former, new)
+        if killed == "former":
+            self.ends(former)
+            new.owner.take(incarnation(former.number), b"", new.now)
+        else:
+            former.until(lambda: len(given) > 0)
+            former.session.restore({})
+            former.session.end()
+            assert (0, 0) == (former.budget.used, former.budget.messages)
+            if killed:
+                self.kill_worker()
+                return
+            new.owner.take(b"", given[0], new.now)
+        new.until(lambda: new.owner.ready)
+        assert {} == new.owner.damage
+        self.connect()
+
+    def pass_time(self, former: DurableWorker, new: DurableWorker) -> None:
+        """Publishes go to where the session is, and the connections to Redis are slow and may end."""
+        for _ in range(self.random.choice([0, 1, 10, 50])):
+            if self.random.random() < 0.3:
+                self.publish(self.random.choice(self.bursts))
+            for worker in (former, new):
+                worker.redis.execute(self.random.choice([0, 1, 5]))
+                worker.redis.answer(worker.now, self.random.choice([0, 1, 5]))
+                worker.tick(self.random.choice([0.0, HOLD]))
+                if self.random.random() < 0.01:
+                    worker.redis.cut(worker.now)
 
     # The clients.
 
@@ -104,7 +156,7 @@ class History:
         self.worker.connect(self.window)
 
     def disconnect(self) -> None:
-        self.worker.session.detach()
+        self.worker.disconnect()
 
     def read(self) -> None:
         """The client reads what was sent to it."""
@@ -125,6 +177,8 @@ class History:
         assert sent.qos == packet.qos
         self.unacknowledged.append(sent)
         assert packet.dup or not sent.received, "a message was sent again and not marked"
+        if not self.crashed:
+            assert not sent.acknowledged, "a message was sent again although the client has acknowledged it"
         if packet.qos == 2 and packet.packet_id in self.unreleased:
             assert self.unreleased[packet.packet_id] is sent, "two messages have one packet id"
             return
@@ -179,6 +233,8 @@ class History:
             self.redis.cut(self.worker.now)
         elif what == "fill":
             self.redis.full = random.random() < 0.2
+        elif what == "move":
+            self.move()
         else:
             self.kill_worker()
         self.worker.tick()

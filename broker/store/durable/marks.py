@@ -1,0 +1,76 @@
+# The marks of a queue: messages of QoS 2 whose client has sent PUBREC, by position, in a set in Redis.
+#
+# A marked message is never sent again, PUBREL is. So a mark is stored before PUBREL leaves, and removed when PUBCOMP
+# has come and the pack of the message is removed: in a pack without its mark it would be sent once more.
+from broker.store.durable.pack import StoredPack
+from broker.store.redis.connection import packed
+
+
+class PubrecMarks:
+    def __init__(self) -> None:
+        self.asked: dict[int, None] = {}  # to be stored
+        self.stored: dict[int, StoredPack | None] = {}  # with their packs while those are in the list and were read
+        self.completed: list[int] = []  # those with PUBCOMP that are to be removed
+        self.completed_unread: set[int] = set()  # those with PUBCOMP whose packs are unread
+        self._writing: dict[int, None] = {}  # in the transaction under way
+
+    def restore(self, stored: list[int], completed: list[int]) -> None:
+        """Go on with the marks *stored* in Redis; for those *completed*, PUBCOMP has come."""
+        self.completed_unread = set(completed)
+        self.stored = {position: None for position in stored if position not in self.completed_unread}
+
+    def ask(self, position: int) -> bool:
+        """Have *position* stored; false if it is or will be anyway."""
+        if position in self._writing:
+            return False
+        self.asked[position] = None
+        return True
+
+    def complete(self, position: int, ready_to: int) -> bool:
+        """PUBCOMP has come for *position*, or it is done without; true if the message itself was done before.
+
+        What is behind the position *ready_to* is unread.
+        """
+        if position not in self.stored:
+            self.asked.pop(position, None)
+            if position in self._writing:  # PUBCOMP without PUBREL
+                del self._writing[position]
+                self.completed.append(position)
+            return False
+        pack = self.stored.pop(position)
+        if position > ready_to:
+            self.completed_unread.add(position)
+        elif pack is None or pack.removed:
+            self.completed.append(position)
+        else:
+            pack.completed.append(position)
+        return True
+
+    def read(self, position: int, pack: StoredPack) -> bool:
+        """*pack* was read, which has *position*; whether that is marked."""
+        if position in self.stored:
+            self.stored[position] = pack
+            return True
+        if position in self.completed_unread:
+            self.completed_unread.discard(position)
+            pack.completed.append(position)
+            return True
+        return False
+
+    def collect(self, key: bytes) -> list[bytes]:
+        """The commands that store and remove marks in the set *key*."""
+        writes = []
+        if self.completed:
+            writes.append(packed("SREM", key, *self.completed))
+            self.completed = []
+        if self.asked:
+            writes.append(packed("SADD", key, *self.asked))
+            self._writing, self.asked = self.asked, {}
+        return writes
+
+    def committed(self, pack_of: dict[int, StoredPack]) -> list[int]:
+        """What `collect()` returned was carried out; the positions whose PUBREL may leave."""
+        written, self._writing = list(self._writing), {}
+        for position in written:
+            self.stored[position] = pack_of.get(position)
+        return written

@@ -1,0 +1,315 @@
+# A durable session follows its client to another worker: whole, under the same packet ids, and stored at each moment.
+import time
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Connect, Disconnect, Properties, Publish
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.net.pauses import Pause
+from broker.net.stream import Stream
+from broker.reasons import CloseReason
+from tests.cluster.talk import subscribed
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # a real Redis
+
+StartNode = Callable[[int], Node]
+PATIENCE = 10.0  # seconds for what should take milliseconds
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+
+
+@pytest.fixture
+def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
+    return start_redis()
+
+
+@pytest.fixture
+def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
+    return lambda workers: nodes(workers, None, redis, durable=True)
+
+
+def arrive(broker: Broker, client_id: str = "me", clean: bool = False) -> Client:
+    client = broker.connect(client_id, V5, clean_start=clean, properties=LASTING)
+    broker.settle()
+    return client
+
+
+def subscriber(broker: Broker, filter: str = "a") -> Client:
+    client = arrive(broker)
+    subscribed(client, filter)
+    return client
+
+
+def publish(broker: Broker, *said: bytes, qos: int = 1, topic: bytes = b"a") -> None:
+    """Publish, and see the acknowledgements."""
+    publisher = broker.connect("publisher")
+    publisher.send(*[Publish(topic, payload, qos, packet_id=number + 1) for number, payload in enumerate(said)])
+    broker.settle()
+    broker.advance(0.2)
+    wanted = PUBACK if qos == 1 else PUBREC
+    assert [wanted] * len(said) == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+    publisher.drop()
+    broker.settle()
+
+
+def messages(client: Client) -> list[tuple[bytes, int, bool]]:
+    return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
+
+
+def lane(broker: Broker, other: Broker) -> Stream:
+    """What comes from *other* to *broker*: messages, and what has to keep its place among them."""
+    (peer,) = [peer for peer in broker.mesh.peers if peer.shard == other.shard]
+    return peer.data
+
+
+def sessions(node: Node) -> list[int]:
+    """The workers that have one of the client."""
+    return [broker.shard for broker in node if broker.session("me") is not None]
+
+
+def stored_at(redis: RunningRedis) -> list[str]:
+    """The kinds and owners of all keys of durable sessions."""
+    found = []
+    for key in redis.client(decode_responses=True).keys("weir:{*}:*:*:me"):
+        _, _, kind, incarnation, _ = str(key).split(":")
+        found.append(f"{kind} {int(incarnation, 16)}")
+    return sorted(found)
+
+
+def test_it_comes_with_what_waits(start_node: StartNode, redis: RunningRedis) -> None:
+    """What was acknowledged to publishers would be lost, or come under other packet ids."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1", b"2", b"3")
+    assert ["queue 1", "session 1"] == stored_at(redis)
+    client = arrive(node[1])
+
+    assert client.connack.session_present
+    assert [(b"1", 1, False), (b"2", 2, False), (b"3", 3, False)] == messages(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert 0 == node[0].queue_budget.used
+    client.send(*[Ack(PUBACK, number) for number in (1, 2, 3)])
+    node.advance(0.2)
+    assert ["session 2"] == stored_at(redis)
+    publish(node[0], b"4")
+    assert [(b"4", 4, False)] == messages(client)
+
+
+def test_what_was_sent_comes_again_and_what_was_acknowledged_does_not(start_node: StartNode) -> None:
+    """A client would get twice what it has acknowledged, as its pack is stored still; or under another packet id."""
+    node = start_node(2)
+    client = subscriber(node[0])
+    client.drop()
+    publish(node[0], b"1", b"2", b"3", b"4")
+    client = node[0].connect("me", V5, clean_start=False, properties=LASTING)
+    assert 4 == len(messages(client))
+    client.send(Ack(PUBACK, 1), Ack(PUBACK, 3))
+    node.settle()
+    client = arrive(node[1])
+    assert [(b"2", 2, True), (b"4", 4, True)] == messages(client)
+    publish(node[1], b"5")
+    assert [(b"5", 5, False)] == messages(client)
+    client = arrive(node[0])
+    assert [(b"2", 2, True), (b"4", 4, True), (b"5", 5, True)] == messages(client)
+
+
+def test_qos_2_goes_on_where_it_was(start_node: StartNode, redis: RunningRedis) -> None:
+    """A message would be delivered twice whose PUBREC had come, or a PUBREL be sent again for one that is over."""
+    node = start_node(2)
+    client = subscriber(node[0])
+    publish(node[0], b"1", b"2", b"3", qos=2)
+    assert 3 == len(messages(client))
+    client.send(Ack(PUBREC, 1), Ack(PUBREC, 2))
+    node.settle()
+    client.receive()
+    client.send(Ack(PUBCOMP, 1))
+    node.settle()
+    client = arrive(node[1])
+    received = client.receive()
+
+    assert [Ack(PUBREL, 2)] == [each for each in received if isinstance(each, Ack)]
+    assert [(b"3", 3, True)] == [
+        (each.payload, each.packet_id, each.dup) for each in received if isinstance(each, Publish)
+    ]
+    client.send(Ack(PUBCOMP, 2), Ack(PUBREC, 3))
+    node.settle()
+    assert [Ack(PUBREL, 3)] == client.receive()
+    client.send(Ack(PUBCOMP, 3))
+    node.advance(0.2)
+    assert ["session 2"] == stored_at(redis)
+
+
+def coming(broker: Broker, client_id: str = "me", clean: bool = False) -> Client:
+    """A client whose CONNECT is not answered yet."""
+    client = broker.open(V5)
+    client.send(Connect(V5, client_id, clean, properties=LASTING))
+    return client
+
+
+def test_nobody_is_answered_for_what_is_delivered_while_it_moves(start_node: StartNode, redis: RunningRedis) -> None:
+    """A publish would be acknowledged that a crash of either worker loses."""
+    node = start_node(3)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node[2].stopped = True  # the move cannot be completed without it
+    client = coming(node[1])
+    assert [] == client.receive()
+    publisher = node[1].connect("publisher")
+    publisher.send(Publish(b"a", b"2", 1, packet_id=1))
+    node.advance(0.3)
+    assert [] == publisher.receive()
+    node[2].stopped = False
+    node.advance(0.3)
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+    assert [(b"1", 1, False), (b"2", 2, False)] == messages(client)
+
+
+@pytest.mark.parametrize("how", ["full", "killed"])
+def test_it_moves_when_redis_is_back(start_node: StartNode, redis: RunningRedis, how: str) -> None:
+    """The session would be lost between its workers, or its client be refused for ever."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node[0].reactor.pause(lane(node[0], node[1]), Pause.FANOUT)  # what worker 1 sends is not heard
+    client = coming(node[1])
+    assert [] == client.receive()
+    for broker in node:
+        broker.answered = False
+    if how == "full":
+        redis.client().config_set("maxmemory", 1)
+    else:
+        redis.kill()
+    node[0].reactor.resume(lane(node[0], node[1]), Pause.FANOUT)
+    node.advance(3)
+    assert [] == client.receive()
+    if how == "full":
+        redis.client().config_set("maxmemory", 0)
+    else:
+        redis.start()
+    deadline = time.monotonic() + PATIENCE
+    while not client.inbox and time.monotonic() < deadline:
+        node.advance(0.1)
+        time.sleep(0.1)  # the server starts in time that passes
+    for broker in node:
+        broker.answered = True
+    node.advance(0.2)
+
+    assert [(b"1", 1, False)] == messages(client)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_former_owner_dies_around_the_moment_at_which_it_gives_it(
+    start_node: StartNode, redis: RunningRedis, when: str
+) -> None:
+    """Each of the two would believe that the other one has it."""
+    node = start_node(3)
+    subscriber(node[0]).drop()
+    publish(node[2], b"1")
+    if when == "before":
+        node[2].stopped = True  # worker 0 waits for its mark
+    client = coming(node[1])
+    if when == "before":
+        assert [] == client.receive()
+    deadline = time.monotonic() + PATIENCE
+    while when == "after" and "queue 1" in stored_at(redis) and time.monotonic() < deadline:
+        for broker in node:
+            broker.turn()
+    assert (["queue 1", "session 1"] if when == "before" else ["queue 2", "session 2"]) == stored_at(redis)
+    publisher = node[1].open(V5)
+    publisher.send(Connect(V5, "publisher"), Publish(b"a", b"2", 1, packet_id=1))
+    if when == "before":
+        node.settle()
+    node.kill(node[0])
+    node[1].stopped = False
+    node.advance(0.3)
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()[-1:]
+    assert [(b"1", 1, True), (b"2", 2, False)] == messages(client)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
+def test_who_has_it_dies_and_the_next_one_takes_it_with_its_messages(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A session would be lost with its worker, until that is started anew."""
+    node = start_node(3)
+    client = subscriber(node[0])
+    publish(node[1], b"1", b"2")
+    client.send(Ack(PUBACK, 1))
+    node.settle()
+    node.kill(node[0])
+    client = arrive(node[0])
+
+    assert client.connack.session_present
+    assert [(b"2", 2, True)] == [each for each in messages(client) if each[0] != b"1"]
+    publish(node[1], b"3")
+    assert [(b"3", 3, False)] == messages(client)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
+def test_who_does_not_answer_acknowledges_nothing_afterwards(start_node: StartNode, redis: RunningRedis) -> None:
+    """What it accepts for a session that was taken from it would be lost."""
+    node = start_node(2)
+    first = subscriber(node[0])
+    publish(node[0], b"1")
+    publisher = node[0].connect("publisher", V5)
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert [(b"1", 1, True)] == messages(client)
+    publisher.send(Publish(b"a", b"2", 1, packet_id=1))
+    redis.pause()  # so that worker 0 accepts the publish before it learns what has happened
+    node[0].stopped = node[0].answered = node[1].answered = False
+    node.settle()
+    redis.go_on()
+    node[0].answered = node[1].answered = True
+    node.advance(0.3)
+
+    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+    assert Disconnect(CloseReason.SESSION_TAKEN_OVER.code) == first.receive()[-1]
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    publish(node[0], b"3")
+    assert b"3" == messages(client)[-1][0]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_clean_start_leaves_nothing_of_it(start_node: StartNode, redis: RunningRedis, alive: bool) -> None:
+    """What the client has parted from would come back with the next worker that adopts."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    if not alive:
+        node.kill(node[0])
+    client = arrive(node[-1], clean=True)
+    node.advance(0.3)
+
+    assert not client.connack.session_present
+    assert ["session 2"] == stored_at(redis)
+    assert [] == messages(client)
+
+
+def test_a_damaged_session_is_not_moved(start_node: StartNode, redis: RunningRedis) -> None:
+    """Its client would wait for ever, or what is left of it be mixed with the next one."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    (queue,) = redis.client().keys("*:queue:*:me")
+    redis.client().delete(queue)
+    redis.client().rpush(queue, b"?")
+    client = arrive(node[1])
+    node.advance(0.3)
+
+    assert not client.connack.session_present
+    assert 1 == sum(broker.counters.sessions_damaged for broker in node)
+    assert ["session 2"] == stored_at(redis)
+    assert 2 == len(redis.client().keys("*:damaged:*"))
+    subscribed(client, "a")
+    publish(node[0], b"2")
+    assert [(b"2", 1, False)] == messages(client)
