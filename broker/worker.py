@@ -103,7 +103,7 @@ class Worker:
         )
         self.client_log = ClientLog(config.log.client_events_per_second, clock)
         self.base = base = Essentials(
-            config, worker, self.reactor, Counters(), structlog.get_logger(), self.client_log, clock, wall
+            config, worker, self.reactor, Counters(), structlog.get_logger(), self.client_log, clock, wall, workers
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.handshakes = Offload(threads or ThreadPoolExecutor(UNDER_WAY, "handshakes"), self.reactor.call)

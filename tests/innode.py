@@ -29,6 +29,7 @@ class Node(Sequence[Broker]):
         *durable*: sessions are stored. The workers must start before there is one.
         """
         self.durable = durable
+        self._workers = workers
         self._name = name
         self._traces = traces
         self.clock = Clock()
@@ -40,8 +41,12 @@ class Node(Sequence[Broker]):
         for _ in range(workers):
             self.start()
 
-    def start(self, shard: int | None = None, wall: Callable[[], float] = time.time) -> Broker:
-        """Start one more worker, which meets the others; its number is *shard*, or else the lowest that is free."""
+    def start(self, shard: int | None = None, wall: Callable[[], float] = time.time, adopts: bool = True) -> Broker:
+        """Start one more worker, which meets the others; its number is *shard*, or else the lowest that is free.
+
+        *adopts*: it has what is stored when this returns; otherwise it begins to adopt when it does not stand still any
+        more.
+        """
         if shard is None:
             taken = {broker.shard for broker in self.workers}
             shard = next(number for number in range(len(taken) + 1) if number not in taken)
@@ -56,6 +61,7 @@ class Node(Sequence[Broker]):
             wall=wall,
             trace=trace,
             durable=self.durable,
+            workers=self._workers if self.durable else 1,
         )
         broker.answered = True
         for other in self.workers:
@@ -72,11 +78,12 @@ class Node(Sequence[Broker]):
         registry_client = broker.registry_client
         while registry_client is not None and registry_client.commands.state != READY:
             broker.settle()
+        broker.stopped = not adopts
         durable = broker.worker.protocol.durable
         if durable is not None:
             ready: list[bool] = []
             durable.when_ready(lambda: ready.append(True), self.clock.now)
-            while not ready:
+            while not ready and adopts:
                 broker.settle()
         return broker
 

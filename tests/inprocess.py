@@ -343,6 +343,7 @@ class Broker(Probe):
         wall: Callable[[], float] = time.time,
         trace: str = "",
         durable: bool = False,
+        workers: int = 1,
     ) -> None:
         self.clock = clock or Clock()
         self.threads = AtOnce()
@@ -358,6 +359,7 @@ class Broker(Probe):
             wall=wall,
             trace=trace,
             durable=durable,
+            workers=workers,
         )
         self.node: list[Broker] = [self]  # the workers that settle together
         self.stopped = False  # true: its loop is not turned

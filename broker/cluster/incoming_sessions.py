@@ -67,7 +67,10 @@ class IncomingSessions:
 
     def take_over(self, client_id: str, former: Owner, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         peer = self._peers.find(former.worker)
-        self._ask(client_id, [] if peer is None else [peer], epoch, user, wanted, then)
+        if peer is None:
+            then(TakeoverResult(None, nowhere=True, unanswered=True))
+        else:
+            self._ask(client_id, [peer], epoch, user, wanted, then)
 
     def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         self._ask(client_id, self._peers.all, epoch, user, wanted, then)
@@ -83,7 +86,7 @@ class IncomingSessions:
 
     def _ask(self, client_id: str, peers: list[Peer], epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
         if not peers:
-            then(TakeoverResult(None, nowhere=True, unanswered=True))
+            then(TakeoverResult(None, nowhere=True))
             return
         self._number += 1
         number = self._number

@@ -109,7 +109,7 @@ class ClusterLinks:
         dialler = Dialler(base.reactor, base.internal_errors.report)
         commands = CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-durable", base.log)
         commit = GroupCommit(commands, fence=keys.fence(me), commit_number=keys.commit_number(me), wall=base.wall)
-        store = DurableStore(commands, commit, keys, worker.node, me, budget, base.wall)
+        store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall)
         commands.start(base.clock())
         return store
 
@@ -165,10 +165,15 @@ class ClusterParts:
         self.orphaned_wills: OrphanedWills | None = None
         client, store = links.registry_client, links.registered_store
         if client is not None and store is not None:
-            take = None if protocol.durable is None else protocol.durable.take
             incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed)
             self.claims = self.session_claims = claims = SessionClaims(
-                store, client.registry, requests or incoming, clock, protocol.lifecycle.evict, links.seal, take
+                store,
+                client.registry,
+                requests or incoming,
+                clock,
+                protocol.lifecycle.evict,
+                links.seal,
+                protocol.durable,
             )
             outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
             self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims)

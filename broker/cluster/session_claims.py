@@ -20,15 +20,11 @@ from broker.cluster.seal import Seal
 from broker.cluster.takeover import OnTakeover, TakeoverRequests, TakeoverResult
 from broker.cluster.will_record import encode, sealed
 from broker.mqtt.properties import WILL_DELAY_INTERVAL
+from broker.protocol.durable_sessions import DurableSessions
 from broker.reasons import CloseReason
 from broker.session.principal import ANYBODY, may_have
 from broker.session.session import Session
 from broker.store.sessions import Claimant
-from broker.worker_id import WorkerId
-
-# A client id, and the worker that has its session; called back when the session is in the store of this worker, or is
-# not to be found.
-Take = Callable[[str, WorkerId, Callable[[], None]], None]
 
 UNDECIDED: Final = -1
 MOST_WAITING: Final = 20  # claims of one client id that wait at once: each would take over from the one before
@@ -53,12 +49,11 @@ class SessionClaims:
         clock: Callable[[], float],
         evict: Callable[[Session], None],
         seal: Seal,
-        take: Take | None,
+        durable: DurableSessions | None,
     ) -> None:
         """*evict* ends a session of this worker that another worker owns, and closes its connection (0x8E).
 
-        *seal*: of wills in Redis. *take* gets a durable session from a worker that has died or does not answer; None:
-        no session is durable.
+        *seal*: of wills in Redis. *durable*: those of this worker; None: no session is.
         """
         self.counts = SessionClaimsStatistics()
         self.store = store
@@ -67,7 +62,7 @@ class SessionClaims:
         self.clock = clock
         self.evict = evict
         self.seal = seal
-        self.take = take
+        self.durable = durable
         self._claims: dict[str, _Claim] = {}  # under way, by client id
 
     def claim(self, claimant: Claimant) -> None:
@@ -124,6 +119,9 @@ class SessionClaims:
         it. Or there is no session here; or there is none to be had, as this worker's epoch is later (*superseded*), or
         as the session belongs to another user than the one with the tag *user* (*of_other_user*).
         """
+        if self.durable is not None and not self.durable.ready():
+            self.durable.when_adopted(partial(self.give_up, client_id, epoch, user, then))
+            return
         claim = self._claims.get(client_id)
         if claim is not None and claim.epoch < epoch:
             claim.askers.append((epoch, user, then))
@@ -279,9 +277,14 @@ class _Claim:
         if result.nowhere and here is None and not self._asked_all:
             self._ask_all()
             return
-        if result.session is None and here is None and self._former is not None and claims.take is not None:
+        lost = result.session is None and here is None and claims.durable is not None
+        if lost and claims.durable is not None and self._former is not None:
             former, self._former = self._former, None
-            claims.take(client_id, former.worker, partial(self.handed_over, result))
+            claims.durable.take(client_id, former.worker, partial(self.handed_over, result))
+            return
+        if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
+            claims.counts.turned_away += 1  # a worker may have it that is busy with what another one has left
+            self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
         if self._local:
             claims.registry.hold_locally(client_id, self.epoch, self.claimant.owner, self.will)

@@ -45,12 +45,21 @@ class DurableSessions:
         durable.commit.fenced = self.taken
         self._all_read = False
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
-        self._then: Callable[[], None] | None = None
+        self._then: Callable[[], None] | None = None  # None: the sessions are here, or nobody wants them yet
+        self._waiting: list[Callable[[], None]] = []
 
     def when_ready(self, then: Callable[[], None], now: float) -> None:
-        """Have all stored sessions of this node served here, and then call *then*: no other worker of it may live."""
+        """Have all sessions served here that those had which had this shard before, and then call *then*."""
         self._then = then
         self._durable.serve(self, now)
+
+    def ready(self) -> bool:
+        """Whether all sessions are here that this worker is to adopt."""
+        return self._then is None
+
+    def when_adopted(self, then: Callable[[], None]) -> None:
+        """Call *then* once they are."""
+        self._waiting.append(then)
 
     def has(self, client_id: str) -> bool:
         return self._store.find(client_id) is not None
@@ -61,7 +70,9 @@ class DurableSessions:
         then = self._then
         if then is not None and self._all_read and not self._enrolling:
             self._then = None
-            then()
+            waiting, self._waiting = self._waiting, []
+            for each in [then, *waiting]:
+                each()
         return due
 
     def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:

@@ -20,8 +20,12 @@ class Essentials:
         client_log: Log,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        workers: int,
     ) -> None:
-        """*client_log* is for what clients cause: it is limited in its rate. *clock* is monotonic, *wall* Unix time."""
+        """*worker* is one of *workers* of its node. *client_log* is for what clients cause: it is limited in its rate.
+
+        *clock* is monotonic, *wall* Unix time.
+        """
         self.config = config
         self.worker = worker
         self.reactor = reactor
@@ -30,4 +34,5 @@ class Essentials:
         self.client_log = client_log
         self.clock = clock
         self.wall = wall
+        self.workers = workers
         self.internal_errors = InternalErrors(counters, client_log)

@@ -4,7 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Connect, Disconnect, Properties, Publish
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    Ack,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Properties,
+    Publish,
+)
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
@@ -140,6 +152,23 @@ def test_qos_2_goes_on_where_it_was(start_node: StartNode, redis: RunningRedis) 
     assert [Ack(PUBREL, 3)] == client.receive()
     client.send(Ack(PUBCOMP, 3))
     node.advance(0.2)
+    assert ["session 2"] == stored_at(redis)
+
+
+def test_no_mark_of_an_exchange_that_is_over_moves(start_node: StartNode, redis: RunningRedis) -> None:
+    """The client would be sent a PUBREL that it has answered."""
+    node = start_node(2)
+    client = subscriber(node[0])
+    publish(node[0], b"1", qos=2)
+    messages(client)
+    client.send(Ack(PUBREC, 1))
+    node.advance(0.3)
+    assert ["released 1", "session 1"] == stored_at(redis)
+    client.send(Ack(PUBCOMP, 1))
+    node.settle()
+    client = arrive(node[1])
+
+    assert [] == client.receive()
     assert ["session 2"] == stored_at(redis)
 
 
@@ -313,3 +342,59 @@ def test_a_damaged_session_is_not_moved(start_node: StartNode, redis: RunningRed
     subscribed(client, "a")
     publish(node[0], b"2")
     assert [(b"2", 1, False)] == messages(client)
+
+
+def test_who_follows_has_what_its_predecessor_had_and_no_more(start_node: StartNode, redis: RunningRedis) -> None:
+    """It would take the sessions of workers that live; or leave those of the dead one to nobody."""
+    node = start_node(3)
+    subscriber(node[0]).drop()
+    other = arrive(node[1], "other")
+    subscribed(other, "a")
+    publish(node[2], b"1")
+    node.kill(node[0])
+    follower = node.start(0)
+
+    assert [0] == sessions(node)
+    assert ["queue 4", "session 4"] == stored_at(redis)
+    assert not other.closed
+    publish(node[0], b"2")
+    assert [(b"1", 1, True), (b"2", 2, False)] == messages(arrive(follower))
+    assert [(b"1", 1, False), (b"2", 2, False)] == messages(other)
+
+
+def test_a_session_is_not_begun_anew_while_it_is_adopted(start_node: StartNode, redis: RunningRedis) -> None:
+    """Its client would have two: one that nobody finds, with its messages."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node.kill(node[0])
+    follower = node.start(0, adopts=False)
+    client = coming(node[0])
+    assert [] == client.receive()
+    follower.stopped = False
+    node.settle()
+
+    assert [(b"1", 1, True)] == messages(client)
+    assert [1] == sessions(node)
+
+
+def test_a_client_is_refused_while_nobody_can_say_whether_it_has_a_session(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """It would be told that it has none, and find it later."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node.kill(node[0])
+    follower = node.start(0)
+    follower.stopped = True  # it has adopted the session, of which Redis says that a dead worker owns it
+    client = coming(node[0])
+    assert [] == client.receive()
+    node[0].advance(2.2)
+    assert [CloseReason.SERVER_UNAVAILABLE.code] == [
+        each.code for each in client.receive() if isinstance(each, ConnAck)
+    ]
+    follower.stopped = False
+    node.settle()
+
+    assert [(b"1", 1, True)] == messages(arrive(node[0]))

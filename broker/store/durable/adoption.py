@@ -1,4 +1,7 @@
-# Adoption: a worker takes over the durable sessions of workers of its node that have ended, and reads them.
+# Adoption: a worker takes over the durable sessions of those that had its shard before, and reads them.
+#
+# The other workers of its node live, or are being started, and do the same. If the node has fewer workers than before,
+# the shards that are gone are spread over those that are left.
 #
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
 # 2. It has the server rename the keys of each former owner, and removes that owner, once it has nothing left.
@@ -20,6 +23,7 @@ from broker.store.redis.connection import packed
 from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
+from broker.worker_id import WorkerId
 
 TIMEOUT: Final = 60.0  # seconds; a server that is busy with a page of the largest packs is not hurried
 ADOPTED: Final = 500  # sessions whose keys are renamed in one call: less than a millisecond of the server
@@ -97,19 +101,24 @@ class Adoption:
         commands: CommandPipeline,
         script: Script,
         keys: Keys,
-        node: str,
-        incarnation: bytes,
+        worker: WorkerId,
+        workers: int,
         begin: Callable[[bytes], tuple[SessionRecord, DurableQueue]],
         wall: Callable[[], float],
     ) -> None:
-        """*script*: `SCRIPT`. *begin* makes what stores the session of a client id. *wall*: Unix time in seconds."""
+        """*worker* is one of *workers*. *script*: `SCRIPT`. *begin* makes what stores the session of a client id.
+
+        *wall*: Unix time in seconds.
+        """
         self.sessions = 0  # that were read
         self.done = False
         self._script = script
         self._commands = commands
         self._keys = keys
-        self._owners = keys.durable_owners(node)
-        self._me = incarnation
+        self._owners = keys.durable_owners(worker.node)
+        self._me = worker.incarnation_text.encode()
+        self._shard = worker.shard
+        self._workers = workers
         self._begin = begin
         self._wall = wall
         self._owner: SessionOwner | None = None
@@ -123,7 +132,7 @@ class Adoption:
         self._again_at = 0.0
 
     def begin(self, owner: SessionOwner, now: float) -> None:
-        """Take over all sessions of the workers of this node, none of which lives, and give them to *owner*."""
+        """Take over the sessions of all that had this shard, none of which lives, and give them to *owner*."""
         self._owner = owner
         self._script.load(now)
         self._join(now)
@@ -150,15 +159,21 @@ class Adoption:
     # The steps.
 
     def _join(self, now: float) -> None:
-        self._send(packed("SADD", self._owners, self._me), self._joined, now)
+        self._send(packed("HSET", self._owners, self._me, self._shard), self._joined, now)
 
     def _joined(self, reply: object, now: float) -> None:
-        self._send(packed("SMEMBERS", self._owners), self._found_owners, now)
+        self._send(packed("HGETALL", self._owners), self._found_owners, now)
 
     def _found_owners(self, reply: object, now: float) -> None:
-        self._former = [owner for owner in cast(list[bytes], reply) if owner != self._me]
+        fields = cast(list[bytes], reply)
+        owners = zip(fields[::2], fields[1::2], strict=True)
+        self._former = [owner for owner, shard in owners if owner != self._me and self._follows(shard)]
         self._slice = 0
         self._adopt_page(now)
+
+    def _follows(self, shard: bytes) -> bool:
+        """Whether this worker has what was *shard*; the first one has what nobody can say of."""
+        return (int(shard) if shard.isdigit() else 0) % self._workers == self._shard
 
     def _adopt_page(self, now: float) -> None:
         if not self._former:
@@ -179,7 +194,7 @@ class Adoption:
             return
         self._slice = 0
         former = self._former.pop()
-        remove = packed("SREM", self._owners, former)
+        remove = packed("HDEL", self._owners, former)
         self._send(remove, self._removed_owner, now)
 
     def _removed_owner(self, reply: object, now: float) -> None:

@@ -304,9 +304,9 @@ class DurableQueue(MessageQueue):
         return QueueState(sent_to, self.count, self.waiting_bytes, sorted(self._done_unread), completed)
 
     def _give_if_stored(self) -> None:
+        """What is left to be removed goes with the next transaction, before what *then* writes."""
         then = self._give
-        left = self._unloading or self._removable or self._marks.completed or self._under_way
-        if then is None or (left and not self.damaged):
+        if then is None or (self._unloading and not self.damaged):
             return
         self._give = None
         self._given = not self.damaged
@@ -316,8 +316,6 @@ class DurableQueue(MessageQueue):
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         key, released_key = self.key(), self._keys.released + self.client
-        if self._given:
-            return []
         if self.ended:
             if self.damaged:
                 aside = self._keys.damaged + self.client + b":queue"

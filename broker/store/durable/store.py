@@ -23,6 +23,7 @@ from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
+from broker.worker_id import WorkerId
 
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
 Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: there is none, or it is damaged. Now
@@ -37,21 +38,23 @@ class DurableStore(OnReady):
         commands: CommandPipeline,
         commit: GroupCommit,
         keys: Keys,
-        node: str,
-        incarnation: bytes,
+        worker: WorkerId,
+        workers: int,
         budget: MessageBudget,
         wall: Callable[[], float],
     ) -> None:
-        """*commands*: a connection that nobody else uses, that *commit* writes to, and that is not started.
+        """*worker* is one of *workers* of its node. *commands*: a connection that nobody else uses, that *commit*
+        writes to, and that is not started.
 
         *budget*: in which messages in memory count. *wall*: Unix time in seconds.
         """
         self.commit = commit
         self._script = Script(commands, SCRIPT)
-        self.adoption = Adoption(commands, self._script, keys, node, incarnation, self.begin, wall)
+        self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, wall)
         self._commands = commands
         self._keys = keys
-        self._slices = [keys.sessions(number, incarnation) for number in range(SLICES)]
+        me = worker.incarnation_text.encode()
+        self._slices = [keys.sessions(number, me) for number in range(SLICES)]
         self._budget = budget
         self._wall = wall
         self._owner: SessionOwner | None = None
@@ -62,7 +65,7 @@ class DurableStore(OnReady):
         commands.on_ready(self)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
-        """Give *owner* the sessions of this node, no worker of which lives; then tell it what concerns them."""
+        """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
         self._owner = owner
         self.adoption.begin(owner, now)
 

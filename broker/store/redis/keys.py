@@ -11,7 +11,7 @@
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
-#   PREFIX:owners:NODE          set   incarnations of the workers of a node that own, or owned, durable sessions
+#   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that workers share, by window: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of workers that share quotas, by their last request

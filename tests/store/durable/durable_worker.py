@@ -15,6 +15,7 @@ from broker.store.durable.store import DurableStore
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
+from broker.worker_id import WorkerId
 from tests.session.receiver import PLENTY, Receiver, message
 from tests.store.durable.model import ModelRedis
 from tests.store.loop import Lines
@@ -38,7 +39,7 @@ def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, cloc
         return WALL + clock()
 
     commit = GroupCommit(commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), wall=wall)
-    return DurableStore(commands, commit, KEYS, "node", me, budget, wall)
+    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall)
 
 
 class OneSession:
@@ -118,7 +119,7 @@ class DurableWorker:
         self.owner = OneSession(self.store, self.budget, queue)
         self.commands.start(now)
         if expects:
-            redis.values[KEYS.durable_owners("node")].add(incarnation(number))  # it has begun before
+            redis.values[KEYS.durable_owners("node")][incarnation(number)] = b"0"  # it has begun before
             self.store._owner = self.owner
             self.owner.expect()
             return

@@ -171,7 +171,7 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
     redis = start_redis()
     count = 16 * 2 * ADOPTED
     writes = redis.client().pipeline(transaction=False)
-    writes.sadd(KEYS.durable_owners("node"), incarnation(1))
+    writes.hset(KEYS.durable_owners("node"), incarnation(1), 0)
     for number in range(count):
         client = b"client-%d" % number
         keys = KEYS.sessions(KEYS.slice_of(client), incarnation(1))

@@ -118,7 +118,7 @@ def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: Durable
     worker.settle()
     next_one = DurableWorker(worker.redis, 2, worker.now)
 
-    assert {incarnation(2)} == next_one.redis.values[KEYS.durable_owners("node")]
+    assert {incarnation(2): b"0"} == next_one.redis.values[KEYS.durable_owners("node")]
     left = [key for key in next_one.redis.values if incarnation(1) in key]
     assert [KEYS.commit_number(incarnation(1))] == left
 
