@@ -83,7 +83,7 @@ class Node(Sequence[Broker]):
         if durable is not None:
             ready: list[bool] = []
             durable.when_ready(lambda: ready.append(True), self.clock.now)
-            while not ready and adopts:
+            while not ready and not any(each.stopped for each in self.workers):  # each of them has to confirm
                 broker.settle()
         return broker
 

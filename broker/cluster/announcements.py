@@ -18,6 +18,19 @@ from broker.net.stream import Stream
 from broker.overload.gate import Gate
 from broker.routing.neighbour import Neighbours
 from broker.session.message import Message
+from broker.worker_id import WorkerId
+
+
+class Confirmation:
+    """Something that waits until all peers, *besides* one, have confirmed the changes up to *sequence*."""
+
+    def __init__(
+        self, sequence: int, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None
+    ) -> None:
+        self.sequence = sequence
+        self.stream = stream
+        self.then = then
+        self.besides = besides
 
 
 class Announcements(Neighbours):
@@ -29,13 +42,13 @@ class Announcements(Neighbours):
         self._reactor = reactor
         self._failed = failed
         self._sequence = 0  # of the last change that was told
-        self._waiting: deque[tuple[int, Stream, Callable[[], None]]] = deque()
+        self._waiting: deque[Confirmation] = deque()
 
-    def gained(self, filter: bytes) -> None:
-        self._tell_change(wire.GAINED, filter)
+    def gained(self, filter: bytes, durable: bool) -> None:
+        self._tell_change(wire.GAINED_DURABLE if durable else wire.GAINED, filter)
 
-    def lost(self, filter: bytes) -> None:
-        self._tell_change(wire.LOST, filter)
+    def lost(self, filter: bytes, durable: bool) -> None:
+        self._tell_change(wire.LOST_DURABLE if durable else wire.LOST, filter)
 
     def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:
         if self._peers.all:
@@ -51,29 +64,37 @@ class Announcements(Neighbours):
         """*peer* is new: a full synchronisation tells it all changes up to now, so nothing waits for their numbers."""
         peer.confirmed = self._sequence
 
-    def when_confirmed(self, stream: Stream, then: Callable[[], None]) -> None:
-        """Call *then* once every peer has confirmed all changes so far; *stream* is not read until then."""
-        if not self._peers.all:
+    def when_confirmed(self, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None = None) -> None:
+        """Call *then* once every peer has confirmed all changes so far; *stream*, if any, is not read until then.
+
+        Nobody waits for the worker *besides*.
+        """
+        if not self._but(besides):
             then()
             return
         self._sequence += 1
         self._peers.tell(wire.number(wire.SYNC, self._sequence))
-        self._reactor.pause(stream, Pause.SUBSCRIBE)
-        self._waiting.append((self._sequence, stream, then))
+        if stream is not None:
+            self._reactor.pause(stream, Pause.SUBSCRIBE)
+        self._waiting.append(Confirmation(self._sequence, stream, then, besides))
 
     def settle(self) -> None:
         """A peer has confirmed changes, or is gone: call what waited for it."""
         waiting = self._waiting
-        while waiting and self._confirmed(waiting[0][0]):
-            _, stream, then = waiting.popleft()
-            self._reactor.resume(stream, Pause.SUBSCRIBE)
+        while waiting and self._confirmed(waiting[0]):
+            confirmed = waiting.popleft()
+            if confirmed.stream is not None:
+                self._reactor.resume(confirmed.stream, Pause.SUBSCRIBE)
             try:
-                then()
+                confirmed.then()
             except Exception as error:
                 self._failed(error)
 
-    def _confirmed(self, sequence: int) -> bool:
-        return all(peer.confirmed >= sequence for peer in self._peers.all)
+    def _confirmed(self, waiting: Confirmation) -> bool:
+        return all(peer.confirmed >= waiting.sequence for peer in self._but(waiting.besides))
+
+    def _but(self, besides: WorkerId | None) -> list[Peer]:
+        return [peer for peer in self._peers.all if peer.worker != besides]
 
     def waiting(self) -> int:
         return len(self._waiting)

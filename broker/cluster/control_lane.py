@@ -61,6 +61,21 @@ class ControlLane(Handler):
             peer.filters.pop(filter, None)
             self._routes.remove_neighbour(filter, peer)
             self._taken(sequence)
+        elif kind == wire.GAINED_DURABLE:
+            sequence, filter = wire.read_change(body)
+            peer.confirming.filters[filter] = None
+            self._routes.add_neighbour(filter, peer.confirming)
+            self._taken(sequence)
+        elif kind == wire.LOST_DURABLE:
+            sequence, filter = wire.read_change(body)
+            peer.confirming.filters.pop(filter, None)
+            self._routes.remove_neighbour(filter, peer.confirming)
+            self._taken(sequence)
+        elif kind == wire.SETTLED:
+            peer.confirming.settled(wire.read_settled(body), now)
+        elif kind == wire.UNSETTLED:
+            for completion in peer.confirming.take(wire.read_settled(body)):
+                self._listener.abandoned(completion, now)
         elif kind == wire.MEMBERS:
             sequence, share, filter, members, quick = wire.read_members(body)
             self._routes.set_remote_members(share, filter, peer, members, quick)

@@ -5,8 +5,10 @@
 # waiting can form; only while a publish with thousands of receivers is under way the lane is paused, so that messages
 # keep their order.
 from broker.cluster import wire
+from broker.cluster.confirmations import Confirmations
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
+from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5, V311
@@ -42,6 +44,9 @@ class DataLane(Handler):
         self._deliveries = deliveries
         self._counters = counters
         self._format = V311
+        self._latest: Completion | None = None  # of the publish that was taken last
+        self._confirmations = Confirmations(self._confirm_soon)
+        self._unconfirmed = False  # there is something to confirm
         self._processed = 0
         self._told = 0
         self._told_at = 0.0
@@ -83,6 +88,9 @@ class DataLane(Handler):
                 except Exception as error:
                     self._listener.failed(error)
                     spent += PUBLISH_COST
+            elif first == wire.CONFIRM:
+                self._confirmations.add(self._latest)
+                stop = position + 1
             elif first == wire.FORMAT_3 or first == wire.FORMAT_5:
                 self._format = first
                 stop = position + 1
@@ -107,8 +115,16 @@ class DataLane(Handler):
             self._listener.tick_by(self._told_at + TELL_AFTER)
         return spent
 
+    def _confirm_soon(self) -> None:
+        if not self._unconfirmed:
+            self._unconfirmed = True
+            self._listener.tick_by(0.0)
+
     def tick(self, now: float) -> float:
-        """Send DONE if it is due; return the time at which it will be."""
+        """Send what is due; return the time at which the next thing will be."""
+        if self._unconfirmed:
+            self._unconfirmed = False
+            self._peer.tell(self._confirmations.take())
         if self._told == self._processed:
             return NOTHING_DUE
         if now < self._told_at + TELL_AFTER:
@@ -147,8 +163,9 @@ class DataLane(Handler):
         return self._deliver(stream, message, now)
 
     def _deliver(self, stream: Stream, message: Message, now: float) -> int:
+        self._latest = None
         route = self._routes.find(message.topic)
-        self._deliveries.deliver_crossed(route, message, stream.outbox, now)
+        self._latest = self._deliveries.deliver_crossed(route, message, stream.outbox, now)
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT) + self._visits()
 
     def _visits(self) -> int:

@@ -7,6 +7,7 @@
 # Every peer tells the newcomer the retained messages that it set itself. Those that a dead worker set are told by all.
 # If a peer dies before it has told its part, the newcomer asks the others to tell theirs again (RETELL).
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from broker.cluster import wire
@@ -34,10 +35,12 @@ class Progress:
 
 
 class FullSync:
-    def __init__(self, peers: Peers, routes: Routes, retained: Retained) -> None:
+    def __init__(self, peers: Peers, routes: Routes, retained: Retained, adopted: Callable[[], bool]) -> None:
+        """*adopted*: whether this worker has the durable sessions of its predecessor: before, it has not told all."""
         self._peers = peers
         self._routes = routes
         self._retained = retained
+        self._adopted = adopted
         self.pending: deque[Progress] = deque()  # read in every slice: an attribute, and no call
 
     def begin(self, peer: Peer) -> None:
@@ -57,9 +60,12 @@ class FullSync:
             if progress.peer.gone:
                 pending.popleft()
                 return True
-            if not progress.interest_told:
+            if not progress.interest_told and (progress.filters or progress.groups or self._adopted()):
                 self._tell_interest(progress)
                 return True
+            if not progress.interest_told:
+                pending.rotate(-1)
+                continue
             if progress.peer.gate.open:
                 if self._tell_retained(progress):
                     pending.popleft()
@@ -81,11 +87,13 @@ class FullSync:
             filter = progress.filters.pop()
             if self._routes.index.has(filter):
                 peer.tell(wire.change(wire.GAINED, 0, filter))
+                if filter in self._routes.durable:
+                    peer.tell(wire.change(wire.GAINED_DURABLE, 0, filter))
         for _ in range(min(PAGE, len(progress.groups))):
             group = progress.groups.pop()
             if len(group):
                 peer.tell(wire.members(0, group.share, group.filter, len(group), group.ready()))
-        if not progress.filters and not progress.groups:
+        if not progress.filters and not progress.groups and self._adopted():
             progress.interest_told = True
             peer.tell(wire.frame(wire.ALL_TOLD))
 

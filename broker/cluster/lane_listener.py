@@ -1,5 +1,6 @@
 # What the two lanes of a peer report beside messages and interest. The mesh implements it.
 from broker.cluster.peer import Peer
+from broker.delivery.completion import Completion
 from broker.net.stream import Stream
 from broker.session.message import Message
 
@@ -39,6 +40,10 @@ class LaneListener:
 
     def reported(self, report: bytes, now: float) -> None:
         """*report* says how overloaded a peer is."""
+        raise NotImplementedError
+
+    def abandoned(self, completion: Completion, now: float) -> None:
+        """A peer had not stored a publish for a session that was taken from it."""
         raise NotImplementedError
 
     def retained(self, peer: Peer, message: Message, owner: str, stamp: int, now: float) -> None:

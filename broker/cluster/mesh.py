@@ -7,6 +7,8 @@
 # - The end of a lane is the death of the worker: the kernel reports it as soon as the supervisor has killed a worker
 #   that hangs. Nothing is sent to that peer any more, and nothing waits for it. What it has told of its subscribers is
 #   withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
+# - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
+#   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody.
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
@@ -25,6 +27,7 @@ from broker.cluster.peer import Peer, unbounded
 from broker.cluster.peers import Peers
 from broker.cluster.shared_members import SharedMembers
 from broker.cluster.takeovers import Takeovers
+from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
@@ -32,6 +35,7 @@ from broker.overload.level import without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
+from broker.routing.neighbour import Neighbour
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.routing.shared import SharedGroup
@@ -44,10 +48,11 @@ NOTHING_DUE: Final = 3600.0  # seconds
 
 
 class Withdrawal:
-    """What *peer*, which is gone, has left in the routes: members of *groups*, and the filters that it knows."""
+    """What *neighbour*, which is gone, has left in the routes: members of *groups*, and *filters*."""
 
-    def __init__(self, peer: Peer, groups: list[SharedGroup]) -> None:
-        self.peer = peer
+    def __init__(self, neighbour: Neighbour, filters: dict[bytes, None], groups: list[SharedGroup]) -> None:
+        self.neighbour = neighbour
+        self.filters = filters
         self.groups = groups
 
 
@@ -71,8 +76,12 @@ class Mesh(LaneListener):
         report_received: Callable[[bytes, float], None],
         clock: Callable[[], float],
         failed: Callable[[Exception], None],
+        abandon: Callable[[Completion, float], None],
+        adopted: Callable[[], bool],
     ) -> None:
-        """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code."""
+        """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code;
+        *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`.
+        """
         self._peers = peers
         self._announcements = announcements
         self._barriers = barriers
@@ -88,10 +97,12 @@ class Mesh(LaneListener):
         self._report_received = report_received
         self._clock = clock
         self._failed = failed
-        self._full_sync = FullSync(peers, routes, retained)
+        self._abandon = abandon
+        self._full_sync = FullSync(peers, routes, retained, adopted)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
         self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
+        self._orphaned: list[Peer] = []  # peers that are gone, and whose durable sessions nobody has adopted yet
         self._housekeeping_at = 0.0
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
@@ -140,20 +151,40 @@ class Mesh(LaneListener):
         Its control lane is not read to the end, or interest would come back that is withdrawn here. Its data lane is:
         the messages on it were acknowledged.
         """
+        now = self._clock()
         peer.gone = True
         self._reactor.destroy(peer.control)
         self._peers.all.remove(peer)
         self._routes.invalidate()
-        self._withdrawing.append(Withdrawal(peer, list(self._routes.shared_groups())))
+        self._withdrawing.append(Withdrawal(peer, peer.filters, list(self._routes.shared_groups())))
         if not peer.retained_all and not self._was_complete:
             for other in self._peers.all:
                 other.retained_all = False
                 other.tell(wire.frame(wire.RETELL))
+        peer.confirming.orphaned = True
+        self._abandon_all(peer, now)
         del self._lanes[peer]
-        self._throttle.remove_gate(peer.gate, self._clock())
+        if peer.confirming.filters:
+            peer.gate.reset(now)
+            peer.gate.block()
+            self._orphaned.append(peer)
+        else:
+            self._withdraw_durable(peer, now)
         self._barriers.remove(peer)
         self._announcements.settle()
         self._check_complete()
+
+    def _withdraw_durable(self, peer: Peer, now: float) -> None:
+        """Nobody waits any more for the durable sessions of *peer*, which is gone."""
+        peer.confirming.gone = True
+        self._routes.invalidate()
+        self._abandon_all(peer, now)
+        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, []))
+        self._throttle.remove_gate(peer.gate, now)
+
+    def _abandon_all(self, peer: Peer, now: float) -> None:
+        for completion in peer.confirming.take_all():
+            self._abandon(completion, now)
 
     # What the lanes report.
 
@@ -166,6 +197,9 @@ class Mesh(LaneListener):
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
+        for orphaned in [each for each in self._orphaned if each.shard == peer.shard]:
+            self._orphaned.remove(orphaned)
+            self._withdraw_durable(orphaned, self._clock())
         self._check_complete()
 
     def all_retained(self, peer: Peer) -> None:
@@ -207,6 +241,9 @@ class Mesh(LaneListener):
     def failed(self, error: Exception) -> None:
         self._failed(error)
 
+    def abandoned(self, completion: Completion, now: float) -> None:
+        self._abandon(completion, now)
+
     def tick_by(self, when: float) -> None:
         self._reactor.soon(when)
 
@@ -236,15 +273,16 @@ class Mesh(LaneListener):
 
     def _withdraw_page(self, withdrawal: Withdrawal) -> bool:
         """Remove a page of what a peer had told from the routes; true if nothing is left."""
-        peer, groups = withdrawal.peer, withdrawal.groups
+        neighbour, filters, groups = withdrawal.neighbour, withdrawal.filters, withdrawal.groups
         for _ in range(min(PAGE, len(groups))):
             group = groups.pop()
-            if peer in group.remote or not (len(group) or group.remote):  # or the group has forgotten the peer itself
-                self._routes.set_remote_members(group.share, group.filter, peer, 0, 0)
-        for _ in range(min(PAGE, len(peer.filters))):
-            filter, _nothing = peer.filters.popitem()
-            self._routes.remove_neighbour(filter, peer)
-        return not (peer.filters or groups)
+            # Or the group has forgotten the peer itself.
+            if neighbour in group.remote or not (len(group) or group.remote):
+                self._routes.set_remote_members(group.share, group.filter, neighbour, 0, 0)
+        for _ in range(min(PAGE, len(filters))):
+            filter, _nothing = filters.popitem()
+            self._routes.remove_neighbour(filter, neighbour)
+        return not (filters or groups)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""

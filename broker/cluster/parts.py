@@ -200,7 +200,11 @@ class ClusterParts:
             report_receiver.over_mesh,
             clock,
             failed,
+            protocol.lifecycle.abandon,
+            _nothing_to_adopt if protocol.durable is None else protocol.durable.ready,
         )
+        if protocol.durable is not None:
+            protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
         self.background = ClusterBackground(
             self.mesh,
             reports,
@@ -211,3 +215,7 @@ class ClusterParts:
             protocol.durable,
             base.internal_errors,
         )
+
+
+def _nothing_to_adopt() -> bool:
+    return True

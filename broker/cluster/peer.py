@@ -7,6 +7,7 @@ from collections import deque
 from typing import Final
 
 from broker.cluster import wire
+from broker.cluster.confirmations import ConfirmingPeer
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
 from broker.mqtt.packets import V5, V311
@@ -36,7 +37,8 @@ class Mark:
 
 class Peer(Neighbour):
     def __init__(self, worker: WorkerId, data: Stream, control: Stream, gate: Gate) -> None:
-        super().__init__(worker, gate)
+        super().__init__(worker, gate, False)
+        self.confirming = ConfirmingPeer(self, self.write)
         self.data = data
         self.control = control
         self.confirmed = 0  # the last change that the peer has taken, all that it sent before being processed here

@@ -20,6 +20,7 @@ from broker.session.run import Run
 FRAME: Final = 0x00
 FORMAT_3: Final = V311
 FORMAT_5: Final = V5
+CONFIRM: Final = 0x01  # the publish before it is to be confirmed, see confirmations.py
 
 # Frames on the data lane.
 RUN: Final = 1  # QoS 0 packets to one topic: struct, topic, packets
@@ -35,6 +36,10 @@ MEMBERS: Final = 18  # sequence, members, writable members, length of the share 
 CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane before
 RETELL: Final = 24  # asks for the retained messages again: a peer that was to tell its part has died
 SYNC: Final = 23  # a sequence number without a change, to be confirmed
+GAINED_DURABLE: Final = 26  # sequence, filter: of durable subscribers, beside GAINED and LOST
+LOST_DURABLE: Final = 27
+SETTLED: Final = 28  # ranges of publishes that are confirmed: (the number of the first, how many)
+UNSETTLED: Final = 29  # the same, of publishes that never will be
 DONE: Final = 20  # bytes of the data lane that were processed since its beginning
 PASSED: Final = 21  # the number of a barrier
 ALL_TOLD: Final = 22  # the sender has told all filters of its subscribers
@@ -65,6 +70,7 @@ _RUN: Final = struct.Struct(">BIIIH")
 _MESSAGE: Final = struct.Struct(">BBQQdHHI")
 _NUMBER: Final = struct.Struct(">Q")
 _MEMBERS: Final = struct.Struct(">QIIH")
+_RANGE: Final = struct.Struct(">QI")
 
 
 def frame(kind: int, body: bytes = b"") -> bytes:
@@ -99,6 +105,24 @@ def confirmed(sequence: int, written: int) -> bytes:
 def read_confirmed(body: bytes) -> tuple[int, int]:
     """(sequence, written)"""
     return read_number(body), read_number(body[8:])
+
+
+def settled(kind: int, numbers: list[int]) -> bytes:
+    """SETTLED or UNSETTLED; *numbers* are not empty, and in order."""
+    ranges: list[bytes] = []
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            ranges.append(_RANGE.pack(first, last - first + 1))
+            first = number
+        last = number
+    ranges.append(_RANGE.pack(first, last - first + 1))
+    return frame(kind, b"".join(ranges))
+
+
+def read_settled(body: bytes) -> list[tuple[int, int]]:
+    """Ranges: (the number of the first, how many)."""
+    return list(_RANGE.iter_unpack(body))
 
 
 def members(sequence: int, share: bytes, filter: bytes, count: int, quick: int) -> bytes:

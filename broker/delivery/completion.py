@@ -30,14 +30,28 @@ class SourcePause(Protocol):
         ...
 
 
+class CompletionListener:
+    def advance(self, now: float) -> None:
+        """All receivers of a publish are done with it."""
+        raise NotImplementedError
+
+    def abandoned(self, now: float) -> Outbox | None:
+        """A receiver may have lost the publish, so it must never be answered: its publisher publishes it again.
+
+        Returns the outbox of the connection that has to be closed for that, if it is one of this worker.
+        """
+        raise NotImplementedError
+
+
 class Completion:
     """The receivers of one publish that are not done with it yet, and the answer that waits for them."""
 
     def __init__(self) -> None:
         self.pending = 0  # receivers
+        self.abandoned = False  # one of them may have lost it: it is never answered
         self.answer = b""
         self.read_at = 0.0  # when the publish was read
-        self.queue: AnswerQueue | None = None  # where the answer waits, while receivers are pending
+        self.queue: CompletionListener | None = None  # where the answer waits, while receivers are pending
 
     def settle(self, now: float) -> None:
         """Count one receiver as done; after the last one the answer may leave. ValueError: no receiver is pending."""
@@ -50,7 +64,7 @@ class Completion:
             queue.advance(now)
 
 
-class AnswerQueue:
+class AnswerQueue(CompletionListener):
     """The answers of one connection that wait, in the order of their publishes; at most *limit* before it is paused."""
 
     def __init__(
@@ -58,7 +72,7 @@ class AnswerQueue:
     ) -> None:
         self.count = 0
         self._waiting: deque[Completion] = deque()
-        self.outbox = outbox
+        self._outbox = outbox
         self._counters = counters
         self._latencies = latencies
         self._limit = limit
@@ -79,7 +93,10 @@ class AnswerQueue:
             self.advance(now)
         if self.count >= self._limit and not self._paused:
             self._paused = True
-            self._source_pause.pause(self.outbox)
+            self._source_pause.pause(self._outbox)
+
+    def abandoned(self, now: float) -> Outbox | None:
+        return self._outbox
 
     def advance(self, now: float) -> None:
         """Write the answers at the head of the queue whose publishes are done."""
@@ -88,15 +105,20 @@ class AnswerQueue:
             completion = waiting.popleft()
             self.count -= 1
             self._counters.answers_sent += 1
-            self.outbox.answer(completion.answer)
+            self._outbox.answer(completion.answer)
             self._latencies.add(now - completion.read_at, 1)
         if self._paused and self.count <= self._limit >> 1:
             self._paused = False
-            self._source_pause.resume(self.outbox)
+            self._source_pause.resume(self._outbox)
 
-    def discard(self) -> None:
-        """Forget all answers, because the connection has ended. Receivers that settle later change nothing."""
-        for completion in self._waiting:
+    def discard(self) -> list[Completion]:
+        """Forget all answers, because the connection has ended. Receivers that settle later change nothing.
+
+        Returns what was not answered.
+        """
+        unanswered = list(self._waiting)
+        for completion in unanswered:
             completion.queue = None  # it also ends the reference cycle between them
         self._waiting.clear()
         self.count = 0
+        return unanswered

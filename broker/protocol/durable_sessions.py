@@ -3,9 +3,11 @@
 # A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get.
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from broker.log import Log
 from broker.metrics.counters import Counters
+from broker.net.stream import Stream
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
@@ -16,6 +18,15 @@ from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
+
+
+class WhenConfirmed(Protocol):
+    def __call__(self, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None = None) -> None:
+        """Call *then* once all workers of the node, but for *besides*, know what is subscribed to here.
+
+        *stream*, if any, is not read until then.
+        """
+        ...
 
 
 class DurableSessions:
@@ -32,7 +43,9 @@ class DurableSessions:
         counters: Counters,
         log: Log,
         clock: Callable[[], float],
+        when_confirmed: WhenConfirmed,
     ) -> None:
+        """*durable*: where they are stored."""
         self._durable = durable
         self._sessions = sessions
         self._lifecycle = lifecycle
@@ -42,20 +55,21 @@ class DurableSessions:
         self._counters = counters
         self._log = log
         self._clock = clock
+        self._when_confirmed = when_confirmed
         durable.commit.fenced = self.taken
         self._all_read = False
+        self._adopted = False  # they are here, with their subscriptions
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
-        self._then: Callable[[], None] | None = None  # None: the sessions are here, or nobody wants them yet
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []  # until then
 
     def when_ready(self, then: Callable[[], None], now: float) -> None:
         """Have all sessions served here that those had which had this shard before, and then call *then*."""
-        self._then = then
+        self._waiting.append(then)
         self._durable.serve(self, now)
 
     def ready(self) -> bool:
         """Whether all sessions are here that this worker is to adopt."""
-        return self._then is None
+        return self._adopted
 
     def when_adopted(self, then: Callable[[], None]) -> None:
         """Call *then* once they are."""
@@ -67,12 +81,9 @@ class DurableSessions:
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
         due = self._durable.tick(now)
-        then = self._then
-        if then is not None and self._all_read and not self._enrolling:
-            self._then = None
-            waiting, self._waiting = self._waiting, []
-            for each in [then, *waiting]:
-                each()
+        if self._all_read and not self._enrolling:
+            self._all_read = False
+            self._when_confirmed(None, self._serve)
         return due
 
     def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
@@ -82,18 +93,20 @@ class DurableSessions:
         """
         client = client_id.encode()
         self._durable.expect(client)
-        take = partial(self._take, client, former.incarnation_text.encode(), then)
+        take = partial(self._take, client, former, then)
         self._durable.commit.when_written(take)  # what an earlier session here has under the same keys is removed first
 
-    def _take(self, client: bytes, former: bytes, then: Callable[[], None]) -> None:
-        self._durable.take(client, former, b"", partial(self._found, then), self._clock())
+    def _take(self, client: bytes, former: WorkerId, then: Callable[[], None]) -> None:
+        found = partial(self._found, former, then)
+        self._durable.take(client, former.incarnation_text.encode(), b"", found, self._clock())
 
-    def _found(self, then: Callable[[], None], session: AdoptedSession | None, now: float) -> None:
+    def _found(self, former: WorkerId, then: Callable[[], None], session: AdoptedSession | None, now: float) -> None:
         adopted = None if session is None else self._sessions.adopt(session, now)
         if adopted is None or session is None or adopted.ended:
             then()
         else:
-            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), then)
+            confirmed = partial(self._when_confirmed, None, then, former)
+            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), confirmed)
 
     # What the store tells.
 
@@ -102,6 +115,12 @@ class DurableSessions:
         if not adopted.ended:
             self._enrolling += 1
             self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), self._enrolled)
+
+    def _serve(self) -> None:
+        self._adopted = True
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
 
     def _enrolled(self) -> None:
         self._enrolling -= 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from broker.config.schema import Delivery, Limits
+from broker.delivery.completion import Completion
 from broker.delivery.flushing import STRATEGIES
 from broker.delivery.outbox import OutboundBudget, Outbox
 from broker.delivery.ring import Ring
@@ -23,6 +24,7 @@ from broker.protocol.connection import GRACE, Connection
 from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.handshake import Terms, refuse
 from broker.protocol.internal_errors import InternalErrors
+from broker.protocol.publish_answers import keep_unanswered
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.states import DEADLINES, Input, State
@@ -251,11 +253,19 @@ class ConnectionLifecycle:
         if session.ended:
             return
         for message in self._sessions.disown(session):
-            publisher = message.publisher()
-            stream = None if publisher is None else self._reactor.stream_of(publisher)
-            if stream is not None:
-                self.close(cast(Connection, stream), CloseReason.RECEIVER_MOVED, now)  # it publishes again
+            self.abandon(message.as_published().completion, now)
         self._sessions.end(session, now)
+
+    def abandon(self, completion: Completion | None, now: float) -> None:
+        """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again."""
+        if completion is None:
+            return
+        completion.abandoned = True
+        queue = completion.queue
+        publisher = None if queue is None else queue.abandoned(now)
+        stream = None if publisher is None else self._reactor.stream_of(publisher)
+        if stream is not None:
+            self.close(cast(Connection, stream), CloseReason.RECEIVER_MOVED, now)
 
     def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
         """Close the connections of all users for whom *gone* returns true."""
@@ -314,7 +324,7 @@ class ConnectionLifecycle:
         connection.replays = None
         session.detach()
         if connection.answers is not None:
-            connection.answers.discard()
+            keep_unanswered(session, connection.answers.discard())
             connection.answers = None
         self._protection.leave(connection, now)
         self._sessions.rest(session, now)

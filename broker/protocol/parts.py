@@ -1,7 +1,6 @@
 # Makes the parts of a worker that serve clients, and hands them to each other.
 import random
 import uuid
-from collections.abc import Callable
 
 from broker.auth.acl import Acl
 from broker.auth.authenticator import Authenticator
@@ -19,9 +18,8 @@ from broker.protocol.background import Background
 from broker.protocol.ban_enforcement import BanEnforcement
 from broker.protocol.configured_limits import ConfiguredLimits
 from broker.protocol.connect_attempt import ConnectAttempts
-from broker.protocol.connection import Connection
 from broker.protocol.connection_protection import ConnectionProtection
-from broker.protocol.durable_sessions import DurableSessions
+from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
@@ -55,7 +53,7 @@ class ProtocolParts:
         routes: Routes,
         retained: Retained,
         neighbours: Neighbours,
-        when_confirmed: Callable[[Connection, Callable[[], None]], None],
+        when_confirmed: WhenConfirmed,
         stamps: HybridClock,
         origin: Origin,
         acl: Acl | None,
@@ -173,6 +171,7 @@ class ProtocolParts:
                 counters,
                 base.log,
                 clock,
+                when_confirmed,
             )
         self._base = base
         self._routes = routes

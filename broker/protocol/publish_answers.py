@@ -15,6 +15,7 @@ from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.connection import Connection
 from broker.protocol.handshake import RETRY_AFTER
 from broker.reasons import PublishRefusal
+from broker.session.session import Session
 
 PUBACK_2: Final = b"\x40\x02"  # the fixed header of one without a code
 PUBREC_2: Final = b"\x50\x02"
@@ -50,6 +51,28 @@ class PublishAnswers:
             connection.acknowledged += 1
             return
         answers.add(completion, answer, connection.read_at, now)
+
+
+def keep_unanswered(session: Session, completions: list[Completion]) -> None:
+    """*completions* were not answered before their connection ended: remember those of QoS 2 for *session*.
+
+    A client that sends such a publish again must not be told that it is safe before it is.
+    """
+    for completion in completions:
+        if completion.pending and completion.answer[:1] == PUBREC_2[:1]:
+            if session.unanswered is None:
+                session.unanswered = {}
+            session.unanswered[completion.answer[2] << 8 | completion.answer[3]] = completion
+
+
+def take_unanswered(session: Session, packet_id: int) -> Completion | None:
+    """What the answer to the QoS 2 publish *packet_id*, which was sent again, waits for; None: nothing."""
+    if session.unanswered is None:
+        return None
+    completion = session.unanswered.pop(packet_id, None)
+    if not session.unanswered:
+        session.unanswered = None
+    return None if completion is None or not (completion.pending or completion.abandoned) else completion
 
 
 def encode_answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:

@@ -22,7 +22,14 @@ from broker.overload.client import ProtectedClient
 from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.protocol.connection import Connection
-from broker.protocol.publish_answers import PUBACK_2, PUBREC_2, PublishAnswers, encode_answer, encode_refusal
+from broker.protocol.publish_answers import (
+    PUBACK_2,
+    PUBREC_2,
+    PublishAnswers,
+    encode_answer,
+    encode_refusal,
+    take_unanswered,
+)
 from broker.protocol.retaining import Retaining
 from broker.reasons import CloseReason, DropReason, ProtocolError, PublishRefusal
 from broker.routing.fanout import Deliveries
@@ -235,8 +242,16 @@ class Publishing:
         if qos == 2:
             packet_id = identifier[0] << 8 | identifier[1]
             if session.holds(packet_id):  # sent again: it was delivered the first time [MQTT-4.3.3-10]
-                self._answers.write(connection, encode_answer(connection, qos, identifier, SUCCESS), now)
-                return PUBLISH_COST
+                unanswered = take_unanswered(session, packet_id)
+                answer = encode_answer(connection, qos, identifier, SUCCESS)
+                if unanswered is None:
+                    self._answers.write(connection, answer, now)
+                    return PUBLISH_COST
+                if not unanswered.abandoned:
+                    self._answers.write_in_order(connection, unanswered, answer, now)
+                    return PUBLISH_COST
+                if session.incoming is not None:  # nobody may have it: it is delivered now
+                    session.incoming.discard(packet_id)
         if route.guarded and self._unauthorized(route, connection, 1, now):
             # 3.x has no code for a refusal: the publish is acknowledged and the connection stays open. Clients expect
             # that, and 3.1.1 [MQTT-3.3.5-2] allows it. A QoS 2 id is not remembered: the next publish with that id is
@@ -301,7 +316,9 @@ class Publishing:
         publish = Judged(connection.version, message.qos, message.size, cost, 0)
         publish.deliveries = route.receivers
         publish.retained = message.retain
-        gates = self._neighbours.gates() if message.retain else route.gates
+        gates = route.gates
+        if message.retain:  # that of a worker that has died is only among those of the route
+            gates = list(dict.fromkeys([*self._neighbours.gates(), *gates]))
         closed = route.closed_gate() if route.shared else None
         verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:

@@ -224,8 +224,11 @@ class SessionTransfer:
 
     def cancel_import(self, incoming: SessionImport) -> None:
         """Drop a session that will not be complete."""
-        if incoming.session is not None:
-            self._subscribing.withdraw(incoming.session)
+        session = incoming.session
+        if session is not None:
+            self._subscribing.withdraw(session)
+            if session.storage is not None and self._durable is not None:
+                self._durable.forget(session.client_id.encode())
         incoming.abandon()
 
     def _charge_will(self, session: Session) -> None:

@@ -15,10 +15,12 @@ from broker.worker_id import WorkerId
 class Neighbour(Subscriber):
     """Another worker. It never drops a message that it is offered; publishes are held back at its gate instead."""
 
-    def __init__(self, worker: WorkerId, gate: Gate) -> None:
+    def __init__(self, worker: WorkerId, gate: Gate, confirms: bool) -> None:
+        """*confirms*: a publish of QoS 1 or 2 waits until its durable receivers there are done with it."""
         self.worker: Final = worker
         self.shard: Final = worker.shard
         self.gate = gate  # of publishes for this neighbour
+        self.confirms: Final = confirms
         self.gone = False  # the worker has ended
 
     def offer(self, message: Message, now: float) -> None:
@@ -37,12 +39,12 @@ class Neighbour(Subscriber):
 class Neighbours:
     """All other workers of the node."""
 
-    def gained(self, filter: bytes) -> None:
-        """Report the first subscriber for *filter* at this worker."""
+    def gained(self, filter: bytes, durable: bool) -> None:
+        """Report the first subscriber for *filter* at this worker, or the first *durable* one."""
         raise NotImplementedError
 
-    def lost(self, filter: bytes) -> None:
-        """Report that the last subscriber for *filter* at this worker is gone."""
+    def lost(self, filter: bytes, durable: bool) -> None:
+        """Report that the last subscriber for *filter* at this worker is gone, or the last *durable* one."""
         raise NotImplementedError
 
     def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:

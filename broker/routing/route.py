@@ -175,14 +175,19 @@ class Route:
         return visited
 
     def add_neighbour(self, neighbour: Neighbour) -> None:
-        """Make *neighbour* a receiver, if it is none."""
-        if neighbour not in self.neighbours:
-            self.neighbours.append(neighbour)
-            self.gates.append(neighbour.gate)
-            self.crossing = True
-            self.receivers += 1
-            self.price += 1 + CROSSING_PRICE
-            self.size += RECEIVER_BYTES
+        """Make *neighbour* a receiver, if its worker is none; one that confirms replaces one that does not."""
+        neighbours = self.neighbours
+        for at in range(len(neighbours)):
+            if neighbours[at].worker is neighbour.worker:
+                if neighbour.confirms:
+                    neighbours[at] = neighbour
+                return
+        neighbours.append(neighbour)
+        self.gates.append(neighbour.gate)
+        self.crossing = True
+        self.receivers += 1
+        self.price += 1 + CROSSING_PRICE
+        self.size += RECEIVER_BYTES
 
     def closed_gate(self) -> Gate | None:
         """A gate that a message of the topic has to wait for; None if there is none."""

@@ -72,6 +72,7 @@ class Routes:
         to here. *shard* is that of this worker, *patterns* its limit.
         """
         self.index = FilterIndex()  # of subscriptions at this worker
+        self.durable: dict[bytes, int] = {}  # how many of them are durable, by filter; shared ones are not counted
         self.patterns = patterns_of_worker(patterns)
         self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
         self.backlog = backlog
@@ -114,7 +115,9 @@ class Routes:
         if self.index.add(filter, subscription):
             self.patterns.add(filter, False, subscription.session.client_id)
             if self._neighbours is not None:
-                self._neighbours.gained(filter)
+                self._neighbours.gained(filter, False)
+        if subscription.session.storage is not None:
+            self._count_durable(filter, 1)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)
@@ -125,6 +128,19 @@ class Routes:
         _add_one(route, subscription)
         self._size += route.size - before
         self._shrink(self._limit, self._topics)
+
+    def _count_durable(self, filter: bytes, more: int) -> None:
+        """Publishers at other workers wait for durable subscribers: report the first of *filter*, and the last one."""
+        before = self.durable.get(filter, 0)
+        if before + more:
+            self.durable[filter] = before + more
+        else:
+            del self.durable[filter]
+        if self._neighbours is not None:
+            if before == 0:
+                self._neighbours.gained(filter, True)
+            elif before + more == 0:
+                self._neighbours.lost(filter, True)
 
     def changed(self, subscription: Subscription) -> None:
         """Take note that the options of *subscription* have changed."""
@@ -142,7 +158,9 @@ class Routes:
         if self.index.remove(filter, subscription):
             self.patterns.remove(filter, False)
             if self._neighbours is not None:
-                self._neighbours.lost(filter)
+                self._neighbours.lost(filter, False)
+        if subscription.session.storage is not None:
+            self._count_durable(filter, -1)
         route = self._current(filter)
         if route is None or overlaps(subscription):
             self._changed(filter)

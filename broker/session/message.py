@@ -7,7 +7,6 @@
 from typing import Final
 
 from broker.delivery.completion import Completion
-from broker.delivery.outbox import Outbox
 from broker.mqtt.fields import encode_length, read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, TOPIC_ALIAS
@@ -74,11 +73,6 @@ class Message:
             completion = published.completion = Completion()
         completion.pending += 1
         return completion
-
-    def publisher(self) -> Outbox | None:
-        """The outbox of its publisher, if an answer to it waits."""
-        completion = self.as_published().completion
-        return None if completion is None or completion.queue is None else completion.queue.outbox
 
     def settle(self, now: float) -> None:
         """Count one receiver that held it as done."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from broker.delivery.completion import Completion
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import protocol_error
@@ -46,6 +47,7 @@ class Session(Holder):
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
         self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
+        self.unanswered: dict[int, Completion] | None = None  # of them, by id: those of connections that have ended
         self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
         self.storage: SessionStorage | None = None  # None: the session ends with its worker
         self.will: Will | None = None
@@ -69,8 +71,7 @@ class Session(Holder):
         if queue is not None:
             queue.bind(self)
         self.last_id = 0  # the packet id that was given last, 0 before the first
-        self._limits = limits
-        self._counters = counters
+        self._limits, self._counters = limits, counters
 
     # The connection comes and goes.
 

@@ -32,8 +32,8 @@ def test_every_change_has_a_number_of_its_own(lanes: Lanes) -> None:
     """A confirmation would not say which subscriptions the peer knows."""
     peer = lanes.join(1)
     made = announcements(lanes)
-    made.gained(b"a/b")
-    made.lost(b"a/b")
+    made.gained(b"a/b", False)
+    made.lost(b"a/b", False)
     made.shared(b"group", b"c", 3, 2)
 
     (gained, lost, members) = told(peer)
@@ -48,7 +48,7 @@ def test_a_subscription_waits_for_every_peer_and_is_not_read_meanwhile(lanes: La
     made = announcements(lanes)
     stream = lanes.stream()
     done: list[int] = []
-    made.gained(b"a")
+    made.gained(b"a", False)
     made.when_confirmed(stream, lambda: done.append(1))
     sequence = wire.read_number(told(one)[-1][1])
     confirm(one, sequence)
@@ -130,10 +130,10 @@ def test_without_peers_nothing_is_numbered_and_nothing_waits(lanes: Lanes) -> No
     made = announcements(lanes)
     stream = lanes.stream()
     done: list[int] = []
-    made.gained(b"a")
+    made.gained(b"a", False)
     made.when_confirmed(stream, lambda: done.append(1))
 
     assert ([1], 0) == (done, stream.paused)
     peer = lanes.join(1)
-    made.gained(b"b")
+    made.gained(b"b", False)
     assert (1, b"b") == wire.read_change(told(peer)[0][1])

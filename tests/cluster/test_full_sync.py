@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
         self.retained = Retained(10_000, 1 << 20)
-        self.sync = FullSync(lanes.peers, Routes(100, 1 << 20, 10, 100, Party().backlog), self.retained)
+        self.sync = FullSync(lanes.peers, Routes(100, 1 << 20, 10, 100, Party().backlog), self.retained, lambda: True)
 
     def keep(self, topic: bytes, writer: WorkerId) -> None:
         stamp = HybridClock(writer, lambda: 1000.0).stamp()

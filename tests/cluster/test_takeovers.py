@@ -393,6 +393,8 @@ def test_nor_is_that_of_a_session_that_ended(start_node: StartNode, clean: bool,
     assert [] == second.receive()
     if dies:
         node.kill(node[2])
+        if node.durable:
+            node.start(2)  # publishes wait until the durable subscribers of the dead worker are adopted
         assert 2 == len(second.receive())
     else:
         node[2].stopped = False
@@ -496,6 +498,8 @@ def test_who_asked_dies_and_the_session_stays(start_node: StartNode) -> None:
     node.settle()
     for n, broker in enumerate(node):
         publish(arrive(broker, f"later{n}"), b"a", b"%d" % n)
+    if node.durable:
+        node.start(1)  # publishes have waited for what the dead worker had begun to take
     third = arrive(node[0])
 
     assert third.connack.session_present

@@ -494,7 +494,7 @@ class Elsewhere(Neighbour if form() == "interpreted" else object):  # type: igno
     """Another worker, which keeps what it is offered."""
 
     def __init__(self, shard: int) -> None:
-        super().__init__(WorkerId("node", shard, 1), Gate(Overload(), f"worker {shard}", 1 << shard, NOW))
+        super().__init__(WorkerId("node", shard, 1), Gate(Overload(), f"worker {shard}", 1 << shard, NOW), False)
         self.offered: list[Message] = []
 
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:

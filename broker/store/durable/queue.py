@@ -304,9 +304,9 @@ class DurableQueue(MessageQueue):
         return QueueState(sent_to, self.count, self.waiting_bytes, sorted(self._done_unread), completed)
 
     def _give_if_stored(self) -> None:
-        """What is left to be removed goes with the next transaction, before what *then* writes."""
         then = self._give
-        if then is None or (self._unloading and not self.damaged):
+        left = self._unloading or self._removable or self._marks.completed or self._under_way
+        if then is None or (left and not self.damaged):
             return
         self._give = None
         self._given = not self.damaged

@@ -85,6 +85,10 @@ class DurableStore(OnReady):
         expected[1].expect()
         return expected
 
+    def forget(self, client: bytes) -> None:
+        """The session of *client* does not come."""
+        self._expected.pop(client, None)
+
     def take(self, client: bytes, former: bytes, state: bytes, then: Taken, now: float) -> None:
         """Read the session of *client*, which is expected, and call *then*.
 

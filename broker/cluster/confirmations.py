@@ -1,0 +1,119 @@
+# Confirmations: a publish that has durable receivers at another worker is acknowledged when they are done with it.
+#
+# A worker reports the filters of its durable subscribers beside those of all (GAINED_DURABLE). For a topic that one of
+# them matches, the other workers use a `ConfirmingPeer` instead of the peer: behind each publish of QoS 1 or 2 it
+# writes CONFIRM, and the publish waits until the peer says, in SETTLED, that all receivers there are done with it: at
+# once if none of them needs time. Nothing waits for receivers in memory alone.
+#
+# The publishes of a lane that are to be confirmed have numbers from 1 on. They are confirmed in any order: one that
+# waits for a slow store does not hold back one whose receiver has acknowledged it.
+#
+# If the peer dies, nobody knows what it has stored; or it says itself, in UNSETTLED, that a session was taken from it
+# before it had stored a publish. The publishers that wait for that are not answered: their connections are closed, and
+# they publish again.
+from collections.abc import Callable
+from typing import Final
+
+from broker.cluster import wire
+from broker.delivery.completion import Completion, CompletionListener
+from broker.delivery.outbox import Outbox
+from broker.routing.neighbour import Neighbour
+from broker.session.message import Message
+from broker.session.run import Run
+
+CONFIRM: Final = bytes((wire.CONFIRM,))
+
+
+class ConfirmingPeer(Neighbour):
+    """*peer*, for topics with durable receivers there."""
+
+    def __init__(self, peer: Neighbour, write: Callable[[bytes], None]) -> None:
+        """*write* appends to the data lane of *peer*."""
+        super().__init__(peer.worker, peer.gate, True)
+        self.filters: dict[bytes, None] = {}  # of durable subscribers there
+        self.orphaned = False  # the peer is gone, and nobody has adopted its sessions yet
+        self._peer = peer
+        self._write = write
+        self._number = 0  # of the last publish that is to be confirmed
+        self._waiting: dict[int, Completion] = {}
+
+    def offer(self, message: Message, now: float) -> None:
+        """While the worker is orphaned its gate is closed: only what needs no gate comes, and has to come again."""
+        if message.qos:
+            self._number += 1
+            self._waiting[self._number] = message.hold()
+        if not self.orphaned:
+            self._peer.offer(message, now)
+            if message.qos:
+                self._write(CONFIRM)
+
+    def offer_run(self, run: Run) -> None:
+        if not self.orphaned:
+            self._peer.offer_run(run)
+
+    def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
+        self._peer.offer_shared(share, filter, message, hop, now)
+
+    def settled(self, ranges: list[tuple[int, int]], now: float) -> None:
+        """The peer has confirmed the publishes with these numbers."""
+        for completion in self.take(ranges):
+            completion.settle(now)
+
+    def take(self, ranges: list[tuple[int, int]]) -> list[Completion]:
+        """Remove the publishes with these numbers from those that wait."""
+        return [self._waiting.pop(number) for first, count in ranges for number in range(first, first + count)]
+
+    def take_all(self) -> list[Completion]:
+        """Remove all publishes that wait."""
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.values())
+
+    def pending(self) -> int:
+        return len(self._waiting)
+
+
+class Confirmations:
+    """What this worker has to confirm of what came by one lane."""
+
+    def __init__(self, soon: Callable[[], None]) -> None:
+        """*soon* is called when there is something to tell."""
+        self._soon = soon
+        self._number = 0  # of the last publish that is to be confirmed
+        self._settled: list[int] = []  # not told yet
+        self._abandoned: list[int] = []  # the same
+
+    def add(self, completion: Completion | None) -> None:
+        """The next publish is to be confirmed, when *completion* is settled: None: at once."""
+        self._number += 1
+        if completion is None or completion.pending == 0:
+            self.settled(self._number)
+        else:
+            completion.queue = _Confirmation(self, self._number)
+
+    def settled(self, number: int) -> None:
+        self._settled.append(number)
+        self._soon()
+
+    def abandoned(self, number: int) -> None:
+        self._abandoned.append(number)
+        self._soon()
+
+    def take(self) -> bytes:
+        """The frames that tell what was not told yet."""
+        settled, abandoned = sorted(self._settled), sorted(self._abandoned)
+        self._settled, self._abandoned = [], []
+        frames = wire.settled(wire.SETTLED, settled) if settled else b""
+        return frames + wire.settled(wire.UNSETTLED, abandoned) if abandoned else frames
+
+
+class _Confirmation(CompletionListener):
+    def __init__(self, confirmations: Confirmations, number: int) -> None:
+        self._confirmations = confirmations
+        self._number = number
+
+    def advance(self, now: float) -> None:
+        self._confirmations.settled(self._number)
+
+    def abandoned(self, now: float) -> Outbox | None:
+        self._confirmations.abandoned(self._number)
+        return None

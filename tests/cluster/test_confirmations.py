@@ -1,0 +1,235 @@
+# Publishes for durable subscribers at other workers: nobody is told that a message is safe before it is.
+from collections.abc import Callable
+
+import pytest
+
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
+    V5,
+    V311,
+    Ack,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Properties,
+    Publish,
+    Unsubscribe,
+)
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.reasons import CloseReason
+from tests.cluster.talk import subscribed
+from tests.innode import Node
+from tests.inprocess import Broker, Client
+from tests.redis_servers import RunningRedis
+
+pytestmark = pytest.mark.system  # a real Redis
+
+LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
+
+
+@pytest.fixture
+def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
+    return start_redis()
+
+
+@pytest.fixture
+def node(nodes: Callable[..., Node], redis: RunningRedis) -> Node:
+    return nodes(2, None, redis, durable=True)
+
+
+def durable(broker: Broker, client_id: str, filter: str = "a") -> Client:
+    client = broker.connect(client_id, V5, clean_start=False, properties=LASTING)
+    subscribed(client, filter)
+    return client
+
+
+def store_is_full(node: Node, redis: RunningRedis, full: bool) -> None:
+    """Whether Redis refuses writes. The node settles without waiting for it meanwhile."""
+    redis.client().config_set("maxmemory", 1 if full else 0)
+    for broker in node:
+        broker.answered = not full
+    node.advance(0.3)
+
+
+def waiting(node: Node) -> list[int]:
+    """Publishes of each worker that wait for other workers."""
+    return [sum(peer.confirming.pending() for peer in broker.mesh.peers) for broker in node]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_publish_is_acknowledged_once_it_is_stored_at_another_worker(
+    node: Node, redis: RunningRedis, qos: int, retain: bool
+) -> None:
+    """A publisher would forget what a crash of that worker loses."""
+    durable(node[0], "away").drop()
+    publisher = node[1].connect("publisher", V311)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", qos, retain, packet_id=1), Publish(b"other", b"2", qos, packet_id=2))
+    assert [] == publisher.receive()
+    assert [0, 1] == waiting(node)
+    store_is_full(node, redis, False)
+
+    kind = PUBACK if qos == 1 else PUBREC
+    assert [Ack(kind, 1), Ack(kind, 2)] == publisher.receive()
+    assert [0, 0] == waiting(node)
+
+
+def test_what_its_receiver_acknowledges_needs_no_redis(node: Node, redis: RunningRedis) -> None:
+    """Traffic between clients that are there would stand still, and what is behind a message that waits."""
+    durable(node[0], "away", "away").drop()
+    here = durable(node[0], "here", "here")
+    slow, quick = node[1].connect("slow", V311), node[1].connect("quick", V311)
+    store_is_full(node, redis, True)
+    slow.send(Publish(b"away", b"1", 1, packet_id=1))
+    slow.receive()
+    quick.send(Publish(b"here", b"2", 1, packet_id=1))
+    assert [] == quick.receive()
+    (sent,) = [each for each in here.receive() if isinstance(each, Publish)]
+    here.send(Ack(PUBACK, sent.packet_id))
+    node.settle()
+
+    assert [Ack(PUBACK, 1)] == quick.receive()
+    assert [] == slow.receive()
+    assert [0, 1] == waiting(node)
+
+
+def test_nobody_waits_for_receivers_in_memory(node: Node, redis: RunningRedis) -> None:
+    """Each publish would cost a round trip; or wait for a subscription that is gone."""
+    client = durable(node[0], "durable")
+    memory = node[0].connect("memory", V5)
+    subscribed(memory, "a")
+    client.send(Unsubscribe(2, [b"a"]))
+    client.receive()
+    node[0].stopped = True
+    publisher = node[1].connect("publisher", V311)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+    node[0].stopped = False
+    assert [b"1"] == [each.payload for each in memory.receive() if isinstance(each, Publish)]
+
+
+def test_a_worker_that_comes_later_waits_too(node: Node, redis: RunningRedis) -> None:
+    """It would know the filters and not that they are durable."""
+    durable(node[0], "away").drop()
+    third = node.start()
+    publisher = third.connect("publisher", V311)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    assert [] == publisher.receive()
+    store_is_full(node, redis, False)
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+
+
+def test_who_publishes_to_a_worker_that_dies_is_not_answered(node: Node, redis: RunningRedis) -> None:
+    """The message is stored nowhere; its publisher would forget it, or wait for ever."""
+    durable(node[0], "away").drop()
+    publisher, other = node[1].connect("publisher", V5), node[1].connect("other", V5)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    assert [] == publisher.receive()
+    node.kill(node[0])
+    redis.client().config_set("maxmemory", 0)
+
+    assert [Disconnect(CloseReason.RECEIVER_MOVED.code)] == publisher.receive()
+    assert not other.closed
+    assert [0] == waiting(node)
+
+
+def test_who_publishes_to_a_session_that_is_taken_is_not_answered(node: Node, redis: RunningRedis) -> None:
+    """The worker that has lost the session could not say whether the message is stored."""
+    durable(node[0], "away").drop()
+    node.advance(0.1)
+    publisher = node[1].connect("publisher", V5)
+    redis.client().rpush(f"weir:fence:{node[0].identity.incarnation_text}", "away")
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.settle()
+    node.advance(0.3)
+
+    assert [Disconnect(CloseReason.RECEIVER_MOVED.code)] == publisher.receive()
+    assert [0, 0] == waiting(node)
+
+
+def test_a_wide_publish_is_acknowledged_after_the_last_one_is_stored(node: Node, redis: RunningRedis) -> None:
+    """It is delivered in pages there, and would be confirmed after the first one."""
+    for number in range(600):
+        durable(node[0], f"away{number}").drop()
+    publisher = node[1].connect("publisher", V311)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"2", 1, packet_id=2))
+    assert [] == publisher.receive()
+    store_is_full(node, redis, False)
+    node.advance(0.3)
+
+    assert [Ack(PUBACK, 1), Ack(PUBACK, 2)] == publisher.receive()
+    assert 1200 == sum(session.waiting() for session in node[0].sessions())
+
+
+def test_a_qos_2_publish_that_is_sent_again_waits_as_the_first_one(node: Node, redis: RunningRedis) -> None:
+    """Its publisher would be told that it is safe because it has connected again; or it be delivered twice."""
+    durable(node[0], "away").drop()
+    publisher = node[1].connect("publisher", V5, clean_start=False, properties=LASTING)
+    node.advance(0.3)
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))
+    assert [] == publisher.receive()
+    publisher.drop()
+    publisher = node[1].open(V5)
+    publisher.send(Connect(V5, "publisher", False, properties=LASTING), Publish(b"a", b"1", 2, dup=True, packet_id=1))
+    node.advance(0.5)  # its session is here, so it is not asked for in Redis for long
+    assert [ConnAck] == [type(each) for each in publisher.receive()]
+    store_is_full(node, redis, False)
+
+    assert [Ack(PUBREC, 1)] == publisher.receive()
+    publisher.send(Ack(PUBREL, 1))
+    assert [Ack(PUBCOMP, 1)] == publisher.receive()
+    assert 1 == sum(session.waiting() for session in node[0].sessions())
+
+
+def test_a_qos_2_publish_whose_receiver_is_lost_is_delivered_again(node: Node, redis: RunningRedis) -> None:
+    """It would count as delivered, as its id is known."""
+    durable(node[0], "away").drop()
+    publisher = node[1].connect("publisher", V5, clean_start=False, properties=LASTING)
+    node.advance(0.3)
+    here = node[1].connect("here", V5)
+    subscribed(here, "a")
+    store_is_full(node, redis, True)
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))
+    node.settle()
+    node.kill(node[0])
+    assert publisher.receive() and publisher.closed
+    store_is_full(node, redis, False)
+    node.start(0)
+    publisher = node[0].connect("publisher", V5, clean_start=False, properties=LASTING)
+    publisher.send(Publish(b"a", b"1", 2, dup=True, packet_id=1))
+
+    assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert [b"1", b"1"] == [each.payload for each in here.receive() if isinstance(each, Publish)]
+
+
+def test_publishes_wait_until_the_sessions_of_a_dead_worker_are_adopted(node: Node, redis: RunningRedis) -> None:
+    """What is acknowledged between its death and that would reach nobody."""
+    durable(node[0], "away").drop()
+    node.advance(0.3)
+    publisher = node[1].connect("publisher", V5)
+    node.kill(node[0])
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1), Publish(b"a", b"2", 1, True, packet_id=2))
+    other = node[0].connect("other", V5)
+    other.send(Publish(b"b", b"0", 1, packet_id=1))
+    node.advance(0.3)
+    assert [] == publisher.receive()
+    assert [PUBACK] == [each.kind for each in other.receive() if isinstance(each, Ack)]
+    follower = node.start(0, adopts=False)
+    node.advance(0.3)
+    assert [] == publisher.receive()
+    follower.stopped = False
+    node.advance(0.3)
+
+    assert [1, 2] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
+    client = node[0].connect("away", V5, clean_start=False, properties=LASTING)
+    assert [b"1", b"2"] == [each.payload for each in client.receive() if isinstance(each, Publish)]
