@@ -105,6 +105,7 @@ class Process:
             worker.overload_monitor.inject,
             worker.base.clock,
         )
+        self._to_come = 1  # answers to wait for before clients are served: of the mesh, and of the store
         self._stopping = trio.Event()
         self._hand_over = False  # the other workers get the sessions of this one when it stops
         sock.setblocking(False)
@@ -128,8 +129,13 @@ class Process:
             lane.setblocking(False)
         self.worker.cluster.mesh.join(peer, data, control)
 
-    def _open(self) -> None:
-        """Accept connections, once all peers have sent what they know."""
+    def _came(self) -> None:
+        """All peers have sent what they know, or all stored sessions of this shard are here. After both: accept
+        connections.
+        """
+        self._to_come -= 1
+        if self._to_come:
+            return
         listeners, self._listeners = self._listeners, []
         for listener, transport in listeners:
             self.worker.loop.listen(listener, transport)
@@ -142,14 +148,18 @@ class Process:
     async def serve(self) -> None:
         worker = self.worker
         self._link.send(LoopStarted())
-        worker.cluster.mesh.when_complete(self._open)
+        durable = worker.protocol.durable
+        if durable is not None:
+            self._to_come += 1
+            durable.when_ready(self._came, worker.base.clock())
+        worker.cluster.mesh.when_complete(self._came)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
             await worker.tasks.run(self._stopping, self._hands_over)
             nursery.cancel_scope.cancel()
         worker.client_log.flush()
         worker.metrics.log_loop(worker.collector.collections, worker.collector.longest)
-        lost = worker.hand_over.sessions_here()
+        lost = worker.hand_over.sessions_lost()
         if lost:
             worker.base.log.warning("sessions_lost", sessions=lost, why="they are in the memory of their worker")
         self._link.send_last(Ended(lost), LAST_FRAME_TIMEOUT)

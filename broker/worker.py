@@ -80,7 +80,6 @@ class Worker:
         trace: str = "",
         will_settled: Callable[[str, int], None] = _ignore,
         cluster_key: bytes = b"",
-        durable: bool = False,
     ) -> None:
         """One of *workers* that share *memory* bytes, 0: all that there are. AccessFileError, CertificateError.
 
@@ -88,7 +87,7 @@ class Worker:
         *redis*: where sessions are registered. *alone*: no other worker registers sessions there. *neighbours*:
         replaces the other workers in requests for sessions.
         *clock* is monotonic and *wall* Unix time, in seconds. *trace*: the file for decisions of overload protection;
-        "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`. *durable*: see `ClusterLinks`.
+        "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
@@ -107,7 +106,7 @@ class Worker:
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.handshakes = Offload(threads or ThreadPoolExecutor(UNDER_WAY, "handshakes"), self.reactor.call)
-        self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key, self.queue_budget, durable)
+        self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key, self.queue_budget)
         self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(

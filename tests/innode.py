@@ -5,13 +5,19 @@
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from broker.config.schema import Config
+from broker.config.schema import PROCESS, Config, Store
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.worker_id import WorkerId
 from tests.inprocess import Broker, Client, Clock
+
+
+def stored(config: Config | None = None) -> Config:
+    """*config* of a node whose sessions are stored."""
+    return replace(config or Config(), store=Store(durability=PROCESS))
 
 
 class Node(Sequence[Broker]):
@@ -33,7 +39,7 @@ class Node(Sequence[Broker]):
         self._name = name
         self._traces = traces
         self.clock = Clock()
-        self._config = config
+        self._config = stored(config) if durable else config
         self._redis = redis
         self._all: list[Broker] = []
         self._incarnations = 0
@@ -60,7 +66,6 @@ class Node(Sequence[Broker]):
             identity=identity,
             wall=wall,
             trace=trace,
-            durable=self.durable,
             workers=self._workers if self.durable else 1,
         )
         broker.answered = True

@@ -342,7 +342,6 @@ class Broker(Probe):
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
         trace: str = "",
-        durable: bool = False,
         workers: int = 1,
     ) -> None:
         self.clock = clock or Clock()
@@ -358,7 +357,6 @@ class Broker(Probe):
             neighbours=neighbours,
             wall=wall,
             trace=trace,
-            durable=durable,
             workers=workers,
         )
         self.node: list[Broker] = [self]  # the workers that settle together

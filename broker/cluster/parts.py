@@ -19,7 +19,7 @@ from broker.cluster.seal import Seal
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
-from broker.config.schema import ClusterQuota, QuotaScope
+from broker.config.schema import MEMORY, ClusterQuota, QuotaScope
 from broker.net.dialling import Dialler
 from broker.overload.protection import Protection
 from broker.overload.quotas.lease import Leases
@@ -51,12 +51,11 @@ class ClusterLinks:
         will_settled: Callable[[str, int], None],
         cluster_key: bytes,
         budget: MessageBudget,
-        durable: bool,
     ) -> None:
         """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`.
 
-        *cluster_key*: seals what is left in Redis; b"" for none. *durable*: sessions that outlive their connections are
-        stored in Redis, and their messages in memory count in *budget*.
+        *cluster_key*: seals what is left in Redis; b"" for none. *budget*: messages in memory of durable sessions count
+        in it.
         """
         failed = base.internal_errors.report
         self.peers = Peers()
@@ -77,7 +76,7 @@ class ClusterLinks:
         self._alone = alone
         if redis is not None:
             self._register(redis, will_settled)
-            if durable:
+            if base.config.store.durability != MEMORY:
                 self.durable_store = self._store_in(redis, budget)
 
     def _register(self, redis: RedisAddress, will_settled: Callable[[str, int], None]) -> None:
@@ -108,7 +107,8 @@ class ClusterLinks:
         worker, me = base.worker, base.worker.incarnation_text.encode()
         dialler = Dialler(base.reactor, base.internal_errors.report)
         commands = CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-durable", base.log)
-        commit = GroupCommit(commands, fence=keys.fence(me), commit_number=keys.commit_number(me), wall=base.wall)
+        fence, number, hold = keys.fence(me), keys.commit_number(me), base.config.store.hold
+        commit = GroupCommit(commands, fence=fence, commit_number=number, wall=base.wall, hold=hold)
         store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall)
         commands.start(base.clock())
         return store

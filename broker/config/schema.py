@@ -32,6 +32,11 @@ YEAR: Final = 365 * 86400.0
 EXABYTE: Final = 1 << 60  # more than any machine has: no limit
 ANY_NUMBER: Final = 1 << 40
 
+# Values of store.durability.
+MEMORY: Final = "memory"
+PROCESS: Final = "process"
+POWER: Final = "power"
+
 # The largest packet: five bytes of fixed header and a remaining length of 268 435 455 (1.5.5).
 LARGEST_PACKET: Final = 268_435_460
 
@@ -428,6 +433,17 @@ class Redis:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Store:
+    """Sessions that outlive their connection: where they are kept, with their subscriptions and messages."""
+
+    # What they survive. "memory": nothing that ends their worker; "process": kill -9 of any process; "power": also loss
+    # of power, for a sync of the disk before each answer. The last two keep them in Redis.
+    durability: str = choice(MEMORY, MEMORY, PROCESS, POWER)
+    # How long storing a message for a connected client may wait for its acknowledgement, which makes it needless.
+    hold: float = duration(0.002, most=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The metrics records, one per worker and second, for the analysis. Prometheus and $SYS do not need them."""
 
@@ -470,6 +486,7 @@ class Config:
     retained: Retained = field(default_factory=Retained)
     routes: Routes = field(default_factory=Routes)
     redis: Redis = field(default_factory=Redis)
+    store: Store = field(default_factory=Store)
     metrics: Metrics = field(default_factory=Metrics)
     sys: Sys = field(default_factory=Sys)
     log: Log = field(default_factory=Log)

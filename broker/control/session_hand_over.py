@@ -28,6 +28,10 @@ class SessionHandOver:
         """Sessions that no other worker has whole yet."""
         return self._store.count() + self._takeovers.leaving()
 
+    def sessions_lost(self) -> int:
+        """Those that end with this worker: in its memory alone."""
+        return sum([session.storage is None for session in self._store.sessions()]) + self._takeovers.leaving()
+
     async def run(self) -> None:
         """Offer each session to the other workers, until they have all of them or there is no other worker."""
         sessions = list(self._store.sessions())

@@ -28,6 +28,7 @@ from broker.reasons import CloseReason
 from broker.store.durable.queue import PACK
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
+from tests.innode import stored
 from tests.inprocess import Broker, Client, Clock
 from tests.redis_servers import RunningRedis
 
@@ -43,7 +44,7 @@ class Durable:
 
     def __init__(self, redis: RunningRedis, config: Config | None = None) -> None:
         self.redis = redis
-        self._config = config
+        self._config = stored(config)
         self._incarnations = 0
         self.worker = self._start()
 
@@ -58,7 +59,6 @@ class Durable:
             identity=WorkerId("weir", 0, self._incarnations),
             alone=True,
             wall=lambda: WALL + clock.now,
-            durable=True,
         )
         broker.answered = True
         durable = broker.worker.protocol.durable

@@ -24,7 +24,6 @@ from broker.reasons import StoreFailure
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
-HOLD: Final = 0.002  # seconds that a message of a connected client may wait for its acknowledgement
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and says so
 PAUSE: Final = 0.1  # seconds until what was refused is sent again
 STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
@@ -69,7 +68,7 @@ class GroupCommit:
         fence: bytes,
         commit_number: bytes,
         wall: Callable[[], float],
-        hold: float = HOLD,
+        hold: float,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.

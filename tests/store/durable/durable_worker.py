@@ -8,7 +8,7 @@ from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.session.session import RELEASED, Session
 from broker.store.durable.adoption import AdoptedSession
-from broker.store.durable.group_commit import HOLD, GroupCommit
+from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
@@ -22,6 +22,7 @@ from tests.store.loop import Lines
 
 CLIENT: Final = b"client"
 KEYS: Final = Keys("weir")
+HOLD: Final = 0.002
 WALL: Final = 1_800_000_000.0
 EXPIRY: Final = 3600
 LONG: Final = 100_000  # turns: more than anything takes
@@ -38,7 +39,7 @@ def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, cloc
     def wall() -> float:
         return WALL + clock()
 
-    commit = GroupCommit(commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), wall=wall)
+    commit = GroupCommit(commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), wall=wall, hold=HOLD)
     return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall)
 
 

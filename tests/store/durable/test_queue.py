@@ -5,10 +5,10 @@ from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
-from broker.store.durable.group_commit import HOLD, PATIENCE, PAUSE
+from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACKET_IDS, DamagedPack, decode_pack
 from broker.store.durable.queue import PACK, READY
-from tests.store.durable.durable_worker import KEYS, WALL, DurableWorker, answered, incarnation
+from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 

@@ -13,9 +13,8 @@ from hiredis import ReplyError
 
 from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.session.message import Message
-from broker.store.durable.group_commit import HOLD
 from broker.store.redis.connection import packed
-from tests.store.durable.durable_worker import DurableWorker, answered, incarnation
+from tests.store.durable.durable_worker import HOLD, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 HISTORIES = int(os.environ.get("WEIR_HISTORIES", "120"))
