@@ -106,7 +106,7 @@ class Worker:
         )
         self.offload = Offload(threads or ThreadPoolExecutor(THREADS, "offload"), self.reactor.call)
         self.handshakes = Offload(threads or ThreadPoolExecutor(UNDER_WAY, "handshakes"), self.reactor.call)
-        self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key, self.queue_budget)
+        self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
         self.interval_metrics = IntervalMetrics(
@@ -168,7 +168,7 @@ class Worker:
             self.protection,
             self.overload_monitor,
             self.interval_metrics,
-            links.durable_store,
+            links.store_sessions(self.protection.throttle, self.queue_budget),
         )
         self.cluster = cluster = ClusterParts(
             base,
@@ -222,6 +222,7 @@ class Worker:
             self.outbound_budget,
             self.loop,
             None if links.registry_client is None else links.registry_client.commands,
+            links.store_gate,
             resident_bytes,
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)

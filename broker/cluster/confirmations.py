@@ -17,6 +17,7 @@ from typing import Final
 from broker.cluster import wire
 from broker.delivery.completion import Completion, CompletionListener
 from broker.delivery.outbox import Outbox
+from broker.overload.gate import Gate
 from broker.routing.neighbour import Neighbour
 from broker.session.message import Message
 from broker.session.run import Run
@@ -24,24 +25,33 @@ from broker.session.run import Run
 CONFIRM: Final = bytes((wire.CONFIRM,))
 
 
+class Unconfirmed:
+    """A publish of *size* bytes that was written at the time *at*."""
+
+    def __init__(self, completion: Completion, size: int, at: float) -> None:
+        self.completion = completion
+        self.size = size
+        self.at = at
+
+
 class ConfirmingPeer(Neighbour):
     """*peer*, for topics with durable receivers there."""
 
-    def __init__(self, peer: Neighbour, write: Callable[[bytes], None]) -> None:
-        """*write* appends to the data lane of *peer*."""
-        super().__init__(peer.worker, peer.gate, True)
+    def __init__(self, peer: Neighbour, write: Callable[[bytes], None], store: Gate | None) -> None:
+        """*write* appends to the data lane of *peer*. *store*: the gate of publishes that are to be confirmed."""
+        super().__init__(peer.worker, peer.gate, True, store)
         self.filters: dict[bytes, None] = {}  # of durable subscribers there
         self.orphaned = False  # the peer is gone, and nobody has adopted its sessions yet
         self._peer = peer
         self._write = write
         self._number = 0  # of the last publish that is to be confirmed
-        self._waiting: dict[int, Completion] = {}
+        self._waiting: dict[int, Unconfirmed] = {}
 
     def offer(self, message: Message, now: float) -> None:
         """While the worker is orphaned its gate is closed: only what needs no gate comes, and has to come again."""
         if message.qos:
             self._number += 1
-            self._waiting[self._number] = message.hold()
+            self._waiting[self._number] = Unconfirmed(message.hold(), message.size, now)
         if not self.orphaned:
             self._peer.offer(message, now)
             if message.qos:
@@ -56,17 +66,21 @@ class ConfirmingPeer(Neighbour):
 
     def settled(self, ranges: list[tuple[int, int]], now: float) -> None:
         """The peer has confirmed the publishes with these numbers."""
-        for completion in self.take(ranges):
+        for completion in self.take(ranges, now):
             completion.settle(now)
 
-    def take(self, ranges: list[tuple[int, int]]) -> list[Completion]:
-        """Remove the publishes with these numbers from those that wait."""
-        return [self._waiting.pop(number) for first, count in ranges for number in range(first, first + count)]
+    def take(self, ranges: list[tuple[int, int]], now: float) -> list[Completion]:
+        """Remove the publishes with these numbers from those that wait, and at the gate of the store."""
+        numbers = [number for first, count in ranges for number in range(first, first + count)]
+        taken = [self._waiting.pop(number) for number in numbers]
+        if taken and self.store is not None:
+            self.store.done(len(taken), sum([each.size for each in taken]), now - taken[-1].at, now)
+        return [each.completion for each in taken]
 
     def take_all(self) -> list[Completion]:
-        """Remove all publishes that wait."""
+        """Remove all publishes that wait; the peer is gone."""
         waiting, self._waiting = self._waiting, {}
-        return list(waiting.values())
+        return [each.completion for each in waiting.values()]
 
     def pending(self) -> int:
         return len(self._waiting)

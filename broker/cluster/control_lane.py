@@ -73,8 +73,9 @@ class ControlLane(Handler):
             self._taken(sequence)
         elif kind == wire.SETTLED:
             peer.confirming.settled(wire.read_settled(body), now)
+            self._listener.stored(peer, now)
         elif kind == wire.UNSETTLED:
-            for completion in peer.confirming.take(wire.read_settled(body)):
+            for completion in peer.confirming.take(wire.read_settled(body), now):
                 self._listener.abandoned(completion, now)
         elif kind == wire.MEMBERS:
             sequence, share, filter, members, quick = wire.read_members(body)

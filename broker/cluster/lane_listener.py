@@ -34,6 +34,10 @@ class LaneListener:
         """The gate of *peer* has opened."""
         raise NotImplementedError
 
+    def stored(self, peer: Peer, now: float) -> None:
+        """*peer* has confirmed publishes for durable sessions: its store has room, perhaps."""
+        raise NotImplementedError
+
     def passed(self, peer: Peer, barrier: int) -> None:
         """*peer* has processed all that was sent before the barrier with this number."""
         raise NotImplementedError

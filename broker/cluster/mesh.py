@@ -31,7 +31,7 @@ from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
-from broker.overload.level import without_gate
+from broker.overload.level import store_of, without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
@@ -78,9 +78,11 @@ class Mesh(LaneListener):
         failed: Callable[[Exception], None],
         abandon: Callable[[Completion, float], None],
         adopted: Callable[[], bool],
+        stores: bool,
     ) -> None:
         """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code;
-        *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`.
+        *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`. *stores*: there are durable
+        sessions.
         """
         self._peers = peers
         self._announcements = announcements
@@ -98,6 +100,7 @@ class Mesh(LaneListener):
         self._clock = clock
         self._failed = failed
         self._abandon = abandon
+        self._stores = stores
         self._full_sync = FullSync(peers, routes, retained, adopted)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
@@ -118,8 +121,10 @@ class Mesh(LaneListener):
         name = f"worker {worker.shard}"
         data_stream = Stream(data, name, unbounded(data.fileno(), self._reactor.dirty))
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
-        gate = self._throttle.add_gate(str(worker), self._clock(), without_gate(str(worker)))
-        peer = Peer(worker, data_stream, control_stream, gate)
+        now, resource = self._clock(), str(worker)
+        gate = self._throttle.add_gate(resource, now, without_gate(resource))
+        store = self._throttle.add_gate(store_of(resource), now) if self._stores else None
+        peer = Peer(worker, data_stream, control_stream, gate, store)
         self._announcements.joined(peer)
         self._peers.all.append(peer)
         lane = DataLane(peer, self, self._routes, self._deliveries, self._counters, self._origin)
@@ -181,6 +186,8 @@ class Mesh(LaneListener):
         self._abandon_all(peer, now)
         self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, []))
         self._throttle.remove_gate(peer.gate, now)
+        if peer.confirming.store is not None:
+            self._throttle.remove_gate(peer.confirming.store, now)
 
     def _abandon_all(self, peer: Peer, now: float) -> None:
         for completion in peer.confirming.take_all():
@@ -221,6 +228,11 @@ class Mesh(LaneListener):
     def opened(self, peer: Peer, now: float) -> None:
         self._throttle.opened(peer.gate, now)
         self._routes.retry_shared()
+
+    def stored(self, peer: Peer, now: float) -> None:
+        store = peer.confirming.store
+        if store is not None and store.open:
+            self._throttle.opened(store, now)
 
     def about_session(self, peer: Peer, kind: int, body: bytes) -> bool:
         return self._takeovers.take(peer, kind, body)

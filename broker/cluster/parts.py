@@ -21,9 +21,12 @@ from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
 from broker.config.schema import MEMORY, ClusterQuota, QuotaScope
 from broker.net.dialling import Dialler
+from broker.overload.gate import Gate
+from broker.overload.level import store_of
 from broker.overload.protection import Protection
 from broker.overload.quotas.lease import Leases
 from broker.overload.quotas.quotas import Quotas
+from broker.overload.throttle import Throttle
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
 from broker.routing.hybrid_clock import HybridClock
@@ -33,6 +36,7 @@ from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.store import DurableStore
+from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
@@ -50,12 +54,10 @@ class ClusterLinks:
         alone: bool,
         will_settled: Callable[[str, int], None],
         cluster_key: bytes,
-        budget: MessageBudget,
     ) -> None:
         """*alone*: no other worker registers sessions there. *will_settled*: see `RegisteredStore`.
 
-        *cluster_key*: seals what is left in Redis; b"" for none. *budget*: messages in memory of durable sessions count
-        in it.
+        *cluster_key*: seals what is left in Redis; b"" for none.
         """
         failed = base.internal_errors.report
         self.peers = Peers()
@@ -70,14 +72,13 @@ class ClusterLinks:
         self.record_log: RedisRecordLog | None = None
         self.quota_leases: QuotaLeaseClient | None = None
         self.durable_store: DurableStore | None = None
+        self.store_gate: Gate | None = None  # of it
         self._leases: Leases | None = None
         self._base = base
         self._redis = redis
         self._alone = alone
         if redis is not None:
             self._register(redis, will_settled)
-            if base.config.store.durability != MEMORY:
-                self.durable_store = self._store_in(redis, budget)
 
     def _register(self, redis: RedisAddress, will_settled: Callable[[str, int], None]) -> None:
         base = self._base
@@ -102,16 +103,30 @@ class ClusterLinks:
             self._leases = Leases()
             self.quota_leases = QuotaLeaseClient(client.commands, client.keys, self._leases, base.worker)
 
-    def _store_in(self, redis: RedisAddress, budget: MessageBudget) -> DurableStore:
-        base, keys = self._base, Keys(self._base.config.redis.prefix)
-        worker, me = base.worker, base.worker.incarnation_text.encode()
+    def store_sessions(self, throttle: Throttle, budget: MessageBudget) -> DurableStore | None:
+        """Where sessions are stored that outlive their connections; None: they are in memory.
+
+        Publishes wait at a gate of *throttle*, messages in memory count in *budget*. To be called once.
+        """
+        base, redis = self._base, self._redis
+        if redis is None or base.config.store.durability == MEMORY:
+            return None
+        worker, me, keys = base.worker, base.worker.incarnation_text.encode(), Keys(base.config.redis.prefix)
         dialler = Dialler(base.reactor, base.internal_errors.report)
         commands = CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-durable", base.log)
-        fence, number, hold = keys.fence(me), keys.commit_number(me), base.config.store.hold
-        commit = GroupCommit(commands, fence=fence, commit_number=number, wall=base.wall, hold=hold)
-        store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall)
+        self.store_gate = gate = throttle.add_gate(store_of(str(worker)), base.clock())
+        commit = GroupCommit(
+            commands,
+            fence=keys.fence(me),
+            commit_number=keys.commit_number(me),
+            wall=base.wall,
+            hold=base.config.store.hold,
+            gate=StoreGate(gate, throttle.opened),
+            counters=base.counters,
+        )
+        self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall)
         commands.start(base.clock())
-        return store
+        return self.durable_store
 
     def quotas(self) -> Quotas:
         config = self._base.config
@@ -202,6 +217,7 @@ class ClusterParts:
             failed,
             protocol.lifecycle.abandon,
             _nothing_to_adopt if protocol.durable is None else protocol.durable.ready,
+            protocol.durable is not None,
         )
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers

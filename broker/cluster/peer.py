@@ -36,9 +36,10 @@ class Mark:
 
 
 class Peer(Neighbour):
-    def __init__(self, worker: WorkerId, data: Stream, control: Stream, gate: Gate) -> None:
+    def __init__(self, worker: WorkerId, data: Stream, control: Stream, gate: Gate, store: Gate | None) -> None:
+        """*store*: the gate of publishes for durable sessions there."""
         super().__init__(worker, gate, False)
-        self.confirming = ConfirmingPeer(self, self.write)
+        self.confirming = ConfirmingPeer(self, self.write, store)
         self.data = data
         self.control = control
         self.confirmed = 0  # the last change that the peer has taken, all that it sent before being processed here

@@ -25,7 +25,8 @@ VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 RECENT: Final = 5  # decisions that are shown
 AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 JUST_NOW: Final = 0.05  # seconds
-PARTS: Final = {"memory": "the memory of ", "outbound": "the outbound bytes of "}  # of a worker, as resources
+# Of a worker, as resources.
+PARTS: Final = {"memory": "the memory of ", "outbound": "the outbound bytes of ", "store": "the store of "}
 
 KINDS: Final = {  # once, and several times
     DROP: ("dropped a publish of it", "dropped {} publishes of it"),
@@ -363,7 +364,7 @@ def place(resource: str) -> str:
 
 
 def _part(resource: str) -> bool:
-    """Whether *resource* is the memory or the outbound bytes of a worker that is a resource itself."""
+    """Whether *resource* is the memory, the outbound bytes or the store of a worker that is a resource itself."""
     return " " in resource.rpartition("/")[2]
 
 

@@ -10,6 +10,7 @@ from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import SysTopics
 from broker.net.loop import Loop
 from broker.overload.connects import Connects
+from broker.overload.gate import Gate
 from broker.overload.monitor import OverloadMonitor
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
@@ -36,8 +37,10 @@ class WorkerMetrics:
         outbound_budget: OutboundBudget,
         loop: Loop,
         redis: CommandPipeline | None,
+        store_gate: Gate | None,
         resident_bytes: Callable[[], int],
     ) -> None:
+        """*store_gate*: that of durable sessions."""
         self._counters = base.counters
         self._interval_metrics = interval_metrics
         self._overload_monitor = overload_monitor
@@ -52,6 +55,7 @@ class WorkerMetrics:
         self._reactor = base.reactor
         self._loop = loop
         self._redis = redis
+        self._store_gate = store_gate
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
         self._internal_errors = base.internal_errors
@@ -69,6 +73,7 @@ class WorkerMetrics:
         _, subscriptions, shared = self._routes.statistics()
         retained = self._retained.statistics()
         now = self._clock()
+        gate = self._store_gate
         self._update_counters()
         self._interval_metrics.pauses.settle(now)
         return Gauges(
@@ -77,6 +82,8 @@ class WorkerMetrics:
             connects_waiting=self._connects.waiting(),
             subscriptions=subscriptions,
             shared_subscriptions=shared,
+            store_waiting=0 if gate is None else gate.count,
+            store_ms=0.0 if gate is None else (gate.capacity()[1] + gate.delay(now)) * 1e3,
             retained=retained.count,
             retained_bytes=retained.bytes,
             queued=self._queue_budget.messages,
@@ -118,6 +125,8 @@ class WorkerMetrics:
         found = {"retained": Store(self._retained.statistics().bytes, self._retained_limit, changes)}
         if self._redis is not None:
             found["redis"] = Store(0, 0, self._redis.statistics.sent)
+        if self._store_gate is not None:
+            found["sessions"] = Store(0, 0, self._counters.store_commands)
         return found
 
     def publish_sys(self) -> None:

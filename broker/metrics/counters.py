@@ -46,6 +46,12 @@ class Counters:
         # Per change of a retained message.
         self.retained_set = 0
         self.retained_deleted = 0
+        # Of the store of durable sessions.
+        self.store_transactions = 0
+        self.store_commands = 0
+        self.store_bytes = 0
+        self.store_repeated = 0
+        self.store_failures_by_reason = dict.fromkeys([failure.label for failure in StoreFailure], 0)
         # Per client that reads slowly or is paused.
         self.became_non_writable = 0
         self.flushes_by_cause = dict.fromkeys([cause.label for cause in FlushCause], 0)

@@ -11,6 +11,8 @@ class Gauges:
     connects_waiting: int = 0
     subscriptions: int = 0
     shared_subscriptions: int = 0
+    store_waiting: int = 0  # publishes that wait for the store of durable sessions here
+    store_ms: float = 0.0  # that they wait
     retained: int = 0
     retained_bytes: int = 0
     queued: int = 0

@@ -184,7 +184,7 @@ RECORD: Final = Group(
                     "ops": _whole("1", "operations"),
                 }
             ),
-            "stores of the worker: retained messages in its memory, and redis",
+            "stores of the worker: retained messages in its memory, redis, and durable sessions in redis",
         ),
         "flushes": Table("cause", _whole("1", "in the interval"), "times that the waiting bytes of a client were sent"),
         "top": Group(

@@ -224,6 +224,24 @@ COUNTERS: Final = (
         "Metrics records that were written to their log.",
         prometheus="metrics_records_written",
     ),
+    CounterRow(
+        "store_transactions",
+        "Transactions that wrote durable sessions to Redis.",
+        prometheus="store_transactions",
+        topics=("store/transactions",),
+    ),
+    CounterRow("store_commands", "Commands of these transactions.", prometheus="store_commands"),
+    CounterRow(
+        "store_bytes",
+        "Bytes of these commands.",
+        prometheus="store_written_bytes",
+        topics=("store/bytes",),
+    ),
+    CounterRow(
+        "store_repeated",
+        "Transactions that were sent again, as Redis had refused them or its answer was lost.",
+        prometheus="store_repeated",
+    ),
 )
 
 REASONS: Final = (
@@ -292,6 +310,13 @@ REASONS: Final = (
         record="flushes",
     ),
     ReasonRow(
+        "store_failures_by_reason",
+        "store_failures",
+        StoreFailure,
+        "Transactions of durable sessions that Redis refused or did not answer; each is sent again, by reason.",
+        prometheus="store_failures",
+    ),
+    ReasonRow(
         "records_dropped_by_reason",
         "records_dropped",
         StoreFailure,
@@ -335,6 +360,21 @@ GAUGES: Final = (
         "Shared subscriptions.",
         prometheus="shared_subscriptions",
         topics=("shared_subscriptions/count",),
+    ),
+    GaugeRow(
+        "store_waiting",
+        "store_waiting",
+        "Publishes that wait until Redis has stored them for durable sessions.",
+        prometheus="store_waiting",
+        topics=("store/waiting",),
+    ),
+    GaugeRow(
+        "store_ms",
+        "store_ms",
+        "Milliseconds that publishes wait for Redis: the mean of the last 100 to 200 ms.",
+        node=GREATEST,
+        prometheus="store_seconds",
+        scale=1e-3,
     ),
     GaugeRow(
         "retained",

@@ -24,6 +24,11 @@ def without_gate(worker: str) -> tuple[str, str]:
     return f"{worker} memory", f"{worker} outbound"
 
 
+def store_of(worker: str) -> str:
+    """The resource that stores the durable sessions of *worker*."""
+    return f"{worker} store"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 

@@ -19,6 +19,7 @@ from broker.mqtt.scanner import PLAIN_PUBLISH, RunScanner
 from broker.overload.admit import ACCEPT, DROP, PAUSE, Verdict
 from broker.overload.admit import Publish as Judged
 from broker.overload.client import ProtectedClient
+from broker.overload.gate import Gate
 from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
 from broker.protocol.connection import Connection
@@ -154,7 +155,7 @@ class Publishing:
         client = connection.client
         assert client is not None
         judged = protection.judging or client.judging
-        if judged or (route.crossing and not route.free()):
+        if judged or (route.crossing and not route.free(0)):
             judged = True
             most = self._judge_run(connection, client, route, stop - position, now)
             if most <= 0:
@@ -226,7 +227,7 @@ class Publishing:
         cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
         client = connection.client
         assert client is not None
-        if self._protection.judging or client.judging or self._busy(route, message.retain):
+        if self._protection.judging or client.judging or self._busy(route, message):
             # A QoS 2 message that is sent again was judged the first time.
             if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
                 verdict = self._judge(connection, client, route, message, identifier, cost, now)
@@ -286,20 +287,22 @@ class Publishing:
                 self._answers.write_in_order(connection, completion, answer, now)
         return units
 
-    def _busy(self, route: Route, everywhere: bool) -> bool:
-        """Whether a worker that a publish needs has a gate that is not free; *everywhere*: any worker of the node."""
-        if everywhere and not self._neighbours.free():
+    def _busy(self, route: Route, message: Message) -> bool:
+        """Whether a gate that *message* needs is not free."""
+        if message.retain and not self._neighbours.free():
             return True
-        return route.crossing and not route.free()
+        return route.crossing and not route.free(message.qos)
+
+    def _gates(self, route: Route, message: Message) -> list[Gate]:
+        """The gates that *message* has to pass: if it is retained, those of all workers, and of one that has died."""
+        gates = route.gates_of(message.qos)
+        return list(dict.fromkeys([*self._neighbours.gates(), *gates])) if message.retain else gates
 
     def _count(self, client: ProtectedClient, route: Route, message: Message, cost: int, now: float) -> None:
         """Charge *message*, which is accepted without being judged, to the account and to the gates."""
         client.account.spent += cost
-        if message.retain:
-            for gate in self._neighbours.gates():
-                gate.take(1, message.size, now)
-        elif route.crossing:
-            for gate in route.gates:
+        if route.crossing or message.retain:
+            for gate in self._gates(route, message):
                 gate.take(1, message.size, now)
 
     def _judge(
@@ -316,9 +319,7 @@ class Publishing:
         publish = Judged(connection.version, message.qos, message.size, cost, 0)
         publish.deliveries = route.receivers
         publish.retained = message.retain
-        gates = route.gates
-        if message.retain:  # that of a worker that has died is only among those of the route
-            gates = list(dict.fromkeys([*self._neighbours.gates(), *gates]))
+        gates = self._gates(route, message)
         closed = route.closed_gate() if route.shared else None
         verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:

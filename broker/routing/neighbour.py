@@ -15,12 +15,16 @@ from broker.worker_id import WorkerId
 class Neighbour(Subscriber):
     """Another worker. It never drops a message that it is offered; publishes are held back at its gate instead."""
 
-    def __init__(self, worker: WorkerId, gate: Gate, confirms: bool) -> None:
-        """*confirms*: a publish of QoS 1 or 2 waits until its durable receivers there are done with it."""
+    def __init__(self, worker: WorkerId, gate: Gate, confirms: bool, store: Gate | None = None) -> None:
+        """*confirms*: a publish of QoS 1 or 2 waits until its durable receivers there are done with it.
+
+        *store*: the gate that such publishes pass beside *gate*.
+        """
         self.worker: Final = worker
         self.shard: Final = worker.shard
         self.gate = gate  # of publishes for this neighbour
         self.confirms: Final = confirms
+        self.store: Final = store
         self.gone = False  # the worker has ended
 
     def offer(self, message: Message, now: float) -> None:

@@ -127,7 +127,8 @@ class Route:
         self.shared: list[SharedGroup] = []
         self.neighbours: list[Neighbour] = []
         self.gates: list[Gate] = []  # of `neighbours`
-        self.crossing = False  # members at other workers may receive messages, so gates have to be open
+        self.stores: list[Gate] | None = None  # of stores, which publishes of QoS 1 and 2 pass, too
+        self.crossing = False  # gates have to be open: of other workers that may receive messages, or of stores
         self.receivers = 0
         self.price = 0  # units of cost for delivering one message
         self.size = len(topic) + ROUTE  # bytes, about
@@ -151,6 +152,9 @@ class Route:
         before = group.size
         group.add(session)
         self.size += group.size - before
+        storage = session.storage
+        if qos and storage is not None:
+            self._add_store(storage.gate)
         self.receivers += 1
         self.price += 1
 
@@ -181,6 +185,7 @@ class Route:
             if neighbours[at].worker is neighbour.worker:
                 if neighbour.confirms:
                     neighbours[at] = neighbour
+                    self._add_store_of(neighbour)
                 return
         neighbours.append(neighbour)
         self.gates.append(neighbour.gate)
@@ -188,6 +193,24 @@ class Route:
         self.receivers += 1
         self.price += 1 + CROSSING_PRICE
         self.size += RECEIVER_BYTES
+        self._add_store_of(neighbour)
+
+    def _add_store_of(self, neighbour: Neighbour) -> None:
+        if neighbour.store is not None:
+            self._add_store(neighbour.store)
+
+    def _add_store(self, gate: Gate) -> None:
+        """There is a durable receiver whose messages are stored behind *gate*. It stays while the route is valid."""
+        if self.stores is None:
+            self.stores = []
+        if gate not in self.stores:
+            self.stores.append(gate)
+            self.crossing = True
+            self.size += RECEIVER_BYTES
+
+    def gates_of(self, qos: int) -> list[Gate]:
+        """The gates that a publish of *qos* has to pass."""
+        return self.gates if qos == 0 or self.stores is None else self.gates + self.stores
 
     def closed_gate(self) -> Gate | None:
         """A gate that a message of the topic has to wait for; None if there is none."""
@@ -200,9 +223,9 @@ class Route:
                 return gate_of_group
         return None
 
-    def free(self) -> bool:
-        """Whether a message may go to other workers without being judged."""
-        for gate in self.gates:
+    def free(self, qos: int) -> bool:
+        """Whether a message of *qos* may go to other workers, and to stores, without being judged."""
+        for gate in self.gates_of(qos):
             if not gate.free:
                 return False
         return all(group.closed_gate() is None for group in self.shared)

@@ -1,11 +1,17 @@
 # Where a durable session is stored, beside its messages: the port. store/durable/record.py stores in Redis.
 from collections.abc import Callable
+from typing import Final
 
+from broker.overload.gate import Gate
 from broker.session.message import Message
 from broker.session.subscription import Subscription
 
 
 class SessionStorage:
+    def __init__(self, gate: Gate) -> None:
+        """*gate*: publishes of QoS 1 and 2 for the session have to pass it."""
+        self.gate: Final = gate
+
     def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
         """Store that the session is that of *user*, and lasts *expiry* seconds once its client has left: now, unless it
         is *connected*.

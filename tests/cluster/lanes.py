@@ -22,7 +22,7 @@ class Lanes:
 
     def join(self, shard: int) -> Peer:
         worker = WorkerId("node", shard, shard)
-        peer = Peer(worker, self._stream(), self._stream(), Gate(Overload(), str(worker), 1, 0.0))
+        peer = Peer(worker, self._stream(), self._stream(), Gate(Overload(), str(worker), 1, 0.0), None)
         self.peers.all.append(peer)
         return peer
 

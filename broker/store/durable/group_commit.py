@@ -20,7 +20,9 @@ from typing import Final, Protocol
 
 from hiredis import ReplyError
 
+from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
+from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
@@ -52,14 +54,6 @@ class Writer(Protocol):
         ...
 
 
-class GroupCommitStatistics:
-    def __init__(self) -> None:
-        self.transactions = 0
-        self.writes = 0
-        self.repeated = 0  # transactions that were sent again
-        self.refused: dict[StoreFailure, int] = {}
-
-
 class GroupCommit:
     def __init__(
         self,
@@ -69,18 +63,22 @@ class GroupCommit:
         commit_number: bytes,
         wall: Callable[[], float],
         hold: float,
+        gate: StoreGate,
+        counters: Counters,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
-        *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait.
+        *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
+        written.
         """
-        self.statistics = GroupCommitStatistics()
         self.now = 0.0  # at the last tick
         self._commands = commands
+        self.counters = counters
         self._fence_key = fence
         self._number_key = commit_number
         self._hold = hold
+        self.gate: Final = gate
         self._wall = wall
         self.fenced: Fenced = _nobody_hears
         self._fence_length = 0  # client ids of it that this worker knows
@@ -161,11 +159,14 @@ class GroupCommit:
                 if size >= MOST_BYTES:
                     break
         if not writes:
+            self.gate.needless(now)
             return
+        self.gate.sent(now)
         self._number += 1
         self._begun_at = now
-        self.statistics.transactions += 1
-        self.statistics.writes += len(writes)
+        self.counters.store_transactions += 1
+        self.counters.store_commands += len(writes)
+        self.counters.store_bytes += size
         self._submit(self._number, writes, now)
 
     def answered(self, reply: object, now: float) -> None:
@@ -175,8 +176,7 @@ class GroupCommit:
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         """The server has refused the transaction under way, or nobody knows whether it was carried out."""
-        refused = self.statistics.refused
-        refused[failure] = refused.get(failure, 0) + 1
+        self.counters.store_failures_by_reason[failure.label] += 1
         if failure in UNCERTAIN:
             self._uncertain = True
         if failure is not StoreFailure.LOST:  # then `redis_ready()` goes on
@@ -198,6 +198,7 @@ class GroupCommit:
             errors = [reply for reply in replies[at : at + count] if isinstance(reply, ReplyError)]
             at += count
             writer.committed(errors, now)
+        self.gate.carried_out(now)
         self._send_next(now)
 
     def _look_at_number(self, now: float) -> None:
@@ -232,7 +233,7 @@ class GroupCommit:
             return
         former = self._under_way
         assert former is not None
-        self.statistics.repeated += 1
+        self.counters.store_repeated += 1
         self._submit(former.number, former.writes, now)
 
     def _submit(self, number: int, writes: list[bytes], now: float) -> None:

@@ -109,6 +109,7 @@ class SessionRecord(SessionStorage):
         wall: Callable[[], float],
     ) -> None:
         """*queue*: of the same session. *wall*: Unix time in seconds."""
+        super().__init__(commit.gate.gate)
         self.dirty = False
         self.held = False
         self._keys = keys

@@ -2,7 +2,10 @@
 from collections.abc import Callable
 from typing import Final
 
+from broker.config.schema import Overload
+from broker.metrics.counters import Counters
 from broker.mqtt.packets import V311
+from broker.overload.gate import Gate
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
@@ -12,6 +15,7 @@ from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
 from broker.store.durable.store import DurableStore
+from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
@@ -39,7 +43,11 @@ def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, cloc
     def wall() -> float:
         return WALL + clock()
 
-    commit = GroupCommit(commands, fence=KEYS.fence(me), commit_number=KEYS.commit_number(me), wall=wall, hold=HOLD)
+    gate = StoreGate(Gate(Overload(), "store", 1, 0.0), lambda gate, now: None)
+    fence, commit_number = KEYS.fence(me), KEYS.commit_number(me)
+    commit = GroupCommit(
+        commands, fence=fence, commit_number=commit_number, wall=wall, hold=HOLD, gate=gate, counters=Counters()
+    )
     return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall)
 
 

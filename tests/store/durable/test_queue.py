@@ -31,7 +31,7 @@ def received(worker: DurableWorker) -> list[tuple[bytes, int]]:
 def test_a_quick_reader_costs_the_store_nothing(worker: DurableWorker) -> None:
     """Each message would be written and removed, although its client has it within a millisecond."""
     worker.connect()
-    before = worker.store.commit.statistics.transactions
+    before = worker.store.commit.counters.store_transactions
     for number in range(10):
         published = worker.offer(b"%d" % number)
         assert not answered(published)
@@ -40,7 +40,7 @@ def test_a_quick_reader_costs_the_store_nothing(worker: DurableWorker) -> None:
         assert answered(published)
     worker.settle()
 
-    assert before == worker.store.commit.statistics.transactions
+    assert before == worker.store.commit.counters.store_transactions
     assert 0 == worker.budget.used
 
 
@@ -95,7 +95,7 @@ def test_only_what_is_older_than_the_hold_is_written(worker: DurableWorker) -> N
 
 def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: DurableWorker) -> None:
     """A publisher would wait for the hold of a client that is not there, or each message cost a transaction."""
-    before = worker.store.commit.statistics.transactions
+    before = worker.store.commit.counters.store_transactions
     published = [worker.offer(b"%d" % number) for number in range(10)]
     worker.tick()
     worker.redis.execute()
@@ -103,7 +103,7 @@ def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: D
 
     assert all(map(answered, published))
     assert 1 == len(worker.redis.values[worker.queue.key()])
-    assert before + 1 == worker.store.commit.statistics.transactions
+    assert before + 1 == worker.store.commit.counters.store_transactions
 
 
 def test_qos_2_is_sent_when_it_is_stored(worker: DurableWorker) -> None:
@@ -351,7 +351,7 @@ def test_what_the_server_refuses_is_written_later_in_its_order(worker: DurableWo
 
     assert all(map(answered, published))
     assert [b"%d" % number for number in range(13)] == stored(worker)
-    assert 1 == len(worker.store.commit.statistics.refused)
+    assert 1 == sum(worker.store.commit.counters.store_failures_by_reason.values())
 
 
 @pytest.mark.parametrize("executed", [True, False])

@@ -106,8 +106,8 @@ def test_a_server_without_memory_gets_everything_later_and_once(
     owner = Owner(loop, redis, 1)
     redis.client().config_set("maxmemory", 1)
     published = [owner.offer(b"%d" % number) for number in range(10)]
-    refused = owner.store.commit.statistics.refused
-    loop.until(lambda: refused.get(StoreFailure.MEMORY_FULL, 0) > 1)
+    refused = owner.store.commit.counters.store_failures_by_reason
+    loop.until(lambda: refused[StoreFailure.MEMORY_FULL.label] > 1)
     published += [owner.offer(b"%d" % number) for number in range(10, 20)]
     assert not any(map(answered, published))
     redis.client().config_set("maxmemory", 0)

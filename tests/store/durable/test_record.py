@@ -89,10 +89,10 @@ def test_who_has_gone_does_not_wait(worker: DurableWorker) -> None:
 
 def test_what_does_not_change_is_not_stored_again(worker: DurableWorker) -> None:
     """Each packet of a client that is at rest would cost a transaction."""
-    before = worker.store.commit.statistics.transactions
+    before = worker.store.commit.counters.store_transactions
     worker.owner.record.store_head(EXPIRY, None, True)
     worker.settle()
-    assert before == worker.store.commit.statistics.transactions
+    assert before == worker.store.commit.counters.store_transactions
 
 
 def test_a_session_that_follows_one_that_ended_has_nothing_of_it(worker: DurableWorker) -> None:
