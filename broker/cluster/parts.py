@@ -2,6 +2,7 @@
 #
 # They are made in two steps, as clients are served by parts that need the links, and takeovers need those parts.
 from collections.abc import Callable
+from functools import partial
 
 from broker.cluster.announcements import Announcements
 from broker.cluster.background import ClusterBackground
@@ -221,6 +222,7 @@ class ClusterParts:
         )
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers
+            protocol.durable.when_adopted(partial(self.mesh.when_complete, protocol.durable.all_known))
         self.background = ClusterBackground(
             self.mesh,
             reports,

@@ -208,7 +208,7 @@ class _Claim:
             tuple[int, str, OnTakeover]
         ] = []  # peers that want the session afterwards, with greater epochs
         self.questions: list[Callable[[bool], None]] = []  # whether there is a session here afterwards
-        self.will = _will_claimed_by(claimant, claims.seal)
+        self.will = _will_claimed_by(claimant, claims.seal, claims.durable is not None)
         self._local = False  # claimed without Redis
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
@@ -322,10 +322,13 @@ class _Claim:
             self.claims.over(self)
 
 
-def _will_claimed_by(claimant: Claimant, seal: Seal) -> bytes:
-    """The will of *claimant* as it is stored in Redis; b"" if there is none."""
+def _will_claimed_by(claimant: Claimant, seal: Seal, durable: bool) -> bytes:
+    """The will of *claimant* as it is stored in Redis; b"" if there is none, or if it is stored with its session.
+
+    *durable*: sessions that outlive their connections are stored.
+    """
     will = claimant.will
-    if will is None:
+    if will is None or (durable and claimant.expiry):
         return b""
     delay = will.properties.get(WILL_DELAY_INTERVAL, 0)
     record = encode(will, min(delay if isinstance(delay, int) else 0, claimant.expiry), claimant.user)
@@ -333,9 +336,9 @@ def _will_claimed_by(claimant: Claimant, seal: Seal) -> bytes:
 
 
 def _will_of(session: Session, seal: Seal) -> bytes:
-    """The will of *session*, which has no connection, as it is stored in Redis; b"" if there is none."""
+    """The will of *session*, which has no connection, as it is stored in Redis; b"" as above."""
     will = session.will
-    if will is None:
+    if will is None or (session.storage is not None and session.expiry):
         return b""
     user = session.principal.user
     record = encode(will.fields(), min(will.delay, session.expiry), None if user is None else user.decode())

@@ -65,11 +65,16 @@ class DurableSessions:
     def when_ready(self, then: Callable[[], None], now: float) -> None:
         """Have all sessions served here that those had which had this shard before, and then call *then*."""
         self._waiting.append(then)
+        self._lifecycle.hold_timers()
         self._durable.serve(self, now)
 
     def ready(self) -> bool:
         """Whether all sessions are here that this worker is to adopt."""
         return self._adopted
+
+    def all_known(self) -> None:
+        """All sessions are here, and what is subscribed to at all workers: what is due may be published."""
+        self._lifecycle.release_timers()
 
     def when_adopted(self, then: Callable[[], None]) -> None:
         """Call *then* once they are."""
@@ -134,6 +139,7 @@ class DurableSessions:
         for client in clients:
             session = self._session(client_id_of(client))
             if session is not None:
+                self._sessions.set_will(session, None)  # that worker has it
                 self._lifecycle.evict(session)
 
     def _session(self, client_id: str) -> Session | None:

@@ -28,7 +28,7 @@ from broker.protocol.publish_answers import keep_unanswered
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.states import DEADLINES, Input, State
-from broker.protocol.timers import CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
+from broker.protocol.timers import CONNECT_DEADLINE, IDLE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason, ProtocolError
 from broker.session.session import Session
 from broker.session.will import Will
@@ -61,6 +61,7 @@ class ConnectionLifecycle:
         """*connections*: how many may have a session at once."""
         self.connected = 0  # connections with a session
         self.stopping = False  # each CONNECT is refused
+        self._timers_held = False
         self._sessions = sessions
         self._addresses = addresses
         self._reactor = reactor
@@ -333,12 +334,22 @@ class ConnectionLifecycle:
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""
+        if self._timers_held:
+            return now + IDLE
         for kind, whom in self._timers.pop_due(now, DUE):
             try:
                 self._fire(kind, whom, now)
             except Exception as error:
                 self._internal_errors.report(error)
         return self._timers.next_due(now)
+
+    def hold_timers(self) -> None:
+        """No expiry and no will of a session is due before `release_timers()`: not all of its receivers are known."""
+        self._timers_held = True
+
+    def release_timers(self) -> None:
+        self._timers_held = False
+        self._reactor.wake()
 
     def _fire(self, kind: int, whom: object, now: float) -> None:
         if kind == KEEP_ALIVE:

@@ -114,11 +114,14 @@ class SessionLifecycle:
         session.expiry = adopted.stored.expiry
         session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
         self._store.keep(session)
-        left = adopted.stored.left + session.expiry - self._wall()
-        if left > 0:
-            session.expiry_timer = self._timers.set(now + min(left, session.expiry), SESSION_EXPIRY, session)
-        else:
+        session.will = adopted.stored.will
+        if session.will is not None:
+            self.wills.take(session.will.held)
+        away = max(0.0, self._wall() - adopted.stored.left)
+        if away >= session.expiry and session.will is None:
             self.expire(session, now)
+        else:
+            self._begin_to_wait(session, now - away)
         return session
 
     # The limits of a session.
@@ -175,15 +178,18 @@ class SessionLifecycle:
         if session.expiry == 0:
             self.end(session, now)
             return
-        session.expiry_timer = self._timers.set(now + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
         if session.storage is not None:
             session.storage.store_head(session.expiry, session.principal.user, False)
+        if session.will is not None and session.will.delay == 0:
+            self.publish_will(session, now)
+        self._begin_to_wait(session, now)
+
+    def _begin_to_wait(self, session: Session, since: float) -> None:
+        """The client of *session* is away *since* that time: set the timers of its expiry and of its will."""
+        session.expiry_timer = self._timers.set(since + session.expiry, SESSION_EXPIRY, session)  # [MQTT-3.1.2-23]
         will = session.will
         if will is not None and will.delay < session.expiry:  # otherwise the end of the session publishes it
-            if will.delay:
-                session.will_timer = self._timers.set(now + will.delay, WILL, session)
-            else:
-                self.publish_will(session, now)
+            session.will_timer = self._timers.set(since + will.delay, WILL, session)
 
     def expire(self, session: Session, now: float) -> None:
         """The expiry of *session* has passed."""
@@ -220,6 +226,8 @@ class SessionLifecycle:
         session.will = will
         if will is not None:
             self.wills.take(will.held)
+        if session.storage is not None:  # that of a session without expiry is stored by the claim
+            session.storage.store_will(will if session.expiry else None)
 
     def withdraw_will(self, session: Session) -> None:
         """Forget the will of *session* without publishing it."""

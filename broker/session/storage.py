@@ -5,6 +5,7 @@ from typing import Final
 from broker.overload.gate import Gate
 from broker.session.message import Message
 from broker.session.subscription import Subscription
+from broker.session.will import Will
 
 
 class SessionStorage:
@@ -16,6 +17,10 @@ class SessionStorage:
         """Store that the session is that of *user*, and lasts *expiry* seconds once its client has left: now, unless it
         is *connected*.
         """
+        raise NotImplementedError
+
+    def store_will(self, will: Will | None) -> None:
+        """Store *will*, or remove the one that is stored."""
         raise NotImplementedError
 
     def subscribed(self, subscription: Subscription) -> None:

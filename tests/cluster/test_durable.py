@@ -1,6 +1,7 @@
 # A node with one worker whose sessions are stored: clients, a real Redis, and workers that end.
 from collections.abc import Callable, Iterator
 
+import msgpack
 import pytest
 
 from broker.config.schema import Config, Limits
@@ -22,10 +23,12 @@ from broker.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
     Wanted,
+    Will,
 )
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason
 from broker.store.durable.queue import PACK
+from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
 from broker.worker_id import WorkerId
 from tests.innode import stored
@@ -77,9 +80,16 @@ class Durable:
         self.worker.close()
         self.worker = self._start(now + away)
 
-    def connect(self, client_id: str, version: int = V311, expiry: int = EXPIRY, clean: bool = False) -> Client:
+    def connect(
+        self,
+        client_id: str,
+        version: int = V311,
+        expiry: int = EXPIRY,
+        clean: bool = False,
+        will: Will | None = None,
+    ) -> Client:
         properties: Properties | None = {SESSION_EXPIRY_INTERVAL: expiry} if version == V5 else None
-        client = self.worker.connect(client_id, version, clean_start=clean, properties=properties)
+        client = self.worker.connect(client_id, version, clean_start=clean, will=will, properties=properties)
         self.worker.settle()
         return client
 
@@ -431,3 +441,113 @@ def test_a_client_that_was_away_costs_no_memory_of_messages(node: Durable) -> No
 
     assert 0 == node.worker.queue_budget.used
     assert 200 == len(payloads(node.connect("client")))
+
+
+# Wills.
+
+
+def will(delay: int = 0, topic: bytes = b"will") -> Will:
+    return Will(topic, b"gone", 1, False, {WILL_DELAY_INTERVAL: delay})
+
+
+def wills(node: Durable) -> int:
+    """How often the will came to the client "watcher" since the last call."""
+    client = node.connect("watcher")
+    client.send(Subscribe(1, [Wanted(b"will", 1)]))
+    packets = client.receive()
+    client.send(*[Ack(PUBACK, packet.packet_id) for packet in packets if isinstance(packet, Publish)])
+    client.socket.close()
+    node.worker.advance(0.3)
+    return sum(isinstance(packet, Publish) for packet in packets)
+
+
+def test_the_will_of_a_client_whose_worker_dies_is_published_once(node: Durable) -> None:
+    """Nobody would hear of a client that is gone, or hear it again after each crash."""
+    wills(node)
+    node.connect("client", V5, will=will())
+    node.kill()
+    node.worker.advance(1)
+
+    assert 1 == wills(node)
+    node.kill()
+    node.worker.advance(1)
+    assert 0 == wills(node)
+
+
+def test_a_will_waits_for_its_delay_over_several_workers(node: Durable) -> None:
+    """Each worker would begin the delay anew, or publish it too early."""
+    wills(node)
+    node.connect("client", V5, will=will(60))
+    node.kill()  # its delay begins when the next worker finds it
+    node.worker.advance(20)
+    node.kill(away=20)
+    node.worker.advance(18)
+    assert 0 == wills(node)
+    node.worker.advance(3)
+
+    assert 1 == wills(node)
+
+
+@pytest.mark.parametrize("new", [None, will(60)])
+def test_a_client_that_is_back_in_time_withdraws_its_will(node: Durable, new: Will | None) -> None:
+    """A client would be called dead that is there [MQTT-3.1.3-9]."""
+    wills(node)
+    node.connect("client", V5, will=will(10))
+    node.kill()
+    node.connect("client", V5, will=new)
+    node.worker.advance(20)
+    assert 0 == wills(node)
+    node.kill()
+    node.worker.advance(20)
+
+    assert 0 == wills(node)
+
+
+def test_a_client_that_says_goodbye_leaves_no_will(node: Durable) -> None:
+    """The worker that follows would publish a will that was withdrawn [MQTT-3.14.4-3]."""
+    wills(node)
+    client = node.connect("client", V5, will=will())
+    client.send(Disconnect())
+    node.worker.settle()
+    node.kill()
+    node.worker.advance(1)
+
+    assert 0 == wills(node)
+
+
+def test_the_end_of_a_session_publishes_its_will_also_while_no_worker_lives(node: Durable) -> None:
+    """A will whose delay is longer than the session would be lost with a session that expires unseen."""
+    wills(node)
+    node.connect("client", V5, expiry=30, will=will(100))
+    node.kill()
+    node.kill(away=60)
+    node.worker.advance(1)
+
+    assert 1 == wills(node)
+    assert node.worker.worker.protocol.store.find("client") is None
+
+
+def test_the_will_of_a_session_without_expiry_is_not_stored_with_it(node: Durable) -> None:
+    """It is stored with the claim: whoever publishes the wills of dead workers would publish it a second time."""
+    wills(node)
+    node.connect("client", V5)
+    node.connect("client", V5, expiry=0, will=will())
+    node.kill()
+    node.worker.advance(1)
+
+    assert 0 == wills(node)
+
+
+@pytest.mark.parametrize("fields", [b"no will", [b"#", b"", 0, b""], [b"a", b"", 3, b""], [b"a", b"", 1, b"\xff"]])
+def test_a_will_that_cannot_be_read_costs_its_own_session(node: Durable, fields: object) -> None:
+    """One damaged value would stop all sessions of a worker."""
+    node.connect("client", V5, will=will())
+    node.subscriber("other", b"a")
+    client = node.redis.client()
+    (key,) = client.keys("*:session:*client")
+    client.hset(key, WILL, msgpack.packb(fields))
+    node.kill()
+
+    assert node.connect("other").connack.session_present
+    assert not node.connect("client").connack.session_present
+    assert 1 == node.worker.worker.base.counters.sessions_damaged

@@ -15,11 +15,11 @@ from typing import Final
 
 import pytest
 
-import broker as broker_package
 from tests.system import processes
 from tests.system.addresses import TRANSPORTS, Address, Transport
 from tests.system.certificates import Authority, Certificate
-from tests.system.processes import HOST, BrokerProcess, free_port
+from tests.system.nodes import Node, StartNode
+from tests.system.processes import HOST, BrokerProcess, free_port, packages
 from tests.system.raw import RawClient
 
 HERE: Final = Path(__file__).parent
@@ -27,7 +27,18 @@ MOSQUITTO: Final = os.environ.get("WEIR_SYSTEM_BROKER") == "mosquitto"
 # Files whose tests choose the number of workers, or need a node with one.
 OWN_WORKERS: Final = tuple(
     f"test_{name}"
-    for name in ("bench", "client_limits", "demo", "load", "node", "overload_", "quotas", "simulate", "why")
+    for name in (
+        "bench",
+        "client_limits",
+        "demo",
+        "durable_node",
+        "load",
+        "node",
+        "overload_",
+        "quotas",
+        "simulate",
+        "why",
+    )
 )
 LOG_TAIL: Final = 8000  # characters of a broker's log that a failed test shows
 RUNNING: Final[list[BrokerProcess]] = []
@@ -69,6 +80,20 @@ def stop_and_check(process: BrokerProcess) -> None:
     RUNNING.remove(process)
     assert 0 == code, log[-LOG_TAIL:]
     assert "Traceback" not in log, log[-LOG_TAIL:]
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[StartNode]:
+    """Starts nodes, all in one folder, and ends them."""
+    started: list[Node] = []
+
+    def start(workers: int = 1, port: int = 0, **settings: object) -> Node:
+        started.append(Node(tmp_path, workers, port, **settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
 
 
 @pytest.fixture(scope="session")
@@ -130,9 +155,7 @@ def mosquitto_listeners(addresses: dict[Transport, Address], certificate: Certif
 def launch_weir(
     port: int, folder: Path, settings: dict[str, object], environment: dict[str, str] | None = None
 ) -> BrokerProcess:
-    assert broker_package.__file__ is not None
-    packages = Path(broker_package.__file__).parent.parent
-    return processes.start_weir(port, folder, settings, packages, environment)
+    return processes.start_weir(port, folder, settings, packages(), environment)
 
 
 @pytest.fixture

@@ -13,11 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import broker as broker_package
 from tests.system import node
 
 HOST: Final = "127.0.0.1"
 WORKERS: Final = int(os.environ.get("WEIR_SYSTEM_WORKERS", "1"))  # of each node that is started
 PATIENCE: Final = 30.0  # seconds for anything that should take milliseconds: a busy machine is no failure
+
+
+def packages() -> Path:
+    """The folder that this process imports Weir from."""
+    assert broker_package.__file__ is not None
+    return Path(broker_package.__file__).parent.parent
 
 
 def free_port() -> int:

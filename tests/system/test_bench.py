@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import broker as broker_package
-from tests.system.processes import BrokerProcess
+from tests.system.processes import BrokerProcess, packages
 from tests.tools.bench import flush, hostile, node, overload, protection, scale, versus
 from tests.tools.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.tools.bench.loads import LOADS
@@ -18,10 +17,9 @@ PAIRS = ["--pattern", "p2p", "--pubs", "3", "--qos", "1"]
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    assert broker_package.__file__ is not None
     if not has_openssl():
         pytest.skip("OpenSSL's headers (libssl-dev) are missing")
-    return Bench(tmp_path_factory.mktemp("bench"), Path(broker_package.__file__).parent.parent)
+    return Bench(tmp_path_factory.mktemp("bench"), packages())
 
 
 def run_mqload(program: Path, broker: BrokerProcess, transport: str, *options: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import broker as broker_package
 from broker.mqtt.packets import V5, V311, Disconnect
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.system.processes import (
@@ -16,6 +15,7 @@ from tests.system.processes import (
     PATIENCE,
     BrokerProcess,
     free_port,
+    packages,
     refused_start,
     weir_command,
     weir_environment,
@@ -25,12 +25,6 @@ from tests.system.raw import RawClient
 Dial = Callable[..., RawClient]
 StartWeir = Callable[..., BrokerProcess]
 SHUTTING_DOWN = 0x8B
-
-
-def packages() -> Path:
-    """The folder that this process imports Weir from."""
-    assert broker_package.__file__ is not None
-    return Path(broker_package.__file__).parent.parent
 
 
 def refused(port: int, folder: Path, **settings: object) -> str:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import broker as broker_package
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, Connect
 from tests.system.addresses import Address, Transport
 from tests.system.certificates import Authority, Certificate
 from tests.system.hello import HANDSHAKE_FAILURE, PROTOCOL_VERSION, SSL_3_0, TLS_1_0, TLS_1_1, TLS_1_2, Answer, offer
-from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port, refused_start
+from tests.system.processes import HOST, PATIENCE, BrokerProcess, free_port, packages, refused_start
 from tests.system.raw import RawClient
 
 pytestmark = pytest.mark.weir_only("its defaults allow more, and its files are read once")
@@ -313,7 +312,6 @@ def test_an_encrypted_key_is_refused(tmp_path: Path, certificate: Certificate) -
 
 def refused_with(folder: Path, certificate: Certificate, settings: dict[str, object]) -> str:
     """The one sentence that `weir start` refuses these settings of [tls] with."""
-    assert broker_package.__file__ is not None
     needed: dict[str, object] = {
         "listeners.tls.enabled": "true",
         "listeners.tls.port": free_port(),
@@ -322,7 +320,6 @@ def refused_with(folder: Path, certificate: Certificate, settings: dict[str, obj
         "tls.client_certificate": "optional",
         "tls.client_ca": certificate.chain,
     }
-    packages = Path(broker_package.__file__).parent.parent
-    sentence = refused_start(free_port(), folder, needed | settings, packages)
+    sentence = refused_start(free_port(), folder, needed | settings, packages())
     assert 1 == len(sentence.splitlines()), sentence
     return sentence

@@ -84,7 +84,7 @@ def restore(
     stored = read_record(fields)
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
     queue.restore(ends[0], ends[1], length, [int(position) for position in released], state)
-    record.restore()
+    record.restore(stored)
     return stored
 
 

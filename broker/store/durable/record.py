@@ -2,11 +2,13 @@
 #
 #   field ""      HEAD: msgpack of FORM, expiry in seconds, user name
 #   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
+#   field "\0will"  the will: msgpack of its fields, see session/transfer/entries.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
 #
-# No filter is empty or has a NUL, so the names of the first two are none. A client that was connected to a worker that
-# has ended left when its session was adopted: sessions.lua stores that, so its expiry does not begin anew each time.
+# No filter is empty or has a NUL, so the names of the first three are none. A client that was connected to a worker
+# that has ended left when its session was adopted: sessions.lua stores that, so its expiry does not begin anew each
+# time.
 #
 # A subscription is a field of its own, so a SUBSCRIBE costs what it brings, however many a session has. The client id
 # is in the index of its worker as long as there is a hash.
@@ -21,7 +23,7 @@ from hiredis import ReplyError
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from broker.mqtt.topics import check_filter
+from broker.mqtt.topics import check_filter, check_topic
 from broker.reasons import ProtocolError
 from broker.session.message import Message
 from broker.session.session import Session
@@ -33,7 +35,11 @@ from broker.session.transfer.entries import (
     RETAIN_AS_PUBLISHED,
     subscription_of,
     subscription_options,
+    to_list,
+    to_will,
+    will_fields,
 )
+from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.redis.connection import packed
@@ -42,6 +48,7 @@ from broker.store.redis.keys import SessionKeys
 FORM: Final = 1
 HEAD: Final = b""
 LEFT: Final = b"\0"
+WILL: Final = b"\0will"
 SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
@@ -53,10 +60,13 @@ class DamagedRecord(ValueError):
 class StoredSession:
     """A record that was read. *left*: Unix time at which its client left."""
 
-    def __init__(self, expiry: int, left: float, user: str | None, subscriptions: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, expiry: int, left: float, user: str | None, will: Will | None, subscriptions: dict[bytes, bytes]
+    ) -> None:
         self.expiry = expiry
         self.left = left
         self.user = user
+        self.will = will
         self._subscriptions = subscriptions
 
     def subscriptions(self, session: Session) -> list[Subscription]:
@@ -67,7 +77,7 @@ class StoredSession:
 def read_record(fields: list[bytes]) -> StoredSession:
     """The record of a session without a client, in the reply to HGETALL. DamagedRecord: it is none."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
-    head, left = values.pop(HEAD, None), values.pop(LEFT, None)
+    head, left, will = values.pop(HEAD, None), values.pop(LEFT, None), values.pop(WILL, None)
     if head is None or left is None:
         raise DamagedRecord("the record has no head, or not the time at which its client left")
     try:
@@ -80,7 +90,17 @@ def read_record(fields: list[bytes]) -> StoredSession:
         raise DamagedRecord(f"the head of the record has form {form!r}")
     for filter, value in values.items():
         _check_subscription(filter, value)
-    return StoredSession(expiry, left_at, user_name, values)
+    return StoredSession(expiry, left_at, user_name, None if will is None else _read_will(will), values)
+
+
+def _read_will(value: bytes) -> Will:
+    try:
+        will = to_will(to_list(msgpack.unpackb(value)))
+        check_topic(will.topic)
+        will.message(0.0)
+    except Exception as error:  # of msgpack, of our own checks, or a ProtocolError
+        raise DamagedRecord("the will in the record cannot be read") from error
+    return will
 
 
 def _check_subscription(filter: bytes, value: bytes) -> None:
@@ -119,6 +139,7 @@ class SessionRecord(SessionStorage):
         self._wall = wall
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
+        self._has_will = False  # there is one, or will be
         self._indexed = False
         self._changed: dict[bytes, bytes] = {}
         self._removed: dict[bytes, None] = {}
@@ -130,9 +151,10 @@ class SessionRecord(SessionStorage):
         self._give: Callable[[bytes], None] | None = None  # to be called when it does
         self._given = False
 
-    def restore(self) -> None:
-        """Go on with a record that is stored."""
+    def restore(self, stored: StoredSession) -> None:
+        """Go on with a record that was read as *stored*."""
         self._indexed = self._left = True
+        self._has_will = stored.will is not None
 
     # The port.
 
@@ -146,6 +168,15 @@ class SessionRecord(SessionStorage):
         elif self._left:
             self._remove(LEFT)
         self._left = not connected
+
+    def store_will(self, will: Will | None) -> None:
+        if self._ended or self._given:
+            return
+        if will is not None:
+            self._put(WILL, msgpack.packb(will_fields(will.fields())))
+        elif self._has_will:
+            self._remove(WILL)
+        self._has_will = will is not None
 
     def subscribed(self, subscription: Subscription) -> None:
         self._put(subscription.key(), bytes((subscription_options(subscription),)) + subscription.identifiers)

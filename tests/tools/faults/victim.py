@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import broker as broker_package
 from tests.system import node
-from tests.system.processes import HOST, free_port, weir_environment
+from tests.system.processes import HOST, free_port, packages, weir_environment
 from tests.tools.fuzz.campaign import peers
 
 PATIENCE: Final = 20.0  # seconds for a start, on a machine that is busy
@@ -20,7 +19,6 @@ SETTINGS: Final = {"log.format": "json", "sys.interval": 1, "limits.connects_per
 class Victim:
     def __init__(self, folder: Path, workers: int, port: int = 0) -> None:
         """AssertionError: it does not serve."""
-        assert broker_package.__file__ is not None
         self.port = port or free_port()
         self.folder = folder / "node"
         self.control = self.folder / "control.sock"
@@ -37,7 +35,7 @@ class Victim:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env=weir_environment(Path(broker_package.__file__).parent.parent),
+                env=weir_environment(packages()),
                 start_new_session=True,
             )
         try:

@@ -4,8 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import broker as broker_package
-from tests.system.processes import BrokerProcess, free_port, start_weir
+from tests.system.processes import BrokerProcess, free_port, packages, start_weir
 from tests.tools.bench.contenders import make_certificate
 from tests.tools.fuzz.campaign import SETTINGS
 from tests.tools.fuzz.transports import Transport
@@ -16,11 +15,10 @@ LOG_TAIL: Final = 8000  # characters of the log that are shown of a broker that 
 @contextmanager
 def victim(folder: Path, transport: str) -> Iterator[tuple[BrokerProcess, Transport]]:
     """A Weir with *transport* beside TCP; AssertionError if it does not end with 0."""
-    assert broker_package.__file__ is not None
     folder.mkdir(parents=True, exist_ok=True)
     port, fuzzed = free_port(), free_port()
     settings = SETTINGS if transport == "tcp" else SETTINGS | listening(folder, transport, fuzzed)
-    broker = start_weir(port, folder, settings, Path(broker_package.__file__).parent.parent)
+    broker = start_weir(port, folder, settings, packages())
     try:
         yield broker, Transport(transport, port if transport == "tcp" else fuzzed)
     finally:

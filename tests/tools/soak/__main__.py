@@ -16,8 +16,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Final
 
-import broker as broker_package
-from tests.system.processes import BrokerProcess, free_port, start_weir
+from tests.system.processes import BrokerProcess, free_port, packages, start_weir
 from tests.tools.bench.contenders import build_tool
 from tests.tools.bench.cost import cpu_seconds
 from tests.tools.fuzz.campaign import CONCURRENT
@@ -184,11 +183,10 @@ def main() -> int:
     arguments = options().parse_args()
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
-    assert broker_package.__file__ is not None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-soak-")))
         mqload = build_tool("mqload", folder, tls=False)
-        node = start_weir(free_port(), folder, SETTINGS, Path(broker_package.__file__).parent.parent)
+        node = start_weir(free_port(), folder, SETTINGS, packages())
         stack.callback(node.terminate)
         soak = Soak(node, mqload, arguments, seed)
         soak.run()

@@ -1,0 +1,153 @@
+# A node whose sessions are stored, and that is killed, stopped and started: nothing that it has acknowledged is lost.
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, ConnAck, Connect, Properties, Publish
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from tests.system import node
+from tests.system.nodes import Node, StartNode, stop
+from tests.system.raw import RawClient
+
+pytestmark = pytest.mark.weir_only("a matter of Weir's processes")
+
+LONG: Properties = {SESSION_EXPIRY_INTERVAL: 3600}
+MESSAGES = 300
+
+
+def durable(start_node: StartNode, workers: int = 2, port: int = 0) -> Node:
+    return start_node(workers, port, store__durability="process")
+
+
+def redis_pid(weir: Node) -> int:
+    with redis.Redis(unix_socket_path=str(weir.folder / "node" / "redis" / "redis.sock")) as asked:
+        return int(asked.info("server")["process_id"])
+
+
+def back(weir: Node, name: str) -> tuple[RawClient, bool]:
+    """The client *name* again, and whether its session was there."""
+    client = weir.stranger()
+    client.send(Connect(V5, name, False, 0, properties=LONG))
+    answer = client.expect(ConnAck)
+    assert 0 == answer.code, answer
+    return client, answer.session_present
+
+
+def publish(client: RawClient, count: int, qos: int = 1) -> None:
+    """Publish the numbers up to *count*, and wait until the node has them."""
+    for number in range(count):
+        client.send(Publish(b"topic", b"%d" % number, qos, False, False, number + 1))
+    for number in range(count):
+        answer = client.expect(Ack)
+        assert (PUBACK if qos == 1 else PUBREC, number + 1, 0) == (answer.kind, answer.packet_id, answer.code)
+
+
+def received(client: RawClient, count: int) -> list[Publish]:
+    """The next *count* messages, which are acknowledged."""
+    messages = []
+    for _ in range(count):
+        message = client.expect(Publish)
+        client.send(Ack(PUBACK, message.packet_id))
+        messages.append(message)
+    return messages
+
+
+def kill_workers(weir: Node) -> Node:
+    pids = weir.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    weir.wait_for("worker_died", len(pids))
+    weir.wait_until(lambda: node.serves(weir.control) and not set(pids) & set(weir.pids), "serve again")
+    return weir
+
+
+def kill_redis(weir: Node) -> Node:
+    os.kill(redis_pid(weir), signal.SIGKILL)
+    weir.wait_for("embedded_redis_started", 2)
+    return weir
+
+
+def kill_all(start_node: StartNode) -> Callable[[Node], Node]:
+    def kill(weir: Node) -> Node:
+        os.killpg(weir.process.pid, signal.SIGKILL)
+        weir.process.wait()
+        return durable(start_node, port=weir.port)
+
+    return kill
+
+
+def restart(start_node: StartNode) -> Callable[[Node], Node]:
+    def stop_and_start(weir: Node) -> Node:
+        weir.process.terminate()
+        weir.process.wait()
+        return durable(start_node, port=weir.port)
+
+    return stop_and_start
+
+
+@pytest.mark.parametrize("what", ["workers", "redis", "all", "restart"])
+def test_what_is_acknowledged_comes_in_order_whatever_is_killed(start_node: StartNode, what: str) -> None:
+    """Messages for a client that is away would be lost with the process that holds them."""
+    kill = {"workers": kill_workers, "redis": kill_redis, "all": kill_all(start_node), "restart": restart(start_node)}
+    weir = durable(start_node)
+    subscriber, _ = back(weir, "subscriber")
+    subscriber.subscribe("topic", qos=1)
+    subscriber.close()
+    publish(weir.client("publisher"), MESSAGES)
+
+    weir = kill[what](weir)
+
+    subscriber, present = back(weir, "subscriber")
+    assert present
+    assert [b"%d" % number for number in range(MESSAGES)] == [each.payload for each in received(subscriber, MESSAGES)]
+
+
+def test_what_was_sent_comes_again_with_its_packet_ids(start_node: StartNode) -> None:
+    """A client would take messages for new ones that it has had, or never acknowledge what the node waits for."""
+    weir = durable(start_node)
+    subscriber, _ = back(weir, "subscriber")
+    subscriber.subscribe("topic", qos=1)
+    publish(weir.client("publisher"), 20)
+    before = [subscriber.expect(Publish) for _ in range(20)]
+    for message in before[:5]:
+        subscriber.send(Ack(PUBACK, message.packet_id))
+    subscriber.ping()
+
+    kill_workers(weir)
+
+    subscriber, present = back(weir, "subscriber")
+    again = [subscriber.expect(Publish) for _ in range(15)]
+    assert present
+    assert [(each.packet_id, each.payload, True) for each in before[5:]] == [
+        (each.packet_id, each.payload, each.dup) for each in again
+    ]
+
+
+def test_a_store_that_stands_still_holds_up_what_needs_it_alone(start_node: StartNode) -> None:
+    """A Redis that hangs would stop all clients, or messages would be acknowledged that nobody has."""
+    weir = durable(start_node, workers=1)
+    subscriber, _ = back(weir, "subscriber")
+    subscriber.subscribe("topic", qos=1)
+    subscriber.close()
+    publisher, other = weir.client("publisher"), weir.client("other")
+    other.subscribe("other", qos=1)
+
+    pid = redis_pid(weir)
+    stop(pid)
+    publisher.send(Publish(b"topic", b"waits", 1, False, False, 1))
+    for number in range(100):
+        other.send(Publish(b"other", b"%d" % number, 1, False, False, number + 1))
+        assert {Ack, Publish} == {type(other.receive()), type(other.receive())}
+    refused = weir.stranger()
+    refused.send(Connect(V5, "late", False, 0, properties=LONG))
+    code = refused.expect(ConnAck).code
+    os.kill(pid, signal.SIGCONT)
+
+    assert 0x88 == code  # server unavailable
+    assert (PUBACK, 1) == ((answer := publisher.expect(Ack)).kind, answer.packet_id)
+    subscriber, present = back(weir, "subscriber")
+    assert present
+    assert [b"waits"] == [each.payload for each in received(subscriber, 1)]
