@@ -107,8 +107,8 @@ class Announcements(Neighbours):
 
     def retained(self, message: Message, owner: str, stamp: int) -> None:
         if self._peers.all:
-            self._peers.write(wire.message(message, wire.KEEP | wire.DELIVER, owner, stamp))
+            self._peers.write(wire.token(message) + wire.message(message, wire.KEEP | wire.DELIVER, owner, stamp))
 
     def not_retained(self, message: Message) -> None:
         if self._peers.all:
-            self._peers.write(wire.message(message, wire.DELIVER, "", 0))
+            self._peers.write(wire.token(message) + wire.message(message, wire.DELIVER, "", 0))

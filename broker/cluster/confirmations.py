@@ -53,6 +53,8 @@ class ConfirmingPeer(Neighbour):
             self._number += 1
             self._waiting[self._number] = Unconfirmed(message.hold(), message.size, now)
         if not self.orphaned:
+            if not message.retain:  # then it was written already
+                self._write(wire.token(message))
             self._peer.offer(message, now)
             if message.qos:
                 self._write(CONFIRM)

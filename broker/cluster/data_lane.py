@@ -45,6 +45,7 @@ class DataLane(Handler):
         self._counters = counters
         self._format = V311
         self._latest: Completion | None = None  # of the publish that was taken last
+        self._token = b""  # of the publish that comes next
         self._confirmations = Confirmations(self._confirm_soon)
         self._unconfirmed = False  # there is something to confirm
         self._processed = 0
@@ -91,6 +92,12 @@ class DataLane(Handler):
             elif first == wire.CONFIRM:
                 self._confirmations.add(self._latest)
                 stop = position + 1
+            elif first == wire.TOKEN:
+                stop = position + 1 + wire.TOKEN_BYTES
+                if stop > end:
+                    stream.needs = stop - position
+                    break
+                self._token = data[position + 1 : stop]
             elif first == wire.FORMAT_3 or first == wire.FORMAT_5:
                 self._format = first
                 stop = position + 1
@@ -164,6 +171,9 @@ class DataLane(Handler):
 
     def _deliver(self, stream: Stream, message: Message, now: float) -> int:
         self._latest = None
+        if self._token:
+            completion = message.completion = Completion()
+            completion.token, self._token = self._token, b""
         route = self._routes.find(message.topic)
         self._latest = self._deliveries.deliver_crossed(route, message, stream.outbox, now)
         return PUBLISH_COST + route.price + (message.size >> BYTES_PER_UNIT_SHIFT) + self._visits()

@@ -21,6 +21,8 @@ FRAME: Final = 0x00
 FORMAT_3: Final = V311
 FORMAT_5: Final = V5
 CONFIRM: Final = 0x01  # the publish before it is to be confirmed, see confirmations.py
+TOKEN: Final = 0x02  # the token of the publish behind it, in TOKEN_BYTES (store/durable/tokens.py)
+TOKEN_BYTES: Final = 16
 
 # Frames on the data lane.
 RUN: Final = 1  # QoS 0 packets to one topic: struct, topic, packets
@@ -152,6 +154,12 @@ def read_run(data: bytes, start: int, stop: int) -> Run:
     start += _RUN.size
     topic = data[start : start + length]
     return Run(data[start + length : stop], version, count, topic, payload_bytes, longest)
+
+
+def token(what: Message) -> bytes:
+    """TOKEN, to be written before the publish *what*; b"" if it has none."""
+    completion = what.completion
+    return b"" if completion is None or not completion.token else bytes((TOKEN,)) + completion.token
 
 
 def message(what: Message, flags: int, owner: str, stamp: int) -> bytes:

@@ -49,6 +49,7 @@ class Completion:
     def __init__(self) -> None:
         self.pending = 0  # receivers
         self.abandoned = False  # one of them may have lost it: it is never answered
+        self.token = b""  # of a QoS 2 publish that may be sent again after a crash, see store/durable/tokens.py
         self.answer = b""
         self.read_at = 0.0  # when the publish was read
         self.queue: CompletionListener | None = None  # where the answer waits, while receivers are pending

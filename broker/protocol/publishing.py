@@ -130,7 +130,7 @@ class Publishing:
                 message.head5 = data[position:after]
             else:
                 message.head3 = data[position:after]
-        units = self._accept(connection, session, message, identifier, now)
+        units = self._accept(connection, session, message, identifier, first & 8 != 0, now)
         return (stop, units) if units else (position, PUBLISH_COST)
 
     def _take_run(
@@ -215,9 +215,17 @@ class Publishing:
         message = Message(
             topic, packet.payload, packet.qos, packet.retain, forwardable(properties), expires_at(properties, now)
         )
-        return self._accept(connection, session, message, packet.packet_id.to_bytes(2, "big"), now)
+        return self._accept(connection, session, message, packet.packet_id.to_bytes(2, "big"), packet.dup, now)
 
-    def _accept(self, connection: Connection, session: Session, message: Message, identifier: bytes, now: float) -> int:
+    def _accept(
+        self,
+        connection: Connection,
+        session: Session,
+        message: Message,
+        identifier: bytes,
+        duplicate: bool,
+        now: float,
+    ) -> int:
         """Deliver *message*, retain it, answer it; the units used, 0 if it has to wait."""
         route = self._routes.find(message.topic, session.principal)
         qos = message.qos
@@ -263,6 +271,9 @@ class Publishing:
         if qos == 2:
             if connection.version == V5 and session.unreleased() >= self._receive_maximum:
                 raise ProtocolError(CloseReason.RECEIVE_MAXIMUM_EXCEEDED, "QoS 2")  # [MQTT-3.3.4-7]
+            storage = session.storage
+            if storage is not None and route.stores is not None:
+                storage.receive(packet_id, duplicate, message)
         # If the message cannot be retained, a client that can be told so is told, and nobody gets the message: after a
         # refusal the client may send it again as a new one [MQTT-4.3.3-9], and receivers would get it twice. A client
         # that cannot be told (QoS 0, and 3.x, whose answers have no codes) assumes success, so the message is at least
@@ -270,6 +281,8 @@ class Publishing:
         if message.retain and self._retaining.retain(message, session, now) is not None:
             if qos and connection.version == V5:
                 self._answers.write(connection, encode_answer(connection, qos, identifier, QUOTA_EXCEEDED), now)
+                if session.storage is not None:
+                    session.storage.release(identifier[0] << 8 | identifier[1])
                 return PUBLISH_COST
             self._neighbours.not_retained(message)
         if qos == 2:

@@ -553,11 +553,11 @@ class Session(Holder):
         known = incoming is not None and incoming.discard(packet_id)
         if known and self._carried is not None:
             self._carried.discard(packet_id)
+        if self.storage is not None:
+            known = self.storage.release(packet_id) or known
         if out is not None:
-            if known:
-                out.answer(PUBCOMP_3 + packet_id.to_bytes(2, "big"))
-            else:
-                out.answer(unknown_id(self.version, PUBCOMP, packet_id))
+            answer = PUBCOMP_3 + packet_id.to_bytes(2, "big")
+            out.answer(answer if known else unknown_id(self.version, PUBCOMP, packet_id))
         return known
 
     # What is kept for diagnostics: decisions about the client, and messages that it did not get.

@@ -31,6 +31,17 @@ class SessionStorage:
         """Remove the subscription under *key*."""
         raise NotImplementedError
 
+    def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
+        """The client has published *message* with QoS 2, for the first time or as a *duplicate*: give it its token.
+
+        It is held until the token is stored. To be called before it is delivered.
+        """
+        raise NotImplementedError
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREL has come for *packet_id*; false if `receive()` was not called for it since the last time."""
+        raise NotImplementedError
+
     def when_stored(self, then: Callable[[], None]) -> None:
         """Call *then* once all that was given to be stored so far is: at once if it is.
 

@@ -3,10 +3,11 @@
 #   field ""      HEAD: msgpack of FORM, expiry in seconds, user name
 #   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
 #   field "\0will"  the will: msgpack of its fields, see session/transfer/entries.py
+#   fields "\0i...", "\0n", "\0o...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
 #
-# No filter is empty or has a NUL, so the names of the first three are none. A client that was connected to a worker
+# No filter is empty or has a NUL, so the names of the others are none. A client that was connected to a worker
 # that has ended left when its session was adopted: sessions.lua stores that, so its expiry does not begin anew each
 # time.
 #
@@ -20,6 +21,7 @@ from typing import Final
 import msgpack
 from hiredis import ReplyError
 
+from broker.delivery.completion import Completion
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
@@ -42,6 +44,7 @@ from broker.session.transfer.entries import (
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
+from broker.store.durable.tokens import PublishTokens, StoredTokens, read_tokens
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -61,12 +64,19 @@ class StoredSession:
     """A record that was read. *left*: Unix time at which its client left."""
 
     def __init__(
-        self, expiry: int, left: float, user: str | None, will: Will | None, subscriptions: dict[bytes, bytes]
+        self,
+        expiry: int,
+        left: float,
+        user: str | None,
+        will: Will | None,
+        tokens: StoredTokens,
+        subscriptions: dict[bytes, bytes],
     ) -> None:
         self.expiry = expiry
         self.left = left
         self.user = user
         self.will = will
+        self.tokens = tokens
         self._subscriptions = subscriptions
 
     def subscriptions(self, session: Session) -> list[Subscription]:
@@ -88,9 +98,10 @@ def read_record(fields: list[bytes]) -> StoredSession:
         raise DamagedRecord("the head of the record cannot be read") from error
     if form != FORM or not isinstance(expiry, int) or not math.isfinite(left_at):
         raise DamagedRecord(f"the head of the record has form {form!r}")
+    tokens = read_tokens(values)
     for filter, value in values.items():
         _check_subscription(filter, value)
-    return StoredSession(expiry, left_at, user_name, None if will is None else _read_will(will), values)
+    return StoredSession(expiry, left_at, user_name, None if will is None else _read_will(will), tokens, values)
 
 
 def _read_will(value: bytes) -> Will:
@@ -140,6 +151,9 @@ class SessionRecord(SessionStorage):
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
         self._has_will = False  # there is one, or will be
+        self._tokens = PublishTokens()
+        self._tokens_due: list[Completion] = []  # of publishes whose tokens are not stored
+        self._tokens_written: list[Completion] = []  # the same, with the transaction under way
         self._indexed = False
         self._changed: dict[bytes, bytes] = {}
         self._removed: dict[bytes, None] = {}
@@ -155,6 +169,7 @@ class SessionRecord(SessionStorage):
         """Go on with a record that was read as *stored*."""
         self._indexed = self._left = True
         self._has_will = stored.will is not None
+        self._tokens.restore(stored.tokens.former, stored.tokens.incoming)
 
     # The port.
 
@@ -183,6 +198,18 @@ class SessionRecord(SessionStorage):
 
     def unsubscribed(self, key: bytes) -> None:
         self._remove(key)
+
+    def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
+        completion = message.hold()
+        completion.token = self._tokens.receive(packet_id, duplicate)
+        self._tokens_due.append(completion)
+        self._commit.soon(self)
+
+    def release(self, packet_id: int) -> bool:
+        known = self._tokens.release(packet_id)
+        if known:
+            self._commit.later(self, self._commit.now)
+        return known
 
     def when_stored(self, then: Callable[[], None]) -> None:
         if self.dirty:
@@ -244,6 +271,8 @@ class SessionRecord(SessionStorage):
         if not self._indexed:
             self._indexed = True
             writes.append(packed("SADD", keys.index, client))
+        self._tokens_written, self._tokens_due = self._tokens_due, []
+        self._collect_tokens()
         if self._removed:  # first: what was removed may have been put since
             writes.append(packed("HDEL", key, *self._removed))
             self._removed = {}
@@ -258,10 +287,20 @@ class SessionRecord(SessionStorage):
             self._taker = None
         return writes
 
+    def _collect_tokens(self) -> None:
+        removed, changed = self._tokens.collect()
+        for name in removed:
+            self._removed[name] = None
+        for at in range(0, len(changed), 2):
+            self._changed[changed[at]] = changed[at + 1]
+
     def committed(self, errors: list[ReplyError], now: float) -> None:
         if errors and not self._ended:
             self._queue.damage(str(errors[0]))
         self._writing = False
+        written, self._tokens_written = self._tokens_written, []
+        for completion in written:
+            completion.settle(now)
         then, self._written = self._written, None
         if then is not None:
             then()

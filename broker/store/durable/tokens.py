@@ -1,0 +1,157 @@
+# Tokens: a QoS 2 publish that is sent again after a crash is stored once, however many workers had it.
+#
+# A publisher whose worker has died sends again what was not answered. Nobody knows which of its durable receivers have
+# stored it. So such a publish carries a token, an origin and a number: the origin is drawn at random by each worker
+# that has the session of the publisher, and its publishes are numbered in their order. A queue remembers the highest
+# number of each origin that it has taken, in the transaction that stores the message: publishes of one origin come by
+# one lane, in their order, so what is not above that number has come before.
+#
+# The session of the publisher stores the token of each packet id that is not released, and how far it has counted,
+# before PUBREC leaves. What its next worker does not find there was not answered: the client sends all of that again
+# [MQTT-4.4.0-1], in the order of the first time [MQTT-4.6.0-1], so it gets the numbers that follow, as it had them.
+# That ends with the first publish that is not a duplicate.
+#
+# A set of the tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
+#
+# In the record of a session (record.py), each name beginning with a NUL, as no filter has one:
+#
+#   field "\0i" PACKET ID (2 bytes)    token of a publish that is not released
+#   field "\0n"                        token of the last publish that was counted
+#   field "\0o" ORIGIN                 the highest number that its queue has taken
+import os
+from typing import Final
+
+ORIGIN: Final = 8  # bytes
+NUMBER: Final = 8
+TOKEN: Final = ORIGIN + NUMBER
+INCOMING: Final = b"\0i"
+COUNTED: Final = b"\0n"
+TAKEN: Final = b"\0o"
+ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may be about to send again
+
+
+class PublishTokens:
+    """The tokens of the publishes of one session."""
+
+    def __init__(self) -> None:
+        self._origin = b""  # drawn when it is needed
+        self._number = 0
+        self._former = b""  # the token that another worker counted last, while duplicates may follow it
+        self._tokens: dict[int, bytes] = {}  # by packet id, not released
+        self._changed: dict[int, None] = {}  # packet ids
+        self._removed: dict[int, None] = {}
+        self._counted = False  # since the last collect()
+
+    def restore(self, former: bytes, tokens: dict[int, bytes]) -> None:
+        """Go on with what another worker has stored."""
+        self._former = former
+        self._tokens = tokens
+
+    def receive(self, packet_id: int, duplicate: bool) -> bytes:
+        """The token of a publish that was received, for the first time or as a *duplicate*."""
+        token = self._tokens.get(packet_id) if duplicate else None
+        if token is not None:
+            return token
+        if duplicate and self._former:
+            token = self._former = following(self._former)
+        else:
+            self._former = b""
+            self._origin = self._origin or os.urandom(ORIGIN)
+            self._number += 1
+            token = self._origin + self._number.to_bytes(NUMBER, "big")
+        self._tokens[packet_id] = token
+        self._changed[packet_id] = None
+        self._removed.pop(packet_id, None)
+        self._counted = True
+        return token
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREL has come; false if nothing is known of *packet_id*."""
+        if self._tokens.pop(packet_id, None) is None:
+            return False
+        self._changed.pop(packet_id, None)
+        self._removed[packet_id] = None
+        return True
+
+    def collect(self) -> tuple[list[bytes], list[bytes]]:
+        """The fields to remove, and the fields to set: each name is followed by its value."""
+        removed = [incoming(packet_id) for packet_id in self._removed]
+        changed = []
+        for packet_id in self._changed:
+            changed += [incoming(packet_id), self._tokens[packet_id]]
+        if self._counted:
+            changed += [COUNTED, self._former or self._origin + self._number.to_bytes(NUMBER, "big")]
+        self._changed, self._removed, self._counted = {}, {}, False
+        return removed, changed
+
+
+class TakenNumbers:
+    """The highest number of each origin that a queue has taken."""
+
+    def __init__(self) -> None:
+        self._highest: dict[bytes, bytes] = {}  # in the order in which the origins were added
+        self._changed: dict[bytes, None] = {}
+        self._removed: list[bytes] = []
+
+    def restore(self, highest: dict[bytes, bytes]) -> None:
+        """Go on with what another worker has stored."""
+        self._highest = highest
+
+    def take(self, token: bytes) -> bool:
+        """Remember that the publish with *token* is taken; false if it was taken before."""
+        origin, number = token[:ORIGIN], token[ORIGIN:]
+        highest = self._highest.get(origin)
+        if highest is not None and number <= highest:  # both in eight bytes, the most significant first
+            return False
+        self._highest[origin] = number
+        self._changed[origin] = None
+        if len(self._highest) > ORIGINS:
+            oldest = next(iter(self._highest))
+            del self._highest[oldest]
+            self._changed.pop(oldest, None)
+            self._removed.append(oldest)
+        return True
+
+    def collect(self) -> tuple[list[bytes], list[bytes]]:
+        """The fields to remove, and the fields to set: each name is followed by its value."""
+        removed = [TAKEN + origin for origin in self._removed]
+        changed = []
+        for origin in self._changed:
+            changed += [TAKEN + origin, self._highest[origin]]
+        self._changed, self._removed = {}, []
+        return removed, changed
+
+
+class StoredTokens:
+    """What was found of both in a record."""
+
+    def __init__(self) -> None:
+        self.former = b""
+        self.incoming: dict[int, bytes] = {}
+        self.taken: dict[bytes, bytes] = {}
+
+
+def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
+    """Remove from *fields* those of tokens. ValueError: one is damaged."""
+    found = StoredTokens()
+    for name in [name for name in fields if name[:2] in (INCOMING, COUNTED, TAKEN)]:
+        value, kind, rest = fields.pop(name), name[:2], name[2:]
+        if kind == INCOMING and len(rest) == 2 and len(value) == TOKEN:
+            found.incoming[int.from_bytes(rest, "big")] = value
+        elif kind == COUNTED and not rest and len(value) == TOKEN:
+            found.former = value
+        elif kind == TAKEN and len(rest) == ORIGIN and len(value) == NUMBER:
+            found.taken[rest] = value
+        else:
+            raise ValueError("a token in the record cannot be read")
+    return found
+
+
+def incoming(packet_id: int) -> bytes:
+    return INCOMING + packet_id.to_bytes(2, "big")
+
+
+def following(token: bytes) -> bytes:
+    """The next token of the same origin."""
+    number = int.from_bytes(token[ORIGIN:], "big") + 1
+    return token[:ORIGIN] + number.to_bytes(NUMBER, "big")

@@ -1,0 +1,159 @@
+# Tokens of QoS 2 publishes: what is sent again gets the token that it had, and a queue takes it once.
+import pytest
+
+from broker.store.durable.tokens import (
+    COUNTED,
+    INCOMING,
+    ORIGIN,
+    ORIGINS,
+    TAKEN,
+    TOKEN,
+    PublishTokens,
+    TakenNumbers,
+    read_tokens,
+)
+
+
+class Publisher:
+    """A publisher whose tokens are stored when the test says so, and whose worker may die."""
+
+    def __init__(self) -> None:
+        self.stored: dict[bytes, bytes] = {}
+        self.tokens = PublishTokens()
+
+    def store(self) -> None:
+        removed, changed = self.tokens.collect()
+        for name in removed:
+            self.stored.pop(name, None)
+        self.stored |= dict(zip(changed[::2], changed[1::2], strict=True))
+
+    def lose_worker(self) -> None:
+        found = read_tokens(dict(self.stored))
+        self.tokens = PublishTokens()
+        self.tokens.restore(found.former, found.incoming)
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher()
+
+
+def test_publishes_are_numbered_in_their_order(publisher: Publisher) -> None:
+    """A queue would take a later publish for one that it has."""
+    tokens = [publisher.tokens.receive(packet_id, False) for packet_id in (7, 3, 9)]
+
+    assert [TOKEN] * 3 == list(map(len, tokens))
+    assert 1 == len({token[:ORIGIN] for token in tokens})
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("stored", range(4))
+def test_what_is_sent_again_has_its_token_however_much_was_stored(publisher: Publisher, stored: int) -> None:
+    """A receiver that has stored it would store it twice."""
+    before = []
+    for number, packet_id in enumerate((7, 3, 9)):
+        if number == stored:
+            publisher.store()
+        before.append(publisher.tokens.receive(packet_id, False))
+    if stored == 3:
+        publisher.store()
+    elif stored == 0:
+        return  # nothing of the session was stored: its client has no session to go on with
+
+    publisher.lose_worker()
+
+    assert before == [publisher.tokens.receive(packet_id, True) for packet_id in (7, 3, 9)]
+
+
+def test_a_new_publish_with_a_former_id_is_another_one(publisher: Publisher) -> None:
+    """A message would be taken for the one that had its packet id before, and be lost."""
+    before = publisher.tokens.receive(1, False)
+    publisher.store()
+    publisher.tokens.release(1)  # which is not stored yet
+    publisher.lose_worker()
+
+    new = publisher.tokens.receive(1, False)
+    assert new[:ORIGIN] != before[:ORIGIN]
+    assert new == publisher.tokens.receive(1, True)
+
+
+def test_duplicates_behind_a_new_publish_are_not_those_of_the_former_worker(publisher: Publisher) -> None:
+    """A publish whose first try was never read would get the number of another one, and be lost."""
+    publisher.tokens.receive(1, False)
+    publisher.store()
+    publisher.lose_worker()
+    first = publisher.tokens.receive(2, False)
+
+    assert first[:ORIGIN] == publisher.tokens.receive(3, True)[:ORIGIN]
+
+
+def test_a_released_id_is_forgotten(publisher: Publisher) -> None:
+    """What is stored would grow with each publish."""
+    publisher.tokens.receive(1, False)
+    publisher.store()
+    assert publisher.tokens.release(1)
+    assert not publisher.tokens.release(1)
+    publisher.store()
+
+    assert [COUNTED] == list(publisher.stored)
+
+
+def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publisher: Publisher) -> None:
+    """The next worker would give its number to another publish."""
+    before = publisher.tokens.receive(1, False)
+    publisher.tokens.release(1)
+    publisher.store()
+    publisher.lose_worker()
+
+    assert before < publisher.tokens.receive(2, True)
+
+
+def test_a_queue_takes_each_number_of_an_origin_once() -> None:
+    """A message would be stored twice, or one of another publisher not at all."""
+    taken = TakenNumbers()
+
+    def token(origin: int, number: int) -> bytes:
+        return bytes([origin]) * ORIGIN + number.to_bytes(8, "big")
+
+    tokens = [token(1, 1), token(1, 3), token(1, 3), token(1, 2), token(2, 2), token(1, 256), token(1, 255)]
+    assert [True, True, False, False, True, True, False] == list(map(taken.take, tokens))
+    removed, changed = taken.collect()
+    again = TakenNumbers()
+    again.restore(read_tokens(dict(zip(changed[::2], changed[1::2], strict=True))).taken)
+    assert [] == removed
+    assert [False, False, True] == list(map(again.take, [token(1, 256), token(2, 2), token(2, 3)]))
+    assert ([], [TAKEN + bytes([2]) * ORIGIN, (3).to_bytes(8, "big")]) == again.collect()
+
+
+def test_a_queue_remembers_so_many_origins() -> None:
+    """A queue would grow with each publisher that there ever was."""
+    taken = TakenNumbers()
+    stored: dict[bytes, bytes] = {}
+    for number in range(2 * ORIGINS + 10):
+        assert taken.take(number.to_bytes(ORIGIN, "big") + bytes(8))
+        if number % 7 == 0:
+            removed, changed = taken.collect()
+            for name in removed:
+                stored.pop(name, None)
+            stored |= dict(zip(changed[::2], changed[1::2], strict=True))
+
+    assert abs(len(stored) - ORIGINS) <= 7
+    assert not taken.take((2 * ORIGINS).to_bytes(ORIGIN, "big") + bytes(8))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {INCOMING: bytes(TOKEN)},
+        {INCOMING + b"123": bytes(TOKEN)},
+        {INCOMING + b"12": bytes(TOKEN - 1)},
+        {COUNTED: b""},
+        {COUNTED + b"1": bytes(TOKEN)},
+        {TAKEN + bytes(ORIGIN): b"1"},
+        {TAKEN: bytes(8)},
+    ],
+)
+def test_a_damaged_token_is_found(field: dict[bytes, bytes]) -> None:
+    """A worker would fail over it later, in the middle of other sessions."""
+    with pytest.raises(ValueError, match="token"):
+        read_tokens(field)
