@@ -70,7 +70,7 @@ def simulate(
 
 
 def _seconds(text: str) -> float:
-    from broker.config.schema import YEAR
+    from broker.config.fields import YEAR
     from broker.config.values import Duration
 
     try:

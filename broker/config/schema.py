@@ -5,32 +5,29 @@
 # needs a group can import it. deploy/weir.toml is the same list for users.
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 
+from broker.config.fields import (
+    EXABYTE,
+    byte_rate,
+    choice,
+    client_id_rule,
+    duration,
+    factor,
+    flag,
+    hosts,
+    message_rate,
+    name,
+    number,
+    numbers,
+    path,
+    setting,
+    size,
+    tenant_rule,
+)
 from broker.config.overrides import ClientOverride, Overrides
 from broker.config.rate import burst, parse
-from broker.config.values import (
-    KIB,
-    MIB,
-    Choice,
-    ClientIdRules,
-    Duration,
-    Factor,
-    Flag,
-    Hosts,
-    Kind,
-    Name,
-    Number,
-    Numbers,
-    Rates,
-    Size,
-    Tenants,
-    Text,
-)
-
-YEAR: Final = 365 * 86400.0
-EXABYTE: Final = 1 << 60  # more than any machine has: no limit
-ANY_NUMBER: Final = 1 << 40
+from broker.config.values import KIB, MIB
 
 # Values of store.durability.
 MEMORY: Final = "memory"
@@ -43,80 +40,6 @@ LARGEST_PACKET: Final = 268_435_460
 
 class ConfigError(Exception):
     """The configuration cannot be used. The text is one sentence: where, which key, and what would be right."""
-
-
-def _setting(default: Any, kind: Kind) -> Any:
-    return field(default=default, metadata={"kind": kind})
-
-
-def flag(default: bool) -> bool:
-    value: bool = _setting(default, Flag())
-    return value
-
-
-def number(default: int, *, least: int = 0, most: int = ANY_NUMBER) -> int:
-    value: int = _setting(default, Number(least, most))
-    return value
-
-
-def numbers(*default: int, least: int = 0, most: int = ANY_NUMBER) -> tuple[int, ...]:
-    value: tuple[int, ...] = _setting(default, Numbers(len(default), least, most))
-    return value
-
-
-def factor(default: float, *, least: float, most: float) -> float:
-    value: float = _setting(default, Factor(least, most))
-    return value
-
-
-def duration(default: float, *, least: float = 0.0, most: float = YEAR) -> float:
-    value: float = _setting(default, Duration(least, most))
-    return value
-
-
-def size(default: int, *, least: int = 0, most: int = EXABYTE) -> int:
-    value: int = _setting(default, Size(least, most))
-    return value
-
-
-def message_rate(default: str = "") -> str:
-    value: str = _setting(default, Rates(sizes=False))
-    return value
-
-
-def byte_rate(default: str = "") -> str:
-    value: str = _setting(default, Rates(sizes=True))
-    return value
-
-
-def tenant_rule(default: str = "") -> str:
-    value: str = _setting(default, Tenants())
-    return value
-
-
-def client_id_rule(default: str = "") -> str:
-    value: str = _setting(default, ClientIdRules())
-    return value
-
-
-def choice(default: str, *options: str) -> str:
-    value: str = _setting(default, Choice(*options))
-    return value
-
-
-def path(default: str = "") -> str:
-    value: str = _setting(default, Text())
-    return value
-
-
-def name(default: str) -> str:
-    value: str = _setting(default, Name())
-    return value
-
-
-def hosts(*default: str) -> tuple[str, ...]:
-    value: tuple[str, ...] = _setting(default, Hosts())
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +201,7 @@ class Flush:
 class Clients:
     """Other limits for single clients. SIGHUP reads them again."""
 
-    overrides: tuple[ClientOverride, ...] = _setting((), Overrides())
+    overrides: tuple[ClientOverride, ...] = setting((), Overrides())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,11 +486,11 @@ def _listener_contradictions(listeners: Listeners, tls: Tls) -> list[tuple[str, 
     found = []
     if not (listeners.tcp.enabled or listeners.tls.enabled or listeners.ws.enabled or listeners.wss.enabled):
         found.append(("listeners.tcp.enabled", "true: no other listener is enabled"))
-    for name, listener in (("tls", listeners.tls), ("wss", listeners.wss)):
+    for transport, listener in (("tls", listeners.tls), ("wss", listeners.wss)):
         if listener.enabled and not tls.certificate:
-            found.append(("tls.certificate", f"a PEM file, or listeners.{name}.enabled = false"))
+            found.append(("tls.certificate", f"a PEM file, or listeners.{transport}.enabled = false"))
         elif listener.enabled and not tls.key:
-            found.append(("tls.key", f"a PEM file, or listeners.{name}.enabled = false"))
+            found.append(("tls.key", f"a PEM file, or listeners.{transport}.enabled = false"))
     if tls.client_certificate != "none" and not tls.client_ca:
         found.append(("tls.client_ca", f'a PEM file, as tls.client_certificate = "{tls.client_certificate}"'))
     if tls.client_crl and not tls.client_ca:

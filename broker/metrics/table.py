@@ -228,14 +228,12 @@ COUNTERS: Final = (
         "store_transactions",
         "Transactions that wrote durable sessions to Redis.",
         prometheus="store_transactions",
-        topics=("store/transactions",),
     ),
     CounterRow("store_commands", "Commands of these transactions.", prometheus="store_commands"),
     CounterRow(
         "store_bytes",
         "Bytes of these commands.",
         prometheus="store_written_bytes",
-        topics=("store/bytes",),
     ),
     CounterRow(
         "store_repeated",
@@ -366,7 +364,6 @@ GAUGES: Final = (
         "store_waiting",
         "Publishes that wait until Redis has stored them for durable sessions.",
         prometheus="store_waiting",
-        topics=("store/waiting",),
     ),
     GaugeRow(
         "store_ms",

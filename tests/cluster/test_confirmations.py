@@ -207,6 +207,7 @@ def test_a_qos_2_publish_whose_receiver_is_lost_is_delivered_again(node: Node, r
     node.start(0)
     publisher = node[0].connect("publisher", V5, clean_start=False, properties=LASTING)
     publisher.send(Publish(b"a", b"1", 2, dup=True, packet_id=1))
+    node.advance(0.3)
 
     assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
     assert [b"1", b"1"] == [each.payload for each in here.receive() if isinstance(each, Publish)]

@@ -723,7 +723,11 @@ def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> N
     assert [True] == [packet.session_present for packet in elsewhere.receive()]
     owner = node[0]
     node.kill(owner)
-    node.publish_wills_of(owner, node[0])
+    if node.durable:  # the will is stored with its session
+        node.start(owner.shard)
+        node.advance(0.3)
+    else:
+        node.publish_wills_of(owner, node[0])
 
     assert [b"gone"] == payloads(listener)
 

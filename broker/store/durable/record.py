@@ -285,6 +285,8 @@ class SessionRecord(SessionStorage):
             words += [taker.records, taker.queues, taker.released]
             writes.append(packed("EVAL", SCRIPT, 2, keys.index, taker.index, *words))
             self._taker = None
+        if not writes and (self._tokens_written or self._written is not None):
+            writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
         return writes
 
     def _collect_tokens(self) -> None:

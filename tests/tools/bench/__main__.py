@@ -3,7 +3,7 @@
 # `speed`, `transports`, `connects`, `storm` and `fanout` compare Weir with Mosquitto. The others measure Weir alone:
 # `hostile` beside clients that mean harm, `crowd` while many clients connect, `node` with two workers and with one,
 # `flush` with adaptive flushing and with a send at the end of each tick, `protection` with overload protection and
-# without it, and `versus` this build beside another one.
+# without it, `versus` this build beside another one, and `durable` beside Mosquitto with sessions in its memory.
 import argparse
 import json
 import sys
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.tools.bench import crowd, flush, hostile, node, protection, scale, speed, transports, versus
+from tests.tools.bench import crowd, durable, flush, hostile, node, protection, scale, speed, transports, versus
 from tests.tools.bench.attackers import ATTACKS
 from tests.tools.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.tools.bench.loads import LOADS, Load
@@ -26,7 +26,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
-    benches.append("versus")
+    benches += ["versus", "durable"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -82,6 +82,9 @@ def main() -> None:
         parser.error(f"--transport: `{arguments.what}` measures TCP alone, {' and '.join(ROADS)} others, too")
     if arguments.what == "versus" and (not arguments.other or arguments.interpreted != bool(arguments.other_sources)):
         parser.error("`versus` needs --other, and --other-sources with --interpreted and only then")
+    if arguments.what == "durable":
+        names = chosen(parser, "load", arguments.loads, [load.name for load in durable.DURABLE_LOADS])
+        arguments.loads = None
     known = {load.name: load for load in LOADS}
     loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]
     attackers = chosen(parser, "attacker", arguments.attackers, list(ATTACKS))
@@ -113,6 +116,8 @@ def main() -> None:
             elif arguments.what == "versus":
                 other = arguments.other, arguments.other_sources
                 table, results = versus.measure(bench, *other, loads, arguments.runs, arguments.v5, least_cpu)
+            elif arguments.what == "durable":
+                table, results = durable.measure(bench, names, arguments.runs, arguments.quick)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":

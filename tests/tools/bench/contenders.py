@@ -83,9 +83,9 @@ class Bench:
             broker.terminate()
 
     @contextmanager
-    def mosquitto(self, transport: str = "tcp") -> Iterator[BrokerProcess]:
-        """A Mosquitto that listens for *transport*."""
-        listener = "protocol websockets\n" if transport in WEBSOCKET else ""
+    def mosquitto(self, transport: str = "tcp", more: str = "") -> Iterator[BrokerProcess]:
+        """A Mosquitto that listens for *transport*; *more*: lines of its configuration."""
+        listener = more + ("protocol websockets\n" if transport in WEBSOCKET else "")
         if transport in ENCRYPTED:
             # Root would become a user who may not read the key.
             listener += f"user {getpass.getuser()}\ncertfile {self.chain}\nkeyfile {self.key}\n"
