@@ -93,7 +93,7 @@ class Shard(Child[WorkerProcess]):
             facts["killed_because"] = process.killed_because
         if process.last_output:
             facts["last_output"] = process.last_output
-        lost = process.statistics.get("gauges", {}).get("sessions", 0)
+        lost = process.statistics.get("gauges", {}).get("sessions_in_memory", 0)  # in the last second
         self._log.error("worker_died", **facts, sessions_lost=lost)
 
     def restarting(self, pause: float) -> None:

@@ -57,3 +57,6 @@ class RegisteredStore:
 
     def count(self) -> int:
         return self._memory.count()
+
+    def count_in_memory(self) -> int:
+        return self._memory.count_in_memory()

@@ -79,6 +79,7 @@ class WorkerMetrics:
         return Gauges(
             clients_connected=self._lifecycle.connected,
             clients_total=self._store.count(),
+            sessions_in_memory=self._store.count_in_memory(),
             connects_waiting=self._connects.waiting(),
             subscriptions=subscriptions,
             shared_subscriptions=shared,

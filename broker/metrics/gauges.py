@@ -8,6 +8,7 @@ from broker.metrics.overload_figures import OverloadFigures
 class Gauges:
     clients_connected: int = 0
     clients_total: int = 0  # sessions, of clients that are connected or away
+    sessions_in_memory: int = 0  # those of them that end with the worker
     connects_waiting: int = 0
     subscriptions: int = 0
     shared_subscriptions: int = 0

@@ -340,6 +340,12 @@ GAUGES: Final = (
         topics=("clients/total",),
     ),
     GaugeRow(
+        "sessions_in_memory",
+        "sessions_in_memory",
+        "Sessions that end with their worker, as they are in its memory alone.",
+        prometheus="sessions_in_memory",
+    ),
+    GaugeRow(
         "connects_waiting",
         "connects_waiting",
         "CONNECT packets that wait for their turn.",

@@ -60,12 +60,16 @@ class SessionStore(Protocol):
 
     def count(self) -> int: ...
 
+    def count_in_memory(self) -> int:
+        """Those that end with this worker, as they are in its memory alone."""
+
 
 class MemorySessions:
     """Sessions in the memory of their worker: they end with it."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._durable = 0  # how many of them are stored elsewhere
 
     def claim(self, claimant: Claimant) -> None:
         session = self._sessions.get(claimant.client_id)
@@ -81,11 +85,18 @@ class MemorySessions:
         return self._sessions.get(client_id)
 
     def keep(self, session: Session) -> None:
+        former = self._sessions.get(session.client_id)
+        if former is not None and former.storage is not None:
+            self._durable -= 1
         self._sessions[session.client_id] = session
+        if session.storage is not None:
+            self._durable += 1
 
     def forget(self, session: Session) -> None:
         if self._sessions.get(session.client_id) is session:
             del self._sessions[session.client_id]
+            if session.storage is not None:
+                self._durable -= 1
 
     def without_will(self, session: Session) -> None:
         pass
@@ -95,3 +106,6 @@ class MemorySessions:
 
     def count(self) -> int:
         return len(self._sessions)
+
+    def count_in_memory(self) -> int:
+        return len(self._sessions) - self._durable

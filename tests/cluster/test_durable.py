@@ -319,6 +319,28 @@ def test_a_clean_session_is_not_stored(node: Durable) -> None:
     assert [] == node.redis.client().keys("*:session*")
 
 
+def test_sessions_that_end_with_their_worker_are_counted(node: Durable) -> None:
+    """After the death of a worker an operator would be told that all sessions, or none, are lost."""
+
+    def counted() -> tuple[int, int]:
+        store = node.worker.worker.protocol.store
+        return store.count(), store.count_in_memory()
+
+    node.connect("passing", V5, expiry=0)
+    assert (1, 1) == counted()
+    kept = node.connect("kept", V5)
+    assert (2, 1) == counted()
+    node.connect("kept", V5, clean=True)  # in place of the former one
+    assert (2, 1) == counted()
+    kept.socket.close()
+    node.kill()
+    assert (1, 0) == counted()
+
+    node.connect("kept", V5, expiry=0, clean=True).send(Disconnect())
+    node.worker.settle()
+    assert (0, 0) == counted()
+
+
 def test_another_user_does_not_get_the_session(node: Durable) -> None:
     """After a restart anybody could take over any session."""
     # Without password files no user is verified: the stored session belongs to one, the CONNECT to nobody.

@@ -64,6 +64,9 @@ class BrokenStore:
     def count(self) -> int:
         return self._good.count()
 
+    def count_in_memory(self) -> int:
+        return self._good.count_in_memory()
+
 
 def break_route(broker: Broker, topic: bytes) -> None:
     """Put something that is no session behind the receivers of *topic*."""
