@@ -3,24 +3,37 @@
 # Workers start when Redis can be used; afterwards they continue without it. A host name or a sentinel in the URL may
 # stand for another server after a while. Workers look up no names: the supervisor does, again and again, and sends them
 # the new address.
+#
+# The embedded server gives each class of `store.durability`; a server of the user has to, by its settings. One that
+# does not is refused at the start. One that is found later, after a failover, or whose settings change, cannot be
+# refused any more, as the clients are there: it is logged as an error.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import redis
 import trio
 
 from broker.config.budget import redis_memory
-from broker.config.schema import Config
+from broker.config.schema import MEMORY, Config
+from broker.config.sources import without_password
 from broker.control.machine import memory_limit
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
+from broker.store.redis.keys import Keys
 from supervisor.child import Child
 from supervisor.cluster_key import cluster_key
+from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
-from supervisor.redis_address import find_redis
+from supervisor.redis_address import FoundRedis, Info, find_redis
+from supervisor.redis_durability import Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
 LOOKUP: Final = 2.0  # seconds between two; the client of a persistent session waits as long for Redis
+FAILOVER: Final = (
+    "a sentinel may name a replica as the next master, which lacks the last writes that the former one has answered: "
+    "store.durability is kept as long as the master is the same"
+)
 
 
 class NodeRedis:
@@ -28,18 +41,20 @@ class NodeRedis:
         """RedisUnusable."""
         self._url = config.redis.url
         self._ca = config.redis.ca
+        self._durability = config.store.durability
+        self._format = Keys(config.redis.prefix).format
+        self._settings: Settings = {}  # of the server that was examined last
+        self._unsuitable = ""  # why that server does not keep the promise of the node
+        self._log = log
         self.cluster_key = cluster_key(config.redis.key_file, self._url, folder.path)
         self._embedded: EmbeddedRedis | None = None
         if self._url:
-            found = find_redis(self._url, self._ca)
-            self.address: RedisAddress = found.address
-            for remark in found.remarks:
-                log.warning("redis_log", address=str(found.address), text=remark)
-            if not self.cluster_key:
-                log.warning("redis_not_sealed", setting="redis.key_file")
+            self.address: RedisAddress = self._find_first()
             return
         memory = redis_memory(config, memory_limit(config.node.memory))
-        self._embedded = EmbeddedRedis(folder.path / "redis", find_server(), memory, log)
+        self._embedded = EmbeddedRedis(
+            folder.path / "redis", find_server(), memory, log, self._durability, config.redis.prefix
+        )
         self.address = self._embedded.address
 
     def private(self) -> bool:
@@ -55,9 +70,50 @@ class NodeRedis:
         while self._url:
             await trio.sleep(LOOKUP)
             try:
-                found = await trio.to_thread.run_sync(find_redis, self._url, self._ca, abandon_on_cancel=True)
+                found = await trio.to_thread.run_sync(self._find_again, abandon_on_cancel=True)
             except RedisUnusable:
                 continue  # the workers log that they cannot reach it
-            if found.address.parts() != self.address.parts():
+            has_moved = found.address.parts() != self.address.parts()
+            self._note(found, has_moved)
+            if has_moved:
                 self.address = found.address
                 moved()
+
+    def _find_first(self) -> RedisAddress:
+        """The address of the server at the start. RedisUnusable: the server gives less than the node promises, too."""
+        found = find_redis(self._url, self._ca, self._examine)
+        if found.unsuitable:
+            raise RedisUnusable(found.unsuitable)
+        address, gives = str(found.address), durability_of(self._settings)
+        told = described(self._settings)
+        self._log.info("redis_durability", address=address, configured=self._durability, gives=gives, settings=told)
+        for remark in found.remarks:
+            self._log.warning("redis_log", address=address, text=remark)
+        if self._durability != MEMORY and self._url.startswith("redis+sentinel:"):
+            self._log.warning("redis_log", address=address, text=FAILOVER)
+        if not self.cluster_key:
+            self._log.warning("redis_not_sealed", setting="redis.key_file")
+        return found.address
+
+    def _find_again(self) -> FoundRedis:
+        """RedisUnusable."""
+        if self._durability == MEMORY:
+            return find_redis(self._url, self._ca)
+        return find_redis(self._url, self._ca, self._examine)
+
+    def _examine(self, server: "redis.Redis", told: Info) -> str:
+        """One sentence on why *server* does not keep what the node promises; "": it does."""
+        name = without_password(self._url)
+        self._settings = read_settings(server, told)
+        wrong = shortfall(self._settings, self._durability, name)
+        if wrong or self._durability == MEMORY:
+            return wrong
+        return claim_format(server, self._format, name)
+
+    def _note(self, found: FoundRedis, has_moved: bool) -> None:
+        """Log if the server keeps the promise of the node no longer, or again."""
+        if found.unsuitable and (has_moved or found.unsuitable != self._unsuitable):
+            self._log.error("redis_durability_lost", address=str(found.address), why=found.unsuitable)
+        elif self._unsuitable and not found.unsuitable:
+            self._log.info("redis_durability_restored", address=str(found.address))
+        self._unsuitable = found.unsuitable

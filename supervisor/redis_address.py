@@ -7,7 +7,7 @@
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,6 +39,11 @@ class FoundRedis:
     address: RedisAddress
     version: tuple[int, ...]
     remarks: tuple[str, ...]  # settings of the server that do not suit Weir
+    unsuitable: str = ""  # what `examine` of `find_redis()` returned
+
+
+Info = dict[str, Any]  # the answer of a server to INFO
+Examine = Callable[["redis.Redis", Info], str]
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,21 @@ def check_url(url: str, ca: str = "") -> None:
     _check_ca(ca)
 
 
-def find_redis(url: str, ca: str = "") -> FoundRedis:
+def _suits(server: "redis.Redis", told: Info) -> str:
+    return ""
+
+
+def find_redis(url: str, ca: str = "", examine: Examine = _suits) -> FoundRedis:
     """Connect to the server that *url* names, and return its address and version. RedisUnusable.
 
-    *ca*: a PEM file of authorities that are trusted beside those of the system.
+    *ca*: a PEM file of authorities that are trusted beside those of the system. *examine* is called with the server and
+    its answer to INFO, unless it cannot be used anyway; it returns one sentence on why the server does not suit, or "".
     """
     wanted = _parse(url)
     tls = wanted.scheme == "rediss"
     if tls:
         _check_ca(ca)
-    with _explained(wanted.shown):
+    with explained(wanted.shown):
         if wanted.scheme == "redis+sentinel":
             host, port = _ask_sentinels(wanted)
         elif wanted.scheme == "unix":
@@ -86,7 +96,7 @@ def find_redis(url: str, ca: str = "") -> FoundRedis:
             name=host if tls else "",
             ca=os.path.abspath(ca) if tls and ca else "",
         )
-        return _examine(address, wanted.shown)
+        return _look_at(address, wanted.shown, examine)
 
 
 def _parse(url: str) -> _Url:
@@ -175,11 +185,12 @@ def _ask_sentinels(wanted: _Url) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def _examine(address: RedisAddress, shown: str) -> FoundRedis:
+def open_client(address: RedisAddress) -> "redis.Redis":
+    """A client of the server at *address*, which connects with its first command."""
     options: dict[str, Any] = {}
     if address.tls:
         options = {"ssl": True, "ssl_ca_certs": address.ca or None, "ssl_check_hostname": True}
-    server = redis.Redis(
+    return redis.Redis(
         host=address.name or address.host,  # redis-py checks the certificate for the host that it connects to
         port=address.port,
         unix_socket_path=address.path or None,
@@ -191,10 +202,19 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         retry=Retry(NoBackoff(), 0),
         **options,
     )
-    with server:
+
+
+def _look_at(address: RedisAddress, shown: str, examine: Examine) -> FoundRedis:
+    with open_client(address) as server:
         server.ping()
-        told = server.info()
+        told: Info = server.info()
         server.eval("return 1", 0)
+        version = _usable_version(told, shown)
+        return FoundRedis(address, version, (*_remarks(told),), examine(server, told))
+
+
+def _usable_version(told: Info, shown: str) -> tuple[int, ...]:
+    """The version of a server that Weir can use. RedisUnusable."""
     kind = "valkey" if "valkey_version" in told else "redis"  # Valkey also names the Redis that it is compatible with
     number = str(told[f"{kind}_version"])
     version = tuple(int(part) for part in number.split(".")[:3])
@@ -207,10 +227,10 @@ def _examine(address: RedisAddress, shown: str) -> FoundRedis:
         raise RedisUnusable(
             f"{shown} is a node of a Redis Cluster, which Weir does not support yet: name a single server."
         )
-    return FoundRedis(address, version, (*_remarks(told),))
+    return version
 
 
-def _remarks(told: dict[str, object]) -> Iterator[str]:
+def _remarks(told: Info) -> Iterator[str]:
     policy = told.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and told.get("maxmemory"):
         yield f"maxmemory-policy is {policy}, so Redis may evict sessions; set it to noeviction"
@@ -219,8 +239,8 @@ def _remarks(told: dict[str, object]) -> Iterator[str]:
 
 
 @contextmanager
-def _explained(shown: str) -> Iterator[None]:
-    """Turn exceptions of redis-py into sentences."""
+def explained(shown: str) -> Iterator[None]:
+    """Turn exceptions of redis-py into RedisUnusable, with a sentence about the server *shown*."""
     try:
         yield
     except refusals.NoPermissionError as error:

@@ -23,12 +23,23 @@ KEPT_LINES: Final = 30  # of the output
 
 
 class RedisProcess(ChildProcess):
-    def __init__(self, binary: Path, configured: Path, socket: Path, log: Log, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        binary: Path,
+        configured: Path,
+        socket: Path,
+        log: Log,
+        examine: Callable[[], Awaitable[str]],
+        ready: Callable[[], None],
+    ) -> None:
+        """*examine* is called when the server has loaded its data; it returns why that cannot be used, or ""."""
         super().__init__(ready, STOP, STOP)
+        self.refused = ""  # what *examine* returned
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)  # the last ones of the output
         self._command = [str(binary), str(configured)]
         self._socket = socket
         self._log = log
+        self._examine = examine
         self._output = -1
         self._rest = b""  # of the output, behind the last whole line
         self._answered = trio.current_time()
@@ -60,6 +71,13 @@ class RedisProcess(ChildProcess):
             self._take_output()
             self._pipe.close()
             self._output = -1
+
+    async def _end_refused(self) -> None:
+        """Have the server end, as it would at a stop. The end of the process cancels this."""
+        self.terminate()
+        await trio.sleep(STOP)
+        self.kill("it did not end in time")
+        await trio.sleep_forever()
 
     # Its output.
 
@@ -97,7 +115,7 @@ class RedisProcess(ChildProcess):
             answer = await self._ping()
             if answer:
                 missed = 0
-                self._take_answer(answer)
+                await self._take_answer(answer)
             elif trio.current_time() - began < 2 * CHECK:  # otherwise the supervisor itself was late
                 missed += 1 if self.ready_at is not None else 0
             if self.ready_at is None and trio.current_time() - self._answered > FIRST_ANSWER:
@@ -121,11 +139,14 @@ class RedisProcess(ChildProcess):
                 return b""
         return answer
 
-    def _take_answer(self, answer: bytes) -> None:
+    async def _take_answer(self, answer: bytes) -> None:
         self._answered = trio.current_time()
         if answer.startswith(b"-LOADING"):
             return
         if self.ready_at is None:
+            self.refused = await self._examine()
+            if self.refused:
+                await self._end_refused()
             self.became_ready()
         cannot_write = answer.startswith(b"-MISCONF")
         if cannot_write and not self._cannot_write:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from broker.config.schema import POWER
+
 OLDEST: Final = (6, 2)
 MULTI_PART: Final = (7, 0)  # from this version on the append-only file is a folder; older servers ignore that folder
 NAMES: Final = ("valkey-server", "redis-server")  # on PATH, in this order
@@ -22,6 +24,18 @@ INSTALL: Final = (
 )
 LONGEST_SOCKET: Final = 107  # bytes in the path of a unix socket (unix(7))
 VALKEY_FILE: Final = b"VALKEY"  # the first bytes of a base file that Valkey 9 or newer wrote; Redis writes "REDIS"
+
+# Settings of redis.conf, each with its reason.
+# With `no`, the write of the moment in which the disk becomes full is answered and in memory only: the server writes it
+# when there is room, and refuses all others until then. With `always` it ends before it answers.
+SYNCED_BY_SUPERVISOR: Final = (
+    ("appendfsync no", "the supervisor syncs each second; with everysec the server answers before it has written"),
+    ("no-appendfsync-on-rewrite no", "without a meaning here, as the server does not sync"),
+)
+SYNCED_BY_SERVER: Final = (
+    ("appendfsync always", "and on the disk before its answer: a power failure loses nothing"),
+    ("no-appendfsync-on-rewrite no", "also during a rewrite"),
+)
 
 
 class RedisUnusable(Exception):
@@ -84,8 +98,12 @@ def packaged(package: str, binary: str) -> Iterator[Path]:
             yield path
 
 
-def configuration(folder: Path, socket: Path, memory: int) -> str:
-    """The text of redis.conf. *memory*: limit of the data in bytes, 0 for none."""
+def configuration(folder: Path, socket: Path, memory: int, durability: str) -> str:
+    """The text of redis.conf. *memory*: limit of the data in bytes, 0 for none. *durability*: as in the settings.
+
+    The server of "memory" is that of "process": it has the wills of clients, and the owners of sessions.
+    """
+    synced = SYNCED_BY_SERVER if durability == POWER else SYNCED_BY_SUPERVISOR
     settings = [
         ("port 0", "no TCP port: only processes of this node connect, over the unix socket"),
         (f"unixsocket {_quoted(socket)}", "in the node's folder"),
@@ -95,16 +113,15 @@ def configuration(folder: Path, socket: Path, memory: int) -> str:
         ('logfile ""', "log lines go to standard output, which the supervisor reads"),
         ("databases 1", "only database 0 is used"),
         ("appendonly yes", "a write is in the file before its answer: kill -9 of the server loses nothing"),
-        ("appendfsync everysec", "and on the disk one second later: a power failure costs at most that second"),
+        *synced,
         ("aof-load-truncated yes", "a power failure may cut off the end of the file; this is not treated as damage"),
         ("auto-aof-rewrite-percentage 100", "the file is rewritten when its size has doubled"),
         ("auto-aof-rewrite-min-size 64mb", "but not below this size"),
-        ("no-appendfsync-on-rewrite no", "fsync every second also during a rewrite"),
         ('save ""', "no snapshots besides the append-only file"),
         ("stop-writes-on-bgsave-error no", "a failed snapshot that an administrator asked for does not block writes"),
         (f"maxmemory {memory}", "the setting redis.memory"),
         ("maxmemory-policy noeviction", "refuse writes when full; an evicted session could get two owners"),
-        ("maxclients 10000", "two connections per worker, and those of administrators"),
+        ("maxclients 10000", "a few connections per worker, and those of administrators"),
         ("timeout 0", "never close an idle connection: a worker is idle when its clients are"),
     ]
     lines = ["# Written by Weir at every start."]
@@ -145,10 +162,13 @@ def explain(output: Sequence[str], folder: Path, server: RedisServer) -> str:
             f"The data of the embedded Redis is damaged: `{_repair_command(text, folder, server)}` cuts the file off "
             f"where the damage begins; if {folder} is moved away, Weir starts with no data."
         )
-    if "No space left on device" in text or "File too large" in text:
+    if any(sign in text for sign in ("No space left on device", "File too large", "Short write while writing")):
         return f"The embedded Redis cannot write to {folder}: no space is left on the disk."
     if "Permission denied" in text or "Read-only file system" in text:
         return f"The embedded Redis may not write to {folder}: give the folder and all in it to the user of Weir."
+    not_synced = re.search(r"Can't persist AOF for fsync error .*'always': (.+?)\. Exiting", text)
+    if not_synced is not None:
+        return f"The embedded Redis cannot write to {folder}: {not_synced[1]}."
     if "Cannot allocate memory" in text or "Out Of Memory" in text:
         return "The embedded Redis gets no memory from the system."
     last = next((line for line in reversed(output) if line.strip()), "nothing")

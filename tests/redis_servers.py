@@ -12,6 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker.config.schema import POWER
 from broker.store.redis.address import RedisAddress
 from supervisor.redis_server import RedisServer, candidates, configuration, identify, packaged
 
@@ -73,9 +74,7 @@ class RunningRedis:
         self.address = RedisAddress(host=HOST, port=port) if port else RedisAddress(path=str(self.socket))
         self._server = server
         listens = f"port {port}\nbind {HOST}\n" if port else ""
-        # With appendfsync everysec, as for nodes, an answered write may stay in memory for two seconds during an fsync.
-        kept = "appendfsync always\n"
-        (folder / "redis.conf").write_text(configuration(folder, self.socket, 0) + kept + listens + more)
+        (folder / "redis.conf").write_text(configuration(folder, self.socket, 0, POWER) + listens + more)
         self.start()
 
     def start(self, loaded: bool = True) -> None:

@@ -1,4 +1,5 @@
 # The embedded Redis under the supervisor: real servers that die, hang, have a full disk or data of another version.
+import contextlib
 import os
 import resource
 import select
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import trio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from supervisor import redis_process
+from broker.config.schema import MEMORY, POWER, PROCESS
+from supervisor import aof_sync, redis_process
 from supervisor.embedded_redis import EmbeddedRedis
-from supervisor.redis_server import RedisServer, RedisUnusable
+from supervisor.redis_address import open_client
+from supervisor.redis_durability import durability_of, read_settings
+from supervisor.redis_server import MULTI_PART, RedisServer, RedisUnusable
 from tests.conftest import ROOT
 from tests.redis_servers import SERVERS
 from tests.store.loop import Lines
@@ -55,10 +60,10 @@ def newest() -> RedisServer:
 
 @asynccontextmanager
 async def running(
-    folder: Path, server: RedisServer, log: Log | None = None, memory: int = 0
+    folder: Path, server: RedisServer, log: Log | None = None, memory: int = 0, durability: str = MEMORY
 ) -> AsyncIterator[EmbeddedRedis]:
     """A server that answers; it is stopped at the end, as the node would."""
-    embedded = EmbeddedRedis(folder, server, memory, log or Log())
+    embedded = EmbeddedRedis(folder, server, memory, log or Log(), durability)
     with trio.CancelScope() as limit:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(embedded.keep, fail)
@@ -79,12 +84,12 @@ def pid(embedded: EmbeddedRedis) -> int:
     return embedded.process.pid
 
 
-async def refused(folder: Path, server: RedisServer) -> str:
+async def refused(folder: Path, server: RedisServer, durability: str = MEMORY) -> str:
     """Start a server that must not start; the sentence."""
     sentences: list[str] = []
     with trio.fail_after(PATIENCE):
         try:
-            await EmbeddedRedis(folder, server, 0, Log()).keep(sentences.append)
+            await EmbeddedRedis(folder, server, 0, Log(), durability).keep(sentences.append)
         except RedisUnusable as error:
             return str(error)
     (sentence,) = sentences
@@ -117,13 +122,110 @@ async def test_it_listens_on_its_socket_only_and_keeps_its_data(folder: Path, se
     async with running(folder, server) as embedded:
         assert ask(embedded, "SET", "k", "v")
         assert {"port": "0"} == ask(embedded, "CONFIG", "GET", "port")
-        assert {"appendfsync": "everysec"} == ask(embedded, "CONFIG", "GET", "appendfsync")
         assert (0o700, 0o700) == (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(embedded.socket.stat().st_mode))
         assert str(embedded.socket) == str(embedded.address)
         former = pid(embedded)
     assert ended(former)
     async with running(folder, server) as embedded:
         assert "v" == ask(embedded, "GET", "k")
+
+
+@pytest.mark.parametrize(("durability", "gives"), [(MEMORY, PROCESS), (PROCESS, PROCESS), (POWER, POWER)])
+async def test_its_settings_fit_the_class(folder: Path, server: RedisServer, durability: str, gives: str) -> None:
+    """An answered write would be in memory alone while a sync runs, or each class would cost what power costs."""
+    async with running(folder, server, durability=durability) as embedded:
+        with open_client(embedded.address) as client:
+            assert gives == durability_of(read_settings(client, client.info()))
+            assert [None if durability == MEMORY else b"1"] == [client.get("weir:format")]
+
+
+@pytest.mark.parametrize("durability", [PROCESS, POWER])
+async def test_nothing_that_was_answered_is_lost_with_the_server(
+    folder: Path, server: RedisServer, durability: str
+) -> None:
+    """kill -9 of the server, while it writes and rewrites its file, would cost stored messages."""
+    log = Log()
+    async with running(folder, server, log, durability=durability) as embedded:
+        answered = 0
+
+        def write() -> None:
+            nonlocal answered
+            with contextlib.suppress(redis.ConnectionError), open_client(embedded.address) as client:
+                if server.version >= MULTI_PART:  # before, the process that rewrites holds our connection open
+                    client.execute_command("BGREWRITEAOF")
+                while True:
+                    client.rpush("k", answered)
+                    answered += 1
+
+        async with trio.open_nursery() as writing:
+            writing.start_soon(trio.to_thread.run_sync, write)
+            await until(lambda: answered > 300)
+            os.kill(pid(embedded), signal.SIGKILL)
+        await until(lambda: len(log.named("embedded_redis_started")) == 2)
+
+        assert answered <= ask(embedded, "LLEN", "k") <= answered + 1
+
+
+async def test_what_it_writes_is_synced_each_second(
+    folder: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power would cost half a minute: the kernel writes when it likes. The files change with each rewrite."""
+    monkeypatch.setattr(aof_sync, "INTERVAL", 0.005)
+    synced: set[Path] = set()
+
+    def fdatasync(descriptor: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    async with running(folder, server, durability=PROCESS) as embedded:
+        for _ in range(2):
+            synced.clear()
+            ask(embedded, "SET", "k", "v")
+            (written,) = sorted([*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")])
+            await until(partial(synced.__contains__, written))
+            ask(embedded, "BGREWRITEAOF")
+            await until(lambda: not is_rewriting(embedded))
+            await until(lambda: len([*folder.glob("appendonlydir/*.incr.aof")]) <= 1)  # the former one is removed late
+
+
+async def test_with_power_only_the_server_syncs(
+    folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write would be synced twice."""
+    monkeypatch.setattr(aof_sync, "INTERVAL", 0.001)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    async with running(folder, newest, durability=POWER) as embedded:
+        for number in range(50):
+            ask(embedded, "SET", "k", number)
+
+    assert [] == synced
+
+
+async def test_data_of_a_newer_format_is_a_sentence_and_stays(folder: Path, server: RedisServer) -> None:
+    """A former version of Weir would take the sessions of a newer one for damaged."""
+    async with running(folder, server) as embedded:
+        ask(embedded, "MSET", "weir:format", "7", "k", "v")
+    for durability in (PROCESS, POWER):
+        said = await refused(folder, server, durability)
+
+        assert f"The durable sessions in the embedded Redis ({folder}) have format 7, and this version" in said
+    async with running(folder, server) as embedded:
+        assert ["7", "v"] == ask(embedded, "MGET", "weir:format", "k")
+
+
+async def test_with_power_a_full_disk_ends_the_server_before_it_answers(folder: Path, newest: RedisServer) -> None:
+    """A write that is not on the disk would be answered. The log says why the server dies."""
+    log = Log()
+    async with running(folder, newest, log, durability=POWER) as embedded:
+        ask(embedded, "SET", "k", "v")
+        resource.prlimit(pid(embedded), resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        with pytest.raises(redis.ConnectionError):
+            ask(embedded, "SET", "large", "x" * 300_000)
+        await until(lambda: len(log.named("embedded_redis_started")) == 2)
+
+        assert ["v", None] == ask(embedded, "MGET", "k", "large")
+        assert "no space is left on the disk" in str(log.named("embedded_redis_died")[0]["why"])
 
 
 async def test_a_server_that_dies_is_started_again_with_its_data(folder: Path, server: RedisServer) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.schema import MEMORY
 from supervisor import redis_server
 from supervisor.redis_server import RedisServer, RedisUnusable, configuration, explain, find_server, prepare
 from tests.conftest import ROOT
@@ -121,7 +122,7 @@ def test_the_extra_holds_a_server() -> None:
 
 def test_paths_are_quoted() -> None:
     """A folder with a space in its name would be read as two arguments."""
-    text = configuration(Path('/a "b\\ c'), Path("/a b/redis.sock"), 1000)
+    text = configuration(Path('/a "b\\ c'), Path("/a b/redis.sock"), 1000, MEMORY)
 
     assert 'dir "/a \\"b\\\\ c"\n' in text
     assert 'unixsocket "/a b/redis.sock"\n' in text
@@ -193,6 +194,11 @@ def test_an_old_server_does_not_start_with_data_that_it_ignores(tmp_path: Path) 
         ("# Can't handle RDB format version 12", "cannot read the data in /x, which a newer version or another kind"),
         ("# Wrong signature trying to load DB from file", "is damaged: `"),
         ("# Can't open or create append-only dir /x: No space left on device", "no space is left on the disk"),
+        ("# Short write while writing to the AOF file: (nwritten=5, expected=9)", "no space is left on the disk"),
+        (
+            "# Can't persist AOF for fsync error when the AOF fsync policy is 'always': Input/output error. Exiting...",
+            "cannot write to /x: Input/",
+        ),
         ("# Can't open or create append-only dir /x: Permission denied", "to the user of Weir"),
         ("# An error that is not in this list", "of its output: 1:M # An error that is not in this list"),
     ],

@@ -31,6 +31,7 @@ OWN_WORKERS: Final = tuple(
         "bench",
         "client_limits",
         "demo",
+        "durability",
         "durable_node",
         "load",
         "node",

@@ -12,6 +12,7 @@
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
+#   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
 #   PREFIX:{R}:quota:NAME       hash  what is left of a quota that workers share, by window: quota_lease.lua
 #   PREFIX:quota:workers        sorted set  the incarnations of workers that share quotas, by their last request
@@ -34,6 +35,7 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
+DURABLE_FORMAT: Final = 1  # of durable sessions; a change that former builds cannot read raises it
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
@@ -48,6 +50,7 @@ class Keys:
         self._quotas = [f"{prefix}:{{{number}}}:quota:".encode() for number in range(SLICES)]
         self.quota_workers = f"{prefix}:quota:workers".encode()
         self.generation = f"{prefix}:generation".encode()
+        self.format = f"{prefix}:format".encode()
         self.metrics = f"{prefix}:metrics".encode()
 
         self._fences = f"{prefix}:fence:".encode()
