@@ -208,6 +208,7 @@ class Worker:
             self.overload_monitor,
             config,
             clock,
+            links.durable_store,
             worker=worker,
         )
         self.metrics = WorkerMetrics(
@@ -221,8 +222,7 @@ class Worker:
             self.queue_budget,
             self.outbound_budget,
             self.loop,
-            None if links.registry_client is None else links.registry_client.commands,
-            links.store_gate,
+            links,
             resident_bytes,
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)

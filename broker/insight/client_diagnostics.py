@@ -22,12 +22,14 @@ from broker.insight.facts import (
     PublishFacts,
     ReaderFacts,
     SessionFacts,
+    StoreFacts,
 )
 from broker.net.reactor import Reactor
 from broker.overload.admit import Publish
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
 from broker.overload.gate import Gate
+from broker.overload.level import store_of
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
 from broker.overload.quotas.overrides import Limit
@@ -37,6 +39,7 @@ from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnec
 from broker.reasons import PauseReason
 from broker.session.decisions import Decision
 from broker.session.session import Session
+from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
@@ -54,6 +57,7 @@ class ClientDiagnostics:
         monitor: OverloadMonitor,
         config: Config,
         clock: Callable[[], float],
+        durable: DurableStore | None,
         *,
         worker: WorkerId,
     ) -> None:
@@ -65,6 +69,7 @@ class ClientDiagnostics:
         self._monitor = monitor
         self._config = config
         self._clock = clock
+        self._durable = durable
         self._worker = worker
 
     def facts(self, client_id: str) -> Facts:
@@ -97,8 +102,14 @@ class ClientDiagnostics:
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
             "override": _override(self._protection.limits.get(client_id), now),
             "configured": None if session is None else self.configured(session),
+            "unacknowledged": 0 if connection is None or connection.answers is None else connection.answers.count,
+            "stores": self._stores(now),
             "unanswered": [],
         }
+
+    def _stores(self, now: float) -> list[StoreFacts]:
+        trouble = None if self._durable is None else self._durable.trouble(now)
+        return [] if trouble is None else [{"resource": store_of(str(self._worker)), "why": trouble.label}]
 
     def configured(self, session: Session) -> ConfiguredFacts | None:
         """The override of the configuration that applies to the client of *session*."""

@@ -19,11 +19,12 @@ from broker.insight.facts import (
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
-from broker.reasons import DropReason, PauseReason
+from broker.reasons import DropReason, PauseReason, StoreFailure
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 RECENT: Final = 5  # decisions that are shown
 AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
+STORE_WORDS: Final = {failure.label: failure.words for failure in StoreFailure}
 JUST_NOW: Final = 0.05  # seconds
 # Of a worker, as resources.
 PARTS: Final = {"memory": "the memory of ", "outbound": "the outbound bytes of ", "store": "the store of "}
@@ -47,6 +48,8 @@ def explain(facts: Facts) -> list[str]:
         paragraphs.append(_free(facts) if held is None else _throttled(facts, held))
         if held is not None:
             paragraphs.append(_meanwhile(held))
+        if facts["unacknowledged"] or (held is not None and facts["stores"]):
+            paragraphs.append(_stores(facts))
         paragraphs.append(_costs(facts))
     if facts["override"] is not None:
         paragraphs.append(_override(facts))
@@ -164,6 +167,21 @@ def _meanwhile(held: HeldFacts) -> str:
         f"{text} {size(held['unread'])} that it sent wait in the worker. More may wait in the kernel, where a PINGREQ "
         "is not seen: a client that sends more than the worker buffers may give up by itself."
     )
+
+
+def _stores(facts: Facts) -> str:
+    """What was accepted and is not acknowledged, and the stores that do not store it now."""
+    told = []
+    count = facts["unacknowledged"]
+    if count:
+        has = "publish of it has" if count == 1 else "publishes of it have"
+        told.append(
+            f"{count} {has} durable receivers and no acknowledgement yet: they have to acknowledge it first, or "
+            "it has to be stored for them."
+        )
+    for store in facts["stores"]:
+        told.append(f"{_capital(place(store['resource']))} stores nothing now: {STORE_WORDS[store['why']]}.")
+    return " ".join(told)
 
 
 def _since(facts: Facts, held: HeldFacts) -> str:
@@ -366,6 +384,10 @@ def place(resource: str) -> str:
 def _part(resource: str) -> bool:
     """Whether *resource* is the memory, the outbound bytes or the store of a worker that is a resource itself."""
     return " " in resource.rpartition("/")[2]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def span(seconds: float) -> str:

@@ -172,6 +172,13 @@ class ConfiguredFacts(TypedDict):
     exempt: bool
 
 
+class StoreFacts(TypedDict):
+    """Durable sessions of a worker that cannot be stored now."""
+
+    resource: str
+    why: str  # the label of a StoreFailure
+
+
 class Facts(TypedDict):
     client: str
     node: str
@@ -193,6 +200,8 @@ class Facts(TypedDict):
     decisions: list[DecisionFacts]  # the latest is the last
     override: OverrideFacts | None
     configured: ConfiguredFacts | None
+    unacknowledged: int  # publishes of the client that are accepted, and have receivers that are not done with them
+    stores: list[StoreFacts]  # of all workers
     unanswered: list[int]  # workers that did not answer
 
 
@@ -206,7 +215,7 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     """The facts of a node about one client, from those of its workers; None: there are none.
 
     They are those of the worker that has the connection, else of the one that has the session. The last disconnect and
-    the last refusal are the latest of all workers.
+    the last refusal are the latest of all workers, stores those of all of them.
     """
     known = [facts for facts in found if knows(facts)]
     if not known:
@@ -215,6 +224,7 @@ def together(found: list[Facts], unanswered: list[int]) -> Facts | None:
     first = known[0]
     first["ended"] = _latest([facts["ended"] for facts in known])
     first["refused"] = _latest([facts["refused"] for facts in known])
+    first["stores"] = [store for facts in found for store in facts["stores"]]
     first["unanswered"] = unanswered
     return first
 

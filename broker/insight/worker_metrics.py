@@ -2,6 +2,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from broker.cluster.parts import ClusterLinks
 from broker.delivery.outbox import OutboundBudget
 from broker.metrics.gauges import Gauges
 from broker.metrics.interval import IntervalMetrics
@@ -10,7 +11,6 @@ from broker.metrics.report import Report, report, with_others
 from broker.metrics.sys_topics import SysTopics
 from broker.net.loop import Loop
 from broker.overload.connects import Connects
-from broker.overload.gate import Gate
 from broker.overload.monitor import OverloadMonitor
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
@@ -19,7 +19,6 @@ from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
-from broker.store.redis.pipeline import CommandPipeline
 from broker.version import VERSION
 
 
@@ -36,11 +35,9 @@ class WorkerMetrics:
         queue_budget: MessageBudget,
         outbound_budget: OutboundBudget,
         loop: Loop,
-        redis: CommandPipeline | None,
-        store_gate: Gate | None,
+        links: ClusterLinks,
         resident_bytes: Callable[[], int],
     ) -> None:
-        """*store_gate*: that of durable sessions."""
         self._counters = base.counters
         self._interval_metrics = interval_metrics
         self._overload_monitor = overload_monitor
@@ -54,8 +51,8 @@ class WorkerMetrics:
         self._outbound_budget = outbound_budget
         self._reactor = base.reactor
         self._loop = loop
-        self._redis = redis
-        self._store_gate = store_gate
+        self._redis = None if links.registry_client is None else links.registry_client.commands
+        self._store_gate = links.store_gate
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
         self._internal_errors = base.internal_errors

@@ -102,6 +102,8 @@ def facts(**known: object) -> Facts:
         "decisions": [],
         "override": None,
         "configured": None,
+        "unacknowledged": 0,
+        "stores": [],
         "unanswered": [],
     }
     assert set(known) <= set(usual), known
@@ -120,6 +122,21 @@ def decision(kind: int, reason: str, ago: float = 3.0, times: int = 1) -> Decisi
 
 def said(found: Facts) -> str:
     return "\n".join(explain(found))
+
+
+def test_who_waits_for_a_store_is_told_which_and_why() -> None:
+    """Whoever waits for a PUBACK would be told that nothing is wrong."""
+    full = [{"resource": "weir/1 store", "why": "memory_full"}]
+
+    assert (
+        "3 publishes of it have durable receivers and no acknowledgement yet: they have to acknowledge it first, or it "
+        "has to be stored for them. The store of worker 1 of node weir stores nothing now: Redis has reached its "
+        "maxmemory."
+    ) in said(facts(unacknowledged=3, stores=full))
+    assert "1 publish of it has durable" in said(facts(unacknowledged=1))
+    assert "stores nothing" not in said(facts(unacknowledged=1))
+    assert "stores nothing" not in said(facts(stores=full))  # it publishes nothing that needs it
+    assert "stores nothing now" in said(facts(held=HELD, stores=full))
 
 
 def test_a_client_without_trouble_is_told_in_a_few_sentences() -> None:

@@ -91,6 +91,7 @@ class GroupCommit:
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
         self._again_at = 0.0  # when it is sent again, if it was refused; 0.0: it was not
+        self._failure: StoreFailure | None = None  # why it was not carried out the last time
 
     def soon(self, writer: Writer) -> None:
         """Ask *writer* for its writes with the next transaction."""
@@ -132,6 +133,10 @@ class GroupCommit:
     def stalled(self, now: float) -> bool:
         """Whether the server refuses what is to be written, is not there, or takes long."""
         return self._under_way is not None and (self._again_at > 0 or now - self._begun_at > STALLED)
+
+    def trouble(self, now: float) -> StoreFailure | None:
+        """Why nothing is stored now; TIMEOUT: the server takes long."""
+        return (self._failure or StoreFailure.TIMEOUT) if self.stalled(now) else None
 
     def when_written(self, then: Callable[[], None]) -> None:
         """Call *then* once everything is carried out that is to be written by now, but for what is held."""
@@ -177,6 +182,7 @@ class GroupCommit:
     def failed(self, failure: StoreFailure, now: float) -> None:
         """The server has refused the transaction under way, or nobody knows whether it was carried out."""
         self.counters.store_failures_by_reason[failure.label] += 1
+        self._failure = failure
         if failure in UNCERTAIN:
             self._uncertain = True
         if failure is not StoreFailure.LOST:  # then `redis_ready()` goes on
@@ -189,7 +195,7 @@ class GroupCommit:
             self._again_at = now + PAUSE
             return
         parts, self._parts = self._parts, []
-        self._under_way = None
+        self._under_way = self._failure = None
         if fence:
             self._fence_length += len(fence)
             self.fenced(fence, now)

@@ -73,6 +73,10 @@ class DurableStore(OnReady):
         """Whether a new session would be stored now, or soon."""
         return self._commands.state == READY and not self.commit.stalled(now)
 
+    def trouble(self, now: float) -> StoreFailure | None:
+        """Why nothing is stored now."""
+        return StoreFailure.UNREACHABLE if self._commands.state != READY else self.commit.trouble(now)
+
     def begin(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, of which nothing is stored yet; see `restore()` of both."""
         keys = self._slices[zlib.crc32(client) % SLICES]
