@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Never, TextIO, assert_never
 
 import trio
@@ -50,8 +51,11 @@ from broker.control.frames import (
 )
 from broker.control.heartbeat import SERVING, STARTING, Heartbeat
 from broker.control.link import Link
-from broker.insight.admin_requests import AdminRequests, RequestRefused
+from broker.control.periodic import every
+from broker.insight.admin_requests import AdminRequests
 from broker.insight.logs import configure
+from broker.insight.operator_requests import operator_requests
+from broker.insight.pending_answers import PendingAnswer, PendingAnswers, RequestRefused
 from broker.net.transports.certificates import CertificateError
 from broker.store.redis.address import RedisAddress
 from broker.worker import OWN_DESCRIPTORS, Worker
@@ -59,6 +63,7 @@ from broker.worker_id import WorkerId
 
 SUPERVISOR_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATISTICS_INTERVAL: Final = 1.0  # seconds
+LATE_ANSWERS: Final = 0.5  # seconds between two looks for answers that are late
 LAST_FRAME_TIMEOUT: Final = 1.0  # seconds
 CANNOT_START: Final = 2  # exit code
 
@@ -95,6 +100,7 @@ class Process:
         assert registry_client is not None and orphaned_wills is not None
         self._registry_client = registry_client
         self._orphaned_wills = orphaned_wills
+        self._pending = PendingAnswers(worker.base.clock)
         self._requests = AdminRequests(
             worker.protocol.store,
             worker.protocol.lifecycle,
@@ -104,6 +110,7 @@ class Process:
             worker.interval_metrics,
             worker.overload_monitor.inject,
             worker.base.clock,
+            operator_requests(worker.protocol, worker.base, self._pending),
         )
         self._to_come = 1  # answers to wait for before clients are served: of the mesh, and of the store
         self._stopping = trio.Event()
@@ -155,6 +162,7 @@ class Process:
         worker.cluster.mesh.when_complete(self._came)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
+            nursery.start_soon(every, LATE_ANSWERS, self._pending.expire)
             await worker.tasks.run(self._stopping, self._hands_over)
             nursery.cancel_scope.cancel()
         worker.client_log.flush()
@@ -189,7 +197,7 @@ class Process:
             case ReopenLog():
                 self._reopen_log()
             case Request():
-                self._link.send(self._answer(frame))
+                self._answer(frame)
             case Assignment():
                 self._link_lost("a second assignment")
             case _:
@@ -220,14 +228,23 @@ class Process:
         heartbeat.enter(phase, clock())
         self._link.send(Reloaded(why))
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> None:
+        number = request.number
         try:
-            return Answer(request.number, self._requests.answer(request.what, request.arguments), "")
+            answer = self._requests.answer(request.what, request.arguments)
         except RequestRefused as error:
-            return Answer(request.number, None, str(error))
+            self._send_answer(number, None, str(error))
         except Exception as error:  # a bug: it costs this answer, and the worker goes on
             self.worker.base.internal_errors.report(error)
-            return Answer(request.number, None, "The worker failed on this; its log says how.")
+            self._send_answer(number, None, "The worker failed on this; its log says how.")
+        else:
+            if isinstance(answer, PendingAnswer):
+                answer.deliver_to(partial(self._send_answer, number))
+            else:
+                self._send_answer(number, answer, "")
+
+    def _send_answer(self, number: int, result: object, error: str) -> None:
+        self._link.send(Answer(number, result, error))
 
     async def _send_statistics(self) -> None:
         while True:

@@ -81,6 +81,7 @@ class CloseReason(Enum):
     WILL_BYTES = ("will_bytes", 0x95, "the will is larger than a will may be")
     WILL_BUDGET = ("will_budget", 0x97, "the wills of all clients fill the memory that they may have")
     KICKED = ("kicked", 0x98, "an administrator disconnected the client")
+    SESSION_DROPPED = ("session_dropped", 0x98, "an administrator ended the session of the client")
     CONNECTION_LIMIT = ("connection_limit", 0x97, "the limit of connections is reached")
     CONNECTIONS_PER_ADDRESS = ("connections_per_address", 0x97, "the limit of connections from one address is reached")
     CONNECT_RATE = ("connect_rate", 0x9F, "the address connects too often")

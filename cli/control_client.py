@@ -65,9 +65,8 @@ class ControlClient:
             raise RequestFailed(f"The node {folder.name} stopped before it answered.", NOT_SO)
         answer = json.loads(line)
         if not answer["ok"]:
-            raise RequestFailed(
-                answer["error"], NOT_SO if command in ("client", "kick", "limit_drop", "ban_remove", "why") else MISUSE
-            )
+            missing = not answer["found"] or command in ("client", "kick", "limit_drop", "ban_remove", "why")
+            raise RequestFailed(answer["error"], NOT_SO if missing else MISUSE)
         return answer["result"]
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli import analytics, ban, clients, limit, nodes
+from cli import analytics, ban, clients, limit, nodes, sessions
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.demo import demo
@@ -32,6 +32,7 @@ config_app = typer.Typer(help="Check and show the configuration without starting
 app.add_typer(config_app, name="config")
 app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
+app.add_typer(sessions.app, name="sessions")
 app.add_typer(limit.app, name="limit")
 app.add_typer(ban.app, name="ban")
 app.command()(nodes.stop)

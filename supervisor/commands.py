@@ -17,15 +17,18 @@ from supervisor.limits import LimitRefused
 from supervisor.node import Node
 from supervisor.process import process_stat
 from supervisor.request import Refused
+from supervisor.session_commands import SessionCommands
 from supervisor.worker_process import NoAnswer, WorkerProcess
-from supervisor.workers import Shard
+from supervisor.workers import Shard, serving
 
 Arguments = dict[str, Any]
 LONGEST_LIST: Final = 10_000  # clients in one answer
 LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
 NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands whose log lines name the user
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
-READS: Final = frozenset({"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"})
+READS: Final = frozenset(
+    {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list", "sessions", "session"}
+)
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
 
@@ -58,6 +61,7 @@ class Commands:
             "ban_add": (self._ban_add, {"kind": str, "value": str, "seconds": float, "reason": str}),
             "ban_remove": (self._ban_remove, {"kind": str, "value": str}),
             "ban_list": (self._ban_list, {}),
+            **SessionCommands(node).commands(),
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:
@@ -153,7 +157,7 @@ class Commands:
         limit = min(arguments["limit"], LONGEST_LIST)
         match = arguments["match"]
         found: list[dict[str, Any]] = []
-        for process in self._serving():
+        for process in serving(self._node.shards):
             position: int | None = 0
             while position is not None and len(found) <= limit:
                 page = await process.ask("clients", {"position": position, "match": match})
@@ -162,7 +166,7 @@ class Commands:
         return {"clients": found[:limit], "more": len(found) > limit}
 
     async def _client(self, arguments: Arguments) -> object:
-        for process in self._serving():
+        for process in serving(self._node.shards):
             found = await process.ask("client", arguments)
             if found is not None:
                 return {**found, "worker": process.shard}
@@ -180,7 +184,7 @@ class Commands:
                 unanswered.append(process.shard)
 
         async with trio.open_nursery() as nursery:
-            for process in self._serving():
+            for process in serving(self._node.shards):
                 nursery.start_soon(ask, process)
         known = together(found, sorted(unanswered))
         if known is None:
@@ -188,7 +192,7 @@ class Commands:
         return known
 
     async def _kick(self, arguments: Arguments) -> object:
-        for process in self._serving():
+        for process in serving(self._node.shards):
             if await process.ask("kick", arguments):
                 return {"worker": process.shard}
         raise Refused(f"No client {arguments['client']!r} is connected.")
@@ -265,7 +269,7 @@ class Commands:
         A worker that does not answer handles them later, and its successor gets them with its assignment.
         """
         found = []
-        for process in self._serving():
+        for process in serving(self._node.shards):
             try:
                 told = await process.ask("client", {"client": client})
             except NoAnswer:
@@ -273,10 +277,6 @@ class Commands:
             if told is not None and told["connected"]:
                 found.append(process.shard)
         return found
-
-    def _serving(self) -> list[WorkerProcess]:
-        found = [shard.process for shard in self._node.shards if shard.process is not None]
-        return [process for process in found if process.state == "serving"]
 
 
 def _nothing_known(client: str, unanswered: list[int]) -> str:

@@ -1,7 +1,8 @@
 # The control socket: `weir status` and other commands send their requests to a running node through it.
 #
 # A connection carries one request, a JSON line {"weir": 1, "command": NAME, ...}. The answer is a JSON line
-# {"ok": true, "result": ...} or {"ok": false, "error": SENTENCE}. Users that may open the socket (its owner and root)
+# {"ok": true, "result": ...} or {"ok": false, "error": SENTENCE, "found": BOOLEAN}, where `found` is false if what the
+# request names does not exist. Users that may open the socket (its owner and root)
 # may use every command. A malformed, unknown or too large request is answered with what is wrong, and changes nothing.
 import json
 import os
@@ -15,7 +16,7 @@ import trio
 
 from supervisor.commands import Commands
 from supervisor.folder import NodeFolder
-from supervisor.request import Refused, parse
+from supervisor.request import NotFound, Refused, parse
 
 LONGEST: Final = 64 * 1024  # bytes in a request
 TIMEOUT: Final = 5.0  # seconds for the request to arrive, and for the answer to be read
@@ -60,12 +61,12 @@ async def _serve_one(stream: trio.SocketStream, commands: Commands) -> None:
         command, arguments = parse(line)
         answer: dict[str, Any] = {"ok": True, "result": await commands.do(command, arguments, user_of(stream))}
     except Refused as error:
-        answer = {"ok": False, "error": str(error)}
+        answer = {"ok": False, "error": str(error), "found": not isinstance(error, NotFound)}
     except trio.BrokenResourceError:
         raise
     except Exception as error:  # a bug: it costs this request, and the node goes on
         structlog.get_logger().error("control_request_failed", exc_info=error)
-        answer = {"ok": False, "error": "The node failed on this; its log says how."}
+        answer = {"ok": False, "error": "The node failed on this; its log says how.", "found": True}
     with trio.fail_after(TIMEOUT):
         await stream.send_all(json.dumps(answer).encode() + b"\n")
     if answer["ok"] and command == "stop":

@@ -9,6 +9,10 @@ class Refused(Exception):
     """The request is refused, and nothing was changed. The text is one sentence."""
 
 
+class NotFound(Refused):
+    """The request names something that does not exist: the command ends with exit code 1."""
+
+
 def encode(command: str, arguments: dict[str, object]) -> bytes:
     """A request: a JSON line."""
     return json.dumps({"weir": VERSION, "command": command, **arguments}).encode() + b"\n"

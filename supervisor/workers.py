@@ -296,3 +296,8 @@ class Workers:
     def _changed(self) -> None:
         self._change.set()
         self._change = trio.Event()
+
+
+def serving(shards: list[Shard]) -> list[WorkerProcess]:
+    """The processes of those *shards* that can be asked now."""
+    return [shard.process for shard in shards if shard.process is not None and shard.serves()]

@@ -1,14 +1,17 @@
-# The requests of the supervisor that a worker answers: its clients and sessions, one client, its overload.
+# The requests of the supervisor that a worker answers: its clients, one client, its overload; and those that
+# operator_requests.py makes: sessions, their queues, retained messages.
 #
 # An answer is made by the loop that serves clients, between two slices. So each answer is bounded, and a list of
 # clients comes in pages. A page is a range of positions among the sessions, in the order of their creation: a session
 # that begins or ends between two pages may be missing or appear twice. For a person who looks at a list that is enough.
-from collections.abc import Callable
+# An answer that needs Redis comes later: see pending_answers.py.
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final, cast
 
 from broker.insight.client_diagnostics import ClientDiagnostics
 from broker.insight.overload_snapshot import OverloadSnapshot
+from broker.insight.pending_answers import Arguments, RequestRefused
 from broker.metrics.interval import IntervalMetrics
 from broker.net.reactor import Reactor
 from broker.protocol.connection import Connection
@@ -19,12 +22,6 @@ from broker.store.sessions import SessionStore
 
 PAGE: Final = 500  # clients in one answer: about a millisecond
 FILTERS: Final = 200  # of one client that are shown
-
-Arguments = dict[str, Any]
-
-
-class RequestRefused(Exception):
-    """The request cannot be answered. Its text is one sentence that says why."""
 
 
 class AdminRequests:
@@ -38,8 +35,12 @@ class AdminRequests:
         metrics: IntervalMetrics,
         inject: Callable[[str, float, float], None],
         clock: Callable[[], float],
+        others: Mapping[str, Callable[[Arguments], object]],
     ) -> None:
-        """*inject*(signal, value, until) sets an overload signal for a test; ValueError: there is no such signal."""
+        """*inject*(signal, value, until) sets an overload signal for a test; ValueError: there is no such signal.
+
+        *others*: what answers further requests, by their names.
+        """
         self._store = store
         self._lifecycle = lifecycle
         self._reactor = reactor
@@ -48,9 +49,10 @@ class AdminRequests:
         self._metrics = metrics
         self._inject_signal = inject
         self._clock = clock
+        self._others = others
 
     def answer(self, what: str, arguments: Arguments) -> object:
-        """The answer to the request *what*, as JSON can hold it. Raises RequestRefused."""
+        """The answer to the request *what*, as JSON can hold it, or a PendingAnswer. Raises RequestRefused."""
         if what == "clients":
             return self._clients(arguments)
         if what == "client":
@@ -65,6 +67,9 @@ class AdminRequests:
             return self._overload.take(self._clock())
         if what == "record":
             return self._metrics.last
+        other = self._others.get(what)
+        if other is not None:
+            return other(arguments)
         raise RequestRefused(f"A worker does not know the request {what!r}.")
 
     def _clients(self, arguments: Arguments) -> object:

@@ -77,6 +77,7 @@ ADVICE: Final[dict[Reason, str]] = {
     CloseReason.SESSION_TAKEN_OVER: (
         "If this was not the client itself that connected again, two programs use one client id: give each its own."
     ),
+    CloseReason.SESSION_DROPPED: "The audit log says who used `weir sessions drop`. The client may connect again.",
     CloseReason.TOPIC_FILTER_INVALID: CLIENT_ERROR,
     CloseReason.TOPIC_NAME_INVALID: CLIENT_ERROR,
     CloseReason.TOPIC_LEVELS: "limits.topic_levels is the maximum.",

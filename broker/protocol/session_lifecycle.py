@@ -161,6 +161,10 @@ class SessionLifecycle:
         for session in self._store.sessions():
             self.limit(session)
 
+    def expires(self, session: Session) -> float:
+        """When the expiry of *session*, which has no connection, will have passed."""
+        return self._timers.when(session.expiry_timer)
+
     # The beginning and the end.
 
     def connected(self, session: Session) -> None:

@@ -33,7 +33,6 @@ from broker.session.will import Will
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
 RELEASED.holders = 1 << 60  # there is always another one: only its places in windows count in a budget
-ALL: Final = 1 << 60  # messages
 
 
 class Session(Holder):
@@ -56,8 +55,7 @@ class Session(Holder):
         self.replayed = 0  # retained messages and messages sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
         self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
-        self.expiry_timer = 0  # keys of its timers, 0 = none
-        self.will_timer = 0
+        self.expiry_timer = self.will_timer = 0  # keys of its timers, 0 = none
         # Of the current connection:
         self.outbox: Outbox | None = None
         self.version = 0
@@ -134,10 +132,8 @@ class Session(Holder):
         return self._drop_unless(lambda message: False, DropReason.MESSAGE_BUDGET, now)
 
     def _drop_unless(self, keep: Callable[[Message], bool], reason: DropReason, now: float) -> int:
-        dropped = 0
         queue = self._queue
-        if queue is not None:
-            dropped = queue.remove_unless(keep)
+        dropped = 0 if queue is None else queue.remove_unless(keep)
         inflight: dict[int, Message] = {}
         for packet_id, message in (self._inflight or {}).items():
             if message is RELEASED or keep(message):
@@ -311,7 +307,7 @@ class Session(Holder):
         counters = self._counters
         moved = not out.writable
         if out.writable:
-            self._move(ALL, out, now)
+            self._move(UNLIMITED, out, now)
         while (
             moved and (self._unsent or self._queue is not None) and out.begin_delivery(counters.publishes_sent) is None
         ):
@@ -590,6 +586,10 @@ class Session(Holder):
         A new connection begins with the whole receive maximum (4.9), so ids of former connections do not count.
         """
         return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
+
+    def queue(self) -> MessageQueue | None:
+        """The messages that wait, for operators to look at; None: none waits."""
+        return self._queue
 
     def held_bytes(self) -> int:
         """Bytes of the messages that are in flight, and not to be sent again, or wait in the memory of this worker."""

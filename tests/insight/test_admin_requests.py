@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker.insight.admin_requests import PAGE, AdminRequests, RequestRefused
+from broker.insight.admin_requests import PAGE, AdminRequests
+from broker.insight.pending_answers import RequestRefused
 from broker.mqtt.packets import V5, V311, Disconnect, Properties, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from tests.inprocess import Broker
@@ -24,6 +25,7 @@ def requests_of(broker: Broker) -> AdminRequests:
         broker.interval_metrics,
         broker.overload_monitor.inject,
         broker.clock,
+        {},
     )
 
 

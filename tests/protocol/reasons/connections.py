@@ -5,6 +5,8 @@ from typing import Final
 from broker.auth.bans import Ban
 from broker.auth.check_queue import WAITING
 from broker.config.schema import Config, Delivery, Limits, Overload
+from broker.insight.operator_requests import operator_requests
+from broker.insight.pending_answers import PendingAnswers
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import AUTHENTICATION_METHOD, SESSION_EXPIRY_INTERVAL, TOPIC_ALIAS, USER_PROPERTY
@@ -133,6 +135,15 @@ def kicked(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
     broker.lifecycle.close(stream_of(broker, "phone"), CloseReason.KICKED, broker.clock.now)
+    return Seen([broker], "phone", heard(client))
+
+
+@happens(CloseReason.SESSION_DROPPED)
+def dropped(stage: Stage) -> Seen:
+    broker = stage.brokers()
+    client = broker.connect("phone", V5)
+    requests = operator_requests(broker.worker.protocol, broker.worker.base, PendingAnswers(broker.clock))
+    requests["session_drop"]({"client": "phone"})
     return Seen([broker], "phone", heard(client))
 
 
