@@ -16,8 +16,9 @@ from broker.mqtt.packets import (
     Disconnect,
     Properties,
     Publish,
+    Will,
 )
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
@@ -399,3 +400,76 @@ def test_a_client_is_refused_while_nobody_can_say_whether_it_has_a_session(
     node.settle()
 
     assert [(b"1", 1, True)] == messages(arrive(node[0]))
+
+
+# Wills and publishers, when a worker dies or hangs.
+
+
+def watched(broker: Broker) -> Client:
+    """A client in memory that hears of the will."""
+    watcher = broker.connect("watcher", V5)
+    subscribed(watcher, "will")
+    return watcher
+
+
+def mortal(broker: Broker, delay: int = 0) -> Client:
+    """The client, with a will."""
+    will = Will(b"will", b"gone", 1, False, {WILL_DELAY_INTERVAL: delay})
+    client = broker.connect("me", V5, clean_start=False, will=will, properties=LASTING)
+    broker.settle()
+    broker.advance(0.2)
+    return client
+
+
+def test_a_will_is_published_once_that_is_stored_with_its_session(start_node: StartNode) -> None:
+    """Who publishes the wills of dead workers would publish it, and who adopts the session a second time."""
+    node = start_node(2)
+    watcher = watched(node[1])
+    mortal(node[0])
+    dead = node[0]
+    node.kill(dead)
+    node.publish_wills_of(dead, node[0])
+    node.start(0)
+    node.advance(1)
+
+    assert [b"gone"] == [payload for payload, _, _ in messages(watcher)]
+
+
+@pytest.mark.parametrize("delay", [0, 60])
+def test_a_worker_that_wakes_up_publishes_no_will_of_a_session_that_was_taken(
+    start_node: StartNode, delay: int
+) -> None:
+    """A client would be called dead that is connected elsewhere, or be called so twice."""
+    node = start_node(2)
+    watcher = watched(node[1])
+    mortal(node[0], delay)
+    hanging = node[0]
+    hanging.stopped = True
+    client = node[1].open(V5)
+    client.send(Connect(V5, "me", False, 0, properties=LASTING))
+    for _ in range(20):
+        node[1].advance(0.2)
+    assert [True] == [each.session_present for each in client.receive() if isinstance(each, ConnAck)]
+    hanging.stopped = False
+    node.advance(5)
+
+    assert [1] == sessions(node)
+    assert ([b"gone"] if delay == 0 else []) == [payload for payload, _, _ in messages(watcher)]
+    node.advance(100)
+    assert [] == messages(watcher)
+
+
+def test_a_move_takes_the_will_along(start_node: StartNode) -> None:
+    """The next worker would not know it when the client leaves, or find the one that was withdrawn in Redis."""
+    node = start_node(2)
+    watcher = watched(node[1])
+    mortal(node[0], 60).drop()
+    node.settle()
+    arrive(node[1])
+    node[1].advance(0.2)
+    node.kill(node[1])
+    watcher = watched(node[0])
+    node.start(1)
+    node.advance(100)
+
+    assert [] == messages(watcher)
