@@ -56,6 +56,7 @@ OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and conn
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
 SHEDDING: Final = 0.1
+EXPIRY: Final = 0.2  # messages end exactly to the second
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -92,7 +93,10 @@ class Worker:
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
         budget = WorkerBudget(config, memory or memory_limit(), workers)
-        self.outbound_budget, self.queue_budget = OutboundBudget(budget.outbound), MessageBudget(budget.messages)
+        self.outbound_budget, self.queue_budget = (
+            OutboundBudget(budget.outbound),
+            MessageBudget(budget.messages, config.limits.queue_ttl),
+        )
         self.reactor = Reactor(
             clock,
             input_budget=budget.input,
@@ -233,6 +237,7 @@ class Worker:
             partial(every, HOUSEKEEPING, housekeeping.run),
             partial(every, HOUSEKEEPING, self.client_log.flush),
             partial(every, SHEDDING, protocol.shedding.run),
+            partial(every, EXPIRY, protocol.message_expiry.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

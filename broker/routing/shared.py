@@ -40,7 +40,7 @@ from broker.routing.authority import Authoriser
 from broker.routing.neighbour import Neighbour
 from broker.routing.shared_backlog import SharedBacklog
 from broker.session.message import Message
-from broker.session.queue import MemoryQueue
+from broker.session.queue import Holder, MemoryQueue
 from broker.session.session import Session
 from broker.session.subscriber import Subscriber
 from broker.session.subscription import Subscription
@@ -318,6 +318,7 @@ class SharedGroup(Subscriber):
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = self._backlog.begin_list(self._key, self)
+            waiting.bind(ListHolder(self))
         dropped = waiting.append(message, self._backlog.queue, now)
         if dropped:
             self._dropped(waiting, dropped)
@@ -335,6 +336,12 @@ class SharedGroup(Subscriber):
             ring.turn = member.after
             session: Session = member.subscription.session
             session.missed(DropReason.SHARED_FULL, count)
+
+    def list_expired(self, count: int) -> None:
+        """*count* messages of the list have ended."""
+        self._backlog.counters.dropped(DropReason.EXPIRED, count)
+        if self._waiting is not None and not self._waiting.count:
+            self._end_list()
 
     def _end_list(self) -> None:
         self._waiting = None
@@ -478,3 +485,13 @@ def _move(member: Member, ring: MemberRing) -> None:
     if former is not ring:
         former.remove(member)
         ring.add(member)
+
+
+class ListHolder(Holder):
+    """Is told of messages in the list of *group* that have ended."""
+
+    def __init__(self, group: SharedGroup) -> None:
+        self._group = group
+
+    def queue_dropped(self, reason: DropReason, count: int) -> None:
+        self._group.list_expired(count)

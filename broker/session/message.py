@@ -27,7 +27,8 @@ class Message:
 
     *properties* is the encoded property section without its length and without the message expiry: user properties
     and others as they were received, then the subscription identifiers of the receiver. *expires* is a time of the
-    worker's monotonic clock in seconds, NEVER if the message has no expiry.
+    worker's monotonic clock in seconds, NEVER if the message has no expiry. *ends* is the time from which no queue
+    keeps it: its own expiry, or the time that queues keep messages, whichever is first.
     """
 
     def __init__(self, topic: bytes, payload: bytes, qos: int, retain: bool, properties: bytes, expires: float) -> None:
@@ -37,6 +38,7 @@ class Message:
         self.retain = retain
         self.properties = properties
         self.expires = expires
+        self.ends = expires
         self.size = len(topic) + len(payload) + len(properties)  # bytes of the message, whatever its encoding
         self.holders = 0  # queues and windows that it is in: kept by the MessageBudget of the worker
         self.completion: Completion | None = None  # of what was published: made by its first receiver that needs time
@@ -49,8 +51,15 @@ class Message:
         self._whole5 = b""
 
     def expired(self, now: float) -> bool:
-        """Whether the message expiry interval has passed [MQTT-3.3.2-5]."""
-        return self.expires != NEVER and now >= self.expires
+        """Whether the message has ended: its message expiry interval [MQTT-3.3.2-5], or its time in queues."""
+        return self.ends != NEVER and now >= self.ends
+
+    def end_by(self, latest: float) -> float:
+        """Have no queue keep the message beyond *latest*; returns when it ends."""
+        ends = self.ends
+        if ends == NEVER or latest < ends:
+            ends = self.ends = latest
+        return ends
 
     def variant(self, qos: int, retain: bool, identifiers: bytes) -> "Message":
         """A variant for receivers with another QoS, retain flag or subscription identifiers."""

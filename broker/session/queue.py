@@ -16,11 +16,12 @@ from itertools import islice
 from typing import Final
 
 from broker.reasons import DropReason
+from broker.session.expiry import WEEK, Expiring, ExpirySchedule
 from broker.session.message import Message
 
 UNLIMITED: Final = 1 << 60  # messages
 # Bytes beside those that Message.size counts, as tests/session/test_memory.py measures them:
-MESSAGE: Final = 265  # of a message: the object and the bytes objects of its parts
+MESSAGE: Final = 273  # of a message: the object and the bytes objects of its parts
 QUEUED: Final = 8  # of its place in a queue
 INFLIGHT: Final = 75  # of its place in a window: an entry of a dict and its packet id
 FIRST_INFLIGHT: Final = INFLIGHT + MESSAGE  # of a message that no other session holds, in a window
@@ -28,6 +29,7 @@ WINDOW_SHARE: Final = 4  # one session may have a 16th of what is free in flight
 QUEUE_SHARE: Final = 2  # and a fourth of it waiting; both as powers of 2
 FINENESS: Final = 5  # the shares follow when a 32nd of what is free was taken
 RETRIED_AT_ONCE: Final = 1_000  # sessions
+EXPIRY_PAUSE: Final = 0.0001  # seconds for each message that waits, until all are looked at again: 0.05 % of a worker
 
 
 class Holder:
@@ -61,9 +63,10 @@ class MessageBudget:
     wants it, and each next one that never acknowledges, or never comes back, gets less of it.
     """
 
-    def __init__(self, limit: int) -> None:
-        """*limit* in bytes; the last message that is taken may exceed it."""
+    def __init__(self, limit: int, ttl: float = WEEK) -> None:
+        """*limit* in bytes; the last message that is taken may exceed it. *ttl*: seconds that a message may wait."""
         self.limit = limit
+        self.expiry = ExpirySchedule(ttl)  # of the queues whose messages end by the clock of the worker
         self.used = 0  # bytes
         self.messages = 0  # that wait, once for each queue
         self.window = 0  # bytes of messages that one session may have in flight before its next one; -1: none
@@ -149,10 +152,11 @@ class MessageBudget:
         self.used -= place if message.holders else place + MESSAGE + message.size
 
 
-class MessageQueue:
+class MessageQueue(Expiring):
     """The port."""
 
     def __init__(self, permanent: bool) -> None:
+        super().__init__()
         self.count = 0  # messages that wait
         self.size = 0  # bytes of them that count in the memory of this worker
         self.permanent = permanent  # the session keeps it although it is empty
@@ -228,15 +232,17 @@ class MessageQueue:
 class MemoryQueue(MessageQueue):
     """At most *most_bytes* bytes of messages in memory. They share *budget* with all other queues of the worker."""
 
-    def __init__(self, most_bytes: int, budget: MessageBudget) -> None:
+    def __init__(self, most_bytes: int, budget: MessageBudget, holder: Holder | None = None) -> None:
+        """*holder*: is told of messages that have ended."""
         super().__init__(False)
         self.full = False  # messages were dropped: for whoever reports it once
         self._messages: deque[Message] = deque()
         self._most_bytes = most_bytes
         self._budget = budget
+        self._holder = holder
 
     def bind(self, holder: Holder) -> None:
-        pass  # it asks nothing of its session
+        self._holder = holder
 
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -258,6 +264,9 @@ class MemoryQueue(MessageQueue):
         message.holders += 1
         if budget.used > budget.mark:
             budget.adapt()
+        ends = message.end_by(now + budget.expiry.ttl)
+        if ends < self.due:
+            budget.expiry.set(self, ends)
         if self.size > self._most_bytes or self.size > budget.share or self.count > most:
             return self._apply_limits(most)
         return 0
@@ -265,6 +274,7 @@ class MemoryQueue(MessageQueue):
     def prepend(self, earlier: deque[Message], most: int) -> int:
         for message in earlier:
             self.size += message.size
+            self._budget.expiry.set(self, message.ends)
         self.count += len(earlier)
         earlier.extend(self._messages)
         self._messages = earlier
@@ -279,6 +289,8 @@ class MemoryQueue(MessageQueue):
         self.size -= message.size
         budget.messages -= 1
         budget.used += INFLIGHT - QUEUED
+        if not self.count:
+            budget.expiry.discard(self)
         return message
 
     def put_back(self, messages: list[Message]) -> None:
@@ -288,6 +300,7 @@ class MemoryQueue(MessageQueue):
             self.count += 1
             self.size += message.size
             self._budget.put_back()
+            self._budget.expiry.set(self, message.ends)
 
     def done(self, packet_id: int, message: Message, now: float) -> None:
         pass  # nothing of it is left here
@@ -300,6 +313,7 @@ class MemoryQueue(MessageQueue):
         self._messages = deque()
         self.count = 0
         self.size = 0
+        self._budget.expiry.discard(self)
         return messages
 
     def remove_unless(self, keep: Callable[[Message], bool]) -> int:
@@ -313,7 +327,21 @@ class MemoryQueue(MessageQueue):
         removed = self.count - len(kept)
         self._messages = kept
         self.count -= removed
+        if not self.count:
+            self._budget.expiry.discard(self)
         return removed
+
+    def expire(self, now: float) -> int:
+        """Drop what has ended, as something has; return how many messages were looked at."""
+        count, expiry = self.count, self._budget.expiry
+        ended = self.remove_unless(lambda message: not message.expired(now))
+        if self._messages:
+            latest = now + expiry.ttl
+            earliest = min([message.end_by(latest) for message in self._messages])
+            expiry.set(self, max(earliest, now + EXPIRY_PAUSE * count))
+        if ended and self._holder is not None:
+            self._holder.queue_dropped(DropReason.EXPIRED, ended)
+        return count
 
     def clear(self) -> int:
         cleared = self.count
@@ -330,4 +358,6 @@ class MemoryQueue(MessageQueue):
             self.size -= message.size
             budget.give_back(message)
             dropped += 1
+        if not self.count:
+            budget.expiry.discard(self)
         return dropped

@@ -266,11 +266,10 @@ class Session(Holder):
     def _offer_aside(self, message: Message, now: float) -> None:
         """Deliver *message* to a client that is not connected, reads too slowly or has an egress limit."""
         out = self.outbox
-        counters = self._counters
-        reason = DropReason.OFFLINE_QOS0 if out is None else out.begin_delivery(counters.publishes_sent)
+        reason = DropReason.OFFLINE_QOS0 if out is None else out.begin_delivery(self._counters.publishes_sent)
         if out is not None and reason is None:
             self.offer(message, now)
-            out.end_delivery(counters.publishes_sent)
+            out.end_delivery(self._counters.publishes_sent)
         elif message.qos:
             self._wait(message, now)
         elif reason is not None:
@@ -349,7 +348,12 @@ class Session(Holder):
             if waiting.expired(now):
                 self._dropped(DropReason.EXPIRED, 1)
                 budget.release(waiting)
-                queue.done(queue.packet_id, waiting, now)
+                if waiting.qos == 2 and queue.duplicate:  # the client may have it: its packet id has to become free
+                    budget.hold(RELEASED)
+                    inflight[queue.packet_id] = RELEASED
+                    self._release(queue.packet_id, out)
+                else:
+                    queue.done(queue.packet_id, waiting, now)
             else:
                 self._send(waiting, inflight, out, now)
         self._forget_empty_queue()
@@ -414,10 +418,9 @@ class Session(Holder):
             self.queue_dropped(DropReason.QUEUE_FULL, dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
-        queue = self._queue
-        if queue is None:
-            queue = self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget)
-        return queue
+        if self._queue is None:
+            self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget, self)
+        return self._queue
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
         if count:
@@ -522,8 +525,7 @@ class Session(Holder):
         self._limits.budget.used -= INFLIGHT
         if self._queue is not None:
             self._queue.done(packet_id, message, now)
-            self.pump(now)
-        elif self._unsent or (self.backlog is not None and self.backlog.lists):
+        if self._queue is not None or self._unsent or (self.backlog is not None and self.backlog.lists):
             self.pump(now)
         return True
 

@@ -4,6 +4,7 @@ from broker.config.schema import Overload
 from broker.mqtt.packets import V5, Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.overload.gate import Gate
+from broker.protocol.message_expiry import MessageExpiry
 from broker.reasons import DropReason
 from broker.routing.fanout import SHARED_PAGE
 from broker.routing.neighbour import Neighbour
@@ -263,6 +264,25 @@ def test_a_message_that_expired_while_it_waited_is_dropped() -> None:
 
     assert [b"2"] == party.client("a").payloads()
     assert 1 == party.counters.dropped_by_reason[DropReason.EXPIRED.label]
+
+
+def test_a_list_that_nobody_fetches_loses_what_has_ended() -> None:
+    """The messages of a group whose members do not come back would take memory until it ends."""
+    party = three(expiry=60)
+    for name in "abc":
+        party.client(name).session.detach()
+    for number in range(4):
+        group(party).deliver(message(b"%d" % number, 1, expires=NOW + 5 if number % 2 else NEVER), NOW)
+    MessageExpiry(party.budget, lambda: NOW + 6.1).run()
+    assert (2, 2) == (waiting(party), party.counters.dropped_by_reason[DropReason.EXPIRED.label])
+    MessageExpiry(party.budget, lambda: NOW + party.budget.expiry.ttl + 2).run()
+    assert (0, 4) == (waiting(party), party.counters.dropped_by_reason[DropReason.EXPIRED.label])
+    assert (0, 0, 0) == (party.budget.used, party.backlog.lists, len(party.budget.expiry))
+
+    give(party, b"new")
+    party.client("a").connect(V5)
+    party.settle()
+    assert [b"new"] == party.client("a").payloads()
 
 
 def test_what_waits_ends_with_the_last_member() -> None:

@@ -41,6 +41,7 @@ class Receiver:
         budget: MessageBudget | None = None,
     ) -> None:
         self.counters = Counters()
+        self.now = NOW  # when it connects and reads
         limits = SessionLimits(
             inflight=inflight,
             pending=pending,
@@ -62,7 +63,7 @@ class Receiver:
         self.outbox = _outbox(high)
         self._reader = PacketReader(version, PLENTY)
         self.session.attach(self.outbox, version, window, maximum_packet, aliases)
-        self.session.resume(NOW)
+        self.session.resume(self.now)
         return self
 
     def offer(self, *messages: Message, now: float = NOW) -> "Receiver":
@@ -77,7 +78,7 @@ class Receiver:
             data = bytes(self.outbox.gather())
             taken.append(data)
             if self.outbox.sent(len(data)):
-                self.session.pump(NOW)
+                self.session.pump(self.now)
         return b"".join(taken)
 
     def take(self) -> list[Packet]:

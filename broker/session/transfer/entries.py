@@ -54,20 +54,25 @@ def subscription_of(session: Session, key: bytes, options: int, identifiers: byt
 
 
 def message_fields(message: Message) -> Fields:
-    return message.topic, message.payload, _flags(message.qos, message.retain), message.properties, message.expires
+    flags = _flags(message.qos, message.retain)
+    return message.topic, message.payload, flags, message.properties, message.expires, message.ends
 
 
 def to_message(fields: list[object]) -> Message:
     """The message with *fields*.
 
-    A former version wrote four more fields for a message of a shared subscription that waited: its share name, its
-    filter, and the flags and properties of the message as it was published. Such a message stays with its session.
+    Former versions wrote no time at which it ends, and one of them wrote four more fields for a message of a shared
+    subscription that waited: its share name, its filter, and the flags and properties of the message as it was
+    published. Such a message stays with its session.
     """
-    if len(fields) not in (5, 9):
+    if len(fields) not in (5, 6, 9):
         raise ValueError(f"a message of {len(fields)} fields")
     flags = to_int(fields[2])
     topic, payload, expires = to_bytes(fields[0]), to_bytes(fields[1]), to_float(fields[4])
-    return Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[3]), expires)
+    message = Message(topic, payload, flags & QOS, flags & RETAIN != 0, to_bytes(fields[3]), expires)
+    if len(fields) == 6:
+        message.ends = to_float(fields[5])
+    return message
 
 
 def will_fields(will: WillFields) -> Fields:

@@ -1,0 +1,26 @@
+# Message expiry: messages that wait in memory leave it when they have ended, although nobody reads their queue.
+#
+# The queues that are due are looked through one after the other, until AT_ONCE messages were seen; the others follow
+# with the next pass. Durable queues have a sweeper of their own (store/durable/sweeper.py).
+from collections.abc import Callable
+from typing import Final, cast
+
+from broker.session.queue import MemoryQueue, MessageBudget
+
+AT_ONCE: Final = 20_000  # messages: 2 ms
+
+
+class MessageExpiry:
+    def __init__(self, budget: MessageBudget, clock: Callable[[], float]) -> None:
+        self._expiry = budget.expiry
+        self._clock = clock
+
+    def run(self) -> None:
+        """Have queues drop what has ended. To be called often."""
+        now = self._clock()
+        looked_at = 0
+        while looked_at < AT_ONCE:
+            queue = self._expiry.pop_due(now)
+            if queue is None:
+                return
+            looked_at += 1 + cast(MemoryQueue, queue).expire(now)
