@@ -125,7 +125,9 @@ class ClusterLinks:
             gate=StoreGate(gate, throttle.opened),
             counters=base.counters,
         )
-        self.durable_store = DurableStore(commands, commit, keys, worker, base.workers, budget, base.wall)
+        self.durable_store = DurableStore(
+            commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl
+        )
         commands.start(base.clock())
         return self.durable_store
 

@@ -26,7 +26,7 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
-from broker.reasons import CloseReason
+from broker.reasons import CloseReason, DropReason
 from broker.store.durable.queue import PACK
 from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
@@ -463,6 +463,24 @@ def test_a_client_that_was_away_costs_no_memory_of_messages(node: Durable) -> No
 
     assert 0 == node.worker.queue_budget.used
     assert 200 == len(payloads(node.connect("client")))
+
+
+def test_messages_that_nobody_fetches_end_with_their_time(nodes_of: Callable[..., Durable]) -> None:
+    """The store would keep what was published for clients that never come back, also after a restart."""
+    node = nodes_of(Config(limits=Limits(queue_ttl=20.0)))
+    for name in ("first", "second"):
+        node.subscriber(name, b"a").socket.close()
+    node.publish(b"a", *[b"%d" % number for number in range(50)])
+    node.kill(away=10.0)
+    node.publish(b"a", b"new")
+    assert 2 == len(node.redis.client().keys("*:queue:*"))
+    node.worker.advance(12.0)
+    assert 100 == node.worker.counters.dropped_by_reason[DropReason.EXPIRED.label]
+    client = node.connect("first")
+
+    assert [b"new"] == [payload for payload, _, _ in payloads(client)]
+    node.worker.advance(15.0)
+    assert [] == node.redis.client().keys("*:queue:*:second")
 
 
 # Wills.

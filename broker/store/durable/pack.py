@@ -8,18 +8,23 @@
 # ids follow from positions, so a message has the same id after any crash, and nothing has to be stored for it. The
 # first pack and the last one say how many messages and bytes a queue has, so no counter has to be stored either.
 #
+# Each message ends: when its own expiry has passed, or when it has waited for as long as queues keep messages. Of the
+# second times a pack has only one, that of its last message: they are as close together as the messages came. A pack
+# also says when the earliest of all messages ends that are stored up to it, or a time before that: so the last pack of
+# a list tells when the queue has to be looked through.
+#
 # The form, with numbers as LEB128 (7 bits to a byte, the low ones first, as in a Variable Byte Integer):
 #
-#   FORM, position of the first message, bytes of all messages before it, time of storing in seconds of Unix time
+#   FORM, position of the first message, bytes of all messages before it, time of storing in seconds of Unix time,
+#   seconds from then until its messages end, seconds by which something up to this pack ends earlier than that
 #   then for each message:
 #     flags; GAP: positions left out before it; without SAME_TOPIC: length of the topic, topic; length of the payload,
-#     payload; PROPERTIES: their length, properties; EXPIRES: time in seconds of Unix time
-from collections.abc import Sequence
+#     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry
 from typing import Final
 
 from broker.session.message import NEVER, Message
 
-FORM: Final = 1
+FORM: Final = 2  # the first one had no time at which messages end
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 SAME_TOPIC: Final = 0x08  # as the message before it
@@ -43,21 +48,40 @@ class StoredMessage:
 
 
 class Pack:
-    """A pack that was read. *bytes_before*: of all messages of the queue before it; *stored_at*: seconds, Unix time."""
+    """Messages that are stored together, not none. *bytes_before*: of all messages of the queue before them.
 
-    def __init__(self, bytes_before: int, stored_at: int, messages: list[StoredMessage]) -> None:
+    Times in seconds of Unix time: *stored_at*; *end*, after which none of them is kept; *due*, before which no message
+    of the queue ends, up to these.
+    """
+
+    def __init__(self, bytes_before: int, stored_at: int, end: int, due: int, messages: list[StoredMessage]) -> None:
         self.bytes_before = bytes_before
         self.stored_at = stored_at
+        self.end = end
+        self.due = due
         self.messages = messages
+
+    def earliest_end(self, now: float, wall: float) -> float:
+        """When the first of its messages ends, Unix time. *now*: the worker's time; *wall*: the same in Unix time."""
+        earliest = float(self.end)
+        for stored in self.messages:
+            expires = stored.message.expires
+            if expires != NEVER:
+                earliest = min(earliest, expires - now + wall)
+        return earliest
 
 
 class StoredPack:
-    """A pack in Redis of which messages are sent or ready. *first*, *last*: positions."""
+    """A pack in Redis of which messages are sent or ready. *first*, *last*: positions.
 
-    def __init__(self, first: int, last: int, left: int) -> None:
+    *ends*: when the first of its messages ends, Unix time.
+    """
+
+    def __init__(self, first: int, last: int, left: int, ends: float) -> None:
         self.first = first
         self.last = last
         self.left = left  # messages that are not done
+        self.ends = ends
         self.removed = False
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
@@ -72,13 +96,17 @@ def position_of(packet_id: int, last: int) -> int:
     return last - (last - packet_id) % PACKET_IDS
 
 
-def encode_pack(bytes_before: int, messages: Sequence[StoredMessage], now: float, wall: float) -> bytes:
-    """The pack of *messages*, which are not empty. *now*: the worker's time; *wall*: the same in Unix time."""
+def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
+    """*pack* as it is stored. *now*: the worker's time; *wall*: the same in Unix time."""
+    messages = pack.messages
     out = bytearray((FORM,))
     position = messages[0].position
     _put(out, position)
-    _put(out, bytes_before)
-    _put(out, int(wall))
+    _put(out, pack.bytes_before)
+    _put(out, pack.stored_at)
+    _put(out, max(0, pack.end - pack.stored_at))
+    _put(out, max(0, pack.end - pack.due))
+    stored_at = pack.stored_at - wall + now
     topic = b""
     for stored in messages:
         message = stored.message
@@ -107,7 +135,7 @@ def encode_pack(bytes_before: int, messages: Sequence[StoredMessage], now: float
             _put(out, len(message.properties))
             out += message.properties
         if message.expires != NEVER:
-            _put(out, max(0, int(message.expires - now + wall)))
+            _put(out, max(0, round((message.expires - stored_at) * 1000)))
         position = stored.position + 1
     return bytes(out)
 
@@ -120,6 +148,10 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
     position, at = _take(data, 1, end)
     bytes_before, at = _take(data, at, end)
     stored_at, at = _take(data, at, end)
+    lasting, at = _take(data, at, end)
+    earlier, at = _take(data, at, end)
+    stored_here = stored_at - wall + now  # by the clock of this worker
+    latest = stored_here + lasting or -1.0  # 0.0 would be NEVER
     messages: list[StoredMessage] = []
     topic = b""
     while at < end:
@@ -136,18 +168,20 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
             properties, at = _take_bytes(data, at, end)
         expires = NEVER
         if flags & EXPIRES:
-            seconds, at = _take(data, at, end)
-            expires = seconds - wall + now
+            milliseconds, at = _take(data, at, end)
+            expires = stored_here + milliseconds / 1000
             if expires == NEVER:
                 expires = -1.0  # it has expired, whatever the clock of this worker says
         qos = flags & QOS
         if qos == QOS or flags & 0x80:
             raise DamagedPack(f"flags {flags:#x}")
-        messages.append(StoredMessage(position, Message(topic, payload, qos, flags & RETAIN != 0, properties, expires)))
+        message = Message(topic, payload, qos, flags & RETAIN != 0, properties, expires)
+        message.end_by(latest)
+        messages.append(StoredMessage(position, message))
         position += 1
     if not messages:
         raise DamagedPack("no message")
-    return Pack(bytes_before, stored_at, messages)
+    return Pack(bytes_before, stored_at, stored_at + lasting, stored_at + lasting - earlier, messages)
 
 
 def _put(out: bytearray, number: int) -> None:

@@ -1,24 +1,18 @@
 # The queue of a durable session, at the worker that owns the session: messages in Redis, in packs (pack.py).
 #
-# The messages of a session, in the order of their positions, are in parts that follow each other:
-#
-#   done        acknowledged, expired or dropped: nothing is left of them, once the packs they were in are removed
-#   sent        in flight; the session has them
-#   ready       the oldest that wait, in memory: READY messages at most
-#   unread      in packs of Redis only
-#   new         not stored yet, in memory
-#
-# What is sent may be new as well: a message of QoS 1 for a connected client leaves at once, and is stored only if its
+# parts.py says where each message is. One of QoS 1 for a connected client leaves at once, and is stored only if its
 # client does not acknowledge it within `store.hold`. So a quick reader costs the store nothing. A message of QoS 2 is
 # sent when it is stored: a crash in between would give it another packet id, and its client would take it twice.
 #
 # The publisher of a message is answered when the message is stored or done, whichever comes first.
 #
-# A pack is removed from the head of the list when all its messages are done. What is done behind it waits for that in
-# memory: after a crash such messages are sent again as duplicates, never lost.
+# A pack is removed from the head of the list when all its messages are done (stored_list.py). What is done behind it
+# waits for that in memory: after a crash such messages are sent again as duplicates, never lost.
 #
-# The queue of a client that is not connected keeps nothing in memory that is stored. What was sent is unread again, and
-# its session lets go of it: packet ids follow from positions.
+# A message that has ended leaves when its time has come, wherever it waits: `expire()` drops it from memory, and a
+# sweep (sweep.py) from the packs that are unread. The packs that are read stay whole. What may have been sent at QoS 2
+# stays until its client is back [MQTT-4.3.3-7], which gets PUBREL for it: the client would remember its packet id for
+# ever, and take another message for it. After a crash that is all that is stored. QoS 1 needs no such care.
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -26,27 +20,26 @@ from typing import Final, Protocol
 from hiredis import ReplyError
 
 from broker.reasons import DropReason
+from broker.session.expiry import ExpirySchedule
 from broker.session.message import Message
-from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget, MessageQueue
+from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import (
-    PACKET_IDS,
     DamagedPack,
     Pack,
     StoredMessage,
-    StoredPack,
     decode_pack,
-    encode_pack,
     packet_id_of,
     position_of,
 )
+from broker.store.durable.parts import READY, READY_BYTES, QueueParts
 from broker.store.durable.queue_state import QueueState
+from broker.store.durable.stored_list import StoredList
+from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
-READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
-READY_BYTES: Final = 64 * 1024
 PACK: Final = 128  # messages of a pack
 PACK_BYTES: Final = 64 * 1024
 
@@ -63,7 +56,9 @@ class QueueReader(Protocol):
         ...
 
 
-class DurableQueue(MessageQueue):
+class DurableQueue(QueueParts):
+    """Also a `Writer`."""
+
     def __init__(
         self,
         keys: SessionKeys,
@@ -71,46 +66,29 @@ class DurableQueue(MessageQueue):
         budget: MessageBudget,
         commit: GroupCommit,
         reader: QueueReader,
+        expiry: ExpirySchedule,
     ) -> None:
-        super().__init__(True)
+        super().__init__(budget, expiry)
         self.dirty = False
         self.held = False
         self.client = client
-        self.packet_id = 0  # of the message that `pop()` returned last, or that `keep()` took
-        self.waiting_bytes = 0  # of messages that wait, wherever they are
-        self.damaged = ""  # why its session cannot be read or written: what is stored is kept aside when it ends
         self._most = UNLIMITED
         self._most_bytes = UNLIMITED
-        self._budget = budget
         self._commit = commit
-        self._holder: Holder | None = None
         self._keys = keys
         self._reader = reader
-        self._last = 0  # the position of the message that came last
-        self._ready_to = 0  # that of the last message that is or was ready
-        self._sent_to = 0  # that of the last message that was sent
-        self._due_to = 0  # that of the last message that is to be written with the next transaction
-        self._held_to = 0  # that of the last message that is to be written when the hold is over
-        self._new: dict[int, Message] = {}  # by position
-        self._writing: dict[int, Message] = {}  # in the transaction under way
-        self._under_way = False  # this queue has a part of the transaction
-        self._ready: deque[StoredMessage] = deque()
-        self._packs: deque[StoredPack] = deque()  # at the head of the list
-        self._pack_of: dict[int, StoredPack] = {}  # by the positions of messages that are sent or ready
-        self._unread = 0  # packs behind those
-        self._removable = 0  # packs before those
-        self._stored_bytes = 0  # of all messages that were ever stored
-        self._reading = False
-        self.ended = False
-        self._resting = False  # the client is not connected
-        self._unloading = False  # what is stored is to leave the memory, once all is stored
+        self._held_to = 0  # the position of the last message that is to be written when the hold is over
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
-        self._given = False  # another worker has it
-        self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
-        self._restored_to = 0  # messages up to here may have been sent before, over another connection
-        self._done_unread: set[int] = set()  # messages that are done, in packs that are unread again
-        self._marks = PubrecMarks()
+
+    def _write_soon(self) -> None:
+        self._commit.soon(self)
+
+    def _write_later(self, now: float) -> None:
+        self._commit.later(self, now)
+
+    def _read_page(self) -> None:
+        self._reader.read(self)
 
     def expect(self) -> None:
         """What is stored will be known later: `restore()` follows."""
@@ -127,25 +105,27 @@ class DurableQueue(MessageQueue):
         self._last = self._ready_to = max([0, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
-            self._last = last.messages[-1].position
-            self._unread = length
-            self._stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
+            self._last = max(self._last, last.messages[-1].position)
+            self.stored.unread = length
+            self.stored.stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
+            self._expiry.set(self, last.due)
         self._resting = True
         self._due_to = self._last
         self._sent_to = max([self._ready_to, *released])
         if state is None:
             self._restored_to = self._last
-            self.count = self._last - self._ready_to  # a few more than there are, until all packs were read
-            self.waiting_bytes = 0 if first is None else self._stored_bytes - first.bytes_before
+            self.count = self._last - self._ready_to
+            self.waiting_bytes = 0 if first is None else self.stored.stored_bytes - first.bytes_before
+            self.exact = first is None
         else:
             self._restored_to = state.sent_to
             self._sent_to = max(self._sent_to, state.sent_to)
             self._done_unread = set(state.done)
-            self.count, self.waiting_bytes = state.count, state.waiting_bytes
+            self.count, self.waiting_bytes, self.exact = state.count, state.waiting_bytes, state.exact
         self._marks.restore(released, [] if state is None else state.completed)
         early, self._early = self._early, None
         for message in early or []:  # it counts in the budget
-            self._add(message)
+            self._add(message, self._commit.now)
 
     def released_ids(self) -> list[int]:
         """The packet ids whose PUBREL is to be sent again, in order."""
@@ -174,7 +154,7 @@ class DurableQueue(MessageQueue):
         if self._early is not None:
             self._early.append(message)
             return 0
-        self._add(message)
+        self._add(message, now)
         return self._apply_limits(now)
 
     def keep(self, message: Message, now: float) -> bool:
@@ -198,7 +178,7 @@ class DurableQueue(MessageQueue):
                 return None
         stored = self._ready[0]
         position, message = stored.position, stored.message
-        being_stored = position not in self._pack_of or position in self._writing
+        being_stored = position not in self.stored.pack_of or position in self._writing
         if not self._id_is_free(position) or (message.qos == 2 and being_stored):
             return None
         self._ready.popleft()
@@ -230,7 +210,6 @@ class DurableQueue(MessageQueue):
     def remove_unless(self, keep: Callable[[Message], bool]) -> int:
         """Also what is unread, when it is read: *keep* is asked then."""
         self._keep = keep
-        kept: deque[StoredMessage] = deque()
         early = [message for message in self._early or [] if not keep(message)]
         if early:
             self._early = [message for message in self._early or [] if keep(message)]
@@ -239,30 +218,16 @@ class DurableQueue(MessageQueue):
             self._budget.give_back(message)
             message.settle(self._commit.now)
         removed = len(early)
-        for stored in self._ready:
-            if keep(stored.message):
-                kept.append(stored)
-            else:
-                self._remove(stored, self._commit.now)
-                removed += 1
-        self._ready = kept
-        for position, message in [*self._new.items()]:
-            if position > self._ready_to and not keep(message):
-                del self._new[position]
-                self.count -= 1
-                self.waiting_bytes -= message.size
-                self.size -= message.size
-                self._budget.give_back(message)
-                message.settle(self._commit.now)
-                removed += 1
-        return removed
+        return removed + self._filter(lambda stored: keep(stored.message), self._commit.now)
 
     def clear(self) -> int:
         waited = 0 if self._given else self.count
         for message in self._forget():
             message.settle(self._commit.now)
-        self._packs, self._pack_of, self._marks = deque(), {}, PubrecMarks()
-        self.count = self.size = self.waiting_bytes = self._unread = 0
+        self.stored, self._marks = StoredList(), PubrecMarks()
+        self.count = self.size = self.waiting_bytes = 0
+        self._end_sweep()
+        self._expiry.discard(self)
         self._holder = None
         self.ended = True
         if not self._given:
@@ -301,12 +266,13 @@ class DurableQueue(MessageQueue):
     def state(self) -> QueueState:
         """What the next owner cannot read in Redis, once all is stored."""
         sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
-        return QueueState(sent_to, self.count, self.waiting_bytes, sorted(self._done_unread), completed)
+        done = sorted(self._done_unread)
+        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, done, completed)
 
     def _give_if_stored(self) -> None:
         then = self._give
-        left = self._unloading or self._removable or self._marks.completed or self._under_way
-        if then is None or (left and not self.damaged):
+        changes = self.stored.removable or self.stored.changing() or self._marks.completed
+        if then is None or ((self._unloading or changes or self._under_way) and not self.damaged):
             return
         self._give = None
         self._given = not self.damaged
@@ -321,10 +287,7 @@ class DurableQueue(MessageQueue):
                 aside = self._keys.damaged + self.client + b":queue"
                 return [packed("RENAME", key, aside), packed("DEL", released_key)]
             return [packed("DEL", key, released_key)]
-        writes: list[bytes] = []
-        if self._removable:
-            writes.append(packed("LPOP", key, self._removable))
-            self._removable = 0
+        writes = self.stored.writes(key)
         writes += self._marks.collect(released_key)
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
@@ -364,21 +327,28 @@ class DurableQueue(MessageQueue):
                 self.size -= message.size
                 self._budget.give_back(message)
             message.settle(now)
-        released = self._marks.committed(self._pack_of)
+        released = self._marks.committed(self.stored.pack_of)
         for position in released:
             self._done(position, now)
         holder = self._holder
         if holder is not None:
             for position in released:
                 holder.released(packet_id_of(position))
+        if self._sweep is not None and self._sweep.waits:
+            self._sweep.waits = False
+            self._reader.read(self)
+        self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        """Do what has waited for a transaction or a sweep."""
         if self._unloading:
             self._unload()
         self._give_if_stored()
         self._drop_excess(now)
         if not self._resting:
             self._refill()
-            if holder is not None and self._ready:
-                holder.pump(now)
+            if self._holder is not None and self._ready:
+                self._holder.pump(now)
 
     def key(self) -> bytes:
         """The key of the list."""
@@ -388,8 +358,109 @@ class DurableQueue(MessageQueue):
         """What is stored of its session cannot be read or written, and *why*."""
         if not self.damaged:
             self.damaged = why
+            self._end_sweep()
             self._reader.damaged(self, why)
             self._give_if_stored()
+
+    # Expiry.
+
+    def expire(self, now: float, wall: float, reads: bool) -> None:
+        """Drop what has ended, as something may have: from memory now, and in a sweep from what is unread.
+
+        *reads*: Redis is there, for a sweep.
+        """
+        if self.ended or self.damaged or self._given or self._early is not None:
+            return
+        ended = self._filter(lambda stored: not self._has_ended(stored, now), now)
+        ahead, behind = self.waiting_in_memory()
+        here = [*ahead, *behind]
+        for stored in here:
+            if not stored.message.expired(now):
+                self._expiry.set(self, stored.message.ends + self._expiry.offset)
+        self._overdue = False
+        for pack in self.stored.read:
+            if pack.ends > wall:
+                self._expiry.set(self, pack.ends)
+            else:
+                self._overdue = True
+        busy = self._reading or self._under_way or self.stored.changing() or self._give is not None
+        if self.stored.unread and (busy or not reads):
+            self._expiry.set(self, wall)  # once more, in a second
+        elif self.stored.unread:
+            size = sum([stored.message.size for stored in here])
+            self._sweep = Sweep(self.stored.unread, self.count - len(here), self.waiting_bytes - size)
+            self._expiry.sweeps += 1
+            self._reading = True
+            self._reader.read(self)
+        self._report(DropReason.EXPIRED, ended)
+
+    def _has_ended(self, stored: StoredMessage, now: float) -> bool:
+        may_be_at_client = stored.message.qos == 2 and stored.position <= self._restored_to
+        return stored.message.expired(now) and not may_be_at_client
+
+    def _swept(self, sweep: Sweep, packs: list[Pack], now: float, wall: float) -> None:
+        """Remove what has ended, or is done, from the next *packs* of the sweep."""
+        before, index, removed = sweep.ended, sweep.index, 0
+        for pack in packs:
+            left = [stored for stored in pack.messages if self._stays(stored, sweep, now)]
+            if not left:
+                removed += 1
+                if self.stored.remove(index):
+                    continue
+            elif len(left) < len(pack.messages):
+                self.stored.replace(index, rest_of(pack, left), now, wall)
+            index += 1
+        sweep.page_done(len(packs), removed)
+        if removed or self.stored.changing() or self._marks.completed:
+            self._commit.soon(self)
+        ended = sweep.ended - before
+        if sweep.left and not self._unloading:
+            self._reader.read(self)
+        else:
+            self._complete(sweep, wall)
+        self._report(DropReason.EXPIRED, ended)
+        if self._sweep is None:
+            self._go_on(now)
+
+    def _stays(self, stored: StoredMessage, sweep: Sweep, now: float) -> bool:
+        """Whether the message, which is unread, stays in its pack."""
+        position, message = stored.position, stored.message
+        if position in self._marks.stored:
+            return True
+        if position in self._marks.completed_unread:
+            self._marks.completed_unread.discard(position)
+            self._marks.completed.append(position)
+        elif position not in self._done_unread:
+            if not self._has_ended(stored, now):
+                sweep.keep(message, now, self._expiry.offset)
+                return True
+            sweep.end(message)
+            self.count -= 1
+            self.waiting_bytes -= message.size
+        self._done_unread.discard(position)
+        return False
+
+    def _complete(self, sweep: Sweep, wall: float) -> None:
+        """The sweep has seen everything, or is given up as the client has gone or comes back at another worker."""
+        earliest = wall
+        if not sweep.left:
+            excess, excess_bytes = sweep.excess()
+            self.count -= excess
+            self.waiting_bytes -= excess_bytes
+            self.exact = True
+            earliest = sweep.earliest
+        self._expiry.set(self, max(earliest, wall + PAUSE_PER_PAGE * sweep.pages))
+        self._end_sweep()
+
+    def _end_sweep(self) -> None:
+        if self._sweep is not None:
+            self._sweep = None
+            self._reading = False
+            self._expiry.sweeps -= 1
+
+    def _report(self, reason: DropReason, count: int) -> None:
+        if self._holder is not None and count:
+            self._holder.queue_dropped(reason, count)
 
     # Reading.
 
@@ -398,143 +469,71 @@ class DurableQueue(MessageQueue):
 
         `arrived()` follows, when the server has answered.
         """
-        if self._under_way or self.ended or not self._unread:
+        sweep, unread = self._sweep, self.stored.unread
+        if sweep is not None:
+            sweep.waits = self._under_way or self.stored.changing()
+            if sweep.waits:
+                return 0, 0
+            return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread))
+        if self._under_way or self.ended or not unread or self.stored.changing():
             self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
             return 0, 0
-        unread = self._unread
+        return self.stored.first_unread(), self._page_of(unread)
+
+    def _page_of(self, unread: int) -> int:
+        """How many of *unread* packs are a page, by what they have on average."""
         count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
-        return self._removable + len(self._packs), max(1, count)
+        return max(1, count)
 
     def arrived(self, packs: list[bytes], now: float, wall: float) -> None:
         """The packs that were read, in their order; none if the list has none there."""
-        self._reading = False
-        if self.ended:
+        if self.ended or self.damaged:
             return
         if not packs:
-            self.damage(f"{self._unread} packs are missing")
+            self.damage(f"{self.stored.unread} packs are missing")
             return
-        withheld = 0
+        read: list[Pack] = []
+        position = self._ready_to
         for data in packs:
             try:
                 pack = decode_pack(data, now, wall)
-                if pack.messages[0].position <= self._ready_to:
+                if pack.messages[0].position <= position:
                     raise DamagedPack("packs are not in order")
             except DamagedPack as error:
                 self.damage(str(error))
                 return
-            self._unread -= 1
-            withheld += self._take(pack)
+            position = pack.messages[-1].position
+            read.append(pack)
+        if self._sweep is not None:
+            self._swept(self._sweep, read, now, wall)
+            return
+        self._reading = False
+        withheld = 0
+        for pack in read:
+            self.stored.unread -= 1
+            withheld += self._take(pack, now, wall)
         self._remove_done(now)
-        if self._unread == 0:
+        if self.stored.unread == 0:
+            self.exact = True
             self.count = len(self._ready) + len(self._new)
             self.waiting_bytes = sum([each.message.size for each in self._ready])
             self.waiting_bytes += sum([message.size for message in self._new.values()])
         self._drop_excess(now)
+        self._report(DropReason.MAY_NOT_READ, withheld)
         if self._holder is not None:
-            if withheld:
-                self._holder.queue_dropped(DropReason.MAY_NOT_READ, withheld)
             self._holder.pump(now)
         if self._unloading:
             self._unload()
         self._give_if_stored()
 
-    def _take(self, pack: Pack) -> int:
-        """Have the messages of *pack* ready that are not done; return how many the client may not have."""
-        stored_pack = StoredPack(pack.messages[0].position, pack.messages[-1].position, len(pack.messages))
-        self._packs.append(stored_pack)
-        withheld = 0
-        for stored in pack.messages:
-            position = stored.position
-            if self._marks.read(position, stored_pack) or position in self._done_unread:
-                pass
-            elif self._keep is not None and not self._keep(stored.message):
-                withheld += 1
-            else:
-                self._ready.append(stored)
-                self._pack_of[position] = stored_pack
-                self.size += stored.message.size
-                self._budget.take(stored.message)
-                continue
-            stored_pack.left -= 1
-            if position in self._done_unread:
-                self._done_unread.discard(position)
-            else:
-                self.count -= 1
-                self.waiting_bytes -= stored.message.size
-        self._ready_to = pack.messages[-1].position
-        return withheld
-
-    def _unload(self) -> None:
-        """Have the memory forget what is stored, if all is: it is unread again."""
-        busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
-        if busy or self.ended or self.damaged:
-            return
-        self._unloading = False
-        if not self._packs:
-            return
-        for pack in self._packs:
-            self._done_unread.update([each for each in range(pack.first, pack.last + 1) if each not in self._pack_of])
-            self._marks.completed_unread.update(pack.completed)
-        sent = len(self._pack_of) - len(self._ready)
-        for stored in self._ready:
-            self.size -= stored.message.size
-            self._budget.give_back(stored.message)
-        if self._holder is not None:
-            self.waiting_bytes += self._holder.unloaded()
-        self.count += sent
-        self._unread += len(self._packs)
-        self._ready_to = self._packs[0].first - 1
-        self._restored_to = max(self._restored_to, self._sent_to)
-        self._packs = deque()
-        self._pack_of = {}
-        self._ready = deque()
-
-    def _refill(self) -> None:
-        """Have messages ready, if some wait elsewhere: at once if they are in memory."""
-        if self._ready or self._reading or self.damaged or self._given or self._ready_to == self._last:
-            return
-        if not self._unread:
-            for position, message in self._new.items():
-                if position > self._ready_to:
-                    if not self._has_room():
-                        break
-                    self._ready.append(StoredMessage(position, message))
-                    self._ready_to = position
-        else:
-            self._reading = True
-            self._reader.read(self)
-
-    # The parts of the queue.
-
-    def _has_room(self) -> bool:
-        """Whether one more message may be ready."""
-        return len(self._ready) < READY and (not self._ready or self.size < READY_BYTES)
-
-    def _id_is_free(self, position: int) -> bool:
-        """Whether no message that is not done has the packet id of *position*."""
-        if position - PACKET_IDS in self._marks.stored:
-            return False
-        if position < PACKET_IDS or (self._packs and position - self._packs[0].first < PACKET_IDS):
-            return True
-        oldest = next(iter(self._pack_of or self._writing or self._new), position)
-        return position - oldest < PACKET_IDS
-
-    def _add(self, message: Message) -> None:
-        """Give *message* its position."""
-        position = self._last = self._last + 1
-        self._new[position] = message
-        self._due_to = position
-        self.count += 1
-        self.waiting_bytes += message.size
-        if position == self._ready_to + 1 and not self._resting and self._has_room():
-            self._ready.append(StoredMessage(position, message))
-            self._ready_to = position
-        self._commit.soon(self)
-
     def _apply_limits(self, now: float) -> int:
         """Drop the oldest messages that wait while there are too many; return how many. Others may have to be read."""
         dropped = 0
         while self.count > self._most or self.waiting_bytes > self._most_bytes:
+            if not self.exact and self.stored.unread:
+                if self._sweep is None:  # it counts: there may be fewer
+                    self._expiry.set(self, now + self._expiry.offset)
+                break
             if not self._ready:
                 self._refill()
                 if not self._ready:
@@ -544,55 +543,4 @@ class DurableQueue(MessageQueue):
         return dropped
 
     def _drop_excess(self, now: float) -> None:
-        dropped = self._apply_limits(now)
-        if self._holder is not None and dropped:
-            self._holder.queue_dropped(DropReason.QUEUE_FULL, dropped)
-
-    def _remove(self, stored: StoredMessage, now: float) -> None:
-        """Drop a message that was ready."""
-        size = stored.message.size
-        self.count -= 1
-        self.waiting_bytes -= size
-        self.size -= size
-        self._budget.give_back(stored.message)
-        self._done(stored.position, now)
-
-    def _done(self, position: int, now: float) -> None:
-        message = self._new.pop(position, None)
-        if message is not None:
-            message.settle(now)
-            return  # it never was stored
-        message = self._writing.pop(position, None)
-        if message is not None:
-            message.settle(now)
-        pack = self._pack_of.pop(position, None)
-        if pack is None:
-            return
-        pack.left -= 1
-        self._remove_done(now)
-
-    def _remove_done(self, now: float) -> None:
-        """Have the packs at the head of the list removed whose messages are all done."""
-        packs = self._packs
-        while packs and packs[0].left == 0:
-            pack = packs.popleft()
-            pack.removed = True
-            self._marks.completed += pack.completed
-            self._removable += 1
-            self._commit.later(self, now)
-
-    def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
-        """The pack of *messages*, which are new, and about to be written."""
-        data = encode_pack(self._stored_bytes, messages, now, wall)
-        ready = messages[0].position <= self._ready_to
-        pack = StoredPack(messages[0].position, messages[-1].position, len(messages))
-        if ready:
-            self._packs.append(pack)
-        else:
-            self._unread += 1
-        for stored in messages:
-            self._writing[stored.position] = stored.message
-            self._stored_bytes += stored.message.size
-            if ready:
-                self._pack_of[stored.position] = pack
-        return data
+        self._report(DropReason.QUEUE_FULL, self._apply_limits(now))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from broker.reasons import StoreFailure
+from broker.session.expiry import ExpirySchedule
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import (
     AdoptedSession,
@@ -19,6 +20,7 @@ from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.record import SCRIPT, SessionRecord
+from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
@@ -42,11 +44,13 @@ class DurableStore(OnReady):
         workers: int,
         budget: MessageBudget,
         wall: Callable[[], float],
+        ttl: float,
     ) -> None:
         """*worker* is one of *workers* of its node. *commands*: a connection that nobody else uses, that *commit*
         writes to, and that is not started.
 
-        *budget*: in which messages in memory count. *wall*: Unix time in seconds.
+        *budget*: in which messages in memory count. *wall*: Unix time in seconds. *ttl*: seconds that a message may
+        wait.
         """
         self.commit = commit
         self._script = Script(commands, SCRIPT)
@@ -57,6 +61,8 @@ class DurableStore(OnReady):
         self._slices = [keys.sessions(number, me) for number in range(SLICES)]
         self._budget = budget
         self._wall = wall
+        self.expiry = ExpirySchedule(ttl)
+        self._sweeper = Sweeper(self.expiry, wall)
         self._owner: SessionOwner | None = None
         self._expected: dict[bytes, tuple[SessionRecord, DurableQueue]] = {}  # that come from other workers
         self._reads: list[Read] = []  # that are to be sent
@@ -67,6 +73,7 @@ class DurableStore(OnReady):
     def serve(self, owner: SessionOwner, now: float) -> None:
         """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
         self._owner = owner
+        self.expiry.offset = self._wall() - now
         self.adoption.begin(owner, now)
 
     def takes_sessions(self, now: float) -> bool:
@@ -80,7 +87,7 @@ class DurableStore(OnReady):
     def begin(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, of which nothing is stored yet; see `restore()` of both."""
         keys = self._slices[zlib.crc32(client) % SLICES]
-        queue = DurableQueue(keys, client, self._budget, self.commit, self)
+        queue = DurableQueue(keys, client, self._budget, self.commit, self, self.expiry)
         return SessionRecord(keys, client, self.commit, queue, self._wall), queue
 
     def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
@@ -117,7 +124,9 @@ class DurableStore(OnReady):
             for queue, why in damaged:
                 assert self._owner is not None
                 self._owner.damaged(client_id_of(queue.client), why, not queue.ended, now)
-        due = min(self.commit.tick(now), self.adoption.tick(now))
+        due = min(
+            self._sweeper.tick(now, self._commands.state == READY), self.commit.tick(now), self.adoption.tick(now)
+        )
         if self._reads:
             if now < self._reads_at:
                 due = min(due, self._reads_at)

@@ -6,8 +6,9 @@ from broker.config.schema import Overload
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import V311
 from broker.overload.gate import Gate
+from broker.session.expiry import WEEK
 from broker.session.limits import SessionLimits
-from broker.session.message import Message
+from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.session.session import RELEASED, Session
 from broker.store.durable.adoption import AdoptedSession
@@ -36,8 +37,10 @@ def incarnation(number: int) -> bytes:
     return b"%016x" % number
 
 
-def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, clock: Callable[[], float]) -> DurableStore:
-    """The store of the worker *number*; `fenced` of its commit is to be set."""
+def store_of(
+    commands: CommandPipeline, number: int, budget: MessageBudget, clock: Callable[[], float], ttl: float = WEEK
+) -> DurableStore:
+    """The store of the worker *number*; `fenced` of its commit is to be set. *ttl*: seconds that a message may wait."""
     me = incarnation(number)
 
     def wall() -> float:
@@ -48,7 +51,7 @@ def store_of(commands: CommandPipeline, number: int, budget: MessageBudget, cloc
     commit = GroupCommit(
         commands, fence=fence, commit_number=commit_number, wall=wall, hold=HOLD, gate=gate, counters=Counters()
     )
-    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall)
+    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall, ttl)
 
 
 class OneSession:
@@ -114,16 +117,26 @@ class DurableWorker:
     """Begins with what *redis* has stored, as the worker *number* of its node, after all others have ended."""
 
     def __init__(
-        self, redis: ModelRedis, number: int = 1, now: float = 1000.0, queue: int = PLENTY, expects: bool = False
+        self,
+        redis: ModelRedis,
+        number: int = 1,
+        now: float = 1000.0,
+        queue: int = PLENTY,
+        expects: bool = False,
+        ttl: float = WEEK,
     ) -> None:
-        """*queue*: how many messages may wait. *expects*: the session comes later, from a worker that lives."""
+        """*queue*: how many messages may wait; *ttl*: for how many seconds.
+
+        *expects*: the session comes later, from a worker that lives.
+        """
         self.redis = redis
         self.now = now
+        self.jump = 0.0  # seconds by which the clock of the machine was set forward
         self.number = number
         self.budget = MessageBudget(PLENTY)
         self.fenced: list[bytes] = []
         self.commands = CommandPipeline(redis, RedisAddress(path="/model"), "test", Lines())
-        self.store = store_of(self.commands, number, self.budget, lambda: self.now)
+        self.store = store_of(self.commands, number, self.budget, lambda: self.now + self.jump, ttl)
         self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
         self.owner = OneSession(self.store, self.budget, queue)
         self.commands.start(now)
@@ -150,6 +163,7 @@ class DurableWorker:
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
+        self.client.now = self.now
         self.store.tick(self.now)
 
     def turn(self, seconds: float = HOLD) -> None:
@@ -157,6 +171,15 @@ class DurableWorker:
         self.redis.execute()
         self.redis.answer(self.now)
         self.tick(seconds)
+
+    def pass_time(self, seconds: float) -> None:
+        """Have *seconds* pass, in turns of a second, and settle."""
+        end = self.now + seconds
+        while self.now < end:
+            self.turn(min(1.0, end - self.now))
+        for _ in range(20):
+            self.turn()
+        self.settle()
 
     def until(self, done: Callable[[], bool]) -> None:
         """Take turns until *done*."""
@@ -172,15 +195,16 @@ class DurableWorker:
 
     def connect(self, window: int = 65535) -> None:
         self.owner.record.store_head(EXPIRY, None, True)
+        self.client.now = self.now
         self.client.connect(V311, window=window)
 
     def disconnect(self) -> None:
         self.owner.record.store_head(EXPIRY, None, False)
         self.session.detach()
 
-    def offer(self, payload: bytes, qos: int = 1) -> Message:
-        """Have the session receive a message of a publish."""
-        offered = message(payload, qos)
+    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0) -> Message:
+        """Have the session receive a message of a publish, which expires after *lasting* seconds; 0.0: never."""
+        offered = message(payload, qos, expires=self.now + lasting if lasting else NEVER)
         self.session.offer(offered, self.now)
         return offered
 

@@ -13,7 +13,21 @@ from broker.store.redis.connection import RedisConnection
 
 Reply = bytes | int | None | Exception | list["Reply"]
 Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
-WRITES = (b"RPUSH", b"LPOP", b"SADD", b"SREM", b"SET", b"DEL", b"HSET", b"HDEL", b"RENAME", b"EVALSHA", b"EVAL")
+WRITES = (
+    b"RPUSH",
+    b"LPOP",
+    b"LSET",
+    b"LREM",
+    b"SADD",
+    b"SREM",
+    b"SET",
+    b"DEL",
+    b"HSET",
+    b"HDEL",
+    b"RENAME",
+    b"EVALSHA",
+    b"EVAL",
+)
 
 
 class ModelRedis:
@@ -126,7 +140,7 @@ class ModelRedis:
         if name == b"RENAME":
             self.values[words[0]] = self.values.pop(key)
             return b"OK"
-        if name in (b"RPUSH", b"LPOP", b"LRANGE", b"LINDEX", b"LLEN"):
+        if name in (b"RPUSH", b"LPOP", b"LSET", b"LREM", b"LRANGE", b"LINDEX", b"LLEN"):
             return self._of_list(name, key, words)
         if name in (b"HSET", b"HDEL", b"HGETALL"):
             return self._of_hash(name, key, words)
@@ -155,6 +169,15 @@ class ModelRedis:
             assert count <= len(found), "more is removed than there is"
             self._keep(key, found[count:])
             return [*found[:count]]
+        if name == b"LSET":
+            index = int(words[0])
+            assert 0 <= index < len(found), "what is not in the list is replaced"
+            self.values[key] = [*found[:index], words[1], *found[index + 1 :]]
+            return b"OK"
+        if name == b"LREM":
+            assert found.count(words[1]) == int(words[0]), "more or less is removed than there is"
+            self._keep(key, [each for each in found if each != words[1]])
+            return int(words[0])
         if name == b"LRANGE":
             first, last = int(words[0]), int(words[1])
             return [*(found[first:] if last == -1 else found[first : last + 1])]

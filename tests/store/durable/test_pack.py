@@ -8,6 +8,7 @@ from broker.store.durable.pack import (
     FORM,
     PACKET_IDS,
     DamagedPack,
+    Pack,
     StoredMessage,
     decode_pack,
     encode_pack,
@@ -17,6 +18,7 @@ from broker.store.durable.pack import (
 
 NOW = 1000.0
 WALL = 1_800_000_000.25
+TTL = 7 * 86400  # seconds
 Fields = tuple[int, bytes, bytes, int, bool, bytes, float]
 
 messages = st.tuples(
@@ -39,6 +41,14 @@ def stored(position: int, payload: bytes = b"payload", topic: bytes = b"t", expi
     return StoredMessage(position, Message(topic, payload, 1, False, b"", expires))
 
 
+def encoded(
+    messages: list[StoredMessage], before: int = 0, now: float = NOW, wall: float = WALL, ttl: int = TTL
+) -> bytes:
+    """The pack of *messages*, stored at *wall*."""
+    end = int(wall) + ttl
+    return encode_pack(Pack(before, int(wall), end, end, messages), now, wall)
+
+
 @given(
     first=st.integers(1, 1 << 50),
     before=st.integers(0, 1 << 50),
@@ -51,33 +61,59 @@ def test_what_was_stored_is_read_again(first: int, before: int, rows: list[tuple
     for step, row in rows:
         position += step
         given_messages.append(StoredMessage(position, Message(*row)))  # type: ignore[arg-type]
-    pack = decode_pack(encode_pack(before, given_messages, NOW, WALL), NOW + 50, WALL + 50)
+    pack = decode_pack(encoded(given_messages, before), NOW + 50, WALL + 50)
 
     assert (before, int(WALL)) == (pack.bytes_before, pack.stored_at)
     for ours, read in zip(map(fields, given_messages), map(fields, pack.messages), strict=True):
         assert ours[:-1] == read[:-1]
         assert (ours[-1] == NEVER) == (read[-1] == NEVER)
-        assert abs(ours[-1] - read[-1]) <= 1.0  # it is stored in whole seconds, and never later
+        assert abs(ours[-1] - read[-1]) <= 0.001  # it is stored in milliseconds
 
 
 def test_a_message_takes_few_bytes_beside_its_own() -> None:
     """A deep queue would need twice the memory of what it holds: 24 bytes are allowed, with those of the list."""
-    alone = encode_pack(1 << 30, [stored(1 << 20)], NOW, WALL)
-    many = encode_pack(1 << 30, [stored(number) for number in range(1 << 20, (1 << 20) + 100)], NOW, WALL)
+    alone = encoded([stored(1 << 20)], 1 << 30)
+    many = encoded([stored(number) for number in range(1 << 20, (1 << 20) + 100)], 1 << 30)
 
-    assert len(alone) <= len(b"t" + b"payload") + 18
-    assert len(many) <= 100 * (len(b"payload") + 2) + 20
+    assert len(alone) <= len(b"t" + b"payload") + 22
+    assert len(many) <= 100 * (len(b"payload") + 2) + 24
 
 
 def test_what_expired_while_it_was_stored_has_expired() -> None:
     """A clock that began anew would give the message another life, or one without end."""
-    pack = encode_pack(0, [stored(1, expires=NOW + 10)], NOW, WALL)
-    (read,) = decode_pack(pack, 0.0, WALL + 10.75).messages
+    pack = encoded([stored(1, expires=NOW + 10)])
+    for later, expired in [(9.99, False), (10.01, True)]:
+        (read,) = decode_pack(pack, 0.0, WALL + later).messages
+        assert expired == read.message.expired(0.0)
 
-    assert read.message.expired(0.0)
+
+def test_each_message_ends_after_the_longest_time_that_queues_keep_one() -> None:
+    """A queue that nobody reads would be there for ever, or a message be lost whose own expiry is longer."""
+    row = [stored(1), stored(2, expires=NOW + 10), stored(3, expires=NOW + 10 * TTL)]
+    data = encoded(row)
+    for later, expired in [(9, []), (11, [2]), (TTL - 1, [2]), (TTL + 1, [1, 2, 3])]:
+        read = decode_pack(data, 0.0, WALL + later).messages
+        assert expired == [each.position for each in read if each.message.expired(0.0)]
+        assert [NEVER, 10, 10 * TTL] == [
+            round(each.message.expires + later) if each.message.expires else NEVER for each in read
+        ]
 
 
-whole = encode_pack(5, [stored(7), stored(9, topic=b"other", expires=NOW + 5)], NOW, WALL)
+def test_what_is_left_of_a_pack_ends_when_it_would_have() -> None:
+    """A pack that is written again and again as its messages end would keep the rest for longer each time."""
+    data = encoded([stored(1, expires=NOW + 10), stored(2), stored(5, expires=NOW + 20.5)])
+    for later in (11, 12, 13):
+        pack = decode_pack(data, NOW, WALL + later)
+        pack.messages = [each for each in pack.messages if not each.message.expired(NOW)]
+        data = encode_pack(pack, NOW, WALL + later)
+    pack = decode_pack(data, 0.0, WALL + 14)
+
+    assert (int(WALL), int(WALL) + TTL) == (pack.stored_at, pack.end)
+    assert [2, 5] == [each.position for each in pack.messages]
+    assert abs(6.5 - pack.messages[1].message.expires) <= 0.001
+
+
+whole = encoded([stored(7), stored(9, topic=b"other", expires=NOW + 5)], 5)
 
 
 @pytest.mark.parametrize("length", range(len(whole)))
@@ -96,10 +132,10 @@ def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int)
         b"",
         bytes((FORM + 1,)) + whole[1:],
         bytes((FORM,)) + b"\xff" * 30,
-        encode_pack(0, [stored(1)], NOW, WALL).replace(b"\x01t", b"\x7ft"),
-        bytes((FORM, 1, 0, 0)),
-        bytes((FORM, 1, 0, 0, 0x03, 0, 0)),
-        bytes((FORM, 1, 0, 0, 0x81, 0, 0)),
+        encoded([stored(1)]).replace(b"\x01t", b"\x7ft"),
+        bytes((FORM, 1, 0, 0, 0, 0)),
+        bytes((FORM, 1, 0, 0, 0, 0, 0x03, 0, 0)),
+        bytes((FORM, 1, 0, 0, 0, 0, 0x81, 0, 0)),
     ],
 )
 def test_what_is_no_pack_is_refused(data: bytes) -> None:

@@ -6,8 +6,9 @@ from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
 from broker.store.durable.group_commit import PATIENCE, PAUSE
-from broker.store.durable.pack import PACKET_IDS, DamagedPack, decode_pack
-from broker.store.durable.queue import PACK, READY
+from broker.store.durable.pack import FORM, PACKET_IDS, DamagedPack, decode_pack
+from broker.store.durable.parts import READY
+from broker.store.durable.queue import PACK
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
@@ -297,13 +298,13 @@ def test_the_end_of_a_session_removes_all_that_is_stored(worker: DurableWorker) 
 
 def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
     """A value that cannot be read would end the worker, be delivered in part, or be overwritten."""
-    damage = [b"\x01\xff"]
+    damage = [bytes((FORM, 0xFF))]
     worker.redis.values[worker.queue.key()] = damage
     other = DurableWorker(worker.redis, 2)
 
     assert "it ends in a number" == other.owner.damage["client"]
     with pytest.raises(DamagedPack):
-        decode_pack(b"\x01\xff", 0.0, 0.0)
+        decode_pack(damage[0], 0.0, 0.0)
     other.offer(b"of the next session")
     other.settle()
     assert damage in other.redis.values.values()
@@ -317,7 +318,7 @@ def test_a_queue_that_becomes_damaged_is_kept_aside(worker: DurableWorker, wrong
         worker.offer(b"%d" % number)
     worker.settle()
     packs = worker.redis.values[worker.queue.key()]
-    found = {"another type": {b"a": b"b"}, "damaged": [packs[0], b"\x01\xff", *packs[1:]], "missing": packs[:1]}
+    found = {"another type": {b"a": b"b"}, "damaged": [packs[0], bytes((FORM, 0xFF)), *packs[1:]], "missing": packs[:1]}
     worker.redis.values[worker.queue.key()] = found[wrong]
     worker.connect(window=1)
     for packet_id in range(1, 3 * READY):

@@ -5,8 +5,8 @@ import msgpack
 import pytest
 
 from broker.mqtt.packets import PUBREL, V311, Ack, Publish
-from broker.reasons import StoreFailure
-from broker.session.message import Message
+from broker.reasons import DropReason, StoreFailure
+from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
 from broker.store.durable.record import FORM
@@ -40,8 +40,8 @@ class Owner:
     def client(self) -> Receiver:
         return self.session.client
 
-    def offer(self, payload: bytes, qos: int = 1) -> Message:
-        offered = message(payload, qos)
+    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0) -> Message:
+        offered = message(payload, qos, expires=self.loop.now() + lasting if lasting else NEVER)
         self.client.session.offer(offered, self.loop.now())
         return offered
 
@@ -143,6 +143,40 @@ def test_a_server_that_is_killed_comes_back_with_all_that_was_answered(start_red
 
     loop.until(all_arrived)
     assert [b"%d" % number for number in range(len(published))] == arrived
+
+
+def test_what_has_ended_leaves_the_middle_of_a_list(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """A server would remove other packs than the model, or keep what nobody will ever read."""
+    redis = start_redis(every_server)
+    owner = Owner(loop, redis, 1)
+    loop.stop_clock()
+    for number in range(300):
+        owner.offer(b"%d" % number, lasting=30.0 if number % 3 else 0.0)
+        owner.offer(b"x", lasting=30.0)
+        if number % 5 == 0:
+            owner.offer(b"%d" % number)
+        owner.settle()
+    owner.client.session.detach()
+    key = owner.session.queue.key()
+    assert 300 == redis.client().llen(key)
+    loop.stop_clock(later=32.0)
+    loop.until(lambda: not owner.store.expiry.sweeps and owner.session.queue.count == 160)
+    owner.settle()
+
+    assert 140 == redis.client().llen(key)
+    assert 500 == owner.client.counters.dropped_by_reason[DropReason.EXPIRED.label]
+    owner.client.connect(V311)
+    arrived: list[bytes] = []
+
+    def all_arrived() -> bool:
+        arrived.extend(each.payload for each in received(owner))
+        return len(arrived) >= 160
+
+    loop.until(all_arrived)
+    expected = [[b"%d" % number] * ((number % 3 == 0) + (number % 5 == 0)) for number in range(300)]
+    assert [payload for row in expected for payload in row] == arrived
 
 
 class ManySessions:

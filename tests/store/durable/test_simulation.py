@@ -3,7 +3,8 @@
 # A history has random steps: publishes, acknowledgements, connections of the client that come and go, commands that the
 # server executes and answers that arrive, one by one, a connection to Redis that is cut anywhere, a server that refuses
 # writes, a worker that is killed and replaced by one that knows only what is stored, and a session that moves to
-# another worker while one of the two may be killed.
+# another worker while one of the two may be killed. Some messages expire, and all end when they have waited for long
+# enough: what has ended is never sent and leaves Redis, and nothing else is dropped.
 import os
 from dataclasses import dataclass
 from random import Random
@@ -12,9 +13,11 @@ import pytest
 from hiredis import ReplyError
 
 from broker.mqtt.packets import PUBREL, Ack, Publish
+from broker.reasons import DropReason
 from broker.session.message import Message
+from broker.store.durable.pack import decode_pack
 from broker.store.redis.connection import packed
-from tests.store.durable.durable_worker import HOLD, DurableWorker, answered, incarnation
+from tests.store.durable.durable_worker import HOLD, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 HISTORIES = int(os.environ.get("WEIR_HISTORIES", "120"))
@@ -25,6 +28,7 @@ WEIGHTS = {
     "execute": 15,
     "answer": 15,
     "wait": 8,
+    "age": 2,
     "settle": 8,
     "other": 3,
     "connect": 4,
@@ -36,12 +40,17 @@ WEIGHTS = {
 }
 
 
+SLACK = 1.1  # seconds: that a message may last longer, as a time is stored in whole seconds
+
+
 @dataclass
 class Sent:
-    """A publish, and what has become of it."""
+    """A publish, and what has become of it. *ends*: when, by the clock of the workers."""
 
     message: Message
     qos: int
+    ends: float
+    expires: bool  # it has an expiry of its own
     received: int = 0  # times; at QoS 2, as its client counts
     acknowledged: bool = False  # by the client
     packet_id: int = 0
@@ -78,7 +87,12 @@ class History:
         self.newest = -1  # of the messages that the client has
         self.workers = 1
         self.crashed = False  # what the client has acknowledged may come again
-        self.worker = DurableWorker(self.redis)
+        self.lasting = self.random.choice([[0.0], [0.0], [0.0, 2.0], [0.0, 0.0, 0.5, 3.0, 8.0, 60.0]])
+        self.ttl = self.random.choice([600.0, 600.0, 12.0])
+        self.stalled = 0.0  # seconds that messages may have waited to be stored
+        self.expired = 0  # messages, at all workers
+        self.drained_at = 0.0  # when the client read last: what it reads was sent after that
+        self.worker = DurableWorker(self.redis, ttl=self.ttl)
         self.other = OtherSession()
 
     def kill_worker(self) -> None:
@@ -86,7 +100,7 @@ class History:
         self.ends(self.worker)
         self.redis.full = False
         self.workers += 1
-        self.worker = DurableWorker(self.redis, self.workers, self.worker.now)
+        self.worker = DurableWorker(self.redis, self.workers, self.worker.now, ttl=self.ttl)
         self.other = OtherSession()
         self.connect()
 
@@ -95,7 +109,11 @@ class History:
         for sent in self.sent:
             sent.safe = sent.safe or sent.settled()
         self.crashed = True
+        self.count_expired(worker)
         worker.redis.cut(worker.now)
+
+    def count_expired(self, worker: DurableWorker) -> None:
+        self.expired += worker.client.dropped(DropReason.EXPIRED)
 
     def move(self) -> None:
         """The session moves to another worker; one of the two may be killed meanwhile."""
@@ -103,7 +121,7 @@ class History:
         former.disconnect()
         former.redis.full = False
         self.workers += 1
-        new = DurableWorker(ModelRedis(self.redis.values), self.workers, former.now, expects=True)
+        new = DurableWorker(ModelRedis(self.redis.values), self.workers, former.now, expects=True, ttl=self.ttl)
         killed = self.random.choice(["", "", "former", "new, early", "new, late"])
         self.pass_time(former, new)
         if killed == "new, early":
@@ -147,7 +165,10 @@ class History:
     def publish(self, count: int) -> None:
         for _ in range(count):
             qos = self.random.choice(self.qos)
-            self.sent.append(Sent(self.worker.offer(b"%d" % len(self.sent), qos), qos))
+            lasting = self.random.choice(self.lasting)
+            ends = self.worker.now + min(lasting or self.ttl, self.ttl)
+            message = self.worker.offer(b"%d" % len(self.sent), qos, lasting)
+            self.sent.append(Sent(message, qos, ends, 0 < lasting <= self.ttl))
 
     def connect(self) -> None:
         self.unacknowledged = []
@@ -169,6 +190,7 @@ class History:
             else:
                 assert isinstance(packet, Publish)
                 self.take(packet)
+        self.drained_at = self.worker.now
 
     def take(self, packet: Publish) -> None:
         number = int(packet.payload)
@@ -176,12 +198,15 @@ class History:
         assert sent.qos == packet.qos
         self.unacknowledged.append(sent)
         assert packet.dup or not sent.received, "a message was sent again and not marked"
+        if not packet.dup:  # what was sent does not end
+            assert self.drained_at < self.latest_end(sent), "a message was sent that has ended"
         if not self.crashed:
             assert not sent.acknowledged, "a message was sent again although the client has acknowledged it"
         if packet.qos == 2 and packet.packet_id in self.unreleased:
             assert self.unreleased[packet.packet_id] is sent, "two messages have one packet id"
             return
-        assert sent.received or number > self.newest, "a message was overtaken"
+        ended = self.crashed and self.worker.now >= sent.ends  # at the worker that has crashed, if not here yet
+        assert sent.received or number > self.newest or ended, "a message was overtaken"
         if packet.qos == 2:
             assert 0 == sent.received, "a message of QoS 2 came twice"
             self.unreleased[packet.packet_id] = sent
@@ -190,6 +215,10 @@ class History:
         if sent.settled() or sent.safe:
             assert sent.packet_id in (0, packet.packet_id), "a message has another packet id"
         sent.packet_id = packet.packet_id
+
+    def latest_end(self, sent: Sent) -> float:
+        """When *sent* has ended at the latest: all of a pack last as long as its newest message, without an expiry."""
+        return sent.ends + SLACK + (0.0 if sent.expires else self.stalled)
 
     def acknowledge(self, most: int) -> None:
         session, now = self.worker.session, self.worker.now
@@ -219,7 +248,9 @@ class History:
         elif what == "answer":
             self.redis.answer(self.worker.now, random.choice([1, 2, 5, 100]))
         elif what == "wait":
-            self.worker.tick(random.choice([0.0, HOLD / 2, HOLD, 0.2]))
+            self.age(random.choice([0.0, HOLD / 2, HOLD, 0.2]))
+        elif what == "age":
+            self.age(random.choice([1.0, 3.0]))
         elif what == "settle":
             self.worker.turn()
         elif what == "other":
@@ -238,13 +269,44 @@ class History:
             self.kill_worker()
         self.worker.tick()
 
+    def age(self, seconds: float) -> None:
+        if not self.worker.store.commit.idle():
+            self.stalled += seconds
+        self.worker.tick(seconds)
+
+    def look(self) -> None:
+        """The client is away and time passes: what has ended leaves, and the counts are those of what is there."""
+        worker, queue = self.worker, self.worker.queue
+        self.redis.full = False
+        self.disconnect()
+        worker.settle()
+        worker.pass_time(self.random.choice([3.0, 5.0, 20.0]))
+        worker.store.expiry.set(queue, 0.0)  # after a crash the counts are estimates until a sweep
+        worker.pass_time(3.0)
+        packs = [decode_pack(data, worker.now, WALL + worker.now) for data in self.redis.values.get(queue.key(), [])]
+        there = [each for pack in packs for each in pack.messages if not queue.is_done(each.position)]
+        assert queue.exact
+        assert (0, len(there)) == (queue.size, queue.count)
+        assert sum(each.message.size for each in there) == queue.waiting_bytes
+        numbers = {int(each.message.payload) for each in there}
+        for number, sent in enumerate(self.sent):
+            if number in numbers and sent.qos == 1:
+                assert worker.now < self.latest_end(sent) + 2, f"message {number} has ended and is kept"
+            if (sent.safe or sent.settled()) and not sent.acknowledged and worker.now < sent.ends:
+                assert number in numbers, f"message {number} was lost"
+
     def finish(self) -> None:
         """All faults are over: the client gets everything, and nothing stays."""
+        if self.random.random() < 0.5:
+            self.look()
         self.redis.full = False
         self.connect()
         self.worker.until(self.at_rest)
+        now = self.worker.now
         for number, sent in enumerate(self.sent):
-            assert sent.acknowledged or not (sent.safe or sent.settled()), f"message {number} was lost"
+            kept = (sent.safe or sent.settled()) and now < sent.ends
+            assert sent.acknowledged or not kept, f"message {number} was lost"
+        self.count_expired(self.worker)
         queue, budget = self.worker.queue, self.worker.budget
         assert [] == [key for key in self.redis.values if b":queue:" in key or b":released:" in key]
         assert {} == self.unreleased
@@ -262,11 +324,14 @@ class History:
 @pytest.mark.parametrize("part", range(4))
 def test_what_was_acknowledged_is_delivered_in_order(part: int) -> None:
     """A message that its publisher may forget would be lost, overtaken, or come under two packet ids."""
+    expired = 0
     for seed in range(part * HISTORIES // 4, (part + 1) * HISTORIES // 4):
         history = History(seed)
         try:
             for _ in range(STEPS):
                 history.step()
             history.finish()
+            expired += history.expired
         except Exception as error:
             raise AssertionError(f"history {seed}") from error
+    assert expired

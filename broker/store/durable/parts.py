@@ -1,0 +1,241 @@
+# The parts of the queue of a durable session: where each of its messages is, and how it gets from one part to the next.
+#
+# The messages of a session, in the order of their positions, are in parts that follow each other:
+#
+#   done        acknowledged, expired or dropped: nothing is left of them, once the packs they were in are removed
+#   sent        in flight; the session has them
+#   ready       the oldest that wait, in memory: READY messages at most
+#   unread      in packs of Redis only
+#   new         not stored yet, in memory
+#
+# What is sent may be new as well: a message of QoS 1 for a connected client leaves at once (queue.py).
+#
+# The queue of a client that is not connected keeps nothing in memory that is stored. What was sent is unread again, and
+# its session lets go of it: packet ids follow from positions.
+#
+# To walk all messages that wait, in order: `waiting_in_memory()` has those ahead of the packs that are unread and those
+# behind. Between them are the packs of the list from the index `stored.first_unread()` on, `stored.unread` of them, in
+# which `is_done()` tells what a client has already.
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from broker.session.expiry import ExpirySchedule
+from broker.session.message import Message
+from broker.session.queue import Holder, MessageBudget, MessageQueue
+from broker.store.durable.marks import PubrecMarks
+from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack
+from broker.store.durable.stored_list import StoredList
+from broker.store.durable.sweep import Sweep
+
+READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
+READY_BYTES: Final = 64 * 1024
+
+
+class QueueParts(MessageQueue):
+    """A base class, as the port is one: DurableQueue says what is done with the parts."""
+
+    def __init__(self, budget: MessageBudget, expiry: ExpirySchedule) -> None:
+        """*expiry*: its times are Unix time, as a message that is stored outlives the clock of a worker."""
+        super().__init__(True)
+        self.waiting_bytes = 0  # of messages that wait, wherever they are
+        self.exact = True  # `count` and `waiting_bytes` are not more than there are
+        self.damaged = ""  # why its session cannot be read or written: what is stored is kept aside when it ends
+        self.ended = False
+        self.stored = StoredList()
+        self._budget = budget
+        self._expiry = expiry
+        self._holder: Holder | None = None
+        self._last = 0  # the position of the message that came last
+        self._ready_to = 0  # that of the last message that is or was ready
+        self._sent_to = 0  # that of the last message that was sent
+        self._due_to = 0  # that of the last message that is to be written with the next transaction
+        self._restored_to = 0  # messages up to here may have been sent before, over another connection
+        self._new: dict[int, Message] = {}  # by position
+        self._writing: dict[int, Message] = {}  # in the transaction under way
+        self._under_way = False  # this queue has a part of the transaction
+        self._ready: deque[StoredMessage] = deque()
+        self._done_unread: set[int] = set()  # messages that are done, in packs that are unread again
+        self._marks = PubrecMarks()
+        self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
+        self._reading = False
+        self._resting = False  # the client is not connected
+        self._unloading = False  # what is stored is to leave the memory, once all is stored
+        self._given = False  # another worker has it
+        self._sweep: Sweep | None = None  # under way
+        self._overdue = False  # something has ended in a pack that is read
+
+    def _write_soon(self) -> None:
+        """Have what is to be written written with the next transaction."""
+        raise NotImplementedError
+
+    def _write_later(self, now: float) -> None:
+        """Have what is to be written written within `store.hold`."""
+        raise NotImplementedError
+
+    def _read_page(self) -> None:
+        """Have a page of what is unread read."""
+        raise NotImplementedError
+
+    def waiting_in_memory(self) -> tuple[list[StoredMessage], list[StoredMessage]]:
+        """The messages that wait in memory, in order: those ahead of the packs that are unread, and those behind."""
+        behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]
+        return list(self._ready), behind
+
+    def is_done(self, position: int) -> bool:
+        """Whether the message at *position*, which is unread, is done, or was sent and PUBREC has come for it."""
+        marks = self._marks
+        return position in self._done_unread or position in marks.stored or position in marks.completed_unread
+
+    def _filter(self, keep: Callable[[StoredMessage], bool], now: float) -> int:
+        """Drop the messages that wait in memory for which *keep* is false; return how many."""
+        ahead, behind = self.waiting_in_memory()
+        kept = deque([stored for stored in ahead if keep(stored)])
+        dropped = [stored for stored in behind if not keep(stored)]
+        if len(kept) < len(ahead):
+            dropped += [stored for stored in ahead if not keep(stored)]
+            self._ready = kept
+        for stored in dropped:
+            self._remove(stored, now)
+        return len(dropped)
+
+    def _has_room(self) -> bool:
+        """Whether one more message may be ready."""
+        return len(self._ready) < READY and (not self._ready or self.size < READY_BYTES)
+
+    def _id_is_free(self, position: int) -> bool:
+        """Whether no message that is not done has the packet id of *position*."""
+        if position - PACKET_IDS in self._marks.stored:
+            return False
+        packs = self.stored.read
+        if position < PACKET_IDS or (packs and position - packs[0].first < PACKET_IDS):
+            return True
+        oldest = next(iter(self.stored.pack_of or self._writing or self._new), position)
+        return position - oldest < PACKET_IDS
+
+    def _add(self, message: Message, now: float) -> None:
+        """Give *message* its position."""
+        position = self._last = self._last + 1
+        self._new[position] = message
+        self._due_to = position
+        self._expiry.set(self, message.end_by(now + self._expiry.ttl) + self._expiry.offset)
+        self.count += 1
+        self.waiting_bytes += message.size
+        if position == self._ready_to + 1 and not self._resting and self._has_room():
+            self._ready.append(StoredMessage(position, message))
+            self._ready_to = position
+        self._write_soon()
+
+    def _remove(self, stored: StoredMessage, now: float) -> None:
+        """Drop a message that waited in memory."""
+        size = stored.message.size
+        self.count -= 1
+        self.waiting_bytes -= size
+        self.size -= size
+        self._budget.give_back(stored.message)
+        self._done(stored.position, now)
+
+    def _done(self, position: int, now: float) -> None:
+        message = self._new.pop(position, None)
+        if message is not None:
+            message.settle(now)
+            return  # it never was stored
+        message = self._writing.pop(position, None)
+        if message is not None:
+            message.settle(now)
+        pack = self.stored.pack_of.pop(position, None)
+        if pack is None:
+            return
+        pack.left -= 1
+        self._remove_done(now)
+
+    def _remove_done(self, now: float) -> None:
+        """Have the packs at the head of the list removed whose messages are all done."""
+        for pack in self.stored.take_done():
+            self._marks.completed += pack.completed
+            self._write_later(now)
+
+    def _take(self, pack: Pack, now: float, wall: float) -> int:
+        """Have the messages of *pack* ready that are not done; return how many the client may not have."""
+        first, last, ends = pack.messages[0].position, pack.messages[-1].position, pack.earliest_end(now, wall)
+        stored_pack = StoredPack(first, last, len(pack.messages), ends)
+        self.stored.add_read(stored_pack)
+        withheld = 0
+        for stored in pack.messages:
+            position = stored.position
+            counted = True  # in `count` so far
+            if self._marks.read(position, stored_pack) or position in self._done_unread:
+                counted = not self.exact and position not in self._done_unread
+            elif self._keep is not None and not self._keep(stored.message):
+                withheld += 1
+            else:
+                self._ready.append(stored)
+                self.stored.pack_of[position] = stored_pack
+                self.size += stored.message.size
+                self._budget.take(stored.message)
+                continue
+            stored_pack.left -= 1
+            self._done_unread.discard(position)
+            if counted:
+                self.count -= 1
+                self.waiting_bytes -= stored.message.size
+        self._ready_to = pack.messages[-1].position
+        return withheld
+
+    def _unload(self) -> None:
+        """Have the memory forget what is stored, if all is: it is unread again."""
+        busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
+        busy = busy or self.stored.changing()
+        if busy or self.ended or self.damaged:
+            return
+        self._unloading = False
+        packs = self.stored.read
+        if not packs:
+            return
+        self._done_unread.update(self.stored.done_positions())
+        for pack in packs:
+            self._marks.completed_unread.update(pack.completed)
+            self._expiry.set(self, pack.ends)
+        self._overdue = False
+        sent = len(self.stored.pack_of) - len(self._ready)
+        for stored in self._ready:
+            self.size -= stored.message.size
+            self._budget.give_back(stored.message)
+        if self._holder is not None:
+            self.waiting_bytes += self._holder.unloaded()
+        self.count += sent
+        self._ready_to = packs[0].first - 1
+        self._restored_to = max(self._restored_to, self._sent_to)
+        self.stored.forget_read()
+        self._ready = deque()
+
+    def _refill(self) -> None:
+        """Have messages ready, if some wait elsewhere: at once if they are in memory."""
+        if self._ready or self._reading or self.damaged or self._given or self._ready_to == self._last:
+            return
+        if not self.stored.unread:
+            for position, message in self._new.items():
+                if position > self._ready_to:
+                    if not self._has_room():
+                        break
+                    self._ready.append(StoredMessage(position, message))
+                    self._ready_to = position
+        else:
+            self._reading = True
+            self._read_page()
+
+    def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
+        """The pack of *messages*, which are new, and about to be written."""
+        latest = 0.0
+        for stored in messages:
+            latest = max(latest, stored.message.end_by(now + self._expiry.ttl))
+        stored_at, end = int(wall), int(latest - now + wall) + 1
+        pack = Pack(self.stored.stored_bytes, stored_at, end, end, messages)
+        self._expiry.set(self, pack.earliest_end(now, wall))
+        if self._overdue or self._sweep is not None:
+            pack.due = stored_at
+        elif self.due < end:
+            pack.due = int(self.due)
+        for stored in messages:
+            self._writing[stored.position] = stored.message
+        return self.stored.write(pack, messages[0].position <= self._ready_to, now, wall)
