@@ -20,7 +20,7 @@ WRONG_TYPE: Final = "WRONGTYPE"  # in Redis' error for a key that holds no strin
 # Returns what was there. `%d` matches the digits of ASCII.
 SCRIPT: Final = """
 local found = redis.call('GET', KEYS[1])
-local older = found and #found <= 9 and string.match(found, '^[1-9]%d*$') and tonumber(found) < tonumber(ARGV[1])
+local older = found and string.match(found, '^[1-9]%d*$') and tonumber(found) < tonumber(ARGV[1])
 if older or not found then
   redis.call('SET', KEYS[1], ARGV[1])
 end

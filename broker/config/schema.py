@@ -362,8 +362,7 @@ class Store:
     """Sessions that outlive their connection: where they are kept, with their subscriptions and messages."""
 
     # What they survive. "memory": nothing that ends their worker; "process": kill -9 of any process; "power": also loss
-    # of power, for a sync of the disk before each answer. The last two keep them in Redis; a server at `redis.url` that
-    # gives less is refused.
+    # of power, for a sync of the disk before each answer. The last two keep them in Redis.
     durability: str = choice(MEMORY, MEMORY, PROCESS, POWER)
     # How long storing a message for a connected client may wait for its acknowledgement, which makes it needless.
     hold: float = duration(0.002, most=1.0)

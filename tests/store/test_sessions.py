@@ -6,6 +6,7 @@ from broker.session.limits import SessionLimits
 from broker.session.principal import ANONYMOUS, ANYBODY, Principal, owner_tag
 from broker.session.queue import MessageBudget
 from broker.session.session import Session
+from broker.session.storage import SessionStorage
 from broker.store.sessions import MemorySessions
 
 
@@ -74,6 +75,23 @@ def test_the_end_of_a_former_session_leaves_the_new_one() -> None:
     store.forget(former)
 
     assert (new, 1) == (claimed(store, "one"), store.count())
+
+
+def test_sessions_that_are_stored_elsewhere_do_not_end_with_the_worker() -> None:
+    """After the death of a worker an operator would be told a wrong number of lost sessions."""
+    store = MemorySessions()
+    former, new, other = session("one"), session("one"), session("two")
+    former.storage = other.storage = SessionStorage()
+    for kept in (former, other):
+        store.keep(kept)
+    assert (2, 0) == (store.count(), store.count_in_memory())
+
+    store.keep(new)
+    store.forget(former)
+    assert (2, 1) == (store.count(), store.count_in_memory())
+    store.forget(new)
+    store.forget(other)
+    assert (0, 0) == (store.count(), store.count_in_memory())
 
 
 def test_a_session_is_found_by_its_user() -> None:
