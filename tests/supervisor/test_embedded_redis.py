@@ -159,7 +159,7 @@ async def test_nothing_that_was_answered_is_lost_with_the_server(
 
         async with trio.open_nursery() as writing:
             writing.start_soon(trio.to_thread.run_sync, write)
-            await until(lambda: answered > 300)
+            await until(lambda: answered > 100)
             os.kill(pid(embedded), signal.SIGKILL)
         await until(lambda: len(log.named("embedded_redis_started")) == 2)
 
