@@ -47,7 +47,6 @@ from broker.protocol.parts import ProtocolParts, make_routes
 from broker.routing.retained import Retained
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
-from broker.session.reserve import Reserve
 from broker.store.redis.address import RedisAddress
 from broker.store.trace_file import TraceFile
 from broker.worker_id import WorkerId
@@ -55,8 +54,7 @@ from broker.worker_id import WorkerId
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
-SHEDDING: Final = 0.1
-EXPIRY: Final = 0.2  # messages end exactly to the second
+SHEDDING: Final = 0.1  # of messages; they end exactly to the second
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -93,10 +91,8 @@ class Worker:
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
         budget = WorkerBudget(config, memory or memory_limit(), workers)
-        self.outbound_budget, self.queue_budget = (
-            OutboundBudget(budget.outbound),
-            MessageBudget(budget.messages, config.limits.queue_ttl),
-        )
+        self.outbound_budget = OutboundBudget(budget.outbound)
+        self.queue_budget = MessageBudget(budget.messages, config.limits.queue_ttl)
         self.reactor = Reactor(
             clock,
             input_budget=budget.input,
@@ -165,7 +161,7 @@ class Worker:
             files.acl,
             self.outbound_budget,
             self.queue_budget,
-            Reserve(budget.wills),
+            budget.wills,
             budget.subscriptions,
             addresses,
             connects,
@@ -204,7 +200,7 @@ class Worker:
             self.protection, self.overload_monitor, self.interval_metrics, connects, base.counters, overload
         )
         self.diagnostics = ClientDiagnostics(
-            links.store,
+            links,
             self.reactor,
             protocol.disconnects,
             connects,
@@ -212,7 +208,6 @@ class Worker:
             self.overload_monitor,
             config,
             clock,
-            links.durable_store,
             worker=worker,
         )
         self.metrics = WorkerMetrics(
@@ -237,7 +232,7 @@ class Worker:
             partial(every, HOUSEKEEPING, housekeeping.run),
             partial(every, HOUSEKEEPING, self.client_log.flush),
             partial(every, SHEDDING, protocol.shedding.run),
-            partial(every, EXPIRY, protocol.message_expiry.run),
+            partial(every, SHEDDING, protocol.message_expiry.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, cast
 
+from broker.cluster.parts import ClusterLinks
 from broker.config.schema import Config
 from broker.insight.facts import (
     ConfiguredFacts,
@@ -39,8 +40,6 @@ from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnec
 from broker.reasons import PauseReason
 from broker.session.decisions import Decision
 from broker.session.session import Session
-from broker.store.durable.store import DurableStore
-from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
 DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
@@ -49,7 +48,7 @@ DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
 class ClientDiagnostics:
     def __init__(
         self,
-        store: SessionStore,
+        links: ClusterLinks,
         reactor: Reactor,
         disconnects: RecentDisconnects,
         connects: Connects,
@@ -57,11 +56,10 @@ class ClientDiagnostics:
         monitor: OverloadMonitor,
         config: Config,
         clock: Callable[[], float],
-        durable: DurableStore | None,
         *,
         worker: WorkerId,
     ) -> None:
-        self._store = store
+        self._store = links.store
         self._reactor = reactor
         self._disconnects = disconnects
         self._connects = connects
@@ -69,7 +67,7 @@ class ClientDiagnostics:
         self._monitor = monitor
         self._config = config
         self._clock = clock
-        self._durable = durable
+        self._durable = links.durable_store
         self._worker = worker
 
     def facts(self, client_id: str) -> Facts:

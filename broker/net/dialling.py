@@ -49,7 +49,6 @@ class Dialler:
             sock.close()
             return error.strerror or str(error)
         outbox = Outbox(sock.fileno(), ANY_BYTES, ANY_BYTES >> 1, self._budget, self._reactor.dirty)
-        outbox.first = True  # many clients may wait for the answer of the server
         stream = Stream(sock, str(address), outbox)
         layer: TlsClientLayer | None = None
         if context is not None:

@@ -60,7 +60,7 @@ class ProtocolParts:
         acl: Acl | None,
         outbound_budget: OutboundBudget,
         queue_budget: MessageBudget,
-        wills: Reserve,
+        wills: int,
         subscription_budget: int,
         addresses: Addresses,
         connects: Connects,
@@ -69,7 +69,7 @@ class ProtocolParts:
         metrics: IntervalMetrics,
         durable: DurableStore | None,
     ) -> None:
-        """*connections*: how many may have a session. *subscription_budget*: bytes of subscriptions. *when_confirmed*
+        """*connections*: how many may have a session. *wills*, *subscription_budget*: bytes. *when_confirmed*
         calls back when all workers know what a connection has subscribed to. *durable*: None: sessions are in memory.
         """
         config, reactor, counters, clock, log = base.config, base.reactor, base.counters, base.clock, base.client_log
@@ -120,7 +120,7 @@ class ProtocolParts:
             log,
             limits,
             queue_budget,
-            wills,
+            Reserve(wills),
             origin,
             acl,
             protection.quotas.configured,

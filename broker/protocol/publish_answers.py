@@ -75,6 +75,16 @@ def take_unanswered(session: Session, packet_id: int) -> Completion | None:
     return None if completion is None or not (completion.pending or completion.abandoned) else completion
 
 
+def redeliver_unanswered(session: Session) -> None:
+    """*session* goes to another worker, which does not know what its publishes of QoS 2 wait for.
+
+    Those that have a token are delivered once more there, if the client sends them again: no receiver takes them twice.
+    """
+    for packet_id, completion in (session.unanswered or {}).items():
+        if completion.token and session.incoming is not None:
+            session.incoming.discard(packet_id)
+
+
 def encode_answer(connection: Connection, qos: int, identifier: bytes, code: int) -> bytes:
     """The PUBACK or PUBREC for a publish [MQTT-3.3.4-1], under its packet id [MQTT-2.2.1-5]; 3.x has no codes.
 

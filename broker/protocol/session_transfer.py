@@ -23,6 +23,7 @@ from functools import partial
 from broker.metrics.counters import Counters
 from broker.overload.credits import Accounts
 from broker.protocol.lifecycle import ConnectionLifecycle
+from broker.protocol.publish_answers import redeliver_unanswered
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
@@ -93,6 +94,7 @@ class SessionTransfer:
         self._sessions.stop_timers(session)
         if session.storage is not None:
             self.leaving[session.client_id] = session
+            redeliver_unanswered(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
     def withdraw(self, export: SessionExport, taker: WorkerId, then: Callable[[], None]) -> None:

@@ -562,8 +562,7 @@ class Session(Holder):
 
     def note(self, kind: int, reason: str, now: float) -> bool:
         """Remember a decision about the client, *kind* as in overload/admit.py; false if it repeats the latest one."""
-        if self.decisions is None:
-            self.decisions = Decisions()
+        self.decisions = self.decisions or Decisions()
         return self.decisions.add(kind, reason, now)
 
     def _dropped(self, reason: DropReason, count: int) -> None:
@@ -572,8 +571,7 @@ class Session(Holder):
 
     def missed(self, reason: DropReason, count: int) -> None:
         """Remember that *count* messages did not reach the client, which are counted elsewhere."""
-        if self.drops is None:
-            self.drops = {}
+        self.drops = self.drops or {}
         self.drops[reason.label] = self.drops.get(reason.label, 0) + count
 
     # Sizes.

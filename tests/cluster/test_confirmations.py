@@ -234,3 +234,101 @@ def test_publishes_wait_until_the_sessions_of_a_dead_worker_are_adopted(node: No
     assert [1, 2] == [each.packet_id for each in publisher.receive() if isinstance(each, Ack)]
     client = node[0].connect("away", V5, clean_start=False, properties=LASTING)
     assert [b"1", b"2"] == [each.payload for each in client.receive() if isinstance(each, Publish)]
+
+
+# QoS 2 publishes that are sent again, as nobody knows who has stored them.
+
+
+def stored(node: Node, client_id: str = "away") -> list[bytes]:
+    """What the client gets that was away, wherever its session is."""
+    client = node[0].connect(client_id, V5, clean_start=False, properties=LASTING)
+    node.advance(0.3)
+    return [each.payload for each in client.receive() if isinstance(each, Publish)]
+
+
+def lasting(broker: Broker, client_id: str) -> Client:
+    client = broker.connect(client_id, V5, clean_start=False, properties=LASTING)
+    broker.settle()
+    broker.advance(0.3)
+    return client
+
+
+@pytest.mark.parametrize("receiver", [0, 1])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_qos_2_publish_is_stored_once_when_its_worker_dies_before_it_answers(
+    node: Node, redis: RunningRedis, receiver: int, known: bool
+) -> None:
+    """Its publisher sends it again, and a receiver that has it would get it twice.
+
+    *known*: its token was stored before the worker died.
+    """
+    durable(node[receiver], "away").drop()
+    publisher = lasting(node[1], "publisher")
+    if not known:
+        publisher.send(Publish(b"a", b"0", 2, packet_id=9))  # so that there is something to follow
+        node.advance(0.3)
+        assert [Ack(PUBREC, 9)] == publisher.receive()
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1), Publish(b"a", b"2", 2, packet_id=2))
+    if known:
+        node.advance(0.3)
+    else:
+        node[1].turn()  # it is on its way to the other worker, and the store of this one has not answered
+        node[1].stopped = True
+        node.advance(0.3)
+    node.kill(node[1])
+    node.start(1)
+    node.advance(0.3)
+    publisher = lasting(node[1], "publisher")
+    publisher.send(*[Publish(b"a", b"%d" % number, 2, dup=True, packet_id=number) for number in (1, 2)])
+    node.advance(0.5)
+
+    answers = [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert [Ack(PUBREC, 1), Ack(PUBREC, 2)] == answers
+    publisher.send(Ack(PUBREL, 1), Ack(PUBREL, 2))
+    assert [Ack(PUBCOMP, 1), Ack(PUBCOMP, 2)] == publisher.receive()
+    assert ([] if known else [b"0"]) + [b"1", b"2"] == stored(node)
+
+
+def test_a_new_publish_with_the_same_id_is_stored_though_its_worker_died(node: Node) -> None:
+    """A message would be taken for another one that had its packet id, and be lost."""
+    durable(node[0], "away").drop()
+    publisher = lasting(node[1], "publisher")
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))
+    node.advance(0.3)
+    publisher.send(Ack(PUBREL, 1))
+    assert [Ack(PUBREC, 1), Ack(PUBCOMP, 1)] == publisher.receive()
+    node.kill(node[1])  # before it is stored that the id is free
+    node.start(1)
+    node.advance(0.3)
+    publisher = lasting(node[1], "publisher")
+    publisher.send(Publish(b"a", b"2", 2, packet_id=1))
+    node.advance(0.3)
+
+    assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert [b"1", b"2"] == stored(node)
+
+
+def test_a_receiver_that_was_lost_gets_what_is_sent_again_and_the_others_do_not(
+    node: Node, redis: RunningRedis
+) -> None:
+    """It would come twice to those that have stored it, or never to the one whose worker died."""
+    durable(node[0], "away").drop()
+    durable(node[1], "there").drop()
+    publisher = lasting(node[1], "publisher")
+    node[0].stopped = True
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))
+    for _ in range(5):
+        node[1].advance(0.1)
+    assert [] == publisher.receive()
+    dead = node[0]
+    node.kill(dead)
+    assert publisher.receive() and publisher.closed
+    node.start(0)
+    node.advance(0.3)
+    publisher = lasting(node[1], "publisher")
+    publisher.send(Publish(b"a", b"1", 2, dup=True, packet_id=1))
+    node.advance(0.5)
+
+    assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert [b"1"] == stored(node, "away")
+    assert [b"1"] == stored(node, "there")

@@ -1,6 +1,8 @@
 # What every store of sessions does.
+from broker.config.schema import Overload
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import Will
+from broker.overload.gate import Gate
 from broker.reasons import CloseReason
 from broker.session.limits import SessionLimits
 from broker.session.principal import ANONYMOUS, ANYBODY, Principal, owner_tag
@@ -81,7 +83,7 @@ def test_sessions_that_are_stored_elsewhere_do_not_end_with_the_worker() -> None
     """After the death of a worker an operator would be told a wrong number of lost sessions."""
     store = MemorySessions()
     former, new, other = session("one"), session("one"), session("two")
-    former.storage = other.storage = SessionStorage()
+    former.storage = other.storage = SessionStorage(Gate(Overload(), "store", 1, 0.0))
     for kept in (former, other):
         store.keep(kept)
     assert (2, 0) == (store.count(), store.count_in_memory())

@@ -83,7 +83,7 @@ def restore(
     fields, first, last, length, released = parts
     stored = read_record(fields)
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-    queue.restore(ends[0], ends[1], length, [int(position) for position in released], state)
+    queue.restore(ends[0], ends[1], length, [int(position) for position in released], stored.tokens.taken, state)
     record.restore(stored)
     return stored
 

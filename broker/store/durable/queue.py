@@ -9,6 +9,9 @@
 # A pack is removed from the head of the list when all its messages are done (stored_list.py). What is done behind it
 # waits for that in memory: after a crash such messages are sent again as duplicates, never lost.
 #
+# A QoS 2 publish that is sent again after a crash, and was taken before (tokens.py), is not taken twice: its publisher
+# is answered once the first one is stored.
+#
 # A message that has ended leaves when its time has come, wherever it waits: `expire()` drops it from memory, and a
 # sweep (sweep.py) from the packs that are unread. The packs that are read stay whole. What may have been sent at QoS 2
 # stays until its client is back [MQTT-4.3.3-7], which gets PUBREL for it: the client would remember its packet id for
@@ -37,6 +40,7 @@ from broker.store.durable.parts import READY, READY_BYTES, QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
+from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -80,6 +84,7 @@ class DurableQueue(QueueParts):
         self._held_to = 0  # the position of the last message that is to be written when the hold is over
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
+        self._taken: TakenNumbers | None = None  # until there are some
 
     def _write_soon(self) -> None:
         self._commit.soon(self)
@@ -95,13 +100,21 @@ class DurableQueue(QueueParts):
         self._early = []
 
     def restore(
-        self, first: Pack | None, last: Pack | None, length: int, released: list[int], state: QueueState | None = None
+        self,
+        first: Pack | None,
+        last: Pack | None,
+        length: int,
+        released: list[int],
+        taken: dict[bytes, bytes],
+        state: QueueState | None = None,
     ) -> None:
         """Go on with what another worker has stored, or this one before it was started anew.
 
         *first*, *last*: packs of a list of *length* packs, None if it is empty. *released*: positions of the set.
-        *state*: of that worker, which lives.
+        *taken*: the numbers of origins. *state*: of that worker, which lives.
         """
+        if taken:
+            self._taken = TakenNumbers(taken)
         self._last = self._ready_to = max([0, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
@@ -125,7 +138,7 @@ class DurableQueue(QueueParts):
         self._marks.restore(released, [] if state is None else state.completed)
         early, self._early = self._early, None
         for message in early or []:  # it counts in the budget
-            self._add(message, self._commit.now)
+            self._append(message, self._commit.now)
 
     def released_ids(self) -> list[int]:
         """The packet ids whose PUBREL is to be sent again, in order."""
@@ -154,12 +167,33 @@ class DurableQueue(QueueParts):
         if self._early is not None:
             self._early.append(message)
             return 0
-        self._add(message, now)
+        self._append(message, now)
         return self._apply_limits(now)
+
+    def _append(self, message: Message, now: float) -> None:
+        """Take *message*, which counts in the budget, unless it was taken before."""
+        if self._was_taken(message):
+            self.size -= message.size
+            self._budget.give_back(message)
+        else:
+            self._add(message, now)
+
+    def _was_taken(self, message: Message) -> bool:
+        completion = message.as_published().completion
+        if completion is None or not completion.token:
+            return False
+        if self._taken is None:
+            self._taken = TakenNumbers({})
+        if self._taken.take(completion.token):
+            return False
+        self._taken.repeated.append(message)
+        self._commit.soon(self)
+        return True
 
     def keep(self, message: Message, now: float) -> bool:
         position = self._last + 1
-        if self.count or not self._id_is_free(position):
+        completion = message.as_published().completion
+        if self.count or not self._id_is_free(position) or (completion is not None and completion.token):
             return False
         message.hold()
         self._last = self._ready_to = self._sent_to = position
@@ -244,6 +278,9 @@ class DurableQueue(QueueParts):
         for message in self._early or []:
             self._budget.give_back(message)
         unanswered = [*self._new.values(), *self._writing.values(), *(self._early or [])]
+        if self._taken is not None:
+            unanswered += self._taken.repeated + self._taken.repeated_due
+            self._taken = None
         self._new, self._writing, self._ready, self._early = {}, {}, deque(), None
         return unanswered
 
@@ -271,7 +308,8 @@ class DurableQueue(QueueParts):
 
     def _give_if_stored(self) -> None:
         then = self._give
-        changes = self.stored.removable or self.stored.changing() or self._marks.completed
+        repeats = self._taken is not None and len(self._taken.repeated) > 0
+        changes = self.stored.removable or self.stored.changing() or self._marks.completed or repeats
         if then is None or ((self._unloading or changes or self._under_way) and not self.damaged):
             return
         self._give = None
@@ -311,6 +349,8 @@ class DurableQueue(QueueParts):
         if self._new:
             self._held_to = self._last
             self._commit.later(self, now)
+        if self._taken is not None:
+            writes += self._taken.writes(self._keys.records + self.client, not writes)
         self._under_way = len(writes) > 0
         return writes
 
@@ -321,6 +361,10 @@ class DurableQueue(QueueParts):
         if errors:
             self.damage(str(errors[0]))
             return
+        if self._taken is not None:
+            repeated, self._taken.repeated_due = self._taken.repeated_due, []
+            for message in repeated:
+                message.settle(now)
         written, self._writing = self._writing, {}
         for position, message in written.items():
             if position > self._ready_to:  # it is read again when its turn comes

@@ -21,7 +21,6 @@ from typing import Final
 import msgpack
 from hiredis import ReplyError
 
-from broker.delivery.completion import Completion
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
@@ -151,9 +150,7 @@ class SessionRecord(SessionStorage):
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
         self._has_will = False  # there is one, or will be
-        self._tokens = PublishTokens()
-        self._tokens_due: list[Completion] = []  # of publishes whose tokens are not stored
-        self._tokens_written: list[Completion] = []  # the same, with the transaction under way
+        self._tokens: PublishTokens | None = None  # until there are some
         self._indexed = False
         self._changed: dict[bytes, bytes] = {}
         self._removed: dict[bytes, None] = {}
@@ -169,7 +166,8 @@ class SessionRecord(SessionStorage):
         """Go on with a record that was read as *stored*."""
         self._indexed = self._left = True
         self._has_will = stored.will is not None
-        self._tokens.restore(stored.tokens.former, stored.tokens.incoming)
+        if stored.tokens.former:
+            self._tokens = PublishTokens(stored.tokens.former, stored.tokens.incoming)
 
     # The port.
 
@@ -200,13 +198,15 @@ class SessionRecord(SessionStorage):
         self._remove(key)
 
     def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
+        if self._tokens is None:
+            self._tokens = PublishTokens(b"", {})
         completion = message.hold()
         completion.token = self._tokens.receive(packet_id, duplicate)
-        self._tokens_due.append(completion)
+        self._tokens.due.append(completion)
         self._commit.soon(self)
 
     def release(self, packet_id: int) -> bool:
-        known = self._tokens.release(packet_id)
+        known = self._tokens is not None and self._tokens.release(packet_id)
         if known:
             self._commit.later(self, self._commit.now)
         return known
@@ -271,8 +271,8 @@ class SessionRecord(SessionStorage):
         if not self._indexed:
             self._indexed = True
             writes.append(packed("SADD", keys.index, client))
-        self._tokens_written, self._tokens_due = self._tokens_due, []
-        self._collect_tokens()
+        if self._tokens is not None:
+            self._collect_tokens(self._tokens)
         if self._removed:  # first: what was removed may have been put since
             writes.append(packed("HDEL", key, *self._removed))
             self._removed = {}
@@ -285,12 +285,13 @@ class SessionRecord(SessionStorage):
             words += [taker.records, taker.queues, taker.released]
             writes.append(packed("EVAL", SCRIPT, 2, keys.index, taker.index, *words))
             self._taker = None
-        if not writes and (self._tokens_written or self._written is not None):
+        waits = self._written is not None or (self._tokens is not None and self._tokens.written)
+        if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
         return writes
 
-    def _collect_tokens(self) -> None:
-        removed, changed = self._tokens.collect()
+    def _collect_tokens(self, tokens: PublishTokens) -> None:
+        removed, changed = tokens.collect()
         for name in removed:
             self._removed[name] = None
         for at in range(0, len(changed), 2):
@@ -300,9 +301,10 @@ class SessionRecord(SessionStorage):
         if errors and not self._ended:
             self._queue.damage(str(errors[0]))
         self._writing = False
-        written, self._tokens_written = self._tokens_written, []
-        for completion in written:
-            completion.settle(now)
+        if self._tokens is not None:
+            written, self._tokens.written = self._tokens.written, []
+            for completion in written:
+                completion.settle(now)
         then, self._written = self._written, None
         if then is not None:
             then()

@@ -21,6 +21,10 @@
 import os
 from typing import Final
 
+from broker.delivery.completion import Completion
+from broker.session.message import Message
+from broker.store.redis.connection import packed
+
 ORIGIN: Final = 8  # bytes
 NUMBER: Final = 8
 TOKEN: Final = ORIGIN + NUMBER
@@ -33,19 +37,17 @@ ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may
 class PublishTokens:
     """The tokens of the publishes of one session."""
 
-    def __init__(self) -> None:
+    def __init__(self, former: bytes, tokens: dict[int, bytes]) -> None:
+        """*former*, *tokens*: what another worker has stored."""
+        self.due: list[Completion] = []  # of publishes whose tokens are not stored
+        self.written: list[Completion] = []  # the same, with the transaction under way
         self._origin = b""  # drawn when it is needed
         self._number = 0
-        self._former = b""  # the token that another worker counted last, while duplicates may follow it
-        self._tokens: dict[int, bytes] = {}  # by packet id, not released
+        self._former = former  # the token that another worker counted last, while duplicates may follow it
+        self._tokens = tokens  # by packet id, not released
         self._changed: dict[int, None] = {}  # packet ids
         self._removed: dict[int, None] = {}
         self._counted = False  # since the last collect()
-
-    def restore(self, former: bytes, tokens: dict[int, bytes]) -> None:
-        """Go on with what another worker has stored."""
-        self._former = former
-        self._tokens = tokens
 
     def receive(self, packet_id: int, duplicate: bool) -> bytes:
         """The token of a publish that was received, for the first time or as a *duplicate*."""
@@ -75,6 +77,7 @@ class PublishTokens:
 
     def collect(self) -> tuple[list[bytes], list[bytes]]:
         """The fields to remove, and the fields to set: each name is followed by its value."""
+        self.written, self.due = self.due, []
         removed = [incoming(packet_id) for packet_id in self._removed]
         changed = []
         for packet_id in self._changed:
@@ -86,16 +89,15 @@ class PublishTokens:
 
 
 class TakenNumbers:
-    """The highest number of each origin that a queue has taken."""
+    """The highest number of each origin that a queue has taken, and the publishes that it was offered again."""
 
-    def __init__(self) -> None:
-        self._highest: dict[bytes, bytes] = {}  # in the order in which the origins were added
+    def __init__(self, highest: dict[bytes, bytes]) -> None:
+        """*highest*: what was stored."""
+        self.repeated: list[Message] = []  # to be settled when the first one is stored
+        self.repeated_due: list[Message] = []  # the same, with the transaction under way
+        self._highest = highest  # in the order in which the origins were added
         self._changed: dict[bytes, None] = {}
         self._removed: list[bytes] = []
-
-    def restore(self, highest: dict[bytes, bytes]) -> None:
-        """Go on with what another worker has stored."""
-        self._highest = highest
 
     def take(self, token: bytes) -> bool:
         """Remember that the publish with *token* is taken; false if it was taken before."""
@@ -112,14 +114,25 @@ class TakenNumbers:
             self._removed.append(oldest)
         return True
 
-    def collect(self) -> tuple[list[bytes], list[bytes]]:
-        """The fields to remove, and the fields to set: each name is followed by its value."""
-        removed = [TAKEN + origin for origin in self._removed]
-        changed = []
-        for origin in self._changed:
-            changed += [TAKEN + origin, self._highest[origin]]
+    def writes(self, key: bytes, alone: bool) -> list[bytes]:
+        """The commands that store what has changed, in the record under *key*.
+
+        *alone*: nothing else is written. Then there is a command at least, if publishes are to be settled: nothing else
+        would tell that the first ones are stored.
+        """
+        self.repeated_due, self.repeated = self.repeated, []
+        writes = []
+        if self._removed:
+            writes.append(packed("HDEL", key, *[TAKEN + origin for origin in self._removed]))
+        if self._changed:
+            fields = []
+            for origin in self._changed:
+                fields += [TAKEN + origin, self._highest[origin]]
+            writes.append(packed("HSET", key, *fields))
+        elif self.repeated_due and alone:
+            writes.append(packed("EXISTS", key))
         self._changed, self._removed = {}, []
-        return removed, changed
+        return writes
 
 
 class StoredTokens:

@@ -19,7 +19,7 @@ class Publisher:
 
     def __init__(self) -> None:
         self.stored: dict[bytes, bytes] = {}
-        self.tokens = PublishTokens()
+        self.tokens = PublishTokens(b"", {})
 
     def store(self) -> None:
         removed, changed = self.tokens.collect()
@@ -29,8 +29,7 @@ class Publisher:
 
     def lose_worker(self) -> None:
         found = read_tokens(dict(self.stored))
-        self.tokens = PublishTokens()
-        self.tokens.restore(found.former, found.incoming)
+        self.tokens = PublishTokens(found.former, found.incoming)
 
 
 @pytest.fixture
@@ -110,34 +109,44 @@ def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publi
 
 def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     """A message would be stored twice, or one of another publisher not at all."""
-    taken = TakenNumbers()
+    taken = TakenNumbers({})
 
     def token(origin: int, number: int) -> bytes:
         return bytes([origin]) * ORIGIN + number.to_bytes(8, "big")
 
     tokens = [token(1, 1), token(1, 3), token(1, 3), token(1, 2), token(2, 2), token(1, 256), token(1, 255)]
     assert [True, True, False, False, True, True, False] == list(map(taken.take, tokens))
-    removed, changed = taken.collect()
-    again = TakenNumbers()
-    again.restore(read_tokens(dict(zip(changed[::2], changed[1::2], strict=True))).taken)
-    assert [] == removed
+    store: dict[bytes, bytes] = {}
+    carry_out(taken, store)
+    again = TakenNumbers(read_tokens(dict(store)).taken)
     assert [False, False, True] == list(map(again.take, [token(1, 256), token(2, 2), token(2, 3)]))
-    assert ([], [TAKEN + bytes([2]) * ORIGIN, (3).to_bytes(8, "big")]) == again.collect()
+    carry_out(again, store)
+    assert {1: 256, 2: 3} == {name[-1]: int.from_bytes(number, "big") for name, number in store.items()}
+
+
+def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
+    """What *taken* has to be written is carried out, in a record with the fields *store*."""
+    for command in taken.writes(b"key", True):
+        words = command.split(b"\r\n")[2::2]
+        fields = words[2:]
+        if words[0] == b"HSET":
+            store |= dict(zip(fields[::2], fields[1::2], strict=True))
+        else:
+            assert words[0] == b"HDEL"
+            for name in fields:
+                store.pop(name, None)
 
 
 def test_a_queue_remembers_so_many_origins() -> None:
     """A queue would grow with each publisher that there ever was."""
-    taken = TakenNumbers()
-    stored: dict[bytes, bytes] = {}
+    taken = TakenNumbers({})
+    store: dict[bytes, bytes] = {}
     for number in range(2 * ORIGINS + 10):
         assert taken.take(number.to_bytes(ORIGIN, "big") + bytes(8))
         if number % 7 == 0:
-            removed, changed = taken.collect()
-            for name in removed:
-                stored.pop(name, None)
-            stored |= dict(zip(changed[::2], changed[1::2], strict=True))
+            carry_out(taken, store)
 
-    assert abs(len(stored) - ORIGINS) <= 7
+    assert abs(len(store) - ORIGINS) <= 7
     assert not taken.take((2 * ORIGINS).to_bytes(ORIGIN, "big") + bytes(8))
 
 
