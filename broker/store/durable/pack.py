@@ -13,13 +13,15 @@
 # also says when the earliest of all messages ends that are stored up to it, or a time before that: so the last pack of
 # a list tells when the queue has to be looked through.
 #
-# The form, with numbers as LEB128 (7 bits to a byte, the low ones first, as in a Variable Byte Integer):
+# The form, with numbers as LEB128 (7 bits to a byte, the low ones first, as in a Variable Byte Integer), but for times
+# in seconds of Unix time, which have 32 bits and are good until 2106:
 #
-#   FORM, position of the first message, bytes of all messages before it, time of storing in seconds of Unix time,
-#   seconds from then until its messages end, seconds by which something up to this pack ends earlier than that
+#   FORM; times: of storing, at which the last of its messages ends, at which something up to this pack may end;
+#   position of the first message; bytes of all messages before it
 #   then for each message:
 #     flags; GAP: positions left out before it; without SAME_TOPIC: length of the topic, topic; length of the payload,
 #     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry
+import struct
 from typing import Final
 
 from broker.session.message import NEVER, Message
@@ -31,6 +33,7 @@ SAME_TOPIC: Final = 0x08  # as the message before it
 PROPERTIES: Final = 0x10
 EXPIRES: Final = 0x20
 GAP: Final = 0x40  # messages between were acknowledged before they were stored
+HEAD: Final = struct.Struct(">BIII")
 LONGEST: Final = 56  # bits of a number
 PACKET_IDS: Final = 65535
 
@@ -61,15 +64,6 @@ class Pack:
         self.due = due
         self.messages = messages
 
-    def earliest_end(self, now: float, wall: float) -> float:
-        """When the first of its messages ends, Unix time. *now*: the worker's time; *wall*: the same in Unix time."""
-        earliest = float(self.end)
-        for stored in self.messages:
-            expires = stored.message.expires
-            if expires != NEVER:
-                earliest = min(earliest, expires - now + wall)
-        return earliest
-
 
 class StoredPack:
     """A pack in Redis of which messages are sent or ready. *first*, *last*: positions.
@@ -99,13 +93,10 @@ def position_of(packet_id: int, last: int) -> int:
 def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
     """*pack* as it is stored. *now*: the worker's time; *wall*: the same in Unix time."""
     messages = pack.messages
-    out = bytearray((FORM,))
+    out = bytearray(HEAD.pack(FORM, pack.stored_at, pack.end, pack.due))
     position = messages[0].position
     _put(out, position)
     _put(out, pack.bytes_before)
-    _put(out, pack.stored_at)
-    _put(out, max(0, pack.end - pack.stored_at))
-    _put(out, max(0, pack.end - pack.due))
     stored_at = pack.stored_at - wall + now
     topic = b""
     for stored in messages:
@@ -145,13 +136,13 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
     if not data or data[0] != FORM:
         raise DamagedPack("unknown form" if data else "empty")
     end = len(data)
-    position, at = _take(data, 1, end)
+    if end < HEAD.size:
+        raise DamagedPack("it ends in its head")
+    _, stored_at, lasts_to, due = HEAD.unpack_from(data)
+    position, at = _take(data, HEAD.size, end)
     bytes_before, at = _take(data, at, end)
-    stored_at, at = _take(data, at, end)
-    lasting, at = _take(data, at, end)
-    earlier, at = _take(data, at, end)
     stored_here = stored_at - wall + now  # by the clock of this worker
-    latest = stored_here + lasting or -1.0  # 0.0 would be NEVER
+    latest = lasts_to - wall + now or -1.0  # 0.0 would be NEVER
     messages: list[StoredMessage] = []
     topic = b""
     while at < end:
@@ -181,7 +172,7 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
         position += 1
     if not messages:
         raise DamagedPack("no message")
-    return Pack(bytes_before, stored_at, stored_at + lasting, stored_at + lasting - earlier, messages)
+    return Pack(bytes_before, stored_at, lasts_to, due, messages)
 
 
 def _put(out: bytearray, number: int) -> None:

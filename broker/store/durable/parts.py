@@ -20,11 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.session.expiry import ExpirySchedule
-from broker.session.message import Message
+from broker.session.expiry import NEVER_DUE, ExpirySchedule
+from broker.session.message import NEVER, Message
 from broker.session.queue import Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack
+from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep
 
@@ -118,7 +118,10 @@ class QueueParts(MessageQueue):
         position = self._last = self._last + 1
         self._new[position] = message
         self._due_to = position
-        self._expiry.set(self, message.end_by(now + self._expiry.ttl) + self._expiry.offset)
+        expiry = self._expiry
+        end = message.end_by(now + expiry.ttl) + expiry.offset
+        if end < self.due:
+            expiry.set(self, end)
         self.count += 1
         self.waiting_bytes += message.size
         if position == self._ready_to + 1 and not self._resting and self._has_room():
@@ -147,19 +150,22 @@ class QueueParts(MessageQueue):
         if pack is None:
             return
         pack.left -= 1
-        self._remove_done(now)
+        if pack.left == 0:
+            self._remove_done(now)
 
     def _remove_done(self, now: float) -> None:
         """Have the packs at the head of the list removed whose messages are all done."""
-        for pack in self.stored.take_done():
+        while (pack := self.stored.take_done()) is not None:
             self._marks.completed += pack.completed
             self._write_later(now)
 
     def _take(self, pack: Pack, now: float, wall: float) -> int:
         """Have the messages of *pack* ready that are not done; return how many the client may not have."""
-        first, last, ends = pack.messages[0].position, pack.messages[-1].position, pack.earliest_end(now, wall)
-        stored_pack = StoredPack(first, last, len(pack.messages), ends)
-        self.stored.add_read(stored_pack)
+        first, last, ends = pack.messages[0].position, pack.messages[-1].position, pack.messages[0].message.ends
+        for stored in pack.messages:
+            ends = min(ends, stored.message.ends)
+        stored_pack = StoredPack(first, last, len(pack.messages), ends - now + wall)
+        self.stored.add_read(stored_pack, [])
         withheld = 0
         for stored in pack.messages:
             position = stored.position
@@ -185,7 +191,7 @@ class QueueParts(MessageQueue):
     def _unload(self) -> None:
         """Have the memory forget what is stored, if all is: it is unread again."""
         busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
-        busy = busy or self.stored.changing()
+        busy = busy or self.stored.changing
         if busy or self.ended or self.damaged:
             return
         self._unloading = False
@@ -226,16 +232,27 @@ class QueueParts(MessageQueue):
 
     def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
         """The pack of *messages*, which are new, and about to be written."""
-        latest = 0.0
+        latest, earliest, size = 0.0, NEVER_DUE, 0
+        writing = self._writing
         for stored in messages:
-            latest = max(latest, stored.message.end_by(now + self._expiry.ttl))
-        stored_at, end = int(wall), int(latest - now + wall) + 1
-        pack = Pack(self.stored.stored_bytes, stored_at, end, end, messages)
-        self._expiry.set(self, pack.earliest_end(now, wall))
-        if self._overdue or self._sweep is not None:
-            pack.due = stored_at
-        elif self.due < end:
-            pack.due = int(self.due)
-        for stored in messages:
-            self._writing[stored.position] = stored.message
-        return self.stored.write(pack, messages[0].position <= self._ready_to, now, wall)
+            message = stored.message
+            ends = message.ends
+            if ends == NEVER:  # it was sent at once
+                ends = message.end_by(now + self._expiry.ttl)
+            if ends > latest:
+                latest = ends
+            if ends < earliest:
+                earliest = ends
+            size += message.size
+            writing[stored.position] = message
+        stored_at, end, ends = int(wall), int(latest - now + wall) + 1, earliest - now + wall
+        if ends < self.due:
+            self._expiry.set(self, ends)
+        due = stored_at if self._overdue or self._sweep is not None else min(end, int(self.due))
+        data = encode_pack(Pack(self.stored.stored_bytes, stored_at, end, due, messages), now, wall)
+        if messages[0].position <= self._ready_to:
+            self.stored.add_read(StoredPack(messages[0].position, messages[-1].position, len(messages), ends), messages)
+        else:
+            self.stored.unread += 1
+        self.stored.stored_bytes += size
+        return data

@@ -308,9 +308,11 @@ class DurableQueue(QueueParts):
 
     def _give_if_stored(self) -> None:
         then = self._give
+        if then is None:
+            return
         repeats = self._taken is not None and len(self._taken.repeated) > 0
-        changes = self.stored.removable or self.stored.changing() or self._marks.completed or repeats
-        if then is None or ((self._unloading or changes or self._under_way) and not self.damaged):
+        changes = self.stored.removable or self.stored.changing or self._marks.completed or repeats
+        if (self._unloading or changes or self._under_way) and not self.damaged:
             return
         self._give = None
         self._given = not self.damaged
@@ -325,7 +327,7 @@ class DurableQueue(QueueParts):
                 aside = self._keys.damaged + self.client + b":queue"
                 return [packed("RENAME", key, aside), packed("DEL", released_key)]
             return [packed("DEL", key, released_key)]
-        writes = self.stored.writes(key)
+        writes = self.stored.writes(key) if self.stored.removable or self.stored.changing else []
         writes += self._marks.collect(released_key)
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
@@ -427,7 +429,7 @@ class DurableQueue(QueueParts):
                 self._expiry.set(self, pack.ends)
             else:
                 self._overdue = True
-        busy = self._reading or self._under_way or self.stored.changing() or self._give is not None
+        busy = self._reading or self._under_way or self.stored.changing or self._give is not None
         if self.stored.unread and (busy or not reads):
             self._expiry.set(self, wall)  # once more, in a second
         elif self.stored.unread:
@@ -455,7 +457,7 @@ class DurableQueue(QueueParts):
                 self.stored.replace(index, rest_of(pack, left), now, wall)
             index += 1
         sweep.page_done(len(packs), removed)
-        if removed or self.stored.changing() or self._marks.completed:
+        if removed or self.stored.changing or self._marks.completed:
             self._commit.soon(self)
         ended = sweep.ended - before
         if sweep.left and not self._unloading:
@@ -515,11 +517,11 @@ class DurableQueue(QueueParts):
         """
         sweep, unread = self._sweep, self.stored.unread
         if sweep is not None:
-            sweep.waits = self._under_way or self.stored.changing()
+            sweep.waits = self._under_way or self.stored.changing
             if sweep.waits:
                 return 0, 0
             return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread))
-        if self._under_way or self.ended or not unread or self.stored.changing():
+        if self._under_way or self.ended or not unread or self.stored.changing:
             self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
             return 0, 0
         return self.stored.first_unread(), self._page_of(unread)
@@ -587,4 +589,5 @@ class DurableQueue(QueueParts):
         return dropped
 
     def _drop_excess(self, now: float) -> None:
-        self._report(DropReason.QUEUE_FULL, self._apply_limits(now))
+        if self.count > self._most or self.waiting_bytes > self._most_bytes:
+            self._report(DropReason.QUEUE_FULL, self._apply_limits(now))

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from broker.store.durable.pack import Pack, StoredPack, encode_pack
+from broker.store.durable.pack import Pack, StoredMessage, StoredPack, encode_pack
 from broker.store.redis.connection import packed
 
 GONE: Final = b""  # no pack
@@ -30,6 +30,7 @@ class StoredList:
         self.unread = 0  # packs
         self.removable = 0  # packs
         self.stored_bytes = 0  # of all messages that were ever stored
+        self.changing = False  # packs that are unread are to be written with the next transaction
         self._replaced: dict[int, bytes] | None = None  # packs that are to be written, by index in what is unread
 
     # What it has.
@@ -37,10 +38,6 @@ class StoredList:
     def first_unread(self) -> int:
         """The index in the list of the first pack that is unread, once what is under way has been carried out."""
         return self.removable + len(self.read)
-
-    def changing(self) -> bool:
-        """Whether packs that are unread are to be replaced with the next transaction."""
-        return self._replaced is not None
 
     def done_positions(self) -> Iterator[int]:
         """The positions of messages that are done, in packs that are read."""
@@ -51,11 +48,13 @@ class StoredList:
 
     # What changes.
 
-    def add_read(self, pack: StoredPack) -> None:
-        """*pack*, the first one that was unread or is written now, is read."""
+    def add_read(self, pack: StoredPack, messages: list[StoredMessage]) -> None:
+        """*pack*, the first one that was unread or is written now, is read; *messages* of it are sent or ready."""
         if self.read is NOTHING_READ:
             self.read = deque()
         self.read.append(pack)
+        for stored in messages:
+            self.pack_of[stored.position] = pack
 
     def forget_read(self) -> None:
         """What is read is unread again."""
@@ -63,50 +62,36 @@ class StoredList:
         self.read = NOTHING_READ
         self.pack_of = {}
 
-    def take_done(self) -> list[StoredPack]:
-        """Take the packs at the head of the list whose messages are all done: they are removable."""
-        taken: list[StoredPack] = []
-        while self.read and self.read[0].left == 0:
-            pack = self.read.popleft()
-            pack.removed = True
-            self.removable += 1
-            taken.append(pack)
-        return taken
-
-    def write(self, pack: Pack, ready: bool, now: float, wall: float) -> bytes:
-        """Append *pack*; returns it as it is to be stored. *ready*: its messages are sent or ready."""
-        messages = pack.messages
-        if ready:
-            ends = pack.earliest_end(now, wall)
-            known = StoredPack(messages[0].position, messages[-1].position, len(messages), ends)
-            self.add_read(known)
-            for stored in messages:
-                self.pack_of[stored.position] = known
-        else:
-            self.unread += 1
-        for stored in messages:
-            self.stored_bytes += stored.message.size
-        return encode_pack(pack, now, wall)
+    def take_done(self) -> StoredPack | None:
+        """Take the pack at the head of the list, if its messages are all done: it is removable."""
+        if not self.read or self.read[0].left:
+            return None
+        self.removable += 1
+        pack = self.read.popleft()
+        pack.removed = True
+        return pack
 
     def replace(self, index: int, pack: Pack, now: float, wall: float) -> None:
         """Replace the unread pack *index*, counted from the first that is unread, by what is left of it."""
-        if self._replaced is None:
-            self._replaced = {}
-        self._replaced[index] = encode_pack(pack, now, wall)
+        self._write(index, encode_pack(pack, now, wall))
 
     def remove(self, index: int) -> bool:
         """Remove the unread pack *index*; true if those behind it have the next lower index from now on.
 
         Otherwise they have it when `writes()` is called.
         """
-        if index == 0 and not self.read and self._replaced is None:
+        if index == 0 and not self.read and not self.changing:
             self.unread -= 1
             self.removable += 1
             return True
+        self._write(index, GONE)
+        return False
+
+    def _write(self, index: int, data: bytes) -> None:
         if self._replaced is None:
             self._replaced = {}
-        self._replaced[index] = GONE
-        return False
+        self._replaced[index] = data
+        self.changing = True
 
     def writes(self, key: bytes) -> list[bytes]:
         """The commands that make the list what it is to be, but for packs that are appended."""
@@ -123,4 +108,5 @@ class StoredList:
                 writes.append(packed("LREM", key, gone, GONE))
                 self.unread -= gone
             self._replaced = None
+            self.changing = False
         return writes

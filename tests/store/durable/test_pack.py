@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from broker.session.message import NEVER, Message
 from broker.store.durable.pack import (
     FORM,
+    HEAD,
     PACKET_IDS,
     DamagedPack,
     Pack,
@@ -75,7 +76,7 @@ def test_a_message_takes_few_bytes_beside_its_own() -> None:
     alone = encoded([stored(1 << 20)], 1 << 30)
     many = encoded([stored(number) for number in range(1 << 20, (1 << 20) + 100)], 1 << 30)
 
-    assert len(alone) <= len(b"t" + b"payload") + 22
+    assert len(alone) <= len(b"t" + b"payload") + 24
     assert len(many) <= 100 * (len(b"payload") + 2) + 24
 
 
@@ -133,9 +134,9 @@ def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int)
         bytes((FORM + 1,)) + whole[1:],
         bytes((FORM,)) + b"\xff" * 30,
         encoded([stored(1)]).replace(b"\x01t", b"\x7ft"),
-        bytes((FORM, 1, 0, 0, 0, 0)),
-        bytes((FORM, 1, 0, 0, 0, 0, 0x03, 0, 0)),
-        bytes((FORM, 1, 0, 0, 0, 0, 0x81, 0, 0)),
+        whole[: HEAD.size] + bytes((1, 0)),
+        whole[: HEAD.size] + bytes((1, 0, 0x03, 0, 0)),
+        whole[: HEAD.size] + bytes((1, 0, 0x81, 0, 0)),
     ],
 )
 def test_what_is_no_pack_is_refused(data: bytes) -> None:

@@ -302,7 +302,7 @@ def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
     worker.redis.values[worker.queue.key()] = damage
     other = DurableWorker(worker.redis, 2)
 
-    assert "it ends in a number" == other.owner.damage["client"]
+    assert "it ends in its head" == other.owner.damage["client"]
     with pytest.raises(DamagedPack):
         decode_pack(damage[0], 0.0, 0.0)
     other.offer(b"of the next session")
