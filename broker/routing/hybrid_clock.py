@@ -38,6 +38,13 @@ class HybridClock:
         latest = self._latest = max(int(self._wall() * 1e6), self._latest + 1)
         return max(latest, (after >> WRITER_BITS) + 1) << WRITER_BITS | self._writer
 
+    def resume(self, stamp: int) -> None:
+        """*stamp* is stored: stamps of this clock are greater from now on, however far ahead it is.
+
+        The wall clock may have been set back since, perhaps by a reboot, and what is written now must not lose.
+        """
+        self._latest = max(self._latest, stamp >> WRITER_BITS)
+
     def gave(self, stamp: int) -> bool:
         """Whether *stamp* is one of this clock."""
         return stamp & WRITER_MASK == self._writer

@@ -18,6 +18,9 @@
 # A deletion that finds no message leaves no tombstone: otherwise a client could fill the memory with topics that never
 # had a message. The write that such a deletion has overtaken is undone by the worker that made the write, which repeats
 # the deletion behind it, see cluster/mesh.py. Tombstones take only the room that messages leave.
+#
+# What is stored outlives the process. A `RetainedStorage` is told by those who make changes; from here it learns what
+# is dropped because its time has passed.
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
@@ -74,6 +77,14 @@ class Tombstone:
         self.since = since
 
 
+class RetainedStorage:
+    """Where retained messages are stored."""
+
+    def forget(self, topic: bytes, stamp: int) -> None:
+        """What is kept of *topic* with *stamp*, a message that has expired or a tombstone, is dropped from memory."""
+        raise NotImplementedError
+
+
 class Retained:
     """At most *messages* messages of together at most *bytes* bytes; at most *per_client* of one client, 0 = any.
 
@@ -92,6 +103,7 @@ class Retained:
         self.most_bytes = bytes
         self._most_per_client = per_client
         self._messages = {}
+        self.storage: RetainedStorage | None = None
         self._owners: dict[str, Owner] = {}
         self._topics = LevelTree()
         self._deadlines = Deadlines()
@@ -156,6 +168,10 @@ class Retained:
                 return DropReason.RETAINED_PER_CLIENT
         return None if self._has_room(message, former) else DropReason.RETAINED_FULL
 
+    def has_room(self, message: Message) -> bool:
+        """Whether the limits for all clients allow *message* in place of the former one of its topic."""
+        return self._has_room(message, self._messages.get(message.topic))
+
     def _has_room(self, message: Message, former: Message | None) -> bool:
         room = self.most_bytes - self.held()
         if former is not None:
@@ -216,8 +232,11 @@ class Retained:
             topic = self._deadlines.pop_due(now)
             if topic is None:
                 break
+            expired = self._messages.get(topic)
             self.delete(topic)
             dropped += 1
+            if self.storage is not None and expired is not None:
+                self.storage.forget(topic, expired.stamp)
         return dropped
 
     def forget_tombstones(self, now: float, limit: int) -> None:
@@ -226,7 +245,14 @@ class Retained:
             topic = next(iter(self._tombstones), None)
             if topic is None or now - self._tombstones[topic].since < TOMBSTONE:
                 break
-            self._forget_tombstone(topic)
+            self._drop_tombstone(topic)
+
+    def _drop_tombstone(self, topic: "bytes") -> None:
+        """Forget the deletion of *topic*, as its time has passed or there is no room for it."""
+        stamp = self.tombstone(topic)
+        self._forget_tombstone(topic)
+        if self.storage is not None:
+            self.storage.forget(topic, stamp)
 
     def _forget_tombstone(self, topic: "bytes") -> None:
         """Forget the deletion of *topic*, if it is known."""
@@ -237,7 +263,7 @@ class Retained:
         """Drop the oldest tombstones if messages and tombstones together do not fit."""
         room = self.most_bytes - self.held()
         while self._tombstones and self._tombstone_bytes > room:
-            self._forget_tombstone(next(iter(self._tombstones)))
+            self._drop_tombstone(next(iter(self._tombstones)))
             self._displaced += 1
 
     def topics(self) -> "list[bytes]":

@@ -1,4 +1,4 @@
-# The durable sessions of a worker, and the connection to Redis that all of them share.
+# The durable sessions and the retained messages of a worker, and the connection to Redis that all of them share.
 #
 # It is a connection of its own: a claim must not wait behind a transaction of a megabyte.
 import zlib
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from broker.reasons import StoreFailure
+from broker.routing.hybrid_clock import HybridClock
+from broker.routing.retained import Retained
 from broker.session.expiry import ExpirySchedule
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import (
@@ -20,6 +22,8 @@ from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.record import SCRIPT, SessionRecord
+from broker.store.durable.retained import RetainedStore
+from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys
@@ -68,13 +72,29 @@ class DurableStore(OnReady):
         self._reads: list[Read] = []  # that are to be sent
         self._reads_at = 0.0  # not before this time
         self._damaged: list[tuple[DurableQueue, str]] = []  # and why
+        self.retained: RetainedStore | None = None
+        self.retained_load: RetainedLoad | None = None
+        self._worker = worker
+        self._workers = workers
         commands.on_ready(self)
+
+    def store_retained(self, retained: Retained, stamps: HybridClock, most_bytes: int) -> None:
+        """Store changes of *retained*, and have `serve()` read what is stored. *most_bytes*: of unwritten changes."""
+        keys, commit = self._keys, self.commit
+        self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self._workers, most_bytes)
+        self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
         """Give *owner* the sessions of this shard, whose former workers have ended; then tell it what concerns them."""
         self._owner = owner
         self.expiry.offset = self._wall() - now
         self.adoption.begin(owner, now)
+        if self.retained_load is not None:
+            self.retained_load.begin(now)
+
+    def retained_loaded(self) -> bool:
+        """Whether all retained messages have been read."""
+        return self.retained_load is None or self.retained_load.done
 
     def takes_sessions(self, now: float) -> bool:
         """Whether a new session would be stored now, or soon."""
@@ -124,9 +144,10 @@ class DurableStore(OnReady):
             for queue, why in damaged:
                 assert self._owner is not None
                 self._owner.damaged(client_id_of(queue.client), why, not queue.ended, now)
-        due = min(
-            self._sweeper.tick(now, self._commands.state == READY), self.commit.tick(now), self.adoption.tick(now)
-        )
+        due = min(self.adoption.tick(now), self._sweeper.tick(now, self._commands.state == READY))
+        if self.retained is not None and self.retained_load is not None:
+            due = min(due, self.retained.tick(now), self.retained_load.tick(now))
+        due = min(due, self.commit.tick(now))
         if self._reads:
             if now < self._reads_at:
                 due = min(due, self._reads_at)
@@ -138,7 +159,8 @@ class DurableStore(OnReady):
 
     def settled(self) -> bool:
         """Whether everything is stored and read, or cannot be now."""
-        return self._commands.state != READY or (self.commit.idle() and not self.waits())
+        unwritten = self.retained is not None and self.retained.unwritten()
+        return self._commands.state != READY or (self.commit.idle() and not self.waits() and not unwritten)
 
     def waits(self) -> bool:
         """Whether a reply of the server is still to come."""

@@ -9,6 +9,8 @@
 #   PREFIX:{R}:queue:INCARNATION:CLIENT    list  its messages (store/durable/pack.py)
 #   PREFIX:{R}:released:INCARNATION:CLIENT set   positions of its messages of QoS 2 with PUBREC
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
+#   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
+#   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
@@ -20,15 +22,16 @@
 #                                       that Redis has lost everything
 #   PREFIX:overload:DB          channel how overloaded each worker is
 #
-# {R} is one of SLICES hash tags, chosen by the client id or the quota: in a Redis Cluster all keys that one script
-# touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
+# {R} is one of SLICES hash tags, chosen by the client id, the quota or the topic: in a Redis Cluster all keys that one
+# script touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
 #
 # The keys of a durable session have the incarnation of the worker that owns it. Who takes the session renames them, so
 # what its former owner still writes lands where nobody reads.
 #
-# But for durable sessions, which end with their expiry, nothing stays for ever: owners and wills live for LEASE, and
-# their worker writes them again when a third of it has passed; `release` deletes them at once. A quota expires when it
-# would be full again (a missing quota is full), and its workers when none of them has sent a request for some seconds.
+# But for durable sessions, which end with their expiry, and for retained messages nothing stays for ever. Owners and
+# wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at
+# once. A quota expires when it would be full again (a missing quota is full), and its workers when none of them has
+# sent a request for some seconds.
 # Of the log Redis keeps the newest `metrics.length` records and a few more, as it deletes whole blocks.
 # The epochs of a client id rise even if its key was lost: they are never below the clock of Redis in microseconds.
 import zlib
@@ -77,6 +80,14 @@ class Keys:
     def sessions(self, number: int, incarnation: bytes) -> "SessionKeys":
         """The keys of the durable sessions of a worker in slice *number*."""
         return SessionKeys(f"{self._prefix}:{{{number}}}:".encode(), incarnation)
+
+    def retained(self, number: int) -> bytes:
+        """The retained messages of the topics in slice *number*."""
+        return f"{self._prefix}:{{{number}}}:retained".encode()
+
+    def unreadable(self, number: int) -> bytes:
+        """What cannot be read of `retained()`."""
+        return f"{self._prefix}:{{{number}}}:unreadable".encode()
 
     def owner(self, client_id: bytes) -> bytes:
         return self._owners[zlib.crc32(client_id) % SLICES] + client_id
