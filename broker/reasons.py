@@ -128,6 +128,7 @@ class DropReason(Enum):
     NOT_AUTHORIZED = ("not_authorized", "the client may not publish to the topic")
     MAY_NOT_READ = ("may_not_read", "the client may no longer read the topics of queued messages")
     RETAINED_FULL = ("retained_full", "the message was not retained, as the limit of retained messages is reached")
+    RETAINED_UNWRITTEN = ("retained_unwritten", "the message was not retained, as too many changes wait for Redis")
     GATE_TIMEOUT = ("gate_timeout", "a publish waited too long for a busy resource")
     RETAINED_PER_CLIENT = ("retained_per_client", "the message was not retained, as the client's limit is reached")
     QUOTA_SESSION_MESSAGES = ("quota_session_messages", "the client published more messages than its quota allows")

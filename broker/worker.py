@@ -109,6 +109,7 @@ class Worker:
         self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
+        links.store_retained(self.retained, budget.unwritten)
         self.interval_metrics = IntervalMetrics(
             base.counters, self.reactor.latencies, links.record_log, base.log, worker=worker, now=clock()
         )

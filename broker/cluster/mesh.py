@@ -41,6 +41,7 @@ from broker.routing.routes import Routes
 from broker.routing.shared import SharedGroup
 from broker.session.message import Message
 from broker.session.origin import Origin
+from broker.store.durable.store import DurableStore
 from broker.worker_id import WorkerId
 
 HOUSEKEEPING: Final = 0.1  # seconds
@@ -78,12 +79,13 @@ class Mesh(LaneListener):
         failed: Callable[[Exception], None],
         abandon: Callable[[Completion, float], None],
         adopted: Callable[[], bool],
-        stores: bool,
+        durable: DurableStore | None,
     ) -> None:
         """*report_received* is called with each overload report of a peer; *failed* with exceptions of our own code;
-        *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`. *stores*: there are durable
-        sessions.
+        *abandon* with publishes that a peer may have lost. *adopted*: see `FullSync`. *durable*: stores sessions and
+        retained messages; None: they are in memory only.
         """
+        self._durable = durable
         self._peers = peers
         self._announcements = announcements
         self._barriers = barriers
@@ -100,7 +102,6 @@ class Mesh(LaneListener):
         self._clock = clock
         self._failed = failed
         self._abandon = abandon
-        self._stores = stores
         self._full_sync = FullSync(peers, routes, retained, adopted)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
@@ -123,7 +124,7 @@ class Mesh(LaneListener):
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
         now, resource = self._clock(), str(worker)
         gate = self._throttle.add_gate(resource, now, without_gate(resource))
-        store = self._throttle.add_gate(store_of(resource), now) if self._stores else None
+        store = None if self._durable is None else self._throttle.add_gate(store_of(resource), now)
         peer = Peer(worker, data_stream, control_stream, gate, store)
         self._announcements.joined(peer)
         self._peers.all.append(peer)
@@ -240,7 +241,12 @@ class Mesh(LaneListener):
     def retained(self, peer: Peer, message: Message, owner: str, stamp: int, now: float) -> None:
         self._stamps.follow(stamp)
         former = self._retained.peek(message.topic)
-        taken = self._retained.merge(message, now, owner, stamp, not peer.retained_all)
+        durable = self._durable
+        # A deletion may be ahead of what it deletes, which this peer is to tell, or which is to be read from Redis.
+        ahead = not peer.retained_all or (durable is not None and not durable.retained_loaded())
+        taken = self._retained.merge(message, now, owner, stamp, ahead)
+        if taken and durable is not None and durable.retained is not None:
+            durable.retained.superseded(message.topic, stamp)
         if taken and former is not None and not message.payload and self._stamps.gave(former.stamp):
             self._peers.write(wire.message(message, wire.KEEP, owner, stamp))
 

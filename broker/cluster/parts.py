@@ -131,6 +131,11 @@ class ClusterLinks:
         commands.start(base.clock())
         return self.durable_store
 
+    def store_retained(self, retained: Retained, most_bytes: int) -> None:
+        """Have *retained* stored, if anything is. *most_bytes*: of changes that are not stored yet."""
+        if self.durable_store is not None:
+            self.durable_store.store_retained(retained, self.stamps, most_bytes)
+
     def quotas(self) -> Quotas:
         config = self._base.config
         return Quotas(config.quotas, config.limits.packet_bytes, self._leases, self._base.clock())
@@ -220,7 +225,7 @@ class ClusterParts:
             failed,
             protocol.lifecycle.abandon,
             _nothing_to_adopt if protocol.durable is None else protocol.durable.ready,
-            protocol.durable is not None,
+            links.durable_store,
         )
         if protocol.durable is not None:
             protocol.durable.when_adopted(base.reactor.wake)  # the mesh tells the other workers

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from broker.config.schema import Config
+from broker.config.schema import MEMORY, Config
 
 SUPERVISOR_BYTES: Final = 40 << 20
 OWN_BYTES: Final = 48 << 20  # of a worker without a client: the interpreter, its libraries and code
@@ -25,6 +25,7 @@ WILLS: Final = 2
 CONNECTS: Final = 1  # twice, as a CONNECT that waits is there in bytes and as a packet
 SUBSCRIPTIONS: Final = 10
 RETAINED: Final = 3
+UNWRITTEN: Final = 8  # of that, one part in so many is for changes that are not stored yet, if they are stored
 ROUTES: Final = 1
 
 
@@ -52,7 +53,9 @@ class WorkerBudget:
         self.wills = limits.will_budget or part * WILLS
         self.connects = 2 * part * CONNECTS
         self.subscriptions = limits.subscription_budget or part * SUBSCRIPTIONS
-        self.retained = config.retained.bytes or part * RETAINED
+        retained = part * RETAINED
+        self.unwritten = 0 if config.store.durability == MEMORY else (config.retained.bytes or retained) // UNWRITTEN
+        self.retained = config.retained.bytes or retained - self.unwritten
         self.routes = config.routes.bytes or part * ROUTES
         self.accounts = [
             Account("worker", OWN_BYTES, "the process itself"),
@@ -70,6 +73,9 @@ class WorkerBudget:
             Account("retained", self.retained, "retained.bytes"),
             Account("routes", self.routes, "routes.bytes"),
         ]
+        if self.unwritten:
+            words = f"an {UNWRITTEN}th of retained.bytes"
+            self.accounts.append(Account("unwritten retained", self.unwritten, words))
 
     def total(self) -> int:
         """The sum of all accounts."""

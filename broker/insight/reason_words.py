@@ -125,6 +125,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.NOT_AUTHORIZED: ACCESS,
     DropReason.MAY_NOT_READ: ACCESS,
     DropReason.RETAINED_FULL: "retained.messages and retained.bytes are the limits.",
+    DropReason.RETAINED_UNWRITTEN: "`weir logs` shows the state of Redis. An eighth of retained.bytes is the limit.",
     DropReason.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",
     DropReason.RETAINED_PER_CLIENT: "limits.retained_per_client is the limit.",
     PublishRefusal.GATE_TIMEOUT: "overload.wait is the time a publish may wait. `weir top` shows what is overloaded.",

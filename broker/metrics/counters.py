@@ -46,6 +46,9 @@ class Counters:
         # Per change of a retained message.
         self.retained_set = 0
         self.retained_deleted = 0
+        # Per value in Redis that was not read when the worker began.
+        self.retained_damaged = 0
+        self.retained_left = 0
         # Of the store of durable sessions.
         self.store_transactions = 0
         self.store_commands = 0

@@ -214,6 +214,16 @@ COUNTERS: Final = (
     CounterRow("retained_set", "Retained messages that were set or replaced."),
     CounterRow("retained_deleted", "Retained messages that were deleted."),
     CounterRow(
+        "retained_damaged",
+        "Stored retained messages that cannot be read and were set aside.",
+        prometheus="retained_damaged",
+    ),
+    CounterRow(
+        "retained_left",
+        "Stored retained messages that were not read, as they exceed retained.messages or retained.bytes.",
+        prometheus="retained_not_loaded",
+    ),
+    CounterRow(
         "became_non_writable",
         "Times that a client exceeded its high watermark.",
         prometheus="clients_became_non_writable",

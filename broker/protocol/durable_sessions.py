@@ -1,6 +1,7 @@
 # The durable sessions of a worker: those that are stored become sessions again, with their subscriptions and timers.
 #
-# A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get.
+# A worker serves clients once all of them are here, so that it acknowledges no publish that one of them should get, and
+# once it has read all retained messages, so that no subscriber misses one.
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -61,10 +62,14 @@ class DurableSessions:
         self._adopted = False  # they are here, with their subscriptions
         self._enrolling = 0  # sessions that were read, and whose subscriptions are not all registered
         self._waiting: list[Callable[[], None]] = []  # until then
+        self._before_serving: list[Callable[[], None]] = []  # what waits for the retained messages as well
 
     def when_ready(self, then: Callable[[], None], now: float) -> None:
-        """Have all sessions served here that those had which had this shard before, and then call *then*."""
-        self._waiting.append(then)
+        """Have all sessions served here that those had which had this shard before, and all retained messages read.
+
+        Then call *then*.
+        """
+        self._before_serving.append(then)
         self._lifecycle.hold_timers()
         self._durable.serve(self, now)
 
@@ -89,6 +94,11 @@ class DurableSessions:
         if self._all_read and not self._enrolling:
             self._all_read = False
             self._when_confirmed(None, self._serve)
+        if self._before_serving and self._adopted and self._durable.retained_loaded():
+            self._tell_of_retained()
+            waiting, self._before_serving = self._before_serving, []
+            for then in waiting:
+                then()
         return due
 
     def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
@@ -120,6 +130,20 @@ class DurableSessions:
         if not adopted.ended:
             self._enrolling += 1
             self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), self._enrolled)
+
+    def _tell_of_retained(self) -> None:
+        """Count and log what was read of the retained messages."""
+        load = self._durable.retained_load
+        if load is None:
+            return
+        self._counters.retained_damaged += load.damaged
+        self._counters.retained_left += load.left
+        self._log.info("retained_loaded", messages=load.messages)
+        if load.left:
+            self._log.warning("retained_left", messages=load.left)
+        if load.damaged:
+            topic = load.damaged_topic.decode(errors="replace")
+            self._log.error("retained_damaged", messages=load.damaged, topic=topic, why=load.damaged_why)
 
     def _serve(self) -> None:
         self._adopted = True

@@ -108,6 +108,7 @@ class ProtocolParts:
             protection=protection,
             latencies=reactor.latencies,
             answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
+            retained_store=None if durable is None else durable.retained,
         )
         self.sessions = SessionLifecycle(
             store,

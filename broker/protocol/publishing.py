@@ -43,6 +43,7 @@ from broker.session.message import NEVER, Message
 from broker.session.run import Run
 from broker.session.session import Session
 from broker.session.will import expires_at, forwardable
+from broker.store.durable.retained import RetainedStore
 
 ANY_NUMBER: Final = 1 << 40
 GO_ON: Final = -1
@@ -72,8 +73,12 @@ class Publishing:
         protection: Protection,
         latencies: Latencies,
         answer_pause: SourcePause,
+        retained_store: RetainedStore | None,
     ) -> None:
-        """*answer_pause* stops reading from a client of whom *receive_maximum* publishes wait for their answers."""
+        """*answer_pause* stops reading from a client of whom *receive_maximum* publishes wait for their answers.
+
+        *retained_store*: None: retained messages are in memory only.
+        """
         self._routes = routes
         self._deliveries = deliveries
         self._counters = counters
@@ -87,7 +92,7 @@ class Publishing:
         self._topics = topics
         self._protection = protection
         self._prices = protection.prices
-        self._retaining = Retaining(retained, stamps, neighbours, counters, log)
+        self._retaining = Retaining(retained, stamps, neighbours, counters, log, retained_store)
         self._answers = PublishAnswers(counters, latencies, receive_maximum, answer_pause)
 
     def take(

@@ -1,4 +1,4 @@
-# Retaining: a PUBLISH with the retain flag changes what is retained, here and at the other workers.
+# Retaining: a PUBLISH with the retain flag changes what is retained, here, at the other workers, and in Redis.
 from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.overload.admit import DROP
@@ -8,13 +8,22 @@ from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.session.message import Message
 from broker.session.session import Session
+from broker.store.durable.retained import RetainedStore
 
 
 class Retaining:
     def __init__(
-        self, retained: Retained, stamps: HybridClock, neighbours: Neighbours, counters: Counters, log: Log
+        self,
+        retained: Retained,
+        stamps: HybridClock,
+        neighbours: Neighbours,
+        counters: Counters,
+        log: Log,
+        store: RetainedStore | None,
     ) -> None:
+        """*store*: None: retained messages are in memory only."""
         self._retained = retained
+        self._store = store
         self._stamps = stamps
         self._neighbours = neighbours
         self._counters = counters
@@ -24,20 +33,27 @@ class Retaining:
         """Retain *message*, whose retain flag is set [MQTT-3.3.1-8], at any QoS, 3.1.1 [MQTT-3.3.1-7].
 
         A message without a payload deletes what is retained [MQTT-3.3.1-5] to [MQTT-3.3.1-7]. Returns None, or the
-        limit that forbids it, which is counted.
+        limit that forbids it, which is counted. If it is to be stored, its publish is not done before it is.
         """
         owner = "" if publisher is None else publisher.client_id
-        stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
-        if not message.payload:
-            if self._retained.delete(message.topic, stamp, now):
-                self._counters.retained_deleted += 1
-            self._neighbours.retained(message, owner, stamp)
-            return None
-        refusal = self._retained.put(message, now, owner, stamp)
-        if refusal is None:
-            self._counters.retained_set += 1
-            self._neighbours.retained(message, owner, stamp)
+        store = self._store
+        refusal: DropReason | None = None
+        if store is not None and not store.takes(message.topic):
+            refusal = DropReason.RETAINED_UNWRITTEN
         else:
+            stamp = self._stamps.stamp(self._retained.stamp_of(message.topic))
+            if not message.payload:
+                if self._retained.delete(message.topic, stamp, now):
+                    self._counters.retained_deleted += 1
+            else:
+                refusal = self._retained.put(message, now, owner, stamp)
+                if refusal is None:
+                    self._counters.retained_set += 1
+            if refusal is None:
+                if store is not None:
+                    store.changed(message, stamp)
+                self._neighbours.retained(message, owner, stamp)
+        if refusal is not None:
             self._counters.dropped(refusal, 1)
             if publisher is not None and publisher.note(DROP, refusal.label, now):
                 self._log.info("message_not_retained", client=owner, reason=refusal.label)

@@ -31,6 +31,7 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_TEXT: TASKS,
     CloseReason.RECEIVER_MOVED: "it takes a stored session: see tests/cluster/test_durable_takeovers.py",
     CloseReason.SESSION_DAMAGED: "it takes a stored session: see tests/cluster/test_durable.py",
+    DropReason.RETAINED_UNWRITTEN: "it takes a store: see tests/cluster/test_durable_retained.py",
 }
 LINES: Final[dict[type[Enum], str]] = {
     PauseReason: "client_throttled",
@@ -44,6 +45,7 @@ DROP_LINES: Final = {
     DropReason.NOT_AUTHORIZED: "publish_refused",
     DropReason.RETAINED_FULL: "message_not_retained",
     DropReason.RETAINED_PER_CLIENT: "message_not_retained",
+    DropReason.RETAINED_UNWRITTEN: "message_not_retained",
     DropReason.GATE_TIMEOUT: "publish_dropped",
 }
 # Their clients are not told, though there is a code for it.
