@@ -84,6 +84,7 @@ class WorkerMetrics:
             store_ms=0.0 if gate is None else (gate.capacity()[1] + gate.delay(now)) * 1e3,
             retained=retained.count,
             retained_bytes=retained.bytes,
+            retained_unwritten=retained.unwritten,
             queued=self._queue_budget.messages,
             queued_bytes=self._queue_budget.used,
             queued_limit=self._queue_budget.limit,

@@ -16,6 +16,7 @@ class Gauges:
     store_ms: float = 0.0  # that they wait
     retained: int = 0
     retained_bytes: int = 0
+    retained_unwritten: int = 0
     queued: int = 0
     queued_bytes: int = 0
     queued_limit: int = 0

@@ -405,6 +405,12 @@ GAUGES: Final = (
         prometheus="retained_bytes",
     ),
     GaugeRow(
+        "retained_unwritten",
+        "retained_unwritten",
+        "Retained messages whose last change is not stored in Redis yet.",
+        prometheus="retained_unwritten",
+    ),
+    GaugeRow(
         "queued",
         "queued",
         "Messages that are queued in sessions.",

@@ -45,6 +45,7 @@ class RetainedStatistics:
     tombstones: int
     tombstone_bytes: int
     tombstones_displaced: int  # since the start: dropped before their time, to make room
+    unwritten: int = 0  # topics whose last change is not stored yet
 
 
 class Owner:
@@ -82,6 +83,10 @@ class RetainedStorage:
 
     def forget(self, topic: bytes, stamp: int) -> None:
         """What is kept of *topic* with *stamp*, a message that has expired or a tombstone, is dropped from memory."""
+        raise NotImplementedError
+
+    def unwritten(self) -> int:
+        """Topics whose last change is not stored yet."""
         raise NotImplementedError
 
 
@@ -300,6 +305,7 @@ class Retained:
             len(self._tombstones),
             self._tombstone_bytes,
             self._displaced,
+            0 if self.storage is None else self.storage.unwritten(),
         )
 
 

@@ -180,7 +180,12 @@ def test_what_another_worker_deletes_stays_deleted(start_node: StartNode) -> Non
 def test_a_worker_that_is_replaced_serves_nobody_before_it_has_all(start_node: StartNode, redis: RunningRedis) -> None:
     """A subscriber that comes at once would not get what is retained."""
     node = start_node(1)
-    retain(node[0], *[(b"%d" % number, b"x") for number in range(500)])
+    retain(node[0], (b"0", b"x"))
+    keys, writes = Keys("weir"), redis.client().pipeline(transaction=False)
+    value = redis.client().hget(keys.retained(keys.slice_of(b"0")), b"0")
+    for number in range(20_000):  # more pages than the adoption of sessions takes steps
+        writes.hset(keys.retained(keys.slice_of(b"%d" % number)), b"%d" % number, value)
+    writes.execute()
     node.kill(node[0])
     broker = node.start(adopts=False)
     served: list[int] = []
@@ -191,7 +196,7 @@ def test_a_worker_that_is_replaced_serves_nobody_before_it_has_all(start_node: S
     while not served:
         broker.settle()
 
-    assert [500] == served
+    assert [20_000] == served
 
 
 def test_the_clock_may_be_set_back(start_node: StartNode) -> None:

@@ -20,6 +20,9 @@
 # While Redis is away, full or slow, unwritten changes are kept, a fixed number of bytes for each topic, up to a limit.
 # Beyond it changes of further topics are refused, with a reason, at any QoS.
 #
+# Nodes that share one Redis have one set of retained messages. A node learns what another one has changed when its
+# workers start: nodes tell each other nothing of messages.
+#
 # Not a hash for each worker, which would need no script: a topic would be stored once for each worker that ever set it.
 import hashlib
 import zlib
@@ -133,7 +136,6 @@ class RetainedStore(RetainedStorage):
         self._commit.soon(self)
 
     def unwritten(self) -> int:
-        """Topics with a change that is not stored yet."""
         return len(self._unwritten) + len(self._writing)
 
     def unwritten_bytes(self) -> int:

@@ -3,6 +3,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
+from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.routing.hybrid_clock import HybridClock
@@ -180,16 +181,16 @@ def test_a_deletion_that_has_overtaken_a_write_is_repeated(start_redis: StartRed
     """A message that was deleted before its write reached Redis would come back with the next start."""
     redis = start_redis()
     first, second = Keeper(loop, redis, 1), Keeper(loop, redis, 2, ahead=5)
-    redis.pause()
     first.publish(b"a", b"1")
-    first.durable.tick(loop.now())  # it is on its way
-    second.publish(b"a", b"")  # this worker has not heard of it: nothing is remembered in Redis
+    first.durable.tick(loop.now())  # it is on its way, and does not arrive
+    wire = loop.wires.pop(0)
+    deletion = second.publish(b"a", b"")  # this worker has not heard of the message: Redis remembers nothing
+    loop.until(lambda: answered(deletion))
     stamp = second.stamps.stamp()
     assert first.kept.merge(Message(b"a", b"", 0, True, b"", NEVER), loop.now(), "", stamp)
     first.store.superseded(b"a", stamp)
-    redis.go_on()
+    loop.wires.append(wire)
     first.settle()
-    second.settle()
 
     assert Keeper(loop, redis, 3).payload(b"a") is None
 
@@ -438,3 +439,22 @@ def test_a_server_that_starts_again_is_read_again(start_redis: StartRedis, loop:
     loop.until(keeper.durable.retained_loaded)
 
     assert 20_000 == keeper.load.messages == keeper.kept.statistics().count
+
+
+def test_changes_that_were_refused_alone_are_written_again(start_redis: StartRedis, loop: Loop) -> None:
+    """A script that fails in a transaction that is carried out would lose changes, or their publishers would wait."""
+    redis = start_redis()
+    keeper = Keeper(loop, redis, 1)
+    published = [keeper.publish(b"a", b"1"), keeper.publish(b"b", b"1")]
+    now = loop.now()
+    assert 1 <= len(keeper.store.collect(now, keeper.wall()))
+    published.append(keeper.publish(b"a", b"2"))
+    keeper.store.committed([ReplyError("ERR refused")], now)
+    assert not any(map(answered, published))
+    assert [] == keeper.store.collect(now, keeper.wall())
+    assert now < keeper.store.tick(now) < now + 1
+    loop.until(lambda: all(map(answered, published)))
+
+    assert (0, 1) == (keeper.store.unwritten_bytes(), keeper.store.statistics.failed)
+    found = Keeper(loop, redis, 2)
+    assert [b"2", b"1"] == [found.payload(b"a"), found.payload(b"b")]
