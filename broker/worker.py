@@ -109,7 +109,6 @@ class Worker:
         self.links = links = ClusterLinks(base, redis, alone, will_settled, cluster_key)
         self.routes = make_routes(base, files.acl, links.announcements, self.queue_budget, budget.routes, workers)
         self.retained = Retained(config.retained.messages, budget.retained, limits.retained_per_client)
-        links.store_retained(self.retained, budget.unwritten)
         self.interval_metrics = IntervalMetrics(
             base.counters, self.reactor.latencies, links.record_log, base.log, worker=worker, now=clock()
         )
@@ -169,7 +168,7 @@ class Worker:
             self.protection,
             self.overload_monitor,
             self.interval_metrics,
-            links.store_sessions(self.protection.throttle, self.queue_budget),
+            links.store_in_redis(self.protection.throttle, self.queue_budget, self.retained, budget.unwritten),
         )
         self.cluster = cluster = ClusterParts(
             base,

@@ -104,10 +104,13 @@ class ClusterLinks:
             self._leases = Leases()
             self.quota_leases = QuotaLeaseClient(client.commands, client.keys, self._leases, base.worker)
 
-    def store_sessions(self, throttle: Throttle, budget: MessageBudget) -> DurableStore | None:
-        """Where sessions are stored that outlive their connections; None: they are in memory.
+    def store_in_redis(
+        self, throttle: Throttle, budget: MessageBudget, retained: Retained, most_unwritten: int
+    ) -> DurableStore | None:
+        """Where sessions that outlive their connections, and *retained*, are stored; None: they are in memory.
 
-        Publishes wait at a gate of *throttle*, messages in memory count in *budget*. To be called once.
+        Publishes wait at a gate of *throttle*, messages in memory count in *budget*. *most_unwritten*: bytes of changes
+        of *retained* that are not stored yet. To be called once.
         """
         base, redis = self._base, self._redis
         if redis is None or base.config.store.durability == MEMORY:
@@ -128,13 +131,9 @@ class ClusterLinks:
         self.durable_store = DurableStore(
             commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl
         )
+        self.durable_store.store_retained(retained, self.stamps, most_unwritten)
         commands.start(base.clock())
         return self.durable_store
-
-    def store_retained(self, retained: Retained, most_bytes: int) -> None:
-        """Have *retained* stored, if anything is. *most_bytes*: of changes that are not stored yet."""
-        if self.durable_store is not None:
-            self.durable_store.store_retained(retained, self.stamps, most_bytes)
 
     def quotas(self) -> Quotas:
         config = self._base.config

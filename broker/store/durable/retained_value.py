@@ -7,7 +7,7 @@
 # All numbers are big-endian, so that retained.lua can compare stamps byte by byte. A deletion is a stamp and DELETED.
 #
 # MEMORY USAGE of 100 000 messages in SLICES hashes, beside topic, payload and owner: 41 to 47 bytes each in Valkey 9.1,
-# of which 13 are the stamp and the flags, and 70 to 90 in Redis 6.2 and 7.0. A key for each topic takes 40 bytes more.
+# of which 13 are the stamp and the flags, and 68 to 84 in Redis 6.2 and 7.0. A key for each topic takes 40 bytes more.
 # Many small hashes, which Redis packs, take half of it while all payloads are short, and as much as a large hash as
 # soon as one value has more than 64 bytes; a node with few messages would pay a key for nearly each of them.
 from typing import Final

@@ -126,7 +126,7 @@ def test_changes_of_a_topic_within_a_tick_are_written_once(start_redis: StartRed
     assert 1 == keeper.store.unwritten()
     loop.until(lambda: all(map(answered, published)))
 
-    assert 1 == keeper.durable.commit.statistics.writes == keeper.store.statistics.written
+    assert 1 == keeper.durable.commit.counters.store_commands == keeper.store.statistics.written
     assert 0 == keeper.store.unwritten_bytes()
 
 
@@ -255,8 +255,8 @@ def test_a_full_server_gets_everything_later(start_redis: StartRedis, every_serv
     keeper.settle()
     redis.client().config_set("maxmemory", 1)
     published = [keeper.publish(b"%d" % number, b"1") for number in range(100)]
-    refused = keeper.durable.commit.statistics.refused
-    loop.until(lambda: refused.get(StoreFailure.MEMORY_FULL, 0) > 1)
+    refused = keeper.durable.commit.counters.store_failures_by_reason
+    loop.until(lambda: refused[StoreFailure.MEMORY_FULL.label] > 1)
     published += [keeper.publish(b"%d" % number, b"2") for number in range(50)]
     published += [keeper.publish(b"gone", b"")]
     assert not any(map(answered, published))
