@@ -54,7 +54,7 @@ from broker.worker_id import WorkerId
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
-SHEDDING: Final = 0.1  # of messages; they end exactly to the second
+SHEDDING: Final = 0.1
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -226,13 +226,12 @@ class Worker:
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)
         self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers, self.routes.backlog)
-        housekeeping = Housekeeping(self.retained, addresses, self.authenticator, clock)
+        housekeeping = Housekeeping(self.retained, addresses, self.authenticator, self.queue_budget, clock)
         tasks: list[Callable[[], Awaitable[None]]] = [
             upgrades.run,
             partial(every, HOUSEKEEPING, housekeeping.run),
             partial(every, HOUSEKEEPING, self.client_log.flush),
             partial(every, SHEDDING, protocol.shedding.run),
-            partial(every, SHEDDING, protocol.message_expiry.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

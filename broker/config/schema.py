@@ -181,8 +181,7 @@ class Limits:
     pending: int = number(1000)  # QoS 1 and 2 messages that wait for a connected slow reader; 0 = none
     queue: int = number(10_000)  # messages that wait for a disconnected session; beyond it the oldest are dropped
     queue_bytes: int = size(64 * MIB)  # the same in bytes, as 10 000 large messages are gigabytes
-    # The longest time that a message waits in a session or for a group, whatever its own expiry; the default of TBMQ.
-    queue_ttl: float = duration(7 * 86400.0, least=1.0)
+    queue_ttl: float = duration(7 * 86400.0, least=1.0)  # the longest wait of a message in a queue; as in TBMQ
     # Bytes of the messages that wait in all sessions of a worker or are in flight; 0 = seven 32nds.
     queue_budget: int = size(0)
     qos: int = number(2, most=2)  # the highest QoS that may be published or granted

@@ -116,7 +116,7 @@ ADVICE: Final[dict[Reason, str]] = {
         "Add members or faster ones. limits.queue, limits.queue_bytes and limits.queue_budget set how much may wait."
     ),
     DropReason.OFFLINE_QOS0: "Subscribe with QoS 1 to have messages kept.",
-    DropReason.EXPIRED: "The publisher sets the expiry of a message.",
+    DropReason.EXPIRED: "The publisher sets the expiry of a message; limits.queue_ttl is the longest.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
     DropReason.NO_SHARED_MEMBER: (

@@ -23,7 +23,6 @@ from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
-from broker.protocol.message_expiry import MessageExpiry
 from broker.protocol.message_shedding import MessageShedding
 from broker.protocol.publishing import Publishing
 from broker.protocol.recent_disconnects import RecentDisconnects
@@ -149,7 +148,6 @@ class ProtocolParts:
             self.sessions, store, self.protection, protection.quotas.configured, reactor, clock
         )
         self.shedding = MessageShedding(queue_budget, store, self.lifecycle, reactor, counters, base.client_log, clock)
-        self.message_expiry = MessageExpiry(queue_budget, clock)
         self.transfer = SessionTransfer(
             self.lifecycle,
             self.sessions,

@@ -273,9 +273,9 @@ def test_a_list_that_nobody_fetches_loses_what_has_ended() -> None:
         party.client(name).session.detach()
     for number in range(4):
         group(party).deliver(message(b"%d" % number, 1, expires=NOW + 5 if number % 2 else NEVER), NOW)
-    MessageExpiry(party.budget, lambda: NOW + 6.1).run()
+    MessageExpiry(party.budget).run(NOW + 6.1)
     assert (2, 2) == (waiting(party), party.counters.dropped_by_reason[DropReason.EXPIRED.label])
-    MessageExpiry(party.budget, lambda: NOW + party.budget.expiry.ttl + 2).run()
+    MessageExpiry(party.budget).run(NOW + party.budget.expiry.ttl + 2)
     assert (0, 4) == (waiting(party), party.counters.dropped_by_reason[DropReason.EXPIRED.label])
     assert (0, 0, 0) == (party.budget.used, party.backlog.lists, len(party.budget.expiry))
 

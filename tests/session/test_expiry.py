@@ -13,12 +13,12 @@ TTL = 600.0
 class Time:
     def __init__(self, budget: MessageBudget) -> None:
         self.now = NOW
-        self.expiry = MessageExpiry(budget, lambda: self.now)
+        self.expiry = MessageExpiry(budget)
 
     def pass_to(self, seconds: float) -> None:
         """*seconds* after NOW."""
         self.now = NOW + seconds
-        self.expiry.run()
+        self.expiry.run(self.now)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_many_queues_that_end_together_are_looked_through_in_several_passes(budg
         receiver.offer(*[message(b"x", 1, expires=NOW + 5) for _ in range(5_000)])
     time.pass_to(6.1)
     assert 4 == sum(receiver.session.waiting() == 0 for receiver in receivers)
-    time.expiry.run()
-    time.expiry.run()
+    time.expiry.run(time.now)
+    time.expiry.run(time.now)
 
     assert 0 == sum(receiver.session.waiting() for receiver in receivers)

@@ -145,27 +145,62 @@ def test_the_next_worker_knows_when_messages_end(worker: DurableWorker) -> None:
 def test_limits_do_not_take_what_has_ended_for_messages_after_a_crash(worker: DurableWorker) -> None:
     """The next worker knows positions only: it would drop messages from a queue that is nearly empty."""
     worker.session.detach()
-    worker.offer(b"first")
+    for _ in range(300):
+        worker.offer(b"long")
     worker.settle()
-    for _ in range(98):
+    for _ in range(1000):
         worker.offer(b"short", lasting=5.0)
     worker.settle()
     worker.pass_time(10.0)
     worker.offer(b"last")
     worker.settle()
     worker.redis.cut(worker.now)
-    other = DurableWorker(worker.redis, 2, worker.now, queue=10)
+    other = DurableWorker(worker.redis, 2, worker.now, queue=400)
     other.session.detach()
-    assert 100 == other.session.waiting()
+    assert 1301 == other.session.waiting()
     other.offer(b"new")
     other.pass_time(5.0)
 
-    assert [[b"first"], [b"last"], [b"new"]] == packs(other)
-    assert 3 == other.session.waiting()
-    for number in range(10):
+    assert [b"long"] * 300 + [b"last", b"new"] == [payload for pack in packs(other) for payload in pack]
+    assert 302 == other.session.waiting()
+    for number in range(200):
         other.offer(b"%d" % number)
     other.settle()
-    assert (10, 3) == (other.session.waiting(), other.client.dropped(DropReason.QUEUE_FULL))
+    assert (400, 102) == (other.session.waiting(), other.client.dropped(DropReason.QUEUE_FULL))
+
+
+def test_a_message_with_pubrec_is_not_counted_as_waiting_after_a_sweep(worker: DurableWorker) -> None:
+    """The count of a queue would become less than what is there."""
+    worker.connect(window=3)
+    for number in range(500):
+        worker.offer(b"%03d" % number, 2)
+        if number % 100 == 0:
+            worker.settle()
+    worker.settle()
+    assert worker.session.pubrec(2, 0, worker.now)
+    worker.settle()
+    worker.redis.cut(worker.now)
+    other = DurableWorker(worker.redis, 2, worker.now)
+    other.session.detach()
+    other.store.expiry.set(other.queue, 0.0)
+    other.pass_time(2.0)
+    assert (True, 499) == (other.queue.exact, other.session.waiting())
+    other.connect(window=3)
+    other.settle()
+
+    assert 499 == other.session.waiting() + len(received(other))
+
+
+def test_what_ended_in_flight_leaves_when_its_client_has_gone(worker: DurableWorker) -> None:
+    """It would stay until its client is back, as its time has passed already."""
+    worker.connect()
+    worker.offer(b"x", lasting=5.0)
+    worker.pass_time(10.0)
+    assert (1, [[b"x"]]) == (worker.session.inflight(), packs(worker))
+    worker.session.detach()
+    worker.pass_time(3.0)
+
+    assert (1, []) == (expired(worker), packs(worker))
 
 
 def test_what_may_have_been_sent_at_qos_2_ends_by_a_pubrel(worker: DurableWorker) -> None:
@@ -256,6 +291,7 @@ def test_many_queues_that_end_together_are_looked_through_a_few_at_a_time(worker
     worker.tick(6.5)
     most = 0
     for _ in range(300):
+        worker.tick(0.01)
         most = max(most, worker.store.expiry.sweeps)
         worker.turn()
 
