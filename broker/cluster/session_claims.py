@@ -227,7 +227,7 @@ class _Claim:
         client_id = claimant.client_id
         self._local = verdict.outcome == LOCAL
         self.epoch = claims.registry.next_epoch(client_id) if self._local else verdict.epoch
-        self._refuse_earlier_askers()
+        self._refuse_askers_before(self.epoch + 1)
         here = claims.store.find(client_id)
         self._former = verdict.former
         if verdict.outcome == CLAIMED and verdict.former is not None:
@@ -265,7 +265,8 @@ class _Claim:
                 self._ask_all()
                 return
             self.epoch = max(self.epoch, result.epoch)
-            self._refuse_earlier_askers()  # or they would begin a second session
+            # Or they would begin a second session. The later claim itself may be one that asks: it waits for this one.
+            self._refuse_askers_before(self.epoch)
             claims.registry.yield_to(client_id, result.epoch)
             if result.of_other_user:
                 self.of_other_user()
@@ -295,11 +296,11 @@ class _Claim:
             claims.store.keep(result.session)
         self._answer(None, result.session or here)
 
-    def _refuse_earlier_askers(self) -> None:
-        """Answer peers that ask with a lower epoch than this claim's: the claim may be waiting for them."""
+    def _refuse_askers_before(self, latest: int) -> None:
+        """Answer peers that ask with an epoch before *latest*: this claim may be waiting for them."""
         askers, self.askers = self.askers, []
         for epoch, user, then in askers:
-            if epoch > self.epoch:
+            if epoch >= latest:
                 self.askers.append((epoch, user, then))
             else:
                 then(TakeoverResult(None, self.epoch, superseded=True))

@@ -1,4 +1,5 @@
 # A client that comes back at another worker: one session in the node, whole, and nothing lost, twice or overtaken.
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -590,6 +591,36 @@ def test_a_client_that_goes_to_and_fro(start_node: StartNode) -> None:
     assert 1 == len(alive)
     assert 1 == len(sessions(node))
     assert all(0 == broker.counters.internal_errors for broker in node)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_claims_that_meet_while_redis_is_slow_leave_one_session(
+    start_redis: Callable[[], RunningRedis], durable: bool
+) -> None:
+    """A claim that waited for an earlier one would be refused with it, and the next one begin a second session."""
+    redis, chance = start_redis(), random.Random(1)
+    for _ in range(80):
+        redis.client().flushall()
+        node = Node(3, None, redis.address, durable=durable)
+        clients = [arrive(node[0])]
+        for number in range(12):
+            client = node[number % 3].open(V5)
+            client.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+            clients.append(client)
+            if chance.random() < 0.5:
+                redis.pause()
+            for broker in node:
+                if chance.random() < 0.8:
+                    broker.turn()
+            if chance.random() < 0.7:
+                redis.go_on()
+                chance.choice(node.workers).waits_for_redis()
+        redis.go_on()
+        node.settle()
+        left = len([client for client in clients if not client.closed]), len(sessions(node))
+        node.close()
+
+        assert (1, 1) == left
 
 
 def until(broker: Broker, done: Callable[[], bool]) -> None:
