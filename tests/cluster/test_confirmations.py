@@ -17,6 +17,7 @@ from broker.mqtt.packets import (
     Properties,
     Publish,
     Unsubscribe,
+    Wanted,
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.reasons import CloseReason
@@ -332,3 +333,72 @@ def test_a_receiver_that_was_lost_gets_what_is_sent_again_and_the_others_do_not(
     assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
     assert [b"1"] == stored(node, "away")
     assert [b"1"] == stored(node, "there")
+
+
+def test_a_connected_receiver_of_qos_1_gets_once_what_is_sent_again(node: Node) -> None:
+    """It takes what it is offered at once, and would not look whether it has had it."""
+    receiver = node[0].connect("there", V5, clean_start=False, properties=LASTING)
+    subscribed(receiver, Wanted(b"a", 1))
+    publisher = lasting(node[1], "publisher")
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))
+    node.advance(0.3)
+    assert [Ack(PUBREC, 1)] == publisher.receive()
+    (message,) = [each for each in receiver.receive() if isinstance(each, Publish)]
+    receiver.send(Ack(PUBACK, message.packet_id))
+    node.kill(node[1])
+    node.start(1)
+    node.advance(0.3)
+    publisher = lasting(node[1], "publisher")
+    publisher.send(Publish(b"a", b"1", 2, dup=True, packet_id=1))
+    node.advance(0.3)
+
+    assert [Ack(PUBREC, 1)] == [each for each in publisher.receive() if isinstance(each, Ack)]
+    assert [] == receiver.receive()
+
+
+# The gates of stores.
+
+
+def under_way(broker: Broker, shard: int) -> int:
+    """Publishes that count at the gate that *broker* has for the store of the worker *shard*."""
+    (gate,) = [each for each in broker.worker.protection.throttle._queues if each.resource == f"weir/{shard} store"]
+    return gate.count
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_publishes_wait_at_the_gate_of_a_store_that_stores_nothing(node: Node, redis: RunningRedis, shard: int) -> None:
+    """Each of many publishers would have as much in memory as it may send without an answer."""
+    durable(node[shard], "away").drop()
+    node.advance(0.3)
+    publisher, other = node[1].connect("publisher", V311), node[1].connect("other", V311)
+    store_is_full(node, redis, True)
+    publisher.send(*[Publish(b"a", b"1", 1, packet_id=number) for number in range(1, 301)])
+    node.advance(0.3)
+    assert 0 < under_way(node[1], shard) < 100
+    assert [] == publisher.receive()
+    other.send(Publish(b"a", b"0", 0), Publish(b"b", b"1", 1, packet_id=1))  # which need no store
+    node.advance(0.1)
+    assert [Ack(PUBACK, 1)] == other.receive()
+    store_is_full(node, redis, False)
+    for _ in range(30):
+        node.advance(0.1)
+
+    assert [Ack(PUBACK, number) for number in range(1, 301)] == publisher.receive()
+    assert 0 == under_way(node[1], shard)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_what_is_acknowledged_at_once_is_not_under_way_to_a_store(node: Node, shard: int) -> None:
+    """The gate would fill with publishes that nobody stores, and close for ever."""
+    receiver = node[shard].connect("there", V5, clean_start=False, properties=LASTING)
+    subscribed(receiver, Wanted(b"a", 1))
+    publisher = node[1].connect("publisher", V311)
+    for number in range(1, 201):
+        publisher.send(Publish(b"a", b"1", 1, packet_id=number))
+        node.settle()
+        receiver.send(*[Ack(PUBACK, each.packet_id) for each in receiver.receive() if isinstance(each, Publish)])
+        node.settle()
+    node.advance(0.1)
+
+    assert 200 == len(publisher.receive())
+    assert 0 == under_way(node[1], shard)
