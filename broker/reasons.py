@@ -123,6 +123,7 @@ class DropReason(Enum):
     OFFLINE_QOS0 = ("offline_qos0", "QoS 0 messages are not kept for a client that is disconnected")
     EXPIRED = ("expired", "messages expired while they were queued")
     TOO_LARGE = ("too_large", "messages are larger than the client's maximum packet size")  # [MQTT-3.1.2-25]
+    PURGED = ("purged", "an administrator removed messages from the queue of the session")
     SESSION_ENDED = ("session_ended", "messages were queued when the session ended")
     NO_SHARED_MEMBER = ("no_shared_member", "no member of a shared subscription could take the message")
     NOT_AUTHORIZED = ("not_authorized", "the client may not publish to the topic")

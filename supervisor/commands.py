@@ -16,6 +16,7 @@ from supervisor.bans import BanRefused
 from supervisor.limits import LimitRefused
 from supervisor.node import Node
 from supervisor.process import process_stat
+from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
 from supervisor.session_commands import SessionCommands
 from supervisor.worker_process import NoAnswer, WorkerProcess
@@ -27,7 +28,8 @@ LONGEST_INJECTION: Final = 3600.0  # seconds; a forgotten injection ends
 NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands whose log lines name the user
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
 READS: Final = frozenset(
-    {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list", "sessions", "session"}
+    {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
+    | {"sessions", "session", "queue", "queue_page"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
@@ -39,6 +41,7 @@ class Commands:
         self._audit = audit
         self._tested = tested
         self._restarting = False
+        sessions = SessionCommands(node)
         # name: (method, types of the arguments)
         self._known: dict[str, tuple[Callable[[Arguments], Awaitable[object]], dict[str, type]]] = {
             "status": (self._status, {}),
@@ -61,7 +64,8 @@ class Commands:
             "ban_add": (self._ban_add, {"kind": str, "value": str, "seconds": float, "reason": str}),
             "ban_remove": (self._ban_remove, {"kind": str, "value": str}),
             "ban_list": (self._ban_list, {}),
-            **SessionCommands(node).commands(),
+            **sessions.commands(),
+            **QueueCommands(node, sessions).commands(),
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:

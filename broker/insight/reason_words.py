@@ -119,6 +119,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.EXPIRED: "The publisher sets the expiry of a message; limits.queue_ttl is the longest.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",
+    DropReason.PURGED: "The audit log says who used `weir queue purge`.",
     DropReason.NO_SHARED_MEMBER: (
         "Add members or faster ones, or give members sessions that outlive their connections and QoS 1 or 2."
     ),

@@ -18,6 +18,7 @@ from typing import Final
 from broker.reasons import DropReason
 from broker.session.expiry import WEEK, Expiring, ExpirySchedule
 from broker.session.message import Message
+from broker.session.queue_pages import BYTES, MESSAGES, UNKNOWN, PurgedPage, QueuePage, WaitingMessage
 
 UNLIMITED: Final = 1 << 60  # messages
 # Bytes beside those that Message.size counts, as tests/session/test_memory.py measures them:
@@ -236,6 +237,7 @@ class MemoryQueue(MessageQueue):
         """*holder*: is told of messages that have ended."""
         super().__init__(False)
         self.full = False  # messages were dropped: for whoever reports it once
+        self.taken = 0  # messages that were before the first: its position, less one, in pages
         self._messages: deque[Message] = deque()
         self._most_bytes = most_bytes
         self._budget = budget
@@ -276,6 +278,7 @@ class MemoryQueue(MessageQueue):
             self.size += message.size
             self._budget.expiry.set(self, message.ends)
         self.count += len(earlier)
+        self.taken -= len(earlier)
         earlier.extend(self._messages)
         self._messages = earlier
         return self._apply_limits(most)
@@ -285,6 +288,7 @@ class MemoryQueue(MessageQueue):
             return None
         message = self._messages.popleft()
         budget = self._budget
+        self.taken += 1
         self.count -= 1
         self.size -= message.size
         budget.messages -= 1
@@ -297,6 +301,7 @@ class MemoryQueue(MessageQueue):
         """Put *messages*, which were popped just now, before all other messages; no limit applies."""
         for message in reversed(messages):
             self._messages.appendleft(message)
+            self.taken -= 1
             self.count += 1
             self.size += message.size
             self._budget.put_back()
@@ -311,6 +316,7 @@ class MemoryQueue(MessageQueue):
     def take_all(self) -> deque[Message]:
         messages = self._messages
         self._messages = deque()
+        self.taken += self.count
         self.count = 0
         self.size = 0
         self._budget.expiry.discard(self)
@@ -326,6 +332,7 @@ class MemoryQueue(MessageQueue):
                 self._budget.give_back(message)
         removed = self.count - len(kept)
         self._messages = kept
+        self.taken += removed  # a message may be on two pages, and none on no page
         self.count -= removed
         if not self.count:
             self._budget.expiry.discard(self)
@@ -343,6 +350,47 @@ class MemoryQueue(MessageQueue):
             self._holder.queue_dropped(DropReason.EXPIRED, ended)
         return count
 
+    def page(self, after: int, last: int) -> QueuePage:
+        """The messages behind the position *after*, up to *last*, as far as a page goes; *last* 0: up to the newest."""
+        last = last or self.taken + self.count
+        start = max(0, after - self.taken)
+        found: list[WaitingMessage] = []
+        size = 0
+        for message in islice(self._messages, start, max(start, min(start + MESSAGES, last - self.taken))):
+            if size >= BYTES:
+                break
+            size += message.size
+            found.append(WaitingMessage(self.taken + start + len(found) + 1, message, UNKNOWN, False))
+        reached = self.taken + start + len(found)
+        return QueuePage(found, reached if found and reached < last else 0, last)
+
+    def purge(self, unwanted: Callable[[Message], bool], after: int, last: int) -> PurgedPage:
+        """Remove those messages of a page that are *unwanted*; *after*, *last* as for `page()`."""
+        last = last or self.taken + self.count
+        start = max(0, after - self.taken)
+        length = max(0, min(MESSAGES, self.count - start, last - self.taken - start))
+        messages = self._messages
+        messages.rotate(-start)
+        page = [messages.popleft() for _ in range(length)]
+        kept: list[Message] = []
+        size = 0
+        for message in page:
+            if unwanted(message):
+                size += message.size
+                self._budget.give_back(message)
+            else:
+                kept.append(message)
+        messages.extendleft(reversed(kept))
+        messages.rotate(start)
+        reached = self.taken + start + length
+        removed = length - len(kept)
+        self.taken += removed
+        self.count -= removed
+        self.size -= size
+        if not self.count:
+            self._budget.expiry.discard(self)
+        return PurgedPage(removed, size, reached if length and reached < last else 0, last)
+
     def clear(self) -> int:
         cleared = self.count
         for message in self.take_all():
@@ -354,6 +402,7 @@ class MemoryQueue(MessageQueue):
         dropped = 0
         while self.count and (self.size > self._most_bytes or self.count > most or not budget.permits(self.size)):
             message = self._messages.popleft()
+            self.taken += 1
             self.count -= 1
             self.size -= message.size
             budget.give_back(message)

@@ -1,13 +1,20 @@
-# `weir sessions`: what operators see of sessions and how they end them, at a node whose sessions are stored.
+# `weir sessions` and `weir queue`: what operators see of sessions and repair, at a node whose sessions are stored.
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import broker as broker_package
-from broker.mqtt.packets import V5, Disconnect, Will
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.mqtt.packets import V5, Disconnect, Properties, Will
+from broker.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    SESSION_EXPIRY_INTERVAL,
+    USER_PROPERTY,
+)
 from tests.cli.running import weir
 from tests.system.processes import BrokerProcess, free_port, start_weir
 from tests.system.raw import RawClient
@@ -79,3 +86,82 @@ def test_sessions_are_dropped_and_that_is_written_down(running: BrokerProcess, f
     ]
     gone = weir("sessions", "show", "absent", "--folder", folder)
     assert (1, "", 1) == (gone.returncode, gone.stdout, len(gone.stderr.splitlines()))
+
+
+def test_a_queue_is_shown_exported_and_purged(running: BrokerProcess, folder: str, tmp_path: Path) -> None:
+    """An operator could not see what waits, save it before it is removed, or remove only what is wrong."""
+    reader = RawClient(running.port, V5)
+    reader.connect("reader", clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 3600})
+    reader.subscribe("work/#", qos=1)
+    reader.close()
+    publisher = RawClient(running.port, V5)
+    publisher.connect("publisher")
+    about: Properties = {CONTENT_TYPE: "text", CORRELATION_DATA: b"\0", USER_PROPERTY: [("a", "1"), ("a", "2")]}
+    publisher.publish("work/\x85evil", b"\x1b[2J", qos=1, properties=about)
+    publisher.publish("work/good", b"good", qos=1, properties={MESSAGE_EXPIRY_INTERVAL: 600})
+    publisher.close()
+    file = tmp_path / "copy"
+
+    shown = weir("queue", "show", "reader", "--folder", folder)
+    told = json.loads(weir("queue", "show", "reader", "--folder", folder, "--json").stdout)
+    exported = weir("queue", "export", "reader", str(file), "--folder", folder)
+    again = weir("queue", "export", "reader", str(file), "--folder", folder)
+    purged = weir("queue", "purge", "reader", "--topic", "work/+", "--yes", "--folder", folder)
+    empty = weir("queue", "export", "reader", "--folder", folder)
+
+    assert r"work/\x85evil" in shown.stdout and "\x85" not in shown.stdout
+    assert (2, True, 2, 0) == tuple(told[key] for key in ("waiting", "complete", "examined", "inaccuracy"))
+    assert [("work/\x85evil", 1), ("work/good", 1)] == [(one["topic"], one["messages"]) for one in told["topics"]]
+    first, second = (json.loads(line) for line in file.read_text().splitlines())
+    assert ("work/\x85evil", "G1sySg==", 1, False, None) == tuple(
+        first[key] for key in ("topic", "payload", "qos", "retain", "expires_in")
+    )
+    assert {"content_type": "text", "correlation_data": "AA==", "user_properties": [["a", "1"], ["a", "2"]]} == (
+        first["properties"]
+    )
+    assert 500 < second["expires_in"] <= 600
+    assert (0, 0o600) == (exported.returncode, stat.S_IMODE(file.stat().st_mode))
+    assert (2, f"weir: The file {file} cannot be made: File exists.") == (again.returncode, again.stderr.strip())
+    assert (0, "Removed 2 messages, 53 bytes.") == (purged.returncode, purged.stdout.strip())
+    assert (0, "") == (empty.returncode, empty.stdout)
+
+
+@pytest.mark.parametrize("command", [["show", "nobody"], ["export", "nobody"], ["purge", "nobody", "--yes"]])
+def test_a_queue_that_is_not_there_is_exit_code_1(running: BrokerProcess, folder: str, command: list[str]) -> None:
+    """A program could not tell a slip from an empty queue."""
+    done = weir("queue", *command, "--folder", folder)
+
+    assert (1, "weir: There is no session of a client 'nobody'.") == (done.returncode, done.stderr.strip())
+
+
+def test_a_wrong_filter_removes_nothing(running: BrokerProcess, folder: str) -> None:
+    """A slip would remove everything, or say that there was nothing."""
+    away(running.port, "phone")
+
+    done = weir("queue", "purge", "phone", "--topic", "a/#/b", "--yes", "--folder", folder)
+
+    assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
+    assert "'a/#/b' is not a topic filter" in done.stderr
+    assert 1 == json.loads(weir("queue", "show", "phone", "--folder", folder, "--json").stdout)["waiting"]
+
+
+def test_a_queue_longer_than_what_is_examined_is_shown_in_part(running: BrokerProcess, folder: str) -> None:
+    """To look at a queue of gigabytes would make the store read gigabytes, or the memory hold each of many topics."""
+    reader = RawClient(running.port, V5)
+    reader.connect("long", clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 3600})
+    reader.subscribe("long/#", qos=1)
+    reader.close()
+    publisher = RawClient(running.port, V5)
+    publisher.connect("publisher")
+    for number in range(20):
+        publisher.publish(f"long/{number}", bytes(1_000_000), qos=1)
+    publisher.close()
+
+    told = json.loads(weir("queue", "show", "long", "--first", "3", "--folder", folder, "--json").stdout)
+    exported = weir("queue", "export", "long", "--folder", folder)
+
+    assert (20, False, 3) == (told["waiting"], told["complete"], len(told["messages"]))
+    assert 16 <= told["examined"] <= 18
+    assert [f"long/{number}" for number in range(20)] == (
+        [json.loads(line)["topic"] for line in exported.stdout.splitlines()]
+    )

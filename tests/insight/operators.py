@@ -14,7 +14,8 @@ class Operator:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.pending = PendingAnswers(broker.clock)
-        self._requests = operator_requests(broker.worker.protocol, broker.worker.base, self.pending)
+        worker = broker.worker
+        self._requests = operator_requests(worker.base, worker.protocol, worker.links.durable_store, self.pending)
 
     def ask(self, what: str, arguments: Arguments) -> Any:
         """The result. AssertionError: the request was refused, or there is no answer."""

@@ -26,7 +26,7 @@ from broker.session.queue import Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack
 from broker.store.durable.stored_list import StoredList
-from broker.store.durable.sweep import Sweep
+from broker.store.durable.sweep import Sweep, rest_of
 
 READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
 READY_BYTES: Final = 64 * 1024
@@ -64,6 +64,7 @@ class QueueParts(MessageQueue):
         self._given = False  # another worker has it
         self._sweep: Sweep | None = None  # under way
         self._overdue = False  # something has ended in a pack that is read
+        self.purging = False  # what is unread stays as it is, but for queue_purge.py
 
     def _write_soon(self) -> None:
         """Have what is to be written written with the next transaction."""
@@ -98,6 +99,55 @@ class QueueParts(MessageQueue):
         for stored in dropped:
             self._remove(stored, now)
         return len(dropped)
+
+    def _filter_unread(
+        self, packs: list[Pack], index: int, keep: Callable[[StoredMessage], bool], now: float, wall: float
+    ) -> int:
+        """Drop from *packs* what is done, and the messages that wait for which *keep* is false.
+
+        They are unread, the first one has the *index*, and no others are being read. Returns how many packs are, or
+        will be, no more in what is unread.
+        """
+        removed = 0
+        for pack in packs:
+            left = [stored for stored in pack.messages if self._stays(stored, keep)]
+            if not left:
+                removed += 1
+                if self.stored.remove(index):
+                    continue
+            elif len(left) < len(pack.messages):
+                self.stored.replace(index, rest_of(pack, left), now, wall)
+            index += 1
+        if removed or self.stored.changing or self._marks.completed:
+            self._write_soon()
+        return removed
+
+    def _stays(self, stored: StoredMessage, keep: Callable[[StoredMessage], bool]) -> bool:
+        """Whether the message, which is unread, stays in its pack."""
+        position = stored.position
+        if position in self._marks.stored:
+            return True
+        if position in self._marks.completed_unread:
+            self._marks.completed_unread.discard(position)
+            self._marks.completed.append(position)
+        elif position not in self._done_unread:
+            if keep(stored):
+                return True
+            self.count -= 1
+            self.waiting_bytes -= stored.message.size
+        self._done_unread.discard(position)
+        return False
+
+    def _recount(self) -> None:
+        """If all that waits is in memory, the queue knows how much it is, also if a worker before this one did not."""
+        if self.stored.unread:
+            return
+        ahead, behind = self.waiting_in_memory()
+        waiting = [each.message for each in [*ahead, *behind]]
+        waiting += [message for position, message in self._writing.items() if position > self._ready_to]
+        self.exact = True
+        self.count = len(waiting)
+        self.waiting_bytes = sum([message.size for message in waiting])
 
     def _has_room(self) -> bool:
         """Whether one more message may be ready."""
@@ -191,7 +241,7 @@ class QueueParts(MessageQueue):
     def _unload(self) -> None:
         """Have the memory forget what is stored, if all is: it is unread again."""
         busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
-        busy = busy or self.stored.changing
+        busy = busy or self.stored.changing or self.purging
         if busy or self.ended or self.damaged:
             return
         self._unloading = False
@@ -217,7 +267,7 @@ class QueueParts(MessageQueue):
 
     def _refill(self) -> None:
         """Have messages ready, if some wait elsewhere: at once if they are in memory."""
-        if self._ready or self._reading or self.damaged or self._given or self._ready_to == self._last:
+        if self._ready or self._reading or self.purging or self.damaged or self._given or self._ready_to == self._last:
             return
         if not self.stored.unread:
             for position, message in self._new.items():

@@ -18,6 +18,7 @@
 # ever, and take another message for it. After a crash that is all that is stored. QoS 1 needs no such care.
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from hiredis import ReplyError
@@ -39,7 +40,7 @@ from broker.store.durable.pack import (
 from broker.store.durable.parts import READY, READY_BYTES, QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
-from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
+from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
 from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
@@ -429,7 +430,7 @@ class DurableQueue(QueueParts):
                 self._expiry.set(self, pack.ends)
             else:
                 self._overdue = True
-        busy = self._reading or self._under_way or self.stored.changing or self._give is not None
+        busy = self._reading or self._under_way or self.stored.changing or self.purging or self._give is not None
         if self.stored.unread and (busy or not reads):
             self._expiry.set(self, wall)  # once more, in a second
         elif self.stored.unread:
@@ -446,21 +447,12 @@ class DurableQueue(QueueParts):
 
     def _swept(self, sweep: Sweep, packs: list[Pack], now: float, wall: float) -> None:
         """Remove what has ended, or is done, from the next *packs* of the sweep."""
-        before, index, removed = sweep.ended, sweep.index, 0
-        for pack in packs:
-            left = [stored for stored in pack.messages if self._stays(stored, sweep, now)]
-            if not left:
-                removed += 1
-                if self.stored.remove(index):
-                    continue
-            elif len(left) < len(pack.messages):
-                self.stored.replace(index, rest_of(pack, left), now, wall)
-            index += 1
+        before = sweep.ended
+        keep = partial(self._swept_over, sweep, now)
+        removed = self._filter_unread(packs, sweep.index, keep, now, wall)
         sweep.page_done(len(packs), removed)
-        if removed or self.stored.changing or self._marks.completed:
-            self._commit.soon(self)
         ended = sweep.ended - before
-        if sweep.left and not self._unloading:
+        if sweep.left and not (self._unloading or self.purging):
             self._reader.read(self)
         else:
             self._complete(sweep, wall)
@@ -468,26 +460,16 @@ class DurableQueue(QueueParts):
         if self._sweep is None:
             self._go_on(now)
 
-    def _stays(self, stored: StoredMessage, sweep: Sweep, now: float) -> bool:
-        """Whether the message, which is unread, stays in its pack."""
-        position, message = stored.position, stored.message
-        if position in self._marks.stored:
-            return True
-        if position in self._marks.completed_unread:
-            self._marks.completed_unread.discard(position)
-            self._marks.completed.append(position)
-        elif position not in self._done_unread:
-            if not self._has_ended(stored, now):
-                sweep.keep(message, now, self._expiry.offset)
-                return True
-            sweep.end(message)
-            self.count -= 1
-            self.waiting_bytes -= message.size
-        self._done_unread.discard(position)
-        return False
+    def _swept_over(self, sweep: Sweep, now: float, stored: StoredMessage) -> bool:
+        """Whether the message, which is unread and not done, has not ended."""
+        if self._has_ended(stored, now):
+            sweep.end(stored.message)
+            return False
+        sweep.keep(stored.message, now, self._expiry.offset)
+        return True
 
     def _complete(self, sweep: Sweep, wall: float) -> None:
-        """The sweep has seen everything, or is given up as the client has gone or comes back at another worker."""
+        """The sweep has seen everything, or is given up: the client has gone, or an operator removes messages."""
         earliest = wall
         if not sweep.left:
             excess, excess_bytes = sweep.excess()
@@ -559,11 +541,7 @@ class DurableQueue(QueueParts):
             self.stored.unread -= 1
             withheld += self._take(pack, now, wall)
         self._remove_done(now)
-        if self.stored.unread == 0:
-            self.exact = True
-            self.count = len(self._ready) + len(self._new)
-            self.waiting_bytes = sum([each.message.size for each in self._ready])
-            self.waiting_bytes += sum([message.size for message in self._new.values()])
+        self._recount()
         self._drop_excess(now)
         self._report(DropReason.MAY_NOT_READ, withheld)
         if self._holder is not None:

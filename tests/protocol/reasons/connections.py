@@ -5,14 +5,13 @@ from typing import Final
 from broker.auth.bans import Ban
 from broker.auth.check_queue import WAITING
 from broker.config.schema import Config, Delivery, Limits, Overload
-from broker.insight.operator_requests import operator_requests
-from broker.insight.pending_answers import PendingAnswers
 from broker.mqtt.encode import encode
 from broker.mqtt.packets import V5, ConnAck, Connect, Disconnect, PingReq, Publish, Subscribe, Wanted, Will
 from broker.mqtt.properties import AUTHENTICATION_METHOD, SESSION_EXPIRY_INTERVAL, TOPIC_ALIAS, USER_PROPERTY
 from broker.net.transports.handshakes import UNDER_WAY
 from broker.reasons import CloseReason
 from tests.inprocess import Broker, Client
+from tests.insight.operators import Operator
 from tests.net.tls import Authority, Later, TlsSocket, shake, transport
 from tests.protocol.reasons.stage import SCENARIOS, Seen, Stage, happens, heard
 from tests.protocol.talk import narrow, subscribe
@@ -142,8 +141,7 @@ def kicked(stage: Stage) -> Seen:
 def dropped(stage: Stage) -> Seen:
     broker = stage.brokers()
     client = broker.connect("phone", V5)
-    requests = operator_requests(broker.worker.protocol, broker.worker.base, PendingAnswers(broker.clock))
-    requests["session_drop"]({"client": "phone"})
+    Operator(broker).ask("session_drop", {"client": "phone"})
     return Seen([broker], "phone", heard(client))
 
 

@@ -8,6 +8,7 @@ from broker.mqtt.packets import V5, V311, Publish, Subscribe, Wanted
 from broker.mqtt.properties import MAXIMUM_PACKET_SIZE, MESSAGE_EXPIRY_INTERVAL, SESSION_EXPIRY_INTERVAL
 from broker.reasons import CloseReason, DropReason, FilterRefusal, PauseReason
 from tests.inprocess import Broker, Client
+from tests.insight.operators import Operator
 from tests.protocol.reasons.stage import SCENARIOS, Seen, Stage, happens, heard
 from tests.protocol.talk import narrow, subscribe
 
@@ -58,6 +59,13 @@ def too_much_is_pending(stage: Stage) -> Seen:
 @happens(DropReason.QUEUE_FULL)
 def too_much_is_queued(stage: Stage) -> Seen:
     broker, reader = slow_reader(stage, 1, expiry=1000)
+    return Seen([broker], "phone", heard(reader))
+
+
+@happens(DropReason.PURGED)
+def an_administrator_removes_what_waits(stage: Stage) -> Seen:
+    broker, reader = slow_reader(stage, 1, expiry=1000)
+    Operator(broker).ask("queue_purge", {"client": "phone", "filter": "", "after": 0, "last": 0})
     return Seen([broker], "phone", heard(reader))
 
 
