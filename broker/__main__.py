@@ -110,7 +110,7 @@ class Process:
             worker.interval_metrics,
             worker.overload_monitor.inject,
             worker.base.clock,
-            operator_requests(worker.base, worker.protocol, worker.links.durable_store, self._pending),
+            operator_requests(worker.base, worker.protocol, worker.links.durable_store, worker.retained, self._pending),
         )
         self._to_come = 1  # answers to wait for before clients are served: of the mesh, and of the store
         self._stopping = trio.Event()

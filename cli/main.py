@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from cli import analytics, ban, clients, limit, nodes, queues, sessions
+from cli import analytics, ban, clients, limit, nodes, queues, retained, sessions
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.demo import demo
@@ -34,6 +34,7 @@ app.add_typer(analytics.app, name="analytics")
 app.add_typer(clients.app, name="clients")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(queues.app, name="queue")
+app.add_typer(retained.app, name="retained")
 app.add_typer(limit.app, name="limit")
 app.add_typer(ban.app, name="ban")
 app.command()(nodes.stop)

@@ -18,6 +18,7 @@ from supervisor.node import Node
 from supervisor.process import process_stat
 from supervisor.queue_commands import QueueCommands
 from supervisor.request import Refused
+from supervisor.retained_commands import RetainedCommands
 from supervisor.session_commands import SessionCommands
 from supervisor.worker_process import NoAnswer, WorkerProcess
 from supervisor.workers import Shard, serving
@@ -29,7 +30,7 @@ NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands 
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
 READS: Final = frozenset(
     {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
-    | {"sessions", "session", "queue", "queue_page"}
+    | {"sessions", "session", "queue", "queue_page", "retained", "retained_show"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 
@@ -66,6 +67,7 @@ class Commands:
             "ban_list": (self._ban_list, {}),
             **sessions.commands(),
             **QueueCommands(node, sessions).commands(),
+            **RetainedCommands(node).commands(),
         }
 
     async def do(self, command: str, arguments: Arguments, by: str = "") -> object:

@@ -3,22 +3,32 @@ from collections.abc import Callable
 
 from broker.insight.pending_answers import Arguments, PendingAnswers
 from broker.insight.queue_requests import QueueRequests
+from broker.insight.retained_requests import RetainedRequests
 from broker.insight.session_requests import SessionRequests
 from broker.protocol.essentials import Essentials
 from broker.protocol.parts import ProtocolParts
+from broker.routing.retained import Retained
 from broker.store.durable.store import DurableStore
 
 
 def operator_requests(
-    base: Essentials, protocol: ProtocolParts, durable: DurableStore | None, pending: PendingAnswers
+    base: Essentials,
+    protocol: ProtocolParts,
+    durable: DurableStore | None,
+    retained: Retained,
+    pending: PendingAnswers,
 ) -> dict[str, Callable[[Arguments], object]]:
     """What answers each request, by its name. *durable*: where sessions are stored, if they are."""
     sessions = SessionRequests(protocol.store, protocol.lifecycle, protocol.sessions, pending, base.clock)
     queues = QueueRequests(protocol.store, durable, pending, base.clock, base.wall)
+    messages = RetainedRequests(retained, protocol.publishing, durable, pending, base.clock, base.wall)
     return {
         "sessions": sessions.page,
         "session": sessions.show,
         "session_drop": sessions.drop,
         "queue_page": queues.page,
         "queue_purge": queues.purge,
+        "retained_page": messages.page,
+        "retained_show": messages.show,
+        "retained_clear": messages.clear,
     }

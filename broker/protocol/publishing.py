@@ -414,6 +414,18 @@ class Publishing:
         self._deliveries.deliver(route, message, publisher, None, now)
         return None
 
+    def clear_retained(self, topic: bytes, now: float) -> DropReason | None:
+        """Publish an empty retained message to *topic*, as an administrator asks [MQTT-3.3.1-6].
+
+        It reaches subscribers and the other workers as that of a client does; no quota and no access rule applies.
+        Returns None, or the limit that forbids it: then nothing was published.
+        """
+        message = Message(topic, b"", 0, True, b"", NEVER)
+        refusal = self._retaining.retain(message, None, now)
+        if refusal is None:
+            self._deliveries.deliver(self._routes.find(topic), message, None, None, now)
+        return refusal
+
     def publish_here(self, message: Message, now: float) -> None:
         """Publish a retained message of the broker itself, which every worker publishes to its own clients."""
         self._retaining.retain_here(message, now)

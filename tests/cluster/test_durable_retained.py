@@ -6,6 +6,7 @@ import pytest
 import structlog.testing
 
 from broker.config.schema import Config, Retained
+from broker.insight.pending_answers import RequestRefused
 from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Properties, Publish, Will
 from broker.mqtt.properties import MESSAGE_EXPIRY_INTERVAL, USER_PROPERTY
 from broker.reasons import DropReason
@@ -14,6 +15,7 @@ from broker.store.redis.keys import SLICES, Keys
 from tests.cluster.talk import payloads, subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
+from tests.insight.operators import Operator
 from tests.redis_servers import RunningRedis
 
 pytestmark = pytest.mark.system  # a real Redis
@@ -323,3 +325,37 @@ def test_topics_of_the_broker_are_not_stored(start_node: StartNode, redis: Runni
     assert 0 < node[0].retained.statistics().count
 
     assert [] == redis.client().keys("*retained*")
+
+
+def test_what_an_operator_clears_stays_cleared(start_node: StartNode, redis: RunningRedis) -> None:
+    """The operator would be told that a value is gone which the next restart brings back."""
+    node = start_node()
+    retain(node[0], (b"a", b"1"), (b"b", b"2"))
+    full(node, redis, True)
+    said = Operator(node[0]).begin("retained_clear", {"filter": "a", "scan": 0})
+    node.settle()
+    assert [] == said
+    full(node, redis, False)
+
+    assert [({"messages": 1, "scan": 0}, "")] == said
+    broker = restart(node)
+    assert [None, b"2"] == [kept(broker, topic) for topic in (b"a", b"b")]
+
+
+def test_what_cannot_be_stored_is_not_cleared(start_node: StartNode, redis: RunningRedis) -> None:
+    """A value would be counted as cleared that is still there."""
+    node = start_node(1, Config(retained=Retained(bytes=LEAST_BYTES)))
+    retain(node[0], (b"kept", b"1"))
+    publisher, subscriber = node[0].connect("publisher", V5), node[0].connect("subscriber")
+    subscribed(subscriber, "kept")
+    assert [b"1"] == payloads(subscriber)
+    full(node, redis, True)
+    for number in range(LEAST_BYTES // CHANGE_BYTES):
+        publisher.send(Publish(b"%04x" % number, b"", 0, True))
+    publisher.receive()
+
+    with pytest.raises(RequestRefused, match="Of the last 1 messages, 0 were cleared"):
+        Operator(node[0]).ask("retained_clear", {"filter": "kept", "scan": 0})
+
+    assert b"1" == kept(node[0], b"kept")
+    assert [] == payloads(subscriber)

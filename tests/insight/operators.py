@@ -15,7 +15,9 @@ class Operator:
         self.broker = broker
         self.pending = PendingAnswers(broker.clock)
         worker = broker.worker
-        self._requests = operator_requests(worker.base, worker.protocol, worker.links.durable_store, self.pending)
+        self._requests = operator_requests(
+            worker.base, worker.protocol, worker.links.durable_store, worker.retained, self.pending
+        )
 
     def ask(self, what: str, arguments: Arguments) -> Any:
         """The result. AssertionError: the request was refused, or there is no answer."""

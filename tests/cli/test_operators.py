@@ -1,6 +1,8 @@
-# `weir sessions` and `weir queue`: what operators see of sessions and repair, at a node whose sessions are stored.
+# `weir sessions`, `weir queue` and `weir retained`: what operators see and repair, at a node whose sessions are stored.
 import json
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,3 +167,62 @@ def test_a_queue_longer_than_what_is_examined_is_shown_in_part(running: BrokerPr
     assert [f"long/{number}" for number in range(20)] == (
         [json.loads(line)["topic"] for line in exported.stdout.splitlines()]
     )
+
+
+def test_retained_messages_are_listed_shown_and_cleared(running: BrokerProcess, folder: str) -> None:
+    """An operator could not see or remove what every new subscriber gets; a payload could paint on the terminal."""
+    client = RawClient(running.port, V5)
+    client.connect("sensor")
+    client.publish("kept/1", b"\x1b[2J\xffone", qos=1, retain=True)
+    client.publish("kept/2", b"two", qos=1, retain=True)
+    client.publish("other", b"three", qos=1, retain=True)
+    client.close()
+
+    listed = weir("retained", "list", "kept/#", "--folder", folder)
+    limited = json.loads(weir("retained", "list", "--limit", "1", "--folder", folder, "--json").stdout)
+    shown = weir("retained", "show", "kept/1", "--folder", folder)
+    raw = subprocess.run(
+        [sys.executable, "-m", "cli", "retained", "show", "kept/1", "--raw", "--folder", folder],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    unasked = weir("retained", "clear", "kept/#", "--folder", folder)
+    cleared = weir("retained", "clear", "kept/#", "--yes", "--folder", folder)
+    gone = weir("retained", "show", "kept/1", "--folder", folder)
+    left = json.loads(weir("retained", "list", "--folder", folder, "--json").stdout)
+
+    assert "kept/1" in listed.stdout and "other" not in listed.stdout
+    assert "2 messages" == listed.stdout.splitlines()[-1].strip()
+    assert (1, True) == (len(limited["messages"]), limited["more"])
+    assert r"\x1b[2J\xffone" in shown.stdout and "\x1b" not in shown.stdout
+    assert b"\x1b[2J\xffone" == raw.stdout
+    assert (2, "") == (unasked.returncode, unasked.stdout)
+    assert (0, "Cleared 2 messages.") == (cleared.returncode, cleared.stdout.strip())
+    assert (1, "weir: No message is retained for the topic 'kept/1'.") == (gone.returncode, gone.stderr.strip())
+    assert ["other"] == [one["topic"] for one in left["messages"]]
+    running.wait_for_log('"retained_clear"')
+
+
+def test_sessions_of_all_workers_are_found(tmp_path: Path) -> None:
+    """An operator would see and repair the sessions of one worker only."""
+    assert broker_package.__file__ is not None
+    port, settings = free_port(), {"store.durability": "process", "node.workers": 2}
+    process = start_weir(port, tmp_path, settings, Path(broker_package.__file__).parent.parent)
+    assert process.control is not None
+    node = ["--folder", str(process.control.parent)]
+    try:
+        names = [f"client-{number}" for number in range(12)]
+        for one in names:
+            away(port, one)
+        told = json.loads(weir("sessions", "list", "client-", "--json", *node).stdout)["sessions"]
+        by_worker = {one["worker"]: one["client"] for one in told}
+        purged = [weir("queue", "purge", one, "--yes", *node).stdout for one in by_worker.values()]
+        dropped = weir("sessions", "drop", "--yes", *by_worker.values(), *node)
+        left = json.loads(weir("sessions", "list", "client-", "--json", *node).stdout)["sessions"]
+    finally:
+        assert 0 == process.terminate()
+
+    assert (sorted(names), {0, 1}) == (sorted(one["client"] for one in told), set(by_worker))
+    assert 2 == len(purged) and all(text.startswith("Removed ") for text in purged)
+    assert 0 == dropped.returncode
+    assert sorted(set(names) - set(by_worker.values())) == sorted(one["client"] for one in left)
