@@ -599,7 +599,7 @@ def test_claims_that_meet_while_redis_is_slow_leave_one_session(
 ) -> None:
     """A claim that waited for an earlier one would be refused with it, and the next one begin a second session."""
     redis, chance = start_redis(), random.Random(1)
-    for _ in range(80):
+    for _ in range(50):
         redis.client().flushall()
         node = Node(3, None, redis.address, durable=durable)
         clients = [arrive(node[0])]

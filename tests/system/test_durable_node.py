@@ -106,7 +106,9 @@ def test_what_is_acknowledged_comes_in_order_whatever_is_killed(start_node: Star
     subscriber, _ = back(weir, "subscriber")
     subscriber.subscribe("topic", qos=1)
     subscriber.close()
-    publish(weir.client("publisher"), MESSAGES)
+    publisher = weir.client("publisher")
+    publish(publisher, MESSAGES)
+    publisher.close()  # a node that is stopped would wait for it
 
     weir = kill[what](weir)
 

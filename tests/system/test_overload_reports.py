@@ -88,7 +88,7 @@ def test_nothing_is_injected_into_a_node_that_is_not_tested(start_weir: StartWei
 
     answer = node.say(control(weir), request(INJECTION))
 
-    assert {"ok": False, "error": answer["error"]} == answer
+    assert {"ok": False, "error": answer["error"], "found": True} == answer
     assert "started with WEIR_TEST=1" in answer["error"]
     assert "signals_can_be_injected" not in weir.log_text()
 
