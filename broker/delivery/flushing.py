@@ -71,6 +71,8 @@ class Flushing:
         """Whether *outbox*, which was written to and is not pressing, is sent later; false: send it now."""
         if outbox.strategy != ADAPTIVE:
             return self._buffers(outbox, now)
+        if not outbox.held and (self._hold == 0.0 or now - outbox.sent_at > (self._hold if outbox.joined else GAP)):
+            return False
         if outbox.size >= ENOUGH_BYTES or outbox.pieces() >= ENOUGH:
             if outbox.held:
                 self.filled += 1
@@ -79,8 +81,6 @@ class Flushing:
             return False
         if outbox.held:
             return True
-        if self._hold == 0.0 or now - outbox.sent_at > (self._hold if outbox.joined else GAP):
-            return False
         if outbox.doubts:
             outbox.doubts -= 1
             return False

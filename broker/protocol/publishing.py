@@ -240,14 +240,18 @@ class Publishing:
         cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
         client = connection.client
         assert client is not None
-        if self._protection.judging or client.judging or self._busy(route, message):
+        gated = message.retain or route.crossing
+        if self._protection.judging or client.judging or (gated and self._busy(route, message)):
             # A QoS 2 message that is sent again was judged the first time.
             if qos != 2 or not session.holds(identifier[0] << 8 | identifier[1]):
                 verdict = self._judge(connection, client, route, message, identifier, cost, now)
                 if verdict != GO_ON:
                     return verdict
         else:
-            self._count(client, route, message, cost, now)
+            client.account.spent += cost
+            if gated:
+                for gate in self._gates(route, message):
+                    gate.take(1, message.size, now)
         counters.packets_received += 1
         counters.publishes_received += 1
         counters.publish_bytes_received += len(message.payload)
@@ -286,12 +290,12 @@ class Publishing:
         if message.retain and self._retaining.retain(message, session, now) is not None:
             if qos and connection.version == V5:
                 self._answers.write(connection, encode_answer(connection, qos, identifier, QUOTA_EXCEEDED), now)
-                if session.storage is not None:
-                    session.storage.release(identifier[0] << 8 | identifier[1])
+                if qos == 2 and session.storage is not None:
+                    session.storage.release(packet_id)
                 return PUBLISH_COST
             self._neighbours.not_retained(message)
         if qos == 2:
-            session.receive(identifier[0] << 8 | identifier[1])
+            session.receive(packet_id)
         completion = self._deliveries.deliver(route, message, session, connection.outbox, now)
         if qos:
             answer = (PUBACK_2 if qos == 1 else PUBREC_2) + identifier
@@ -315,13 +319,6 @@ class Publishing:
         """The gates that *message* has to pass: if it is retained, those of all workers, and of one that has died."""
         gates = route.gates_of(message.qos)
         return list(dict.fromkeys([*self._neighbours.gates(), *gates])) if message.retain else gates
-
-    def _count(self, client: ProtectedClient, route: Route, message: Message, cost: int, now: float) -> None:
-        """Charge *message*, which is accepted without being judged, to the account and to the gates."""
-        client.account.spent += cost
-        if route.crossing or message.retain:
-            for gate in self._gates(route, message):
-                gate.take(1, message.size, now)
 
     def _judge(
         self,

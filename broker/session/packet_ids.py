@@ -23,29 +23,39 @@ class PacketIds:
 
     def add(self, packet_id: int) -> bool:
         """Add an id; false if it is in the set already."""
-        if self.holds(packet_id):
-            return False
-        self.count += 1
-        if self.count > FEW and self._bits is None:
-            self._spread()
         bits = self._bits
         if bits is None:
-            self._few.add(packet_id)
-        else:
-            bits[packet_id >> 3] |= 1 << (packet_id & 7)
+            few = self._few
+            if packet_id in few:
+                return False
+            if self.count < FEW:
+                few.add(packet_id)
+                self.count += 1
+                return True
+            bits = self._spread()
+        at, bit = packet_id >> 3, 1 << (packet_id & 7)
+        if bits[at] & bit:
+            return False
+        bits[at] |= bit
+        self.count += 1
         return True
 
     def discard(self, packet_id: int) -> bool:
         """Remove an id; false if it is not in the set."""
-        if not self.holds(packet_id):
-            return False
-        self.count -= 1
         bits = self._bits
         if bits is None:
-            self._few.discard(packet_id)
-        elif self.count:
-            bits[packet_id >> 3] &= ~(1 << (packet_id & 7)) & 0xFF
-        else:  # not at FEW, or a client whose window is about that large would cause a conversion all the time
+            few = self._few
+            if packet_id not in few:
+                return False
+            few.remove(packet_id)
+            self.count -= 1
+            return True
+        at, bit = packet_id >> 3, 1 << (packet_id & 7)
+        if not bits[at] & bit:
+            return False
+        bits[at] -= bit
+        self.count -= 1
+        if not self.count:  # not at FEW, or a client whose window is about that large would cause a conversion always
             self._bits = None
         return True
 
@@ -63,11 +73,13 @@ class PacketIds:
             return bytes(bits)
         return b"".join([packet_id.to_bytes(2, "big") for packet_id in sorted(self._few)])
 
-    def _spread(self) -> None:
+    def _spread(self) -> bytearray:
+        """Keep the ids as bits from now on."""
         bits = self._bits = bytearray(BITS_BYTES)
         for packet_id in self._few:
             bits[packet_id >> 3] |= 1 << (packet_id & 7)
         self._few = set()
+        return bits
 
 
 def unpack(packed: bytes) -> PacketIds:
