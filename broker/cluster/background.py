@@ -49,7 +49,9 @@ class ClusterBackground(Background):
             return now
 
     def busy(self) -> bool:
-        return self._mesh.busy()
+        return self._mesh.busy() or (self._durable is not None and self._durable.may_store())
 
     def work(self, until: float) -> bool:
+        if self._durable is not None and self._durable.may_store():
+            self._mesh.tick_by(self._durable.store_now())
         return self._mesh.work(until)

@@ -101,6 +101,17 @@ class DurableSessions:
                 then()
         return due
 
+    def may_store(self) -> bool:
+        """Whether `store_now()` has something to do, or will have."""
+        return self._durable.commit.may_begin()
+
+    def store_now(self) -> float:
+        """Begin to store what is to be stored by now, without waiting for `tick()`; the time of the next such thing.
+
+        While events keep coming, the loop calls `tick()` every 10 ms, and publishers would wait for that.
+        """
+        return self._durable.commit.tick(self._clock())
+
     def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
 

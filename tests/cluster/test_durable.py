@@ -27,6 +27,7 @@ from broker.mqtt.packets import (
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason, DropReason
+from broker.session.message import NEVER, Message
 from broker.store.durable.queue import PACK
 from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
@@ -591,3 +592,17 @@ def test_a_will_that_cannot_be_read_costs_its_own_session(node: Durable, fields:
     assert node.connect("other").connack.session_present
     assert not node.connect("client").connack.session_present
     assert 1 == node.worker.worker.base.counters.sessions_damaged
+
+
+def test_the_store_is_written_while_events_keep_the_loop_busy(node: Durable) -> None:
+    """Publishers would wait 10 ms for their acknowledgement: so seldom a busy loop calls tick()."""
+    node.subscriber("client", b"a").socket.close()
+    node.worker.settle()
+    durable = node.worker.worker.protocol.durable
+    assert durable is not None
+    node.worker.publishing.publish_here(Message(b"a", b"1", 1, False, b"", NEVER), node.worker.clock.now)
+    assert durable.may_store()
+    node.worker.hub.work(node.worker.clock.now)
+    assert not durable.may_store()  # the transaction is on its way
+    node.worker.settle()
+    assert payloads(node.connect("client")) == [(b"1", 1, False)]

@@ -105,8 +105,12 @@ class GroupCommit:
             writer.held = True
             self._held.append((now + self._hold, writer))
 
+    def may_begin(self) -> bool:
+        """Whether a transaction could be sent now, or when the hold of its writes is over."""
+        return self._under_way is None and bool(self._dirty or self._held)
+
     def tick(self, now: float) -> float:
-        """Send a transaction if one is due; return when the next one will be. To be called at the end of each slice."""
+        """Send a transaction if one is due; return when the next one will be."""
         self.now = now
         held = self._held
         while held and held[0][0] <= now:
