@@ -26,7 +26,7 @@ def talk(redis: RunningRedis, workers: int, examples: int, steps: int) -> None:
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_clients_cannot_tell_how_many_workers_there_are(start_redis: StartRedis, workers: int) -> None:
     """Some client would receive what it should not, or not receive what it should, after some history."""
-    talk(start_redis(), workers, 100, 40)
+    talk(start_redis(), workers, 60, 40)
 
 
 @pytest.mark.slow

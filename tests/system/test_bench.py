@@ -75,7 +75,8 @@ def test_without_openssl_there_is_no_tls(tmp_path: Path) -> None:
     assert "made without OpenSSL, so there is no tls and no wss: install libssl-dev" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("ws", marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # 15 s for each
+@pytest.mark.parametrize("transport", ["tcp", "ws"])
 def test_a_pair_is_measured_beside_an_attacker(bench: Bench, transport: str) -> None:
     """`python -m tests.tools.bench hostile` would show a pair at peace, or end with an error."""
     table, results = hostile.measure(bench, transport, ["garbage"], seconds=1)

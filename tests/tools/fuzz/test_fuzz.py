@@ -32,7 +32,6 @@ def ignore(outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     ("transport", "seed", "count"),
     [
-        ("tcp", 20, SHORTER),
         pytest.param("tcp", 21, SHORT, marks=pytest.mark.nightly),
         pytest.param("tcp", secrets.randbelow(1 << 32), SHORTER, id="tcp-random"),
         *[pytest.param(name, secrets.randbelow(1 << 32), SHORTER, id=f"{name}-random") for name in NAMES[1:]],
