@@ -9,6 +9,8 @@
 #   withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
 # - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
 #   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody.
+# - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
+#   peers that have not joined yet: it has to know what is subscribed to at each shard before it takes a publish.
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
@@ -108,6 +110,7 @@ class Mesh(LaneListener):
         self._withdrawing: deque[Withdrawal] = deque()  # of peers that are gone
         self._orphaned: list[Peer] = []  # peers that are gone, and whose durable sessions nobody has adopted yet
         self._housekeeping_at = 0.0
+        self._told: set[int] = set()  # shards whose worker, or a former one, has told all its filters
         self._was_complete = False  # everything that there was when this worker joined has been received
         self._when_complete: list[Callable[[], None]] = []
 
@@ -137,7 +140,9 @@ class Mesh(LaneListener):
         self._reactor.wake()
 
     def complete(self) -> bool:
-        """Whether every peer has told everything that it had to tell."""
+        """Whether every peer has told everything that it had to tell; with stored sessions, also those to come."""
+        if self._durable is not None and len(self._told) < self._durable.workers - 1:
+            return False
         return all(peer.told_all and peer.retained_all for peer in self._peers.all)
 
     def when_complete(self, then: Callable[[], None]) -> None:
@@ -205,6 +210,7 @@ class Mesh(LaneListener):
 
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
+        self._told.add(peer.shard)
         for orphaned in [each for each in self._orphaned if each.shard == peer.shard]:
             self._orphaned.remove(orphaned)
             self._withdraw_durable(orphaned, self._clock())

@@ -473,3 +473,39 @@ def test_a_move_takes_the_will_along(start_node: StartNode) -> None:
     node.advance(100)
 
     assert [] == messages(watcher)
+
+
+def test_who_starts_first_serves_when_all_stored_subscriptions_are_known(start_node: StartNode) -> None:
+    """After the death of a whole node, its first worker would acknowledge what it has stored for nobody."""
+    node = start_node(2)
+    subscriber(node[1], "a").drop()
+    node.settle()
+    for broker in list(node):
+        node.kill(broker)
+    first = node.start(0)
+    serves: list[bool] = []
+    first.mesh.when_complete(lambda: serves.append(True))
+    first.settle()
+    assert not serves
+    second = node.start(1)
+
+    assert [True] == serves
+    publish(first, b"said")
+    assert [b"said"] == [payload for payload, _, _ in messages(arrive(second))]
+
+
+def test_a_worker_that_dies_before_it_has_told_all_is_waited_for(start_node: StartNode) -> None:
+    """Its peer would take the part of its subscriptions that it has told for all of them."""
+    node = start_node(2)
+    for broker in list(node):
+        node.kill(broker)
+    first = node.start(0)
+    second = node.start(1, adopts=False)
+    serves: list[bool] = []
+    first.mesh.when_complete(lambda: serves.append(True))
+    node.kill(second)
+    first.settle()
+    assert not serves
+    node.start(1)
+
+    assert [True] == serves

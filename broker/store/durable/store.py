@@ -75,13 +75,13 @@ class DurableStore(OnReady):
         self.retained: RetainedStore | None = None
         self.retained_load: RetainedLoad | None = None
         self._worker = worker
-        self._workers = workers
+        self.workers: Final = workers
         commands.on_ready(self)
 
     def store_retained(self, retained: Retained, stamps: HybridClock, most_bytes: int) -> None:
         """Store changes of *retained*, and have `serve()` read what is stored. *most_bytes*: of unwritten changes."""
         keys, commit = self._keys, self.commit
-        self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self._workers, most_bytes)
+        self.retained = RetainedStore(retained, stamps, commit, keys, self._worker, self.workers, most_bytes)
         self.retained_load = RetainedLoad(self._commands, keys, retained, stamps, self._wall)
 
     def serve(self, owner: SessionOwner, now: float) -> None:
