@@ -259,7 +259,7 @@ class ConnectionLifecycle:
 
     def abandon(self, completion: Completion | None, now: float) -> None:
         """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again."""
-        if completion is None:
+        if completion is None or completion.abandoned:  # by another receiver
             return
         completion.abandoned = True
         queue = completion.queue

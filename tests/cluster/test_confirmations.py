@@ -142,12 +142,17 @@ def test_who_publishes_to_a_worker_that_dies_is_not_answered(node: Node, redis: 
     assert [0] == waiting(node)
 
 
-def test_who_publishes_to_a_session_that_is_taken_is_not_answered(node: Node, redis: RunningRedis) -> None:
-    """The worker that has lost the session could not say whether the message is stored."""
-    durable(node[0], "away").drop()
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_who_publishes_to_sessions_that_are_taken_is_not_answered(
+    node: Node, redis: RunningRedis, sessions: int
+) -> None:
+    """The worker that has lost them could not say whether the message is stored; or say it twice, and end its peer."""
+    names = [f"away{number}" for number in range(sessions)]
+    for name in names:
+        durable(node[0], name).drop()
     node.advance(0.1)
     publisher = node[1].connect("publisher", V5)
-    redis.client().rpush(f"weir:fence:{node[0].identity.incarnation_text}", "away")
+    redis.client().rpush(f"weir:fence:{node[0].identity.incarnation_text}", *names)
     publisher.send(Publish(b"a", b"1", 1, packet_id=1))
     node.settle()
     node.advance(0.3)
