@@ -59,7 +59,7 @@ def show(
                 str(one["qos"]),
                 str(one["size"]),
                 _time(one["age"], ""),
-                _time(one["expires_in"], "never"),
+                _time(one["ends_in"], "never"),
                 ", ".join(words for words, is_set in flags if is_set),
             )
         screen.print(messages)
@@ -196,10 +196,10 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _counted_topics(answer: dict[str, Any]) -> str:
-    which = "all messages" if answer["complete"] else f"the first {counted(answer['examined'], 'message')}"
+    which = "all that wait" if answer["complete"] else f"the first {answer['examined']}"
     inaccuracy = answer["inaccuracy"]
     most = f"; a count may be too high by {inaccuracy}, as there are many topics" if inaccuracy else ""
-    return f"The topics with most of {which}{most}."
+    return f"These topics have the most messages of {which}{most}."
 
 
 def _time(seconds: float | None, unknown: str) -> str:

@@ -121,13 +121,15 @@ def _purge_facts(page: PurgedPage) -> dict[str, Any]:
 
 
 def _message_facts(waiting: WaitingMessage, payloads: bool, now: float, wall: float) -> dict[str, Any]:
+    """`expires_in`: by its own expiry, if it has one. `ends_in`: also by limits.queue_ttl, which drops it then."""
     message = waiting.message
     facts: dict[str, Any] = {
         "topic": message.topic.decode(),
         "qos": message.qos,
         "retain": message.retain,
         "size": message.size,
-        "expires_in": None if message.expires == NEVER else max(0.0, round(message.expires - now, 1)),
+        "expires_in": _seconds_to(message.expires, now),
+        "ends_in": _seconds_to(message.ends, now),
         "age": None if waiting.stored_at == UNKNOWN else max(0.0, round(wall - waiting.stored_at, 1)),
         "sent": waiting.sent,
     }
@@ -136,3 +138,7 @@ def _message_facts(waiting: WaitingMessage, payloads: bool, now: float, wall: fl
         facts["payload"] = message.payload if fits else None
         facts["properties"] = message.properties
     return facts
+
+
+def _seconds_to(time: float, now: float) -> float | None:
+    return None if time == NEVER else max(0.0, round(time - now, 1))
