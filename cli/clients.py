@@ -94,7 +94,12 @@ def visible(text: str) -> str:
     """*text*, which a client chose, with control characters and markup escaped."""
     from rich.markup import escape
 
-    return escape("".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text))
+    return escape(printable(text))
+
+
+def printable(text: str) -> str:
+    """*text*, which a client chose, with control characters escaped."""
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
 
 
 def described(override: dict[str, Any]) -> tuple[str, str]:

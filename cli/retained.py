@@ -1,15 +1,15 @@
 # Commands for retained messages: `weir retained list`, `show` and `clear`.
 import base64
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from cli.clients import visible
+from cli.clients import printable, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, counted, print_json, table_of
+from cli.printing import console, counted, list_of, print_json, table_of
 
 LONG: Final = 600.0  # seconds: messages are cleared page by page
 SHOWN: Final = 4096  # bytes of a payload in a table
@@ -28,20 +28,16 @@ def list_retained(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List retained messages."""
+    """List retained messages. A narrow terminal gets fewer columns."""
     from cli.control_client import ControlClient, chosen_node
 
     answer = ControlClient(chosen_node(name, folder, config)).request("retained", filter=filter, limit=limit)
     if as_json:
         return print_json(answer)
-    table = table_of("topic", "QoS", "bytes", "age", "expires in", "set by", right=("QoS", "bytes"))
-    for one in answer["messages"]:
-        size, client = short(one["size"]), visible(one["client"])
-        table.add_row(
-            visible(one["topic"]), str(one["qos"]), size, _age(one["age"]), _expiry(one["expires_in"]), client
-        )
     screen = console()
-    screen.print(table)
+    columns = ("topic", "QoS", "bytes", "age", "expires in", "set by")
+    rows = [_row(one) for one in answer["messages"]]
+    screen.print(list_of(columns, rows, screen, right=("QoS", "bytes"), spare=("set by", "QoS")))
     more = ", and there are more: --limit" if answer["more"] else ""
     screen.print(f"{counted(len(answer['messages']), 'message')}{more}")
 
@@ -97,6 +93,11 @@ def clear(
     if as_json:
         return print_json(answer)
     console().print(f"Cleared {counted(answer['messages'], 'message')}.", highlight=False)
+
+
+def _row(one: dict[str, Any]) -> list[str]:
+    times = _age(one["age"]), _expiry(one["expires_in"])
+    return [printable(one["topic"]), str(one["qos"]), short(one["size"]), *times, printable(one["client"])]
 
 
 def _age(seconds: float | None) -> str:

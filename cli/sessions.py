@@ -3,11 +3,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.clients import ClientId, visible
+from cli.clients import ClientId, printable, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, counted, print_json, table_of
+from cli.printing import console, counted, list_of, print_json, table_of
 
 app = typer.Typer(help="List, inspect and end sessions.", no_args_is_help=True)
 
@@ -22,30 +22,23 @@ def list_sessions(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, and what waits for their clients; the oldest session of each worker first."""
+    """List sessions, and what waits for their clients; the oldest session of each worker first.
+
+    A narrow terminal gets fewer columns. A file, a program or --json gets everything.
+    """
     from cli.control_client import ControlClient, chosen_node
 
     node = ControlClient(chosen_node(name, folder, config))
     answer = node.request("sessions", limit=limit, match=match, away=away)
     if as_json:
         return print_json(answer)
-    numbers = ("filters", "waiting", "bytes", "in flight", "worker")
-    table = table_of("client", "user", "state", "expires in", *numbers, "stored", right=numbers)
-    for one in answer["sessions"]:
-        table.add_row(
-            visible(one["client"]),
-            visible(one["user"] or ""),
-            _state(one),
-            _expires(one),
-            str(one["subscriptions"]),
-            str(one["waiting"]),
-            short(one["waiting_bytes"]),
-            str(one["inflight"]),
-            str(one["worker"]),
-            _stored(one),
-        )
     screen = console()
-    screen.print(table)
+    numbers = ("filters", "waiting", "bytes", "in flight", "worker")
+    rows = [_row(one) for one in answer["sessions"]]
+    columns = ("client", "user", "state", "expires in", *numbers, "stored")
+    screen.print(
+        list_of(columns, rows, screen, right=numbers, spare=("worker", "user", "stored", "filters", "in flight"))
+    )
     more = ", and there are more: --limit" if answer["more"] else ""
     screen.print(f"{counted(len(answer['sessions']), 'session')}{more}")
     if answer["missing"]:
@@ -116,6 +109,13 @@ def drop(
         raise typer.Exit(code)
 
 
+def _row(one: dict[str, Any]) -> list[str]:
+    numbers = (one["subscriptions"], one["waiting"], short(one["waiting_bytes"]), one["inflight"], one["worker"])
+    stored = "durable" if one["durable"] else "in memory"
+    user = printable(one["user"] or "")
+    return [printable(one["client"]), user, _state(one), _expires(one), *map(str, numbers), stored]
+
+
 def _state(one: dict[str, Any]) -> str:
     since = duration(one["seconds"])
     return f"connected {since}" if one["connected"] else f"away {since}"
@@ -125,10 +125,6 @@ def _expires(one: dict[str, Any]) -> str:
     if one["connected"]:
         return f"{duration(one['expiry'])} after it" if one["expiry"] else "with it"
     return duration(one["expires_in"])
-
-
-def _stored(one: dict[str, Any]) -> str:
-    return "durable" if one["durable"] else "in memory"
 
 
 def _options(one: dict[str, Any]) -> str:
