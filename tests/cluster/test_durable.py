@@ -1,5 +1,5 @@
 # A node with one worker whose sessions are stored: clients, a real Redis, and workers that end.
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgpack
 import pytest
@@ -11,12 +11,10 @@ from broker.mqtt.packets import (
     PUBREC,
     PUBREL,
     V5,
-    V311,
     Ack,
     ConnAck,
     Connect,
     Disconnect,
-    Properties,
     Publish,
     SubAck,
     Subscribe,
@@ -31,105 +29,10 @@ from broker.session.message import NEVER, Message
 from broker.store.durable.queue import PACK
 from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
-from broker.worker_id import WorkerId
-from tests.innode import stored
-from tests.inprocess import Broker, Client, Clock
-from tests.redis_servers import RunningRedis
+from tests.cluster.durable_node import EXPIRY, Durable
+from tests.inprocess import Client
 
 pytestmark = pytest.mark.system  # real servers
-
-StartRedis = Callable[..., RunningRedis]
-WALL = 1_800_000_000.0
-EXPIRY = 3600  # seconds
-
-
-class Durable:
-    """A node with one worker, which ends and is replaced when the test says so."""
-
-    def __init__(self, redis: RunningRedis, config: Config | None = None) -> None:
-        self.redis = redis
-        self._config = stored(config)
-        self._incarnations = 0
-        self.worker = self._start()
-
-    def _start(self, now: float = 1000.0) -> Broker:
-        self._incarnations += 1
-        clock = Clock()
-        clock.now = now
-        broker = Broker(
-            self._config,
-            clock=clock,
-            redis=self.redis.address,
-            identity=WorkerId("weir", 0, self._incarnations),
-            alone=True,
-            wall=lambda: WALL + clock.now,
-        )
-        broker.answered = True
-        durable = broker.worker.protocol.durable
-        assert durable is not None
-        store = broker.worker.protocol.store
-        ready: list[int] = []
-        durable.when_ready(lambda: ready.append(sum(len(each.subscriptions) for each in store.sessions())), now)
-        while not ready:
-            broker.settle()
-        self.subscriptions = ready[0]  # that were registered when clients might have been served
-        return broker
-
-    def kill(self, away: float = 0.0) -> None:
-        """The worker ends as if it were killed, and another one begins *away* seconds later."""
-        now = self.worker.clock.now
-        self.worker.close()
-        self.worker = self._start(now + away)
-
-    def connect(
-        self,
-        client_id: str,
-        version: int = V311,
-        expiry: int = EXPIRY,
-        clean: bool = False,
-        will: Will | None = None,
-    ) -> Client:
-        properties: Properties | None = {SESSION_EXPIRY_INTERVAL: expiry} if version == V5 else None
-        client = self.worker.connect(client_id, version, clean_start=clean, will=will, properties=properties)
-        self.worker.settle()
-        return client
-
-    def subscriber(self, client_id: str, filter: bytes, qos: int = 1, version: int = V311) -> Client:
-        client = self.connect(client_id, version)
-        client.send(Subscribe(1, [Wanted(filter, qos)]))
-        assert [SubAck(1, [qos])] == client.receive()
-        return client
-
-    def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
-        """Publish, and see the acknowledgements."""
-        publisher = self.worker.connect("publisher")
-        for number, payload in enumerate(payloads):
-            publisher.send(Publish(topic, payload, qos, packet_id=number + 1))
-        self.worker.settle()
-        self.worker.advance(0.3)
-        wanted = PUBACK if qos == 1 else PUBREC
-        assert [wanted] * len(payloads) == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
-        publisher.socket.close()
-        self.worker.settle()
-
-
-@pytest.fixture
-def nodes_of(start_redis: StartRedis) -> Iterator[Callable[..., Durable]]:
-    """Makes such nodes, `nodes_of(Config(...))`, and closes them at the end."""
-    made: list[Durable] = []
-
-    def make(config: Config | None = None) -> Durable:
-        made.append(Durable(start_redis(), config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.worker.close()
-
-
-@pytest.fixture
-def node(nodes_of: Callable[..., Durable]) -> Durable:
-    return nodes_of()
 
 
 def payloads(client: Client) -> list[tuple[bytes, int, bool]]:

@@ -1,6 +1,6 @@
 # What operators see and repair of sessions that are stored: with a real Redis, and workers that end.
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -14,32 +14,12 @@ from broker.routing.filters import matches
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_browser import MOVES
 from broker.store.redis import connection
-from tests.cluster.test_durable import Durable
+from tests.cluster.durable_node import Durable
 from tests.inprocess import Client
 from tests.insight.operators import Operator
 from tests.insight.test_queue_requests import exported, purge
-from tests.redis_servers import RunningRedis
 
 pytestmark = pytest.mark.system  # real servers
-
-
-@pytest.fixture
-def nodes_of(start_redis: Callable[..., RunningRedis]) -> Iterator[Callable[..., Durable]]:
-    """Makes nodes with one worker, `nodes_of(Config(...))`, and closes them at the end."""
-    made: list[Durable] = []
-
-    def make(config: Config | None = None) -> Durable:
-        made.append(Durable(start_redis(), config))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.worker.close()
-
-
-@pytest.fixture
-def node(nodes_of: Callable[..., Durable]) -> Durable:
-    return nodes_of()
 
 
 def keys_of(node: Durable, client_id: str) -> list[Any]:
