@@ -1,10 +1,14 @@
 # Commands for the clients of a node: `weir clients list`, `show` and `kick`.
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, counted, print_json, table_of
+from cli.printing import console, counted, print_facts, print_json, table_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 VERSIONS: Final = {0: "", 3: "3.1", 4: "3.1.1", 5: "5.0"}
 
@@ -60,17 +64,11 @@ def show(
     if as_json:
         return print_json(answer)
     screen = console()
-    table = table_of("", "")
-    for label, value in _facts(answer):
-        table.add_row(label, value)
-    screen.print(table)
+    print_facts(screen, _facts(answer))
     filters = table_of("filter", "QoS", right=("QoS",))
     for one in answer["filters"]:
         filters.add_row(visible(one["filter"]), str(one["qos"]))
-    if answer["filters"]:
-        screen.print(filters)
-    if answer["subscriptions"] > len(answer["filters"]):
-        screen.print(f"and {answer['subscriptions'] - len(answer['filters'])} more filters")
+    print_filters(screen, filters, answer["subscriptions"])
 
 
 @app.command()
@@ -88,6 +86,14 @@ def kick(
     if as_json:
         return print_json({"client": client, **answer})
     typer.echo(f"The client {visible(client)} was disconnected.")
+
+
+def print_filters(screen: "Console", filters: "Table", most: int) -> None:
+    """Print the table *filters* of a session, which has *most* filters."""
+    if filters.row_count:
+        screen.print(filters)
+    if most > filters.row_count:
+        screen.print(f"and {most - filters.row_count} more filters")
 
 
 def visible(text: str) -> str:

@@ -90,6 +90,14 @@ def table_of(*columns: str, right: tuple[str, ...] = ()) -> "Table":
     return table
 
 
+def print_facts(screen: "Console", facts: Iterable[tuple[str, str]]) -> None:
+    """Print each label with its value, which may have markup, on a line."""
+    table = table_of("", "")
+    for label, value in facts:
+        table.add_row(label, value)
+    screen.print(table)
+
+
 def counted(number: int, what: str) -> str:
     """*number* and the noun *what*, with an s unless *number* is 1."""
     return f"{number} {what}{'' if number == 1 else 's'}"

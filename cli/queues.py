@@ -13,7 +13,7 @@ from cli.clients import ClientId, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
 from cli.options import NOT_SO, AsJson, ConfigFile, Folder, Name, refuse
-from cli.printing import console, counted, print_json, table_of
+from cli.printing import console, counted, print_facts, print_json, table_of
 
 LONG: Final = 600.0  # seconds: a queue of gigabytes is worked on page by page
 NOWHERE: Final = -1  # no worker
@@ -40,10 +40,7 @@ def show(
     if as_json:
         return print_json(answer)
     screen = console()
-    table = table_of("", "")
-    for label, value in _facts(answer):
-        table.add_row(label, value)
-    screen.print(table)
+    print_facts(screen, _facts(answer))
     if answer["topics"]:
         topics = table_of("topic", "messages", "bytes", right=("messages", "bytes"))
         for one in answer["topics"]:

@@ -9,7 +9,7 @@ from cli.clients import printable, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, counted, list_of, print_json, table_of
+from cli.printing import console, counted, list_of, print_facts, print_json
 
 LONG: Final = 600.0  # seconds: messages are cleared page by page
 SHOWN: Final = 4096  # bytes of a payload in a table
@@ -62,15 +62,16 @@ def show(
         return
     if as_json:
         return print_json(answer)
-    table = table_of("", "")
-    table.add_row("topic", visible(answer["topic"]))
-    table.add_row("QoS", str(answer["qos"]))
-    table.add_row("bytes", str(answer["size"]))
-    table.add_row("age", _age(answer["age"]))
-    table.add_row("expires in", _expiry(answer["expires_in"]))
-    table.add_row("set by", visible(answer["client"]))
-    table.add_row("payload", visible(payload[:SHOWN].decode(errors="backslashreplace")))
-    console().print(table)
+    facts = [
+        ("topic", visible(answer["topic"])),
+        ("QoS", str(answer["qos"])),
+        ("bytes", str(answer["size"])),
+        ("age", _age(answer["age"])),
+        ("expires in", _expiry(answer["expires_in"])),
+        ("set by", visible(answer["client"])),
+        ("payload", visible(payload[:SHOWN].decode(errors="backslashreplace"))),
+    ]
+    print_facts(console(), facts)
     if len(payload) > SHOWN:
         typer.echo(f"The first {SHOWN} of {len(payload)} bytes; --raw writes all.")
 

@@ -3,11 +3,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.clients import ClientId, printable, visible
+from cli.clients import ClientId, print_filters, printable, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
 from cli.options import AsJson, ConfigFile, Folder, Name
-from cli.printing import console, counted, list_of, print_json, table_of
+from cli.printing import console, counted, list_of, print_facts, print_json, table_of
 
 app = typer.Typer(help="List, inspect and end sessions.", no_args_is_help=True)
 
@@ -60,18 +60,12 @@ def show(
     if as_json:
         return print_json(answer)
     screen = console()
-    table = table_of("", "")
-    for label, value in _facts(answer):
-        table.add_row(label, value)
-    screen.print(table)
+    print_facts(screen, _facts(answer))
     filters = table_of("filter", "QoS", "identifier", "options", right=("QoS", "identifier"))
     for one in answer["filters"]:
         identifier = "" if one["identifier"] is None else str(one["identifier"])
         filters.add_row(visible(one["filter"]), str(one["qos"]), identifier, _options(one))
-    if answer["filters"]:
-        screen.print(filters)
-    if answer["subscriptions"] > len(answer["filters"]):
-        screen.print(f"and {answer['subscriptions'] - len(answer['filters'])} more filters")
+    print_filters(screen, filters, answer["subscriptions"])
 
 
 @app.command()

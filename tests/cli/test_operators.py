@@ -115,7 +115,7 @@ def test_a_queue_is_shown_exported_and_purged(running: BrokerProcess, folder: st
     assert r"work/\x85evil" in shown.stdout and "\x85" not in shown.stdout
     assert "These topics have the most messages of all that wait." in shown.stdout
     # The first message leaves by limits.queue_ttl, the other one by its own expiry.
-    assert "6d 23h" in shown.stdout and re.search(r"9m 5\ds", shown.stdout) and "never" not in shown.stdout
+    assert re.search("7d 0h|6d 23h", shown.stdout) and " 9m " in shown.stdout and "never" not in shown.stdout
     assert (2, True, 2, 0) == tuple(told[key] for key in ("waiting", "complete", "examined", "inaccuracy"))
     assert [("work/\x85evil", 1), ("work/good", 1)] == [(one["topic"], one["messages"]) for one in told["topics"]]
     first, second = (json.loads(line) for line in file.read_text().splitlines())
