@@ -83,10 +83,52 @@ class QueueParts(MessageQueue):
         behind = [StoredMessage(each, message) for each, message in self._new.items() if each > self._ready_to]
         return list(self._ready), behind
 
+    def unstored(self) -> list[StoredMessage]:
+        """The messages that wait behind those that are unread: they are not stored yet."""
+        writing = [StoredMessage(each, message) for each, message in self._writing.items() if each > self._ready_to]
+        _, behind = self.waiting_in_memory()
+        return writing + behind
+
+    def newest(self) -> int:
+        """The position of the message that came last."""
+        return self._last
+
+    def ready_to(self) -> int:
+        """The position of the last message that is or was ready: what is unread begins behind it."""
+        return self._ready_to
+
+    def sent_to(self) -> int:
+        """The position of the last message that this worker has sent, or knows of."""
+        return self._sent_to
+
+    def was_sent(self, position: int) -> bool:
+        """Whether the message at *position* may have been sent, over this connection or one before."""
+        return position <= max(self._sent_to, self._restored_to)
+
+    def waits(self, stored: StoredMessage) -> bool:
+        """Whether a message that is in a pack will be sent when its turn comes."""
+        return not self.is_done(stored.position) and (self._keep is None or self._keep(stored.message))
+
+    def at_rest(self) -> bool:
+        """Whether no page is being read, and no pack that is unread is about to be written."""
+        return not self._reading and not self.stored.changing
+
     def is_done(self, position: int) -> bool:
         """Whether the message at *position*, which is unread, is done, or was sent and PUBREC has come for it."""
         marks = self._marks
         return position in self._done_unread or position in marks.stored or position in marks.completed_unread
+
+    def drop(
+        self, packs: list[Pack], index: int, keep: Callable[[StoredMessage], bool], now: float, wall: float
+    ) -> tuple[int, int]:
+        """Drop the messages that wait for which *keep* is false, in memory and in *packs*; how many, and their bytes.
+
+        *packs*, *index*: as for `_filter_unread()`.
+        """
+        count, size = self.count, self.waiting_bytes
+        self._filter(keep, now)
+        self._filter_unread(packs, index, keep, now, wall)
+        return count - self.count, size - self.waiting_bytes
 
     def _filter(self, keep: Callable[[StoredMessage], bool], now: float) -> int:
         """Drop the messages that wait in memory for which *keep* is false; return how many."""
@@ -138,7 +180,7 @@ class QueueParts(MessageQueue):
         self._done_unread.discard(position)
         return False
 
-    def _recount(self) -> None:
+    def recount(self) -> None:
         """If all that waits is in memory, the queue knows how much it is, also if a worker before this one did not."""
         if self.stored.unread:
             return

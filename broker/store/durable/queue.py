@@ -285,6 +285,16 @@ class DurableQueue(QueueParts):
         self._new, self._writing, self._ready, self._early = {}, {}, deque(), None
         return unanswered
 
+    def moves(self) -> bool:
+        """Whether its session comes from another worker, or is not of this one any more."""
+        return self._early is not None or self.ended or self._given
+
+    def end_purge(self, now: float) -> None:
+        """What is unread may be read again."""
+        self.purging = False
+        if not self.ended:
+            self._go_on(now)
+
     # Another worker takes the session.
 
     def disown(self) -> list[Message]:
@@ -439,7 +449,7 @@ class DurableQueue(QueueParts):
             self._expiry.sweeps += 1
             self._reading = True
             self._reader.read(self)
-        self._report(DropReason.EXPIRED, ended)
+        self.report(DropReason.EXPIRED, ended)
 
     def _has_ended(self, stored: StoredMessage, now: float) -> bool:
         may_be_at_client = stored.message.qos == 2 and stored.position <= self._restored_to
@@ -456,7 +466,7 @@ class DurableQueue(QueueParts):
             self._reader.read(self)
         else:
             self._complete(sweep, wall)
-        self._report(DropReason.EXPIRED, ended)
+        self.report(DropReason.EXPIRED, ended)
         if self._sweep is None:
             self._go_on(now)
 
@@ -486,7 +496,8 @@ class DurableQueue(QueueParts):
             self._reading = False
             self._expiry.sweeps -= 1
 
-    def _report(self, reason: DropReason, count: int) -> None:
+    def report(self, reason: DropReason, count: int) -> None:
+        """Tell the session that *count* messages were dropped, and why."""
         if self._holder is not None and count:
             self._holder.queue_dropped(reason, count)
 
@@ -541,9 +552,9 @@ class DurableQueue(QueueParts):
             self.stored.unread -= 1
             withheld += self._take(pack, now, wall)
         self._remove_done(now)
-        self._recount()
+        self.recount()
         self._drop_excess(now)
-        self._report(DropReason.MAY_NOT_READ, withheld)
+        self.report(DropReason.MAY_NOT_READ, withheld)
         if self._holder is not None:
             self._holder.pump(now)
         if self._unloading:
@@ -568,4 +579,4 @@ class DurableQueue(QueueParts):
 
     def _drop_excess(self, now: float) -> None:
         if self.count > self._most or self.waiting_bytes > self._most_bytes:
-            self._report(DropReason.QUEUE_FULL, self._apply_limits(now))
+            self.report(DropReason.QUEUE_FULL, self._apply_limits(now))

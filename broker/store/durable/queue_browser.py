@@ -40,16 +40,16 @@ class QueueBrowser:
         if refusal:
             then(None, refusal)
             return
-        last = last or queue._last
+        last = last or queue.newest()
         after = max(after, 0)
         ahead, _ = queue.waiting_in_memory()
         ready = [each for each in ahead if after < each.position <= last]
         if ready:
             then(_page(queue, ready, last), "")
             return
-        after = max(after, queue._ready_to)  # those that are not ready any more have been sent
-        new = [each for each in unstored(queue) if each.position > after]
-        stored_to = new[0].position - 1 if new else queue._last
+        after = max(after, queue.ready_to())  # those that are not ready any more have been sent
+        new = [each for each in queue.unstored() if each.position > after]
+        stored_to = new[0].position - 1 if new else queue.newest()
         if queue.stored.unread and after < min(stored_to, last):
             self.packs(queue, after + 1, partial(self._found, queue, after, stored_to, last, then))
         else:
@@ -95,9 +95,9 @@ class QueueBrowser:
                 if position <= after or position > last or size >= BYTES:
                     continue
                 reached = position
-                if waits(queue, stored):
+                if queue.waits(stored):
                     size += stored.message.size
-                    found.append(WaitingMessage(position, stored.message, pack.stored_at, _sent(queue, position)))
+                    found.append(WaitingMessage(position, stored.message, pack.stored_at, queue.was_sent(position)))
         if reached == after:  # those were delivered meanwhile
             reached = stored_to
         then(QueuePage(found, reached if reached < last else 0, last), "")
@@ -107,23 +107,7 @@ def refused(queue: DurableQueue) -> str:
     """Why *queue* cannot be read now, as a sentence; "" if it can."""
     if queue.damaged:
         return f"{DAMAGED}: {queue.damaged}."
-    return MOVES if queue._early is not None or queue.ended or queue._given else ""
-
-
-def waits(queue: DurableQueue, stored: StoredMessage) -> bool:
-    """Whether a message of *queue*, which is in a pack, will be sent when its turn comes."""
-    return not queue.is_done(stored.position) and (queue._keep is None or queue._keep(stored.message))
-
-
-def unstored(queue: DurableQueue) -> list[StoredMessage]:
-    """The messages of *queue* that wait behind those that are unread: they are not stored yet."""
-    writing = [StoredMessage(each, message) for each, message in queue._writing.items() if each > queue._ready_to]
-    _, behind = queue.waiting_in_memory()
-    return writing + behind
-
-
-def _sent(queue: DurableQueue, position: int) -> bool:
-    return position <= max(queue._sent_to, queue._restored_to)
+    return MOVES if queue.moves() else ""
 
 
 def _page(queue: DurableQueue, messages: list[StoredMessage], last: int) -> QueuePage:
@@ -134,6 +118,6 @@ def _page(queue: DurableQueue, messages: list[StoredMessage], last: int) -> Queu
         if size >= BYTES:
             break
         size += stored.message.size
-        found.append(WaitingMessage(stored.position, stored.message, UNKNOWN, _sent(queue, stored.position)))
+        found.append(WaitingMessage(stored.position, stored.message, UNKNOWN, queue.was_sent(stored.position)))
     reached = found[-1].position if found else last
     return QueuePage(found, reached if reached < last else 0, last)

@@ -48,7 +48,7 @@ class QueuePurge:
         self._queue = queue
         self._unwanted = unwanted
         self._after = after
-        self._last = last or queue._last
+        self._last = last or queue.newest()
         self._then = then
         self._first_unread = 0  # index in the list
         self._removed = PurgedPage(0, 0, 0, self._last)
@@ -69,10 +69,10 @@ class QueuePurge:
         refusal = refused(queue)
         if refusal:
             self._refuse(refusal)
-        elif queue._reading or queue.stored.changing:  # of a page or a sweep that had begun: none begins now
+        elif not queue.at_rest():  # of a page or a sweep that had begun: none begins now
             self._store.commit.confirm(self._written)
         else:
-            self._after = max(self._after, queue._sent_to)
+            self._after = max(self._after, queue.sent_to())
             self._first_unread = queue.stored.first_unread()
             self._browser.packs(queue, self._after + 1, self._read)
 
@@ -83,16 +83,13 @@ class QueuePurge:
             self._refuse(refusal)
             return
         now, removed = self._browser.clock(), self._removed
-        count, size = queue.count, queue.waiting_bytes
-        queue._filter(self._keeps, now)
         index = max(0, first - self._first_unread)
         unread = packs[max(0, self._first_unread - first) :]
-        queue._filter_unread(unread, index, self._keeps, now, self._store.wall())
-        removed.messages, removed.size = count - queue.count, size - queue.waiting_bytes
+        removed.messages, removed.size = queue.drop(unread, index, self._keeps, now, self._store.wall())
         reached = packs[-1].messages[-1].position if packs else 0
         if self._after < reached < self._last:
             removed.following = reached
-        queue._report(DropReason.PURGED, removed.messages)
+        queue.report(DropReason.PURGED, removed.messages)
         self._store.commit.when_written(self._done)
 
     def _done(self) -> None:
@@ -101,7 +98,7 @@ class QueuePurge:
         if refusal:
             self._refuse(refusal)
             return
-        queue._recount()
+        queue.recount()
         self._end()
         self._then(self._removed, "")
 
@@ -113,7 +110,4 @@ class QueuePurge:
         self._then(None, refusal)
 
     def _end(self) -> None:
-        queue = self._queue
-        queue.purging = False
-        if not queue.ended:
-            queue._go_on(self._browser.clock())
+        self._queue.end_purge(self._browser.clock())
