@@ -182,6 +182,7 @@ def test_ctrl_c_while_connecting_ends_it_without_results() -> None:
     assert "weir: interrupted by Ctrl-C before there was a result.\n" == err
 
 
+@pytest.mark.nightly  # 13 s: the broker might come back
 def test_a_broker_that_goes_away_is_told_with_the_results_so_far(start_weir: StartWeir) -> None:
     """The load would hang, or all that was measured be lost."""
     weir = start_weir({})

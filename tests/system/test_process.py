@@ -60,7 +60,7 @@ def test_wildcards_do_not_show_what_begins_with_a_dollar(dial: Dial, name: str) 
 @pytest.mark.weir_only("2.0.11 says nothing")
 def test_sigterm_tells_version_5_clients_and_ends_with_0(start_weir: StartWeir, dial: Dial, name: str) -> None:
     """Clients would take a planned stop for a broken network, supervisors for a crash."""
-    weir = start_weir({})
+    weir = start_weir({"drain.timeout": 1})
     new, old = dial(V5, port=weir.port), dial(V311, port=weir.port)
     new.connect(f"{name}-new", properties={SESSION_EXPIRY_INTERVAL: 300})
     old.connect(f"{name}-old")
@@ -137,7 +137,7 @@ def test_bad_configuration_is_refused_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.weir_only("a matter of `weir start`")
 def test_the_port_is_free_again_at_once(start_weir: StartWeir, dial: Dial, name: str, tmp_path: Path) -> None:
     """A restart would have to wait until the kernel has forgotten the old connections."""
-    weir = start_weir({})
+    weir = start_weir({"drain.timeout": 1})
     client = dial(V5, port=weir.port)
     client.connect(name)
     assert 0 == weir.terminate()
