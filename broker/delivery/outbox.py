@@ -173,8 +173,12 @@ class Outbox:
             return memoryview(chunks[0])[self._sent :]
         return chunks[0]
 
-    def sent(self, count: int) -> bool:
-        """Remove *count* bytes that were sent; true if the outbox is not full any more because of that."""
+    def sent(self, count: int, now: float) -> bool:
+        """Remove *count* bytes, all that the kernel took; true if the outbox is not full any more because of that."""
+        self.pressing = False
+        self.held = False
+        self.further = 0
+        self.sent_at = now
         self.size -= count
         self._budget.used -= count
         at = self._sent + count
@@ -190,13 +194,6 @@ class Outbox:
         self.writable = self.egress_limit is None
         self._budget.non_writable -= 1
         return True
-
-    def flushed(self, now: float) -> None:
-        """Take note that all that the kernel took was sent."""
-        self.pressing = False
-        self.held = False
-        self.further = 0
-        self.sent_at = now
 
     def discard(self) -> int:
         """Drop all bytes, because the connection is closed; return how many. To be called once."""

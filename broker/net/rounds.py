@@ -105,7 +105,7 @@ class Rounds:
         quantum -= stream.debt
         units = 0
         left = stream.left
-        if (left == 0 or left < stream.needs) and stream.has_input():
+        if (left == 0 or left < stream.needs) and (stream.unread or stream.has_input()):
             stream.read_at = now
             size = LARGE_READ if self._input.used < self._input.limit >> 1 else SMALL_READ
             try:

@@ -72,8 +72,7 @@ class Sender:
             reactor.bytes_sent += count
             reactor.flushes += 1
             self._flushing.sends(outbox, now)
-        outbox.flushed(now)
-        drained = outbox.sent(count)
+        drained = outbox.sent(count, now)
         if outbox.size:
             if count < len(data):
                 self._reactor.block(stream, now)

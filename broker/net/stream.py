@@ -92,7 +92,8 @@ class Stream:
             if self.layer is not None:
                 data = self.layer.recv(size)
             else:
-                data = self.read(size if self.reads_large or self.handler is not None else min(size, TINY_READ))
+                few = size > TINY_READ and not self.reads_large and self.handler is None
+                data = self.read(TINY_READ if few else size)
         except BlockingIOError:
             return 0
         count = len(data)

@@ -271,7 +271,8 @@ class Hub(Service):
                 connection.heard = now  # [MQTT-3.1.2-22]
             if connection.paused & READS_AHEAD and connection.left and connection.read_ahead_in is not connection.input:
                 self._read_ahead(connection, connection.position, now)
-            if connection.outbox.reply_backlog():
+            outbox = connection.outbox
+            if outbox.size and outbox.reply_backlog():
                 self._reactor.pause(connection, Pause.REPLIES)
             if connection.replays is not None:
                 self._subscribing.continue_replays(connection)

@@ -70,5 +70,5 @@ def _taken(stream: Stream) -> bytes:
     if not outbox.size:
         return b""
     data = bytes(outbox.gather())
-    outbox.sent(len(data))
+    outbox.sent(len(data), 0.0)
     return data

@@ -47,7 +47,7 @@ class Publisher:
         """All that was written since the last call."""
         data = bytes(self.outbox.gather()) if self.outbox.size else b""
         if data:
-            self.outbox.sent(len(data))
+            self.outbox.sent(len(data), 0.0)
         return data
 
 

@@ -45,8 +45,7 @@ class Edge:
             if box.size and (box.pressing or not self.flushing.holds(box, self.now)):
                 data = bytes(box.gather())
                 self.flushing.sends(box, self.now)
-                box.flushed(self.now)
-                box.sent(len(data))
+                box.sent(len(data), self.now)
                 left.append(data)
         return left
 

@@ -19,7 +19,7 @@ def send(box: Outbox, count: int) -> bool:
     became = False
     while count:
         size = min(count, len(box.gather()))
-        became = box.sent(size) or became
+        became = box.sent(size, 0.0) or became
         count -= size
     return became
 
@@ -44,13 +44,13 @@ def test_any_writes_and_any_partial_sends_give_the_same_bytes(steps: list[tuple[
             data = box.gather()
             taken = len(data) if count is None else min(count, len(data))
             left += data[:taken]
-            box.sent(taken)
+            box.sent(taken, 0.0)
         assert len(written) - len(left) == box.size == budget.used
 
     while box.size:
         data = box.gather()
         left += data
-        box.sent(len(data))
+        box.sent(len(data), 0.0)
 
     assert written == left
     assert 0 == budget.used
@@ -90,7 +90,7 @@ def test_a_piece_is_bounded() -> None:
         box.write(b"x" * (GATHER // 4))
 
     assert GATHER == len(box.gather())
-    box.sent(GATHER // 2)
+    box.sent(GATHER // 2, 0.0)
     assert GATHER == len(box.gather())
 
 
@@ -102,7 +102,7 @@ def test_a_chunk_larger_than_a_piece_is_not_copied() -> None:
     box.write(b"y")
 
     assert chunk is box.gather()
-    box.sent(GATHER)
+    box.sent(GATHER, 0.0)
     assert b"xy" == bytes(box.gather())
 
 
@@ -151,7 +151,7 @@ def test_slow_readers_are_counted_as_they_come_and_go(moves: list[tuple[int, int
             boxes[which] = outbox(10, 4, budget)
             continue
         if count % 2 and box.size:
-            box.sent(min(count, len(box.gather())))
+            box.sent(min(count, len(box.gather())), 0.0)
         else:
             box.write(bytes(count))
         became += before and not box.writable
@@ -217,7 +217,7 @@ def test_many_small_answers_are_held_as_one() -> None:
     try:
         for number in range(sent):
             box.write(b"%04d" % number)
-        box.sent(1)
+        box.sent(1, 0.0)
         before = tracemalloc.get_traced_memory()[0]
         assert not box.reply_backlog()
         after = tracemalloc.get_traced_memory()[0]

@@ -77,7 +77,7 @@ class Receiver:
         while self.outbox.size:
             data = bytes(self.outbox.gather())
             taken.append(data)
-            if self.outbox.sent(len(data)):
+            if self.outbox.sent(len(data), 0.0):
                 self.session.pump(self.now)
         return b"".join(taken)
 

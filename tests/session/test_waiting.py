@@ -42,7 +42,7 @@ def test_what_comes_later_does_not_overtake_what_waits() -> None:
     """A message that finds room would be delivered before an older one [MQTT-4.6.0-6]."""
     receiver = slow().offer(message(b"a", 1))
     receiver.outbox.gather()
-    receiver.outbox.sent(receiver.outbox.size)  # writable again, and the session was not told yet
+    receiver.outbox.sent(receiver.outbox.size, 0.0)  # writable again, and the session was not told yet
     receiver.offer(message(b"b", 1))
     receiver.session.pump(NOW)
 

@@ -256,7 +256,7 @@ def test_what_is_new_does_not_overtake_what_is_sent_again() -> None:
     """Messages would come out of order when a reader pauses in the middle of a resume."""
     receiver = Receiver(expiry=60).connect().offer(*[message(b"x" * 100, 1) for _ in range(10)])
     receiver.connect(high=250)
-    receiver.outbox.sent(len(receiver.outbox.gather()))  # writable again, and the session was not told yet
+    receiver.outbox.sent(len(receiver.outbox.gather()), 0.0)  # writable again, and the session was not told yet
     assert not receiver.session.ready()
     receiver.offer(message(b"new", 1))
     receiver.session.pump(NOW)

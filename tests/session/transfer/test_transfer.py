@@ -114,7 +114,7 @@ class Side:
         if out is None or not out.size:
             return b""
         taken = bytes(out.gather())
-        if out.sent(len(taken)):
+        if out.sent(len(taken), 0.0):
             self.session.pump(now)
         return taken
 
