@@ -756,6 +756,7 @@ def test_who_waits_for_a_session_that_is_coming_dies(start_node: StartNode) -> N
     node.kill(owner)
     if node.durable:  # the will is stored with its session
         node.start(owner.shard)
+        node.start()  # in place of the other one that was killed: it may have had subscribers
         node.advance(0.3)
     else:
         node.publish_wills_of(owner, node[0])
