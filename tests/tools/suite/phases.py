@@ -81,7 +81,8 @@ CHANGE: Final = (
         paths=["system"],
         workers=4,
     ),
-    Phase(name="slow unit tests and other system tests, compiled", marks=SLOW_OR_OWN_WORKERS),
+    # A third of that time both cores wait for clocks, so there is room for a third process.
+    Phase(name="slow unit tests and other system tests, compiled", marks=SLOW_OR_OWN_WORKERS, parallel=3),
 )
 NIGHT: Final = (
     Phase(name="quick unit tests, compiled", marks=QUICK),
