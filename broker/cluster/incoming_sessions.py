@@ -30,7 +30,7 @@ class IncomingSession:
         self.stored = False  # the session is durable: it comes, whatever becomes of the claim
         self.failed: TakeoverResult | None = None  # what became of that, if it has failed
         self.lives = True  # the source does
-        self.unanswered = False  # a peer has died without an answer
+        self.unanswered = False  # a peer has died without an answer, or was missing
         self.taking = False  # what is stored is being read
         self.imported: SessionImport | None = None  # what it has sent so far
         self.subscribing = False
@@ -49,9 +49,14 @@ class IncomingSessions:
         transfer: SessionTransfer,
         clock: Callable[[], float],
         failed: Callable[[Exception], None],
+        others: int,
     ) -> None:
-        """*failed* is called when a session that a peer sent cannot be read."""
+        """*failed* is called when a session that a peer sent cannot be read.
+
+        *others*: peers that have stored sessions when they all live; while one is missing, nobody can tell of its own.
+        """
         self._worker = worker
+        self._others = others
         self._peers = peers
         self._transfer = transfer
         self._clock = clock
@@ -73,7 +78,8 @@ class IncomingSessions:
             self._ask(client_id, [peer], epoch, user, wanted, then)
 
     def claim_within_node(self, client_id: str, epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
-        self._ask(client_id, self._peers.all, epoch, user, wanted, then)
+        missing = len(self._peers.all) < self._others
+        self._ask(client_id, self._peers.all, epoch, user, wanted, then, missing)
 
     def whether(self, client_id: str, owner: Owner, then: Callable[[bool], None]) -> None:
         peer = self._peers.find(owner.worker)
@@ -84,13 +90,25 @@ class IncomingSessions:
         self._questions[self._number] = (peer, then)
         peer.tell(wire.frame(wire.WHETHER, NUMBER.pack(self._number) + client_id.encode()))
 
-    def _ask(self, client_id: str, peers: list[Peer], epoch: int, user: str, wanted: bool, then: OnTakeover) -> None:
+    def _ask(
+        self,
+        client_id: str,
+        peers: list[Peer],
+        epoch: int,
+        user: str,
+        wanted: bool,
+        then: OnTakeover,
+        unanswered: bool = False,
+    ) -> None:
+        """*unanswered*: a worker that may have the session is not among *peers*."""
         if not peers:
-            then(TakeoverResult(None, nowhere=True))
+            then(TakeoverResult(None, nowhere=True, unanswered=unanswered))
             return
         self._number += 1
         number = self._number
-        self._pending[number] = IncomingSession(number, client_id, set(peers), then, self._clock() + TAKEOVER_TIMEOUT)
+        deadline = self._clock() + TAKEOVER_TIMEOUT
+        self._pending[number] = incoming = IncomingSession(number, client_id, set(peers), then, deadline)
+        incoming.unanswered = unanswered
         for peer in peers:
             peer.tell(wire.frame(wire.ASK, ASK.pack(number, epoch, wanted, user.encode()) + client_id.encode()))
 

@@ -101,6 +101,12 @@ class OwnedSessions:
         if held is not None and held.told:
             self.release_epoch(client_id, held.epoch)
 
+    def give_back(self, client_id: str, former: str) -> None:
+        """This worker does not own the session, as before its last claim: *former* is the text of the owner then."""
+        held = self._drop(client_id)
+        if held is not None and held.told:
+            self.release_epoch(client_id, held.epoch, former)
+
     def ended(self, client_id: str) -> bool:
         """Whether the session was released, and Redis may not know."""
         return client_id in self._ended

@@ -187,7 +187,8 @@ class ClusterParts:
         self.orphaned_wills: OrphanedWills | None = None
         client, store = links.registry_client, links.registered_store
         if client is not None and store is not None:
-            incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed)
+            others = 0 if protocol.durable is None else base.workers - 1
+            incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed, others)
             self.claims = self.session_claims = claims = SessionClaims(
                 store,
                 client.registry,

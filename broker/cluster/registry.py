@@ -42,6 +42,7 @@ CLAIM_COST: Final = 1000  # units of the reactor's quantum: the answer to a clai
 UNCERTAIN_FOR: Final = (
     2 * LONGEST_PAUSE
 )  # seconds within which all workers have told a Redis that is back what it may have lost
+NO_INCARNATION: Final = 0  # of a worker that is not known, and that nobody finds
 RENEW: Final = LEASE / 3  # seconds after which all sessions are claimed again, so that no lease ends
 
 
@@ -134,6 +135,15 @@ class Registry(OnReady):
     def release(self, client_id: str) -> None:
         """The session has ended here. If another worker has claimed it since, that claim stays."""
         self.owned.release(client_id)
+
+    def give_back(self, client_id: str, former: Owner | None, user: str) -> None:
+        """A claim was in vain: *former* owns the session as before; None: a worker that nobody knows, for *user*.
+
+        Without any owner the next claimant would take it that there is no session.
+        """
+        if former is None:
+            former = Owner(1, WorkerId(self.worker.node, self.worker.shard, NO_INCARNATION), user)
+        self.owned.give_back(client_id, former.text())
 
     def send_now(self, now: float) -> None:
         """Send Redis now what `tick()` would send, unless a page is unanswered."""

@@ -212,7 +212,8 @@ class _Claim:
         self._local = False  # claimed without Redis
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
-        self._former: Owner | None = None  # the owner before this claim
+        self._former: Owner | None = None  # the owner before this claim, unless it has answered
+        self._before: Owner | None = None  # the owner before this claim, if it is known
         self._done = False
 
     def decided(self, verdict: Verdict) -> None:
@@ -229,7 +230,7 @@ class _Claim:
         self.epoch = claims.registry.next_epoch(client_id) if self._local else verdict.epoch
         self._refuse_askers_before(self.epoch + 1)
         here = claims.store.find(client_id)
-        self._former = verdict.former
+        self._former = self._before = verdict.former
         if verdict.outcome == CLAIMED and verdict.former is not None:
             claims.requests.take_over(
                 client_id, verdict.former, self.epoch, claimant.owner, not claimant.clean_start, self.handed_over
@@ -284,7 +285,9 @@ class _Claim:
             claims.durable.take(client_id, former.worker, partial(self.handed_over, result))
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
-            claims.counts.turned_away += 1  # a worker may have it that is busy with what another one has left
+            # A worker may have it that is busy with what another one has left, or that has yet to come.
+            claims.counts.turned_away += 1
+            claims.registry.give_back(client_id, self._before, self.claimant.owner)
             self._answer(CloseReason.SERVER_UNAVAILABLE, None)
             return
         if self._local:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.cluster.owner import Owner, read_owner
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -399,6 +400,32 @@ def test_a_client_is_refused_while_nobody_can_say_whether_it_has_a_session(
     follower.stopped = False
     node.settle()
 
+    assert [(b"1", 1, True)] == messages(arrive(node[0]))
+
+
+def test_a_client_is_refused_while_a_worker_is_missing_that_may_have_its_session(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its session would be begun anew, and the one with its messages be adopted a moment later."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    node.kill(node[0])
+    server = redis.client()
+    (key,) = server.keys("*:owner:*me")
+    text = server.get(key)
+    assert isinstance(text, bytes)
+    former = read_owner(text)
+    assert former is not None
+    server.set(key, Owner(former.epoch, node[0].identity, former.user).text())  # of a claim whose answer is lost
+    client = coming(node[0])
+    node.settle()
+
+    assert [CloseReason.SERVER_UNAVAILABLE.code] == [
+        each.code for each in client.receive() if isinstance(each, ConnAck)
+    ]
+    node.start(0)
+    node.advance(0.3)
     assert [(b"1", 1, True)] == messages(arrive(node[0]))
 
 
