@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +18,25 @@ SETTINGS: Final = {"log.format": "json", "sys.interval": 1, "limits.connects_per
 
 
 class Victim:
-    def __init__(self, folder: Path, workers: int, port: int = 0) -> None:
-        """AssertionError: it does not serve."""
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        port: int = 0,
+        settings: Mapping[str, object] = {},
+        environment: Mapping[str, str] = {},
+        wait: Callable[[], None] = lambda: time.sleep(0.02),
+        patience: float = PATIENCE,
+    ) -> None:
+        """AssertionError: it does not serve within *patience* seconds.
+
+        *wait* is called between two looks at the processes that start.
+        """
         self.port = port or free_port()
         self.folder = folder / "node"
         self.control = self.folder / "control.sock"
         self.log = folder / "node.log"
-        given = SETTINGS | {"node.folder": self.folder, "node.workers": workers}
+        given = {**SETTINGS, "node.folder": self.folder, "node.workers": workers, **settings}
         command = [sys.executable, "-m", "cli", "start", "--host", HOST, "--port", str(self.port)]
         for key, value in given.items():
             command += ["--set", f"{key}={value}"]
@@ -35,14 +48,14 @@ class Victim:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env=weir_environment(packages()),
+                env={**weir_environment(packages()), **environment},
                 start_new_session=True,
             )
         try:
-            while not node.serves(self.control):
+            while not self._serves():
                 assert self.process.poll() is None, f"the node ended with {self.process.returncode}:\n{self.text()}"
-                assert time.monotonic() - began < PATIENCE, f"the node does not serve:\n{self.text()}"
-                time.sleep(0.02)  # between two looks at a process that is not ours
+                assert time.monotonic() - began < patience, f"the node does not serve:\n{self.text()}"
+                wait()
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -51,6 +64,12 @@ class Victim:
         self.pids = self.workers()  # by shard, as of the last look
         self.seen = dict.fromkeys(self.pids, began)  # when each was first seen to serve
         self._log_read = self.log.stat().st_size
+
+    def _serves(self) -> bool:
+        try:
+            return node.serves(self.control)
+        except AssertionError:  # it has ended instead of answering
+            return False
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")

@@ -1,0 +1,106 @@
+# What happens to a node in one run: a seeded sequence of faults.
+#
+# Faults of processes may overlap: a stopped process goes on by itself, later, while the next fault begins.
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from broker.config.schema import POWER
+
+# The server of a run, and what the node is promised of it.
+EMBEDDED: Final = "embedded"
+BEHIND_PROXY: Final = "behind a proxy"
+
+# Kinds of faults.
+KILL_WORKER: Final = "kill worker"
+STOP_WORKER: Final = "stop worker"
+KILL_REDIS: Final = "kill Redis"
+STOP_REDIS: Final = "stop Redis"
+STOP_SUPERVISOR: Final = "stop supervisor"
+KILL_SUPERVISOR: Final = "kill supervisor"
+KILL_NODE: Final = "kill node"  # all its processes at once; it is started again
+RESTART: Final = "stop and start the node"  # as a user would
+CUT_POWER: Final = "cut power"  # and what was not synced is lost
+TAKE_WHILE_STOPPED: Final = "stop worker and supervisor, take its sessions"  # the worker goes on and finds them gone
+REWRITE: Final = "rewrite the append-only file"
+CUT_REQUESTS: Final = "cut requests"  # the connection to Redis, in the middle of a frame
+CUT_REPLIES: Final = "cut replies"
+DELAY: Final = "delay Redis"
+HALF_OPEN: Final = "half-open connections to Redis"
+
+ANYWHERE: Final = {
+    KILL_WORKER: 4,
+    STOP_WORKER: 4,
+    KILL_REDIS: 3,
+    STOP_REDIS: 3,
+    STOP_SUPERVISOR: 1,
+    KILL_SUPERVISOR: 1,
+    KILL_NODE: 1,
+    RESTART: 1,
+    CUT_POWER: 3,
+    TAKE_WHILE_STOPPED: 3,
+    REWRITE: 1,
+}
+AT_THE_PROXY: Final = {CUT_REQUESTS: 4, CUT_REPLIES: 6, DELAY: 3, HALF_OPEN: 3}
+
+PAUSES: Final = (0.1, 0.3, 0.8, 1.5)  # seconds from the end of a fault, or the stop of a process, to the next fault
+BRIEF: Final = 0.8  # seconds that a worker may be stopped and lives
+MOST_BYTES: Final = 20_000  # that pass before a cut
+MOST_DEATHS: Final = 6  # of workers between two starts of the node: with ten in a minute it gives up
+MOST_RESTARTS: Final = 2
+RESTARTS: Final = (KILL_SUPERVISOR, KILL_NODE, RESTART, CUT_POWER)
+
+
+@dataclass(frozen=True)
+class Planned:
+    pause: float  # seconds before it
+    kind: str
+    worker: int  # its shard, where one is meant
+    seconds: float  # that something is stopped, late, or half-open
+    number: int  # of bytes until a cut
+
+    def __str__(self) -> str:
+        told = {
+            KILL_WORKER: f"{self.worker}",
+            STOP_WORKER: f"{self.worker} for {self.seconds:.2f} s",
+            TAKE_WHILE_STOPPED: f"worker {self.worker}, {self.seconds:.2f} s",
+            CUT_REQUESTS: f"after {self.number} bytes",
+            CUT_REPLIES: f"after {self.number} bytes",
+        }
+        timed = (STOP_REDIS, STOP_SUPERVISOR, DELAY, HALF_OPEN)
+        return f"{self.kind} {told.get(self.kind, f'{self.seconds:.2f} s' if self.kind in timed else '')}".rstrip()
+
+
+def plan(random: Random, server: str, durability: str, workers: int, faults: int, brisk: bool = False) -> list[Planned]:
+    """*brisk*: in a fraction of the time, with no more than MOST_RESTARTS of the node."""
+    weights = dict(ANYWHERE)
+    if server == BEHIND_PROXY:
+        weights |= AT_THE_PROXY
+        if durability != POWER:  # nobody syncs the files of that server
+            del weights[CUT_POWER]
+    planned: list[Planned] = []
+    deaths = restarts = 0
+    while len(planned) < faults:
+        (kind,) = random.choices(list(weights), list(weights.values()))
+        seconds = random.uniform(0.2, 3.0)
+        if kind == STOP_WORKER and random.random() < 0.5:
+            seconds = random.uniform(0.2, BRIEF)
+        if kind == TAKE_WHILE_STOPPED:
+            seconds = random.uniform(1.0, 4.0)
+        if kind == DELAY:
+            seconds = random.uniform(0.02, 0.5)
+        if kind in RESTARTS:
+            deaths = 0
+            restarts += 1
+            if brisk and restarts > MOST_RESTARTS:
+                continue
+        elif kind in (KILL_WORKER, TAKE_WHILE_STOPPED) or (kind == STOP_WORKER and seconds >= BRIEF):
+            deaths += 1
+            if deaths > MOST_DEATHS:
+                continue
+        number = min(MOST_BYTES, int(random.expovariate(1 / 500.0)) + 1)
+        pause = random.choice(PAUSES) + random.random() * 0.2
+        if brisk:
+            pause, seconds = pause / 4, seconds / 2
+        planned.append(Planned(pause, kind, random.randrange(workers), seconds, number))
+    return planned

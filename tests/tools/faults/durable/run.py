@@ -1,0 +1,522 @@
+# One run: a node with durable sessions, clients that come and go, and faults; then a judgement.
+#
+# The run has one thread, which sees everything that all clients send and get in one order. So what is written in the
+# history before something else has happened before it. Only the proxy has a thread of its own.
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import isfinite
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import redis
+
+from broker.config.schema import POWER, PROCESS
+from broker.mqtt.packets import Publish, Will
+from tests.tools.faults.durable import plan as kinds
+from tests.tools.faults.durable.checker import WILL_DOUBLED, WILL_LOST, Checker, Violation
+from tests.tools.faults.durable.client import DurableClient
+from tests.tools.faults.durable.client import Run as Clients
+from tests.tools.faults.durable.history import (
+    Connected,
+    Connecting,
+    Died,
+    Ended,
+    Event,
+    Fault,
+    Kept,
+    Rollback,
+    Sent,
+    Subscribed,
+    concerns,
+)
+from tests.tools.faults.durable.plan import BEHIND_PROXY, EMBEDDED, Planned, plan
+from tests.tools.faults.durable.power import DAMAGED_TAILS, TAILS, compile_recorder, cut
+from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
+from tests.tools.faults.durable.server import Server
+from tests.tools.faults.victim import Victim, state
+from tests.tools.fuzz.campaign import peers
+from tests.tools.fuzz.loop import Loop
+
+PATIENCE: Final = 60.0  # seconds for what should take one, on a machine that is busy
+START: Final = 300.0  # seconds for the start of a node, at the lowest priority
+QUIET: Final = 4.0  # seconds without a delivery, after which no more is expected
+LOOK: Final = 0.1  # seconds between two looks at the log of the node
+PUMP: Final = 0.02  # seconds between two bursts of a publisher
+BURST: Final = 5  # messages, at most
+WINDOW: Final = 20  # publishes of one client that are not done
+TOPICS: Final = 3  # of each publisher
+RETAINED_TOPICS: Final = 4
+READERS: Final = 6  # new subscribers that read what is retained: some at each worker
+STORY: Final = 60  # events that are told of a violation
+AROUND: Final = 3.0  # seconds around it, of the connections of its client
+LAST_WORDS: Final = 2000  # characters of the log of a node that did not start
+DAMAGED: Final = re.compile(r"The data of the embedded Redis is damaged: `(.*)` cuts")
+KNOWN_WEAK: Final = (WILL_LOST, WILL_DOUBLED)  # are counted and told, and do not fail a run
+
+
+@dataclass
+class Outcome:
+    seed: int
+    told: str  # the server and its class
+    faults: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+class DurableRun:
+    def __init__(self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False) -> None:
+        """*folder*: for this run, with a short path. *brisk*: see `plan()`. AssertionError: the node does not serve."""
+        random = Random(seed)
+        self._setup = random.choice((EMBEDDED, BEHIND_PROXY))
+        self._durability = random.choice((PROCESS, POWER))
+        self.outcome = Outcome(seed, f"{self._setup}, {self._durability}")
+        self._plan = plan(random, self._setup, self._durability, workers, faults, brisk)
+        self._random = Random(random.random())  # of everything that depends on time
+        self._folder = folder
+        self._workers = workers
+        self._history: list[Event] = []
+        self._checker = Checker()
+        self._loop = Loop()
+        self._stopped: dict[int, object] = {}  # process ids
+        self._pause = False  # of publishers, and of those that come and go
+        self._names = count()
+        self._mortals: list[DurableClient] = []
+        self._worst_rollback = 0.0
+        self._damaged = 0
+        self._record = folder / "synced"
+        self._environment = {"LD_PRELOAD": str(compile_recorder(folder)), "SYNC_RECORD": str(self._record)}
+        self._server: Server | None = None
+        self._proxy: Proxy | None = None
+        self._settings: dict[str, object] = {"store.durability": self._durability}
+        if self._setup == BEHIND_PROXY:
+            self._server = Server(folder / "server", self._durability, self._environment)
+            self._proxy = Proxy(folder / "proxy.sock", self._server.socket)
+            self._settings["redis.url"] = f"unix://{folder / 'proxy.sock'}"
+        self._port = 0
+        try:
+            self._node = self._start()
+        except BaseException:
+            self._end_servers()
+            raise
+        self._port = self._node.port
+        self._clients = Clients(self._loop, self._port, self._random, self._note)
+        self._make_clients()
+
+    def go(self) -> Outcome:
+        try:
+            self._until(self._all_up, "all clients are connected")
+            self._load()
+            for planned in self._plan:
+                self._turn(planned.pause)
+                self._note(Fault(self._clients.at(), "", str(planned)))
+                self._inflict(planned)
+            self._recover()
+        except AssertionError as error:
+            self.outcome.failures.append(str(error))
+        finally:
+            self._end()
+        self._judge()
+        return self.outcome
+
+    # The node.
+
+    def _start(self) -> Victim:
+        for attempt in range(3):
+            try:
+                return Victim(
+                    self._folder,
+                    self._workers,
+                    self._port,
+                    self._settings,
+                    self._environment,
+                    lambda: self._loop.turn(0.02),
+                    START,
+                )
+            except AssertionError as error:
+                found = DAMAGED.search(str(error)[-LAST_WORDS:])
+                if found is None or attempt == 2:
+                    raise
+                self._damaged += 1  # as a user would
+                subprocess.run(shlex.split(found[1]), input=b"y\n", check=True, capture_output=True)
+        raise AssertionError("unreachable")
+
+    def _gone(self, processes: list[int]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while any(state(pid) for pid in processes):
+            assert time.monotonic() < deadline, f"processes do not end: {processes}"
+            self._loop.turn(0.01)
+        self._node.process.wait(PATIENCE)
+        self._stopped = {pid: None for pid in self._stopped if state(pid)}
+        self._turn(0.05)  # the clients see it
+
+    def _again(self) -> None:
+        """Start the node after its end."""
+        if self._proxy is not None:
+            self._proxy.heal()
+        if self._server is not None:
+            self._go_on(self._server.process.pid)
+            if self._server.process.poll() is not None:
+                self._server.start()
+        self._node = self._start()
+
+    def _kill_all(self) -> None:
+        processes = self._node.processes()
+        for pid in processes:
+            _signal(pid, signal.SIGKILL)
+        self._gone(processes)
+
+    # Clients.
+
+    def _make_clients(self) -> None:
+        run = self._clients
+        self._publishers = [DurableClient(run, f"p{n}", filter=f"own/p{n}") for n in range(4)]
+        self._retainers = [DurableClient(run, f"r{n}", filter=f"own/r{n}") for n in range(2)]
+        self._subscribers = [
+            DurableClient(run, "all-1", filter="d/#", qos=1),
+            DurableClient(run, "all-2", filter="d/#", qos=2),
+            DurableClient(run, "slow-1", filter="d/#", qos=1, slow=0.1, receive_maximum=30),
+            DurableClient(run, "narrow-2", filter="d/#", qos=2, receive_maximum=8),
+            DurableClient(run, "one-1", filter="d/p1/+", qos=1, slow=0.02),
+            DurableClient(run, "one-2", filter="d/+/1", qos=2),
+        ]
+        self._away = [
+            DurableClient(run, "away-1", filter="d/p0/#", qos=1, receive_maximum=100),
+            DurableClient(run, "away-2", filter="d/p1/#", qos=2),
+        ]
+        self._watcher = DurableClient(run, "watcher", filter="w/#")
+        self._lasting = [*self._publishers, *self._retainers, *self._subscribers, *self._away, self._watcher]
+
+    def _all_up(self) -> bool:
+        return all(one.up for one in self._lasting)
+
+    def _load(self) -> None:
+        for number, publisher in enumerate(self._publishers):
+            self._every(lambda: PUMP, lambda one=publisher, qos=1 + number % 2: self._pump(one, qos))  # type: ignore[misc]
+        for number, retainer in enumerate(self._retainers):
+            self._every(lambda: 0.05, lambda one=retainer, qos=1 + number: self._retain(one, qos))  # type: ignore[misc]
+        uniform = self._random.uniform
+        for client in self._subscribers:
+            self._every(lambda: uniform(0.5, 5.0), lambda one=client: self._roam(one, 0.1, 1.0))  # type: ignore[misc]
+        for client in self._away:
+            self._every(lambda: uniform(0.5, 2.0), lambda one=client: self._roam(one, 0.05, 6.0))  # type: ignore[misc]
+        for client in [*self._publishers, *self._retainers, self._watcher]:
+            self._every(lambda: uniform(1.0, 8.0), lambda one=client: self._roam(one, 0.0, 0.5))  # type: ignore[misc]
+        self._every(lambda: 1.0, self._let_one_die)
+        self._every(lambda: LOOK, self._node_look)
+
+    def _every(self, seconds: Callable[[], float], what: Callable[[], None]) -> None:
+        def due() -> None:
+            if not self._pause:
+                what()
+            self._loop.later(seconds(), due)
+
+        self._loop.later(seconds() * self._random.random(), due)
+
+    def _node_look(self) -> None:
+        self._node.look()
+
+    def _pump(self, one: DurableClient, qos: int) -> None:
+        if one.up:
+            for _ in range(min(self._random.randrange(BURST + 1), WINDOW - len(one.outgoing))):
+                one.publish(f"d/{one.client_id}/{self._random.randrange(TOPICS)}", qos)
+
+    def _retain(self, one: DurableClient, qos: int) -> None:
+        if one.up and len(one.outgoing) < WINDOW:
+            topic = f"r/{one.client_id}/{self._random.randrange(RETAINED_TOPICS)}"
+            one.publish(topic, qos, True, self._random.random() < 0.2)
+
+    def _roam(self, one: DurableClient, clean: float, absent: float) -> None:
+        chance = self._random.random()
+        if chance < clean:
+            one.start_clean()
+        elif chance < 0.4:
+            one.take_over()
+        else:
+            one.leave(chance < 0.7, self._random.uniform(0.0, absent))
+
+    def _let_one_die(self) -> None:
+        for one in self._mortals:
+            if one.up and one.link is not None:
+                one.link.close()
+                one.lost(one.link)
+                break
+        if len(self._mortals) < 2:
+            self._bear()
+
+    def _bear(self) -> None:
+        name = f"m{next(self._names)}"
+        will = Will(f"w/{name}".encode(), f"{name} 1".encode(), 1)
+        one = DurableClient(self._clients, name, filter=f"own/{name}", will=will, once=lambda was: self._died(one, was))
+        self._mortals.append(one)
+
+    def _died(self, one: DurableClient, was_up: bool) -> None:
+        self._mortals.remove(one)
+        if was_up:
+            self._note(Died(self._clients.at(), one.client_id, f"w/{one.client_id}"))
+
+    # Faults.
+
+    def _inflict(self, planned: Planned) -> None:
+        match planned.kind:
+            case kinds.KILL_WORKER:
+                _signal(self._node.pids[planned.worker], signal.SIGKILL)
+            case kinds.STOP_WORKER:
+                self._stop(self._node.pids[planned.worker], planned.seconds)
+            case kinds.KILL_REDIS:
+                self._kill_redis()
+            case kinds.STOP_REDIS:
+                self._stop(self._redis(), planned.seconds)
+            case kinds.STOP_SUPERVISOR:
+                self._stop(self._node.process.pid, planned.seconds)
+            case kinds.TAKE_WHILE_STOPPED:
+                self._take_while_stopped(planned)
+            case kinds.REWRITE:
+                self._rewrite()
+            case kinds.KILL_SUPERVISOR:
+                processes = self._node.processes()
+                self._go_on_all()
+                self._node.process.kill()
+                self._gone(processes)
+                self._again()
+            case kinds.KILL_NODE:
+                self._kill_all()
+                self._again()
+            case kinds.RESTART:
+                self._restart()
+            case kinds.CUT_POWER:
+                self._cut_power()
+            case _:
+                self._harm_connections(planned)
+
+    def _redis(self) -> int:
+        return self._node.redis() if self._server is None else self._server.process.pid
+
+    def _kill_redis(self) -> None:
+        pid = self._redis()
+        _signal(pid, signal.SIGKILL)
+        if self._server is not None:
+            self._server.process.wait(PATIENCE)
+            self._turn(self._random.uniform(0.0, 1.0))
+            self._server.start()
+
+    def _stop(self, pid: int, seconds: float) -> None:
+        if pid and state(pid) and pid not in self._stopped:
+            self._stopped[pid] = None
+            _signal(pid, signal.SIGSTOP)
+            self._loop.later(seconds, lambda: self._go_on(pid))
+
+    def _go_on(self, pid: int) -> None:
+        if pid in self._stopped:
+            del self._stopped[pid]
+            _signal(pid, signal.SIGCONT)
+
+    def _go_on_all(self) -> None:
+        for pid in list(self._stopped):
+            self._go_on(pid)
+
+    def _take_while_stopped(self, planned: Planned) -> None:
+        """The supervisor cannot end the worker: it goes on later, and finds its sessions taken."""
+        worker = self._node.pids[planned.worker]
+        late = 0.3 if self._random.random() < 0.7 else -0.1
+        self._stop(self._node.process.pid, planned.seconds + late)
+        self._stop(worker, planned.seconds)
+        try:
+            addresses = peers(worker)
+        except OSError:
+            return  # it is dead
+        for client in self._lasting:
+            if client.link is not None and client.link.address in addresses:
+                self._loop.later(self._random.random() * 0.3, client.take_over)
+                self._loop.later(0.9, lambda one=client: None if one.up else one.take_over())  # type: ignore[misc]
+        self._turn(planned.seconds + 0.5)
+
+    def _rewrite(self) -> None:
+        folder = self._node.folder / "redis" if self._server is None else self._server.folder
+        try:
+            with redis.Redis(unix_socket_path=str(folder / "redis.sock"), socket_timeout=0.3) as asked:
+                asked.bgrewriteaof()
+        except redis.RedisError:
+            pass  # it is stopped, dead, or rewriting
+
+    def _restart(self) -> None:
+        self._go_on_all()
+        processes = self._node.processes()
+        self._node.process.terminate()
+        self._gone(processes)
+        self._again()
+
+    def _cut_power(self) -> None:
+        at = time.monotonic()
+        if self._server is not None:
+            self._server.kill()
+        self._kill_all()
+        folder = self._node.folder / "redis" if self._server is None else self._server.folder
+        damaged = self._server is None and self._random.random() < 0.1
+        tail = self._random.choice(DAMAGED_TAILS if damaged else TAILS)
+        found = cut((folder / "appendonlydir").iterdir(), self._record, tail, self._random)
+        if isfinite(found.since) and self._durability == PROCESS:
+            self._worst_rollback = max(self._worst_rollback, at - found.since)
+            self._note(Rollback(self._clients.at(), "", found.since - self._clients.began))
+            for client in self._lasting:
+                client.subscribe_again()
+        self._note(Fault(self._clients.at(), "", found.told))
+        self._again()
+
+    def _harm_connections(self, planned: Planned) -> None:
+        proxy = self._proxy
+        assert proxy is not None
+        match planned.kind:
+            case kinds.CUT_REQUESTS:
+                proxy.cut(TO_SERVER, planned.number)
+            case kinds.CUT_REPLIES:
+                proxy.cut(TO_CLIENT, planned.number)
+            case kinds.DELAY:
+                proxy.delay(planned.seconds)
+                self._loop.later(2.0, lambda: proxy.delay(0.0))
+            case kinds.HALF_OPEN:
+                proxy.mute(True)
+                self._loop.later(planned.seconds, proxy.heal)
+
+    # Afterwards.
+
+    def _recover(self) -> None:
+        """Everything that is owed has the time to come."""
+        self._pause = True
+        self._turn(0.2)
+        self._go_on_all()
+        if self._proxy is not None:
+            self._proxy.heal()
+        if self._node.process.poll() is not None:
+            self._again()
+        began = self._loop.now
+        self._until(self._all_up, "all clients are connected again")
+        self._until(lambda: not any(one.outgoing for one in self._lasting), "all publishes are answered")
+        self.outcome.figures["s to recover"] = self._loop.now - began
+        for _ in range(2):
+            heard = -1
+            while self._checker.missing() and heard != len(self._history):
+                heard = len(self._history)
+                self._turn(QUIET)
+            for client in self._subscribers + self._away:  # once more, as a reconnect may bring what was forgotten
+                client.leave(False, 0.1)
+            self._turn(0.5)
+            self._until(self._all_up, "all clients are connected again")
+        self._turn(0.5)
+        self._read_retained()
+
+    def _read_retained(self) -> None:
+        found: dict[str, dict[str, int]] = {}
+        readers = []
+        for number in range(READERS):
+            name = f"reader-{number}"
+            found[name] = {}
+            one = DurableClient(self._clients, name, filter="r/#", retained=True)
+            one.heard = lambda packet, kept=found[name]: _keep(kept, packet)  # type: ignore[misc]
+            readers.append(one)
+        self._until(lambda: all(one.up for one in readers), "readers are connected")
+        self._turn(1.0)
+        for name, kept in found.items():
+            for retainer in self._retainers:
+                for number in range(RETAINED_TOPICS):
+                    topic = f"r/{retainer.client_id}/{number}"
+                    self._note(Kept(self._clients.at(), name, topic, kept.get(topic)))
+
+    def _end(self) -> None:
+        self._pause = True
+        self._go_on_all()
+        self._node.stop()
+        self._end_servers()
+        self._clients.close()
+        self._loop.close()
+
+    def _end_servers(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+        if self._server is not None:
+            self._server.kill()
+
+    def _judge(self) -> None:
+        outcome, checker = self.outcome, self._checker
+        finished = not outcome.failures
+        violations = checker.check([]) if finished else checker.violations
+        outcome.faults = [f"{event.at:.3f} s: {event.what}" for event in self._history if isinstance(event, Fault)]
+        serious = [one for one in violations if one.kind not in KNOWN_WEAK]
+        outcome.failures += [self.story(one) if number < 3 else str(one) for number, one in enumerate(serious[:10])]
+        for line in self._node.text().splitlines():
+            if "Traceback" in line or '"exception"' in line:
+                outcome.failures.append(f"logged: {line[:2000]}")
+        if outcome.failures:
+            (self._folder / "history").write_text("".join(f"{event}\n" for event in self._history))
+        outcome.figures |= {
+            "faults": len(self._plan),
+            "acknowledged": sum(one.answered is not None for one in checker.publishes.values()),
+            "events": len(self._history),
+            "repeated": checker.repeated,
+            "late": checker.late,
+            "violations": len(serious),
+            "wills lost or doubled": len(violations) - len(serious),
+            "refused": sum(one.refused for one in self._lasting),
+            "worst s rolled back": self._worst_rollback,
+            "repaired": self._damaged,
+        }
+
+    def story(self, violation: Violation) -> str:
+        """*violation* with what led to it."""
+        told = []
+        sent = (event.at for event in self._history if isinstance(event, Sent) and concerns(event, violation.message))
+        since = (violation.at if violation.message is None else next(sent, violation.at)) - AROUND
+        for event in self._history:
+            near = abs(event.at - violation.at) < AROUND
+            if isinstance(event, Fault) and event.at < since:
+                continue
+            of_client = event.client == violation.client and isinstance(
+                event, Connecting | Connected | Ended | Subscribed
+            )
+            if (violation.message and concerns(event, violation.message)) or (near and of_client):
+                told.append(f"      {event}")
+        if len(told) > STORY:
+            told[STORY // 2 : -STORY // 2] = ["      ..."]
+        return "\n".join([str(violation), *told])
+
+    # What it needs for that.
+
+    def _note(self, event: Event) -> None:
+        self._history.append(event)
+        self._checker.take(event)
+
+    def _turn(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._loop.turn(0.02)
+
+    def _until(self, true: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        """AssertionError: it is not *true* within *patience* seconds."""
+        until = time.monotonic() + patience
+        while not true():
+            assert time.monotonic() < until, f"not within {patience:g} s: {what}; {self._down()}"
+            self._loop.turn(0.02)
+
+    def _down(self) -> str:
+        down = [one.client_id for one in self._lasting if not one.up]
+        busy = [f"{one.client_id} {list(one.outgoing.values())[:2]}" for one in self._lasting if one.outgoing]
+        return f"down: {down}, with publishes: {busy}"
+
+
+def _keep(kept: dict[str, int], packet: Publish) -> None:
+    kept[packet.topic.decode()] = int(packet.payload.split()[1])
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        if pid:
+            os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,260 @@
+# The judge by itself: histories in which something is wrong, and the same without it.
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.tools.faults.durable.checker import (
+    ANSWERS,
+    DOUBLED,
+    LOST,
+    PACKET_ID_REUSED,
+    REORDERED,
+    RETAINED,
+    SESSION_PRESENT,
+    UNROUTED,
+    WILL_DOUBLED,
+    WILL_LOST,
+    Checker,
+)
+from tests.tools.faults.durable.history import (
+    Acknowledged,
+    Answered,
+    Connected,
+    Connecting,
+    Died,
+    Ended,
+    Event,
+    Kept,
+    Late,
+    Received,
+    Released,
+    Rollback,
+    Sent,
+    Stray,
+    Subscribed,
+    matches,
+)
+
+P, S = "p", "s"  # a publisher and a subscriber
+
+
+class Story:
+    """Builds a history, one event a second."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, make: Callable[..., Event], client: str, *words: object) -> "Story":
+        self.events.append(make(float(len(self.events)), client, *words))
+        return self
+
+    def connect(self, client: str, present: bool, clean: bool = False) -> "Story":
+        return self.add(Ended, client).add(Connecting, client, clean).add(Connected, client, present)
+
+    def subscribed(self) -> "Story":
+        """The subscriber has its session, and the publisher is connected."""
+        return self.connect(P, False).connect(S, False).add(Subscribed, S, "d/#")
+
+    def publish(self, number: int, code: int = 0, topic: str = "d/1") -> "Story":
+        return self.add(Sent, P, number, topic).add(Answered, P, number, code)
+
+    def receive(self, number: int, qos: int = 1, packet_id: int = 0, dup: bool = False, topic: str = "d/1") -> "Story":
+        return self.add(Received, S, (P, number), topic, qos, packet_id or number, dup)
+
+    def kinds(self) -> list[str]:
+        return [one.kind for one in Checker().check(self.events)]
+
+
+def well() -> Story:
+    """Two messages of each QoS, and a reconnect in the middle of the second."""
+    story = Story().subscribed().publish(1).publish(2)
+    story.receive(1).add(Acknowledged, S, 1).receive(2)
+    story.connect(S, True).receive(2, dup=True).add(Acknowledged, S, 2)
+    story.publish(3).receive(3, 2).connect(S, True).receive(3, 2, dup=True).add(Released, S, 3)
+    return story.publish(4).receive(4, 2, 3).add(Released, S, 3)
+
+
+def test_a_history_in_which_all_is_well_has_no_violations() -> None:
+    """Every run would fail."""
+    assert [] == well().kinds()
+
+
+def test_a_message_that_was_acknowledged_and_never_came_is_lost() -> None:
+    """What the run is for would not be seen."""
+    assert [LOST] == Story().subscribed().publish(1).kinds()
+    assert [] == Story().subscribed().publish(1).receive(1).kinds()
+
+
+def test_nobody_is_owed_what_was_not_acknowledged_or_sent_before_the_suback() -> None:
+    """The judge would find losses where there are none."""
+    assert [] == Story().subscribed().add(Sent, P, 1, "d/1").kinds()
+    assert [] == Story().subscribed().publish(1, code=0x97).kinds()
+    assert [] == Story().subscribed().publish(1, topic="e").kinds()
+    early = Story().connect(P, False).connect(S, False).add(Sent, P, 1, "d/1").add(Subscribed, S, "d/#")
+    assert [] == early.add(Answered, P, 1).kinds()
+
+
+def test_a_clean_start_ends_what_is_owed_and_what_comes_counts_anew() -> None:
+    """A session that was ended would be owed its messages, or a new one be blamed for what the old one got."""
+    story = Story().subscribed().publish(1).publish(2).receive(2).connect(S, False, clean=True)
+    assert [] == story.add(Subscribed, S, "d/#").receive(2).kinds()
+    assert [LOST] == story.publish(3).kinds()
+
+
+def test_no_subscribers_is_wrong_while_one_is_there() -> None:
+    """A publish would be acknowledged that reaches nobody, and a message that comes later would hide that."""
+    assert [UNROUTED] == Story().subscribed().publish(1, code=0x10).receive(1).kinds()
+    assert [] == Story().connect(P, False).publish(1, code=0x10).kinds()
+
+
+def test_qos_2_comes_once() -> None:
+    """A message would be taken twice: under another packet id, or after it was released."""
+    story = Story().subscribed().publish(1).receive(1, 2)
+    assert [DOUBLED] == Story.kinds(story.receive(1, 2, 7))
+    released = Story().subscribed().publish(1).receive(1, 2).add(Released, S, 1).connect(S, True)
+    assert [DOUBLED] == released.receive(1, 2, dup=True).kinds()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_sent_again_says_so_and_waits_for_a_new_connection(qos: int) -> None:
+    """A repetition without DUP, or on a connection that has the message, would be lawful [MQTT-4.4.0-1]."""
+    again = Story().subscribed().publish(1).receive(1, qos).connect(S, True).receive(1, qos, dup=False)
+    assert [DOUBLED] == again.kinds()
+    assert [DOUBLED] == Story().subscribed().publish(1).receive(1, qos).receive(1, qos, dup=True).kinds()
+
+
+def test_a_publisher_that_sends_qos_1_again_may_double_it() -> None:
+    """At least once would be an alarm."""
+    story = Story().subscribed().add(Sent, P, 1, "d/1").receive(1).connect(P, True).add(Sent, P, 1, "d/1")
+    assert [] == story.add(Answered, P, 1).receive(1, packet_id=2).kinds()
+
+
+def test_messages_of_one_topic_come_in_their_order() -> None:
+    """A message would be overtaken; those of different topics may overtake each other."""
+    assert [REORDERED] == Story().subscribed().publish(1).publish(2).receive(2).receive(1).kinds()
+    story = Story().subscribed().publish(1).publish(2, topic="d/2")
+    assert [] == story.receive(2, topic="d/2").receive(1).kinds()
+    early = Story().connect(P, False).connect(S, False).add(Sent, P, 1, "d/1").add(Subscribed, S, "d/#")
+    early.add(Sent, P, 2, "d/1").receive(2).connect(P, True).add(Sent, P, 1, "d/1")
+    assert [] == early.receive(1, packet_id=1).kinds()
+
+
+def test_a_stored_session_is_present_and_one_that_was_never_there_is_not() -> None:
+    """A client would keep state for a session that is gone, or forget what its session has."""
+    assert [SESSION_PRESENT] == Story().connect(S, True).kinds()
+    assert [SESSION_PRESENT] == Story().subscribed().connect(S, False).kinds()
+    assert [SESSION_PRESENT] == Story().subscribed().connect(S, True, clean=True).kinds()
+    assert [] == Story().connect(S, False).connect(S, False).kinds()  # without SUBACK it may not be stored
+    maybe = Story().subscribed().add(Connecting, S, True)  # a clean start that nobody answered
+    for present in (True, False):
+        assert [] == replace_events(maybe).connect(S, present).kinds()
+
+
+def test_a_clean_start_that_was_not_answered_may_come_late_and_once() -> None:
+    """The CONNECT of a connection that is gone may wait in a worker that is stopped."""
+    story = Story().subscribed().publish(1).receive(1).add(Connecting, S, True).connect(S, True)
+    story.receive(1, packet_id=2).add(Subscribed, S, "d/#")  # of the session before
+    story.publish(2).connect(S, False).add(Subscribed, S, "d/#").publish(3).receive(3)
+    assert [] == story.kinds()
+    assert [SESSION_PRESENT] == story.connect(S, False).kinds()
+
+
+def replace_events(story: Story) -> Story:
+    """A copy."""
+    copy = Story()
+    copy.events = [replace(event) for event in story.events]
+    return copy
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_packet_id_in_flight_is_not_given_to_another_message(qos: int) -> None:
+    """The client would take the second message for the first."""
+    story = Story().subscribed().publish(1).publish(2).receive(1, qos, 9)
+    assert [PACKET_ID_REUSED] == replace_events(story).receive(2, qos, 9).kinds()
+    story.add(Acknowledged if qos == 1 else Released, S, 9)
+    assert [] == story.receive(2, qos, 9).kinds()
+
+
+def test_answers_come_in_the_order_of_publishes() -> None:
+    """A client would take one answer for another [MQTT-4.6.0-2]."""
+    story = Story().subscribed().add(Sent, P, 1, "e").add(Sent, P, 2, "e")
+    assert [ANSWERS] == story.add(Answered, P, 2).add(Answered, P, 1).kinds()
+    assert [ANSWERS] == Story().subscribed().add(Stray, P, "PUBACK 7").kinds()
+
+
+def test_what_is_acknowledged_late_counts() -> None:
+    """A worker that wakes up could acknowledge what it has not stored for sessions that are another worker's."""
+    story = Story().subscribed().add(Sent, P, 1, "d/1").add(Late, P, "PUBACK", 1)
+    assert [LOST] == story.kinds()
+    assert [] == story.receive(1).kinds()
+    assert [] == Story().subscribed().add(Late, S, "PUBLISH").kinds()
+
+
+def test_what_is_retained_is_the_last_that_was_acknowledged_or_a_later_one() -> None:
+    """New subscribers would find what was replaced, or nothing."""
+
+    def found(number: int | None) -> list[str]:
+        story = Story().connect(P, False)
+        for each, deletes in ((1, False), (2, False), (3, True)):
+            story.add(Sent, P, each, "r", True, deletes)
+        story.add(Answered, P, 1)
+        return story.add(Answered, P, 2).add(Kept, "reader", "r", number).kinds()
+
+    assert [RETAINED] == found(1) == found(4)
+    assert [] == found(2) == found(None)  # the deletion was not answered, and may have happened
+    kept = Story().connect(P, False).add(Sent, P, 1, "r", True).add(Answered, P, 1)
+    assert [RETAINED] == kept.add(Kept, "reader", "r", None).kinds()
+
+
+def test_a_will_is_published_once() -> None:
+    """The death of a client would go unnoticed, or be told twice."""
+
+    def heard(*dups: bool) -> list[str]:
+        story = Story().connect(S, False).add(Subscribed, S, "w/#").add(Died, "m", "w/m")
+        for dup in dups:
+            story.add(Received, S, ("m", 1), "w/m", 1, 1, dup).connect(S, True)
+        return story.kinds()
+
+    assert [WILL_LOST] == heard()
+    assert [WILL_DOUBLED] == heard(False, False)
+    assert [] == heard(False, True)
+
+
+def test_a_rollback_excuses_its_last_moments_and_nothing_before() -> None:
+    """A power cut would be blamed for what its class does not promise, or excuse every loss."""
+
+    def lost(since: float) -> list[str]:
+        story = Story().subscribed().publish(1)  # answered at 8
+        return story.add(Rollback, "", since).kinds()
+
+    assert [LOST] == lost(8.5)
+    assert [] == lost(7.5) == lost(5.5)  # the answer, and the subscription
+
+
+def test_a_rollback_excuses_what_comes_again_if_it_was_done_then() -> None:
+    """A message whose acknowledgement is undone would be an alarm, or any repetition be lawful."""
+
+    def doubled(since: float) -> list[str]:
+        story = Story().subscribed().publish(1).receive(1, 2).add(Released, S, 1)  # at 10
+        return story.add(Rollback, "", since).connect(S, True).receive(1, 2, 5).kinds()
+
+    assert [DOUBLED] == doubled(10.5)
+    assert [] == doubled(9.5)
+
+
+def test_a_rollback_may_bring_a_session_back_or_end_it() -> None:
+    """A session that was begun or ended in the last moments would be an alarm."""
+    for present in (True, False):
+        story = Story().subscribed().add(Rollback, "", 5.5)  # SUBACK was at 6
+        assert [] == story.connect(S, present).kinds()
+    story = Story().subscribed().add(Rollback, "", 6.5)
+    assert [SESSION_PRESENT] == story.connect(S, False).kinds()
+
+
+def test_filters_match_as_the_specification_says() -> None:
+    """The judge would not know what is owed to whom."""
+    for filter, topic in (("d/#", "d/a/b"), ("d/#", "d"), ("d/+/b", "d/a/b"), ("d/a", "d/a"), ("+", "d")):
+        assert matches(filter, topic), (filter, topic)
+    for filter, topic in (("d/+", "d/a/b"), ("d/+/b", "d/a"), ("d", "d/a"), ("e/#", "d/a"), ("d/a/b", "d/a")):
+        assert not matches(filter, topic), (filter, topic)

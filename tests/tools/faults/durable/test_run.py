@@ -1,0 +1,217 @@
+# A short run with faults, and the parts of the tool that a run rests on.
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from broker.config.schema import POWER, PROCESS
+from tests.tools.faults.durable.__main__ import report
+from tests.tools.faults.durable.plan import (
+    BEHIND_PROXY,
+    CUT_POWER,
+    EMBEDDED,
+    KILL_WORKER,
+    MOST_DEATHS,
+    RESTARTS,
+    plan,
+)
+from tests.tools.faults.durable.power import (
+    DAMAGED_TAILS,
+    EXACT,
+    PARTIAL,
+    compile_recorder,
+    compiler,
+    cut,
+    read_record,
+)
+from tests.tools.faults.durable.proxy import TO_CLIENT, Proxy
+from tests.tools.faults.durable.run import DurableRun
+
+PATIENCE = 10.0  # seconds for what should take milliseconds
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One whose sockets have short paths."""
+    path = Path(tempfile.mkdtemp(prefix="weir-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [9, 8])
+def test_stored_sessions_lose_nothing_whatever_is_harmed(folder: Path, seed: int) -> None:
+    """An acknowledged message would be lost or doubled with a process, a connection to Redis, or the power."""
+    outcome = DurableRun(folder, seed, workers=2, faults=10, brisk=True).go()
+
+    print(report(outcome))  # with the seed, which a failure needs
+    assert [] == outcome.failures
+    assert outcome.figures["acknowledged"] > 0
+
+
+def test_a_plan_follows_from_its_seed_and_does_not_end_the_node() -> None:
+    """A run could not be repeated, or would find a node that gave up, as it should."""
+    assert plan(Random(5), EMBEDDED, POWER, 2, 20) == plan(Random(5), EMBEDDED, POWER, 2, 20)
+    assert plan(Random(5), EMBEDDED, POWER, 2, 20) != plan(Random(6), EMBEDDED, POWER, 2, 20)
+    for seed in range(100):
+        deaths = 0
+        for each in plan(Random(seed), EMBEDDED, POWER, 2, 50):
+            deaths = 0 if each.kind in RESTARTS else deaths + (each.kind == KILL_WORKER)
+            assert deaths <= MOST_DEATHS
+
+
+def test_power_is_cut_where_something_syncs() -> None:
+    """A server that nobody syncs would lose everything, and lawfully so."""
+    kinds = {each.kind for each in plan(Random(1), BEHIND_PROXY, PROCESS, 2, 500)}
+    assert CUT_POWER not in kinds
+    assert CUT_POWER in {each.kind for each in plan(Random(1), BEHIND_PROXY, POWER, 2, 500)}
+
+
+# Power.
+
+
+def files(folder: Path, *, written: int, synced: int) -> tuple[Path, Path]:
+    """An append-only file of *written* bytes, and a record that says that *synced* of them are on the disk."""
+    path, record = folder / "appendonly.aof.1.incr.aof", folder / "synced"
+    path.write_bytes(bytes(range(written)))
+    record.write_text(f"1 5 6\n{path.stat().st_ino} {synced} 7000000000\n")
+    return path, record
+
+
+def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+    """A run would take for durable what is in the memory of the kernel."""
+    path, record = files(tmp_path, written=100, synced=60)
+    found = cut([path], record, EXACT, Random(1))
+
+    assert bytes(range(60)) == path.read_bytes()
+    assert 7.0 == found.since
+    assert 60 == read_record(record)[path.stat().st_ino][0]
+
+
+def test_a_power_cut_leaves_what_was_synced(tmp_path: Path) -> None:
+    """A loss would be excused that the class of durability does not allow."""
+    path, record = files(tmp_path, written=100, synced=100)
+    found = cut([path], record, PARTIAL, Random(1))
+
+    assert bytes(range(100)) == path.read_bytes()
+    assert float("inf") == found.since
+
+
+def test_a_torn_tail_begins_with_what_was_written(tmp_path: Path) -> None:
+    """A disk that has more than it was asked for would not be tried."""
+    sizes = set()
+    for seed in range(20):
+        path, record = files(tmp_path, written=100, synced=60)
+        cut([path], record, PARTIAL, Random(seed))
+        assert bytes(range(100)).startswith(path.read_bytes())
+        sizes.add(path.stat().st_size)
+    assert len(sizes) > 5
+    for tail in DAMAGED_TAILS:
+        path, record = files(tmp_path, written=100, synced=60)
+        cut([path], record, tail, Random(1))
+        assert path.read_bytes().startswith(bytes(range(60)))
+        assert not bytes(range(100)).startswith(path.read_bytes())
+
+
+@needs_compiler
+def test_what_a_process_syncs_is_recorded_with_the_size_that_it_had(tmp_path: Path) -> None:
+    """A power cut would take everything, or nothing."""
+    record, path = tmp_path / "synced", tmp_path / "file"
+    program = (
+        "import os, sys; file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "for sync in (os.fdatasync, os.fsync): os.write(file, b'12345'); sync(file)\n"
+        "os.write(file, b'123')"
+    )
+    environment = {**os.environ, "LD_PRELOAD": str(compile_recorder(tmp_path)), "SYNC_RECORD": str(record)}
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", program, path], env=environment, check=True)
+    size, at = read_record(record)[path.stat().st_ino]
+
+    assert 13 == path.stat().st_size
+    assert 10 == size
+    assert began <= at <= time.monotonic()
+
+
+# The proxy.
+
+
+@pytest.fixture
+def proxied(folder: Path) -> Iterator[tuple[Proxy, socket.socket, socket.socket]]:
+    """A proxy, and both ends of a connection through it."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "server"))
+    listener.listen()
+    proxy = Proxy(folder / "proxy", folder / "server")
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(folder / "proxy"))
+    server, _ = listener.accept()
+    for end in (client, server):
+        end.settimeout(PATIENCE)
+    yield proxy, client, server
+    proxy.close()
+    for end in (client, server, listener):
+        end.close()
+
+
+def read_all(end: socket.socket) -> bytes:
+    data = b""
+    try:
+        while more := end.recv(100):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_a_proxy_cuts_connections_in_the_middle_of_a_frame(
+    proxied: tuple[Proxy, socket.socket, socket.socket],
+) -> None:
+    """A worker would never see half of a reply."""
+    proxy, client, server = proxied
+    client.sendall(b"request")
+    assert b"request" == server.recv(100)
+    proxy.cut(TO_CLIENT, 3)
+    client.sendall(b"more")
+    assert b"more" == server.recv(100)
+    while not proxy.armed():
+        pass
+    server.sendall(b"reply")
+
+    assert b"rep" == read_all(client)
+    assert b"" == server.recv(100)
+
+
+def test_a_proxy_that_is_mute_passes_nothing_and_closes_in_the_end(
+    proxied: tuple[Proxy, socket.socket, socket.socket],
+) -> None:
+    """A half-open connection would be one that is closed."""
+    proxy, client, server = proxied
+    proxy.mute(True)
+    client.sendall(b"request")
+    assert ([], [], []) == select.select([server], [], [], 0.05)
+    proxy.heal()
+
+    assert b"" == read_all(server) == read_all(client)
+
+
+def test_a_proxy_delays(proxied: tuple[Proxy, socket.socket, socket.socket]) -> None:
+    """A slow server would be a quick one."""
+    proxy, client, server = proxied
+    proxy.delay(0.05)
+    began = time.monotonic()
+    client.sendall(b"request")
+    assert b"request" == server.recv(100)
+
+    assert time.monotonic() - began >= 0.05
