@@ -536,3 +536,33 @@ def test_a_worker_that_dies_before_it_has_told_all_is_waited_for(start_node: Sta
     node.start(1)
 
     assert [True] == serves
+
+
+def test_what_a_worker_that_does_not_answer_has_not_stored_is_stored_behind_later_messages(
+    start_node: StartNode,
+) -> None:
+    """A QoS 2 publish would be taken for one that came before, as later ones of its publisher were quicker."""
+    node = start_node(2)
+    subscriber(node[1])
+    node.settle()
+    publisher = arrive(node[0], "publisher")
+    node[1].stopped = True
+    publisher.send(Publish(b"a", b"1", 2, packet_id=1))  # it waits in the lane
+    client = coming(node[0])
+    node[0].advance(2.2)
+    publisher.send(Publish(b"a", b"2", 2, packet_id=2))
+    node[0].advance(0.1)
+    assert [b"2"] == [payload for payload, _, _ in messages(client)]
+    node[1].stopped = False
+    node.settle()
+    node.advance(0.3)
+    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+    publisher = arrive(node[0], "publisher")
+    for number in (1, 2):
+        publisher.send(Publish(b"a", b"%d" % number, 2, False, True, number))
+    node.advance(0.2)
+
+    assert [(PUBREC, 1), (PUBREC, 2)] == [
+        (each.kind, each.packet_id) for each in publisher.receive() if isinstance(each, Ack)
+    ]
+    assert [b"1"] == [payload for payload, _, _ in messages(client)]

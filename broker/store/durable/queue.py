@@ -86,6 +86,7 @@ class DurableQueue(QueueParts):
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
         self._taken: TakenNumbers | None = None  # until there are some
+        self._late = False  # see TakenNumbers
 
     def _write_soon(self) -> None:
         self._commit.soon(self)
@@ -114,8 +115,9 @@ class DurableQueue(QueueParts):
         *first*, *last*: packs of a list of *length* packs, None if it is empty. *released*: positions of the set.
         *taken*: the numbers of origins. *state*: of that worker, which lives.
         """
+        self._late = state is None
         if taken:
-            self._taken = TakenNumbers(taken)
+            self._taken = TakenNumbers(taken, self._late)
         self._last = self._ready_to = max([0, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
@@ -184,7 +186,7 @@ class DurableQueue(QueueParts):
         if completion is None or not completion.token:
             return False
         if self._taken is None:
-            self._taken = TakenNumbers({})
+            self._taken = TakenNumbers({}, self._late)
         if self._taken.take(completion.token):
             return False
         self._taken.repeated.append(message)

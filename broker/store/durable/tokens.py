@@ -11,6 +11,11 @@
 # [MQTT-4.4.0-1], in the order of the first time [MQTT-4.6.0-1], so it gets the numbers that follow, as it had them.
 # That ends with the first publish that is not a duplicate.
 #
+# If a session is taken from a worker that does not answer, what was on its way to that worker comes again, perhaps
+# behind later publishes of its origin, which have found the new owner. So from then on the queue knows for each origin
+# what came first at the new owner: numbers before that, and above what was stored, are late, and keep their order, too.
+# That is not stored: if the new owner dies before the late ones have come, they are taken for repetitions.
+#
 # A set of the tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
 #
 # In the record of a session (record.py), each name beginning with a NUL, as no filter has one:
@@ -91,11 +96,13 @@ class PublishTokens:
 class TakenNumbers:
     """The highest number of each origin that a queue has taken, and the publishes that it was offered again."""
 
-    def __init__(self, highest: dict[bytes, bytes]) -> None:
-        """*highest*: what was stored."""
+    def __init__(self, highest: dict[bytes, bytes], late: bool) -> None:
+        """*highest*: what was stored. *late*: numbers above that may still come, behind greater ones."""
         self.repeated: list[Message] = []  # to be settled when the first one is stored
         self.repeated_due: list[Message] = []  # the same, with the transaction under way
         self._highest = highest  # in the order in which the origins were added
+        self._late = late
+        self._gaps: dict[bytes, tuple[bytes, bytes]] = {}  # of origins: late numbers are between these two
         self._changed: dict[bytes, None] = {}
         self._removed: list[bytes] = []
 
@@ -104,14 +111,25 @@ class TakenNumbers:
         origin, number = token[:ORIGIN], token[ORIGIN:]
         highest = self._highest.get(origin)
         if highest is not None and number <= highest:  # both in eight bytes, the most significant first
-            return False
+            return self._comes_late(origin, number)
+        if self._late and origin not in self._gaps:
+            self._gaps[origin] = (highest or b"", number)
         self._highest[origin] = number
         self._changed[origin] = None
         if len(self._highest) > ORIGINS:
             oldest = next(iter(self._highest))
             del self._highest[oldest]
+            self._gaps.pop(oldest, None)
             self._changed.pop(oldest, None)
             self._removed.append(oldest)
+        return True
+
+    def _comes_late(self, origin: bytes, number: bytes) -> bool:
+        """Whether *number*, which is not above the highest one, comes for the first time."""
+        last, first = self._gaps.get(origin, (b"", b""))
+        if not last < number < first:
+            return False
+        self._gaps[origin] = (number, first)
         return True
 
     def writes(self, key: bytes, alone: bool) -> list[bytes]:

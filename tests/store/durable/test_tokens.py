@@ -109,7 +109,7 @@ def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publi
 
 def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     """A message would be stored twice, or one of another publisher not at all."""
-    taken = TakenNumbers({})
+    taken = TakenNumbers({}, False)
 
     def token(origin: int, number: int) -> bytes:
         return bytes([origin]) * ORIGIN + number.to_bytes(8, "big")
@@ -118,10 +118,22 @@ def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     assert [True, True, False, False, True, True, False] == list(map(taken.take, tokens))
     store: dict[bytes, bytes] = {}
     carry_out(taken, store)
-    again = TakenNumbers(read_tokens(dict(store)).taken)
+    again = TakenNumbers(read_tokens(dict(store)).taken, False)
     assert [False, False, True] == list(map(again.take, [token(1, 256), token(2, 2), token(2, 3)]))
     carry_out(again, store)
     assert {1: 256, 2: 3} == {name[-1]: int.from_bytes(number, "big") for name, number in store.items()}
+
+
+def test_a_queue_that_was_taken_takes_what_comes_behind_later_numbers_once() -> None:
+    """What was on its way to a worker that did not answer would be lost, or come twice when it is sent again."""
+    taken = TakenNumbers({bytes(ORIGIN): (3).to_bytes(8, "big")}, True)
+
+    def take(number: int) -> bool:
+        return taken.take(bytes(ORIGIN) + number.to_bytes(8, "big"))
+
+    assert [False, True, True] == list(map(take, [3, 7, 9]))
+    assert [False, True, True, False, False, False, True] == list(map(take, [2, 4, 6, 5, 7, 9, 10]))
+    assert not any(map(take, range(11)))
 
 
 def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
@@ -139,7 +151,7 @@ def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
 
 def test_a_queue_remembers_so_many_origins() -> None:
     """A queue would grow with each publisher that there ever was."""
-    taken = TakenNumbers({})
+    taken = TakenNumbers({}, False)
     store: dict[bytes, bytes] = {}
     for number in range(2 * ORIGINS + 10):
         assert taken.take(number.to_bytes(ORIGIN, "big") + bytes(8))
