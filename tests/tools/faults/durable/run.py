@@ -56,6 +56,7 @@ TOPICS: Final = 3  # of each publisher
 RETAINED_TOPICS: Final = 4
 READERS: Final = 6  # new subscribers that read what is retained: some at each worker
 STORY: Final = 60  # events that are told of a violation
+MORE: Final = 4  # violations of one kind that are told
 AROUND: Final = 3.0  # seconds around it, of the connections of its client
 LAST_WORDS: Final = 2000  # characters of the log of a node that did not start
 DAMAGED: Final = re.compile(r"The data of the embedded Redis is damaged: `(.*)` cuts")
@@ -449,7 +450,11 @@ class DurableRun:
         violations = checker.check([]) if finished else checker.violations
         outcome.faults = [f"{event.at:.3f} s: {event.what}" for event in self._history if isinstance(event, Fault)]
         serious = [one for one in violations if one.kind not in KNOWN_WEAK]
-        outcome.failures += [self.story(one) if number < 3 else str(one) for number, one in enumerate(serious[:10])]
+        by_kind: dict[str, list[Violation]] = {}
+        for one in serious:
+            by_kind.setdefault(one.kind, []).append(one)
+        for kind, found in by_kind.items():
+            outcome.failures += [f"{len(found)} times: {kind}", self.story(found[0]), *map(str, found[1:MORE])]
         for line in self._node.text().splitlines():
             if "Traceback" in line or '"exception"' in line:
                 outcome.failures.append(f"logged: {line[:2000]}")
