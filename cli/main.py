@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cli import analytics, ban, clients, limit, nodes, queues, retained, sessions
+from cli.backup import backup, restore
 from cli.bench import bench
 from cli.dashboard import dashboard
 from cli.demo import demo
@@ -37,6 +38,8 @@ app.add_typer(queues.app, name="queue")
 app.add_typer(retained.app, name="retained")
 app.add_typer(limit.app, name="limit")
 app.add_typer(ban.app, name="ban")
+app.command()(backup)
+app.command()(restore)
 app.command()(nodes.stop)
 app.command()(nodes.restart)
 app.command()(nodes.reload)

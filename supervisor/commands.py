@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import trio
 
+from broker.config.schema import MEMORY
 from broker.insight.facts import Facts, together
 from broker.version import VERSION, form
 from supervisor.audit import DONE, Audit
@@ -49,6 +50,7 @@ class Commands:
             "stop": (self._stop, {}),
             "restart": (self._restart, {}),
             "reload": (self._reload, {}),
+            "backup": (self._backup, {}),
             "clients": (self._clients, {"limit": int, "match": str}),
             "client": (self._client, {"client": str}),
             "why": (self._why, {"client": str}),
@@ -157,6 +159,14 @@ class Commands:
         if wrong:
             raise Refused(" ".join(wrong))
         return {}
+
+    async def _backup(self, arguments: Arguments) -> object:
+        """Where the durable state of the node is, for `weir backup`, which reads it there. It is in the audit log."""
+        config = self._node.config
+        if config.store.durability == MEMORY:
+            raise Refused('The node stores no sessions, as store.durability is "memory": there is nothing to back up.')
+        redis = {"address": self._node.redis.address.parts(), "prefix": config.redis.prefix}
+        return {"node": config.node.name, "redis": redis}
 
     async def _clients(self, arguments: Arguments) -> object:
         """The clients whose id contains `match`, at most `limit`, and whether there are more."""

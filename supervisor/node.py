@@ -57,7 +57,7 @@ class Node:
         self.admin_connections_dropped = 0  # see supervisor/web.py
         self._check = check
         self._reread = reread
-        self._redis = redis
+        self.redis = redis
         self._on_ready = on_ready
         self._log_file = log_file
         self._code = 0
@@ -80,7 +80,7 @@ class Node:
                 beside.start_soon(self._log_file.rotate, self._reopen_logs)
                 beside.start_soon(self.limits.watch)
                 beside.start_soon(self.bans.watch)
-                beside.start_soon(self._redis.watch, self._redis_moved)
+                beside.start_soon(self.redis.watch, self._redis_moved)
                 for service in services:
                     beside.start_soon(service)
                 await keep_in_order(self._stages, self._stopping, self._failed)
@@ -162,8 +162,8 @@ class Node:
         self.end(GAVE_UP if self.workers.were_ready else CANNOT_START, sentence)
 
     def _redis_moved(self) -> None:
-        self.log.info("redis_address_changed", address=str(self._redis.address))
-        self.workers.send_all(RedisMoved(self._redis.address))
+        self.log.info("redis_address_changed", address=str(self.redis.address))
+        self.workers.send_all(RedisMoved(self.redis.address))
 
     def _send_limits(self, change: ChangeLimits) -> None:
         self.workers.send_all(change)

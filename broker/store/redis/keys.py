@@ -10,6 +10,7 @@
 #   PREFIX:{R}:released:INCARNATION:CLIENT set   positions of its messages of QoS 2 with PUBREC
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
+#   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored
 #   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
@@ -34,6 +35,7 @@
 # sent a request for some seconds.
 # Of the log Redis keeps the newest `metrics.length` records and a few more, as it deletes whole blocks.
 # The epochs of a client id rise even if its key was lost: they are never below the clock of Redis in microseconds.
+import re
 import zlib
 from typing import Final
 
@@ -71,6 +73,14 @@ class Keys:
     def durable_owners(self, node: str) -> bytes:
         return self._durable_owners + node.encode()
 
+    def all_durable_owners(self) -> bytes:
+        """The pattern of the owners of all nodes."""
+        return _literally(self._durable_owners) + b"*"
+
+    def all_slices(self) -> bytes:
+        """The pattern of all keys that have a slice."""
+        return _literally(f"{self._prefix}:{{".encode()) + b"*}:*"
+
     def fence(self, incarnation: bytes) -> bytes:
         return self._fences + incarnation
 
@@ -84,6 +94,10 @@ class Keys:
     def retained(self, number: int) -> bytes:
         """The retained messages of the topics in slice *number*."""
         return f"{self._prefix}:{{{number}}}:retained".encode()
+
+    def restoring(self, number: int) -> bytes:
+        """What becomes `retained()` when a backup is restored."""
+        return f"{self._prefix}:{{{number}}}:restoring".encode()
 
     def unreadable(self, number: int) -> bytes:
         """What cannot be read of `retained()`."""
@@ -102,6 +116,11 @@ class Keys:
     def wills(self, number: int, incarnation: bytes) -> bytes:
         """The wills of a worker's clients, for client ids in slice *number*."""
         return self._wills[number] + incarnation
+
+
+def _literally(text: bytes) -> bytes:
+    """The pattern that *text* alone matches."""
+    return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", text)
 
 
 class SessionKeys:

@@ -1,0 +1,177 @@
+# `weir backup` and `weir restore`: the durable state of a node in a file.
+#
+# The command itself reads and writes Redis, and no worker takes part: a running node tells where its Redis is, and the
+# private server of a stopped node is started for the time of the command.
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.confirm import Yes, confirm
+from cli.nodes import short
+from cli.options import NOT_SO, AsJson, Assignments, ConfigFile, Folder, Name, load_settings, refuse
+from cli.printing import counted, print_json
+
+if TYPE_CHECKING:
+    import redis
+
+    from broker.config.schema import Config
+    from supervisor.backup.backup_file import Counts
+    from supervisor.folder import NodeFolder
+
+FILE = typer.Argument(metavar="FILE", help="The backup.")
+RAN = (
+    "The node ran meanwhile: each session is as it was at one moment, and two sessions may be of two moments. "
+    "What was acknowledged meanwhile may be missing."
+)
+
+
+def backup(
+    file: Annotated[Path, FILE],
+    name: Name = None,
+    folder: Folder = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the durable state of a node into a new file: sessions, queues, QoS 2 state, wills and retained messages.
+
+    The node may run. Of a stopped node, a backup is of one moment; it needs the settings that the node is started with.
+    The file contains what clients have sent, and only its owner may read it.
+    """
+    from cli.control_client import ControlClient
+    from supervisor.backup.backup_file import BackupUnusable
+    from supervisor.backup.stopped_node import NodeUnusable, with_redis_of
+
+    settings, node = _chosen(name, folder, config, assignments)
+    if file.exists():  # before a server is started
+        refuse(f"The file {file} exists already.")
+    done: dict[str, Any] = {}
+    try:
+        if _runs(node):
+            answer = ControlClient(node).request("backup")
+            _back_up_running(file, answer, done)
+        elif not (node.path / "node").exists() and not settings.redis.url:
+            refuse(f"There is no node {node.name} in {node.path}.", NOT_SO)
+        else:
+
+            def export(server: "redis.Redis") -> None:
+                done.update(_export(server, settings.redis.prefix, file, node.name, running=False))
+
+            with_redis_of(settings, node, export)
+    except (BackupUnusable, NodeUnusable) as error:
+        refuse(str(error))
+    if as_json:
+        return print_json(done)
+    typer.echo(f"Backed up {_told(done)} to {file} ({short(done['bytes'])}B).")
+    if done["running"]:
+        typer.echo(RAN)
+    if done["unreadable"]:
+        typer.echo(
+            f"{counted(len(done['unreadable']), 'damaged session')} could not be read and are not in it.", err=True
+        )
+
+
+def restore(
+    file: Annotated[Path, FILE],
+    yes: Yes = False,
+    name: Name = None,
+    folder: Folder = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a backup into a stopped node without sessions and retained messages; its next start serves them.
+
+    The node may be new, and have another name and another number of workers. It needs the settings that the node is
+    started with. Exit code 2 if the backup is damaged or the node has data: nothing was changed.
+    """
+    from supervisor.backup.backup_file import BackupReader, BackupUnusable
+    from supervisor.backup.restore import Restore, RestoreRefused
+    from supervisor.backup.stopped_node import NodeUnusable, with_redis_of
+
+    settings, node = _chosen(name, folder, config, assignments)
+    if _runs(node):
+        refuse(f"The node {node.name} runs, and a restore needs a stopped one: `weir stop {node.options}` stops it.")
+    done: dict[str, Any] = {}
+    try:
+        with BackupReader(file) as found:
+            counts = found.check()
+            taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.head.taken_at))
+            told = _told(_counts(counts))
+            confirm(f"Restore {told} of node {found.head.node}, backed up {taken}, to node {node.name}?", yes)
+
+            def write(server: "redis.Redis") -> None:
+                restored = Restore(server, settings.redis.prefix, settings.node.name, found).run()
+                done.update(_counts(restored), node=settings.node.name)
+
+            with_redis_of(settings, node, write)
+    except (BackupUnusable, NodeUnusable, RestoreRefused) as error:
+        refuse(str(error))
+    if as_json:
+        return print_json(done)
+    typer.echo(f"Restored {_told(done)}. `weir start` serves them.")
+
+
+def _chosen(
+    name: str | None, folder: str | None, config: Path | None, assignments: list[str] | None
+) -> "tuple[Config, NodeFolder]":
+    """The settings that a start with these options would have, and the folder of the node."""
+    from broker.config.sources import Given
+    from cli.control_client import owner
+    from supervisor.folder import NodeFolder
+
+    options = []
+    if folder is not None:
+        options.append(Given("node.folder", folder, "--folder"))
+    if name is not None:
+        options.append(Given("node.name", name, "--name"))
+    settings = load_settings(config, assignments, options).config
+    node = NodeFolder(settings.node.name, settings.node.folder)
+    of_folder = owner(node)
+    if name is None and folder is not None and of_folder not in ("", node.name):
+        return _chosen(of_folder, folder, config, assignments)
+    return settings, node
+
+
+def _runs(node: "NodeFolder") -> bool:
+    try:
+        return node.running() is not None
+    except PermissionError:
+        refuse(f"No permission to use the node {node.name}: only the owner of {node.path} and root have it.")
+
+
+def _back_up_running(file: Path, answer: dict[str, Any], done: dict[str, Any]) -> None:
+    from broker.store.redis.address import from_parts
+    from supervisor.redis_address import explained, open_client
+    from supervisor.redis_server import RedisUnusable
+
+    address = from_parts(answer["redis"]["address"])
+    try:
+        with explained(str(address)), open_client(address) as server:
+            done.update(_export(server, answer["redis"]["prefix"], file, answer["node"], running=True))
+    except RedisUnusable as error:
+        refuse(str(error))
+
+
+def _export(server: "redis.Redis", prefix: str, file: Path, node: str, *, running: bool) -> dict[str, Any]:
+    from broker.store.redis.keys import DURABLE_FORMAT, Keys
+    from broker.version import VERSION
+    from supervisor.backup.backup_file import BackupWriter, Head
+    from supervisor.backup.export import Export
+
+    with BackupWriter(file, Head(node, VERSION, DURABLE_FORMAT, time.time(), running)) as writer:
+        export = Export(server, Keys(prefix), writer)
+        export.run()
+        counts, size = writer.finish()
+    unreadable = [one.decode(errors="backslashreplace") for one in export.unreadable]
+    return {**_counts(counts), "bytes": size, "running": running, "unreadable": unreadable}
+
+
+def _counts(counts: "Counts") -> dict[str, Any]:
+    return {"sessions": counts.sessions, "packs": counts.packs, "retained": counts.retained}
+
+
+def _told(done: dict[str, Any]) -> str:
+    return f"{counted(done['sessions'], 'session')} and {counted(done['retained'], 'retained message')}"

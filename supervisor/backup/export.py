@@ -1,0 +1,140 @@
+# Reads the durable state in a Redis into a backup, while nodes may run.
+#
+# - What belongs to one session is read in one call, so it fits together: a record, the marks and the queue are of one
+#   moment. Two sessions are of two moments, and a change that is made meanwhile is in the backup or not.
+# - Sessions move between workers, and their keys with them. All indexes of a slice are read in one transaction, so each
+#   session is found that is there then; it is read wherever it is. One that is at no worker any more has ended.
+# - It takes the memory of one slice's client ids and of one call's sessions here, and of the latter in the server: CALL
+#   bytes, or one whole queue (limits.queue_bytes).
+#
+# The server may have the sessions of several nodes under one prefix: all of them are read.
+#
+# SCAN for the keys of sessions was rejected: a key that is renamed while they are scanned may not be found under either
+# name.
+from collections.abc import Iterable
+from typing import Any, Final
+
+import redis
+from redis.exceptions import ResponseError
+
+from broker.store.redis.keys import SLICES, Keys
+from supervisor.backup.backup_file import BackupWriter
+
+CALL: Final = 2 << 20  # bytes of sessions in one call, about: the server is busy for some milliseconds
+SESSIONS: Final = 100  # in one call
+PAGE: Final = 50  # retained messages in one call: a page of the largest ones has some megabytes
+# ARGV: bytes after which no further session is read, how many workers, for each of them the keys of records, queues and
+# marks, client ids. -> for each client id, as far as the bytes go, {record, packs, marks}; false: it is at no worker;
+# an error: a key is of another type.
+SCRIPT: Final = """
+local limit, workers, size, found = tonumber(ARGV[1]), tonumber(ARGV[2]), 0, {}
+local function read(client)
+  for at = 3, workers * 3, 3 do
+    local record = ARGV[at] .. client
+    if redis.call('EXISTS', record) == 1 then
+      local parts = {
+        redis.pcall('HGETALL', record),
+        redis.pcall('LRANGE', ARGV[at + 1] .. client, 0, -1),
+        redis.pcall('SMEMBERS', ARGV[at + 2] .. client),
+      }
+      for _, part in ipairs(parts) do
+        if part.err then
+          return part
+        end
+        for _, value in ipairs(part) do
+          size = size + #value
+        end
+      end
+      return parts
+    end
+  end
+  return false
+end
+for at = 3 + workers * 3, #ARGV do
+  if size >= limit then
+    break
+  end
+  found[#found + 1] = read(ARGV[at])
+end
+return found
+"""
+
+
+class Export:
+    def __init__(self, server: "redis.Redis", keys: Keys, backup: BackupWriter) -> None:
+        self.unreadable: list[bytes] = []  # client ids of sessions, and keys, that are damaged: the backup lacks them
+        self._server = server
+        self._keys = keys
+        self._backup = backup
+        self._workers: list[bytes] = []  # incarnations of those that have, or had, durable sessions
+
+    def run(self) -> None:
+        """redis.RedisError, BackupUnusable."""
+        for number in range(SLICES):
+            self._workers = self._find_workers()
+            self._read(number, self._clients(number))
+        for number in range(SLICES):
+            self._read_retained(self._keys.retained(number))
+
+    def _find_workers(self) -> list[bytes]:
+        found: set[bytes] = set()
+        for owners in self._server.scan_iter(match=self._keys.all_durable_owners(), count=1000):
+            workers: Any = self._server.hkeys(owners)
+            found.update(workers)
+        return sorted(found)
+
+    def _clients(self, number: int) -> list[bytes]:
+        """The client ids of all sessions in the slice *number* at one moment."""
+        with self._server.pipeline(transaction=True) as asked:
+            for worker in self._workers:
+                asked.smembers(self._keys.sessions(number, worker).index)
+            indexes: list[Any] = asked.execute()
+        return sorted(set[bytes]().union(*indexes))
+
+    def _read(self, number: int, clients: list[bytes]) -> None:
+        missing: list[bytes] = []
+        while clients:
+            asked = clients[:SESSIONS]
+            found = self._ask(number, asked)
+            for client, parts in zip(asked, found, strict=False):
+                if parts is None:
+                    missing.append(client)
+                else:
+                    self._take(client, parts)
+            clients = clients[len(found) :]
+        if missing:
+            known, self._workers = self._workers, self._find_workers()
+            if not set(self._workers) <= set(known):  # a worker has been started, which may have taken them
+                self._read(number, missing)
+
+    def _ask(self, number: int, clients: Iterable[bytes]) -> list[Any]:
+        keys: list[bytes] = []
+        for worker in self._workers:
+            of_worker = self._keys.sessions(number, worker)
+            keys += (of_worker.records, of_worker.queues, of_worker.released)
+        found: Any = self._server.eval(SCRIPT, 0, CALL, len(self._workers), *keys, *clients)
+        return list(found)
+
+    def _take(self, client: bytes, parts: Any) -> None:
+        if isinstance(parts, ResponseError):
+            self.unreadable.append(client)
+            return
+        fields, packs, marks = parts
+        if not all(position.isdigit() for position in marks):
+            self.unreadable.append(client)
+            return
+        self._backup.session(client, fields, sorted(map(int, marks)), packs)
+
+    def _read_retained(self, key: bytes) -> None:
+        cursor = 0
+        try:
+            while True:
+                answer: Any = self._server.hscan(key, cursor, count=PAGE)
+                cursor, page = answer
+                self._backup.retained([part for item in page.items() for part in item])
+                if cursor == 0:
+                    return
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            self.unreadable.append(key)
