@@ -6,7 +6,7 @@ import typer
 from cli.clients import ClientId, print_filters, printable, visible
 from cli.confirm import Yes, confirm
 from cli.nodes import duration, short
-from cli.options import AsJson, ConfigFile, Folder, Name
+from cli.options import AsJson, ConfigFile, Folder, Name, refuse
 from cli.printing import console, counted, list_of, print_facts, print_json, table_of
 
 app = typer.Typer(help="List, inspect and end sessions.", no_args_is_help=True)
@@ -16,6 +16,9 @@ app = typer.Typer(help="List, inspect and end sessions.", no_args_is_help=True)
 def list_sessions(
     match: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only sessions with TEXT in their client id.")] = "",
     away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is not connected.")] = False,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Only what is left in Redis of sessions that could not be read.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Maximum number of sessions.")] = 1000,
     name: Name = None,
     folder: Folder = None,
@@ -29,6 +32,10 @@ def list_sessions(
     from cli.control_client import ControlClient, chosen_node
 
     node = ControlClient(chosen_node(name, folder, config))
+    if quarantined:
+        if match or away:
+            refuse("--quarantined lists all such sessions, and takes neither TEXT nor --away.")
+        return _list_quarantined(node.request("sessions_quarantined", limit=limit), as_json)
     answer = node.request("sessions", limit=limit, match=match, away=away)
     if as_json:
         return print_json(answer)
@@ -101,6 +108,26 @@ def drop(
         print_json({"dropped": dropped})
     if code:
         raise typer.Exit(code)
+
+
+def _list_quarantined(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return print_json(answer)
+    screen = console()
+    columns = ("client", "fields", "packs", "bytes")
+    rows = [
+        [printable(one["client"]), _number(one["fields"]), _number(one["packs"]), short(one["bytes"])]
+        for one in answer["sessions"]
+    ]
+    screen.print(list_of(columns, rows, screen, right=columns[1:]))
+    more = ", and there are more: --limit" if answer["more"] else ""
+    screen.print(f"{counted(len(rows), 'session')} could not be read{more}")
+    if rows:
+        screen.print("Their clients have new sessions. The log has the reason of each: event session_damaged.")
+
+
+def _number(number: int | None) -> str:
+    return "none" if number is None else str(number)
 
 
 def _row(one: dict[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ NAMED: Final = ("limit_set", "limit_drop", "ban_add", "ban_remove")  # commands 
 # Commands that change nothing; all others are audited, so that a new one is not forgotten.
 READS: Final = frozenset(
     {"status", "clients", "client", "why", "overload", "top", "limit_list", "ban_list"}
-    | {"sessions", "session", "queue", "queue_page", "retained", "retained_show"}
+    | {"sessions", "session", "sessions_quarantined", "queue", "queue_page", "retained", "retained_show"}
 )
 TESTED: Final = "WEIR_TEST"  # environment variable; 1: tests may inject signals of overload
 

@@ -5,8 +5,13 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import trio
+
 from supervisor.node import Node
-from supervisor.request import NotFound
+from supervisor.quarantine import find_quarantined
+from supervisor.redis_address import explained, open_client
+from supervisor.redis_server import RedisUnusable
+from supervisor.request import NotFound, Refused
 from supervisor.worker_process import WorkerProcess
 from supervisor.workers import serving
 
@@ -23,6 +28,7 @@ class SessionCommands:
         return {
             "sessions": (self._list, {"limit": int, "match": str, "away": bool}),
             "session": (self._show, {"client": str}),
+            "sessions_quarantined": (self._quarantined, {"limit": int}),
             "session_drop": (self._drop, {"client": str}),
         }
 
@@ -41,6 +47,20 @@ class SessionCommands:
                 found += [{**session, "worker": process.shard} for session in page["sessions"]]
                 position = page["next"]
         return {"sessions": found[:limit], "more": len(found) > limit, "missing": self._missing()}
+
+    async def _quarantined(self, arguments: Arguments) -> object:
+        """What is in Redis of sessions that could not be read, of at most `limit`, and whether there are more."""
+        limit = min(arguments["limit"], LONGEST_LIST)
+        try:
+            found, more = await trio.to_thread.run_sync(self._find_quarantined, limit, abandon_on_cancel=True)
+        except RedisUnusable as error:
+            raise Refused(str(error)) from None
+        return {"sessions": found, "more": more}
+
+    def _find_quarantined(self, limit: int) -> tuple[list[dict[str, Any]], bool]:
+        address = self._node.redis.address
+        with explained(str(address)), open_client(address) as server:
+            return find_quarantined(server, self._node.config.redis.prefix, limit)
 
     async def _show(self, arguments: Arguments) -> object:
         process, found = await self.first("session", arguments)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 import broker as broker_package
 from broker.mqtt.packets import V5, Disconnect, Properties, Will
@@ -64,6 +65,22 @@ def test_sessions_are_listed_and_shown(running: BrokerProcess, folder: str) -> N
         one[key] for key in ("client", "connected", "durable", "waiting", "waiting_bytes")
     )
     assert 0 == shown.returncode and "news/#" in shown.stdout and "1 message, 11 bytes" in shown.stdout
+
+
+def test_sessions_that_cannot_be_read_are_listed(running: BrokerProcess, folder: str) -> None:
+    """An operator would have to know the names of keys in Redis, or believe that nothing was lost."""
+    assert running.control is not None
+    with redis.Redis(unix_socket_path=str(running.control.parent / "redis" / "redis.sock")) as server:
+        server.hset(f"weir:{{3}}:damaged:{EVIL}", "", "no head")
+
+    listed = weir("sessions", "list", "--quarantined", "--folder", folder)
+    told = json.loads(weir("sessions", "list", "--quarantined", "--json", "--folder", folder).stdout)
+    wrong = weir("sessions", "list", "one", "--quarantined", "--folder", folder)
+
+    assert r"\x1b[2J[bold]one[/bold]" in listed.stdout and "\x1b" not in listed.stdout
+    assert "1 session could not be read" in listed.stdout
+    assert [(EVIL, 1, None)] == [(one["client"], one["fields"], one["packs"]) for one in told["sessions"]]
+    assert (2, "", 1) == (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines()))
 
 
 def test_sessions_are_dropped_and_that_is_written_down(running: BrokerProcess, folder: str) -> None:

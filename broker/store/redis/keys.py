@@ -81,6 +81,10 @@ class Keys:
         """The pattern of all keys that have a slice."""
         return _literally(f"{self._prefix}:{{".encode()) + b"*}:*"
 
+    def quarantined(self) -> bytes:
+        """The pattern of what is left of sessions that cannot be read."""
+        return _literally(f"{self._prefix}:{{".encode()) + b"*}:damaged:*"
+
     def fence(self, incarnation: bytes) -> bytes:
         return self._fences + incarnation
 
