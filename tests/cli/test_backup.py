@@ -63,7 +63,7 @@ def leave_state(node: Node) -> None:
     writer.publish("kept", b"retained", qos=1, retain=True)
     writer.send(Publish(b"half", b"1", 2, False, False, 8))
     writer.expect_ack(PUBREC, 8)
-    message = half.take()
+    message = half.expect(Publish)
     half.send(Ack(PUBREC, message.packet_id))
     half.expect_ack(PUBREL, message.packet_id)
     half.close()
@@ -80,7 +80,7 @@ def check_state(node: Node) -> None:
     half = back(node, "half")
     half.expect_ack(PUBREL, 1)
     writer = back(node, "writer")
-    writer.send(Publish(b"news/1", b"first", 2, True, False, 7))
+    writer.send(Publish(b"news/1", b"first", 2, dup=True, packet_id=7))
     writer.expect_ack(PUBREC, 7)
     for name in READERS:
         reader = back(node, name)
@@ -89,7 +89,8 @@ def check_state(node: Node) -> None:
             (one.payload, one.packet_id, one.dup) for one in messages
         ]
         reader.ping()  # there is no third one
-    assert [b"retained"] == [one.payload for one in writer.subscribe("kept", qos=1)]
+    writer.subscribe("kept", qos=1)
+    assert b"retained" == writer.take().payload
     folder = ("--folder", str(node.folder / "node"))
     told = json.loads(weir("sessions", "show", "mourned", "--json", *folder).stdout)
     assert ("news/will", 3600) == (told["will_topic"], told["will_delay"])
