@@ -4,10 +4,11 @@
 # private server of a stopped node is started for the time of the command.
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cli.clients import printable
 from cli.confirm import Yes, confirm
 from cli.nodes import short
 from cli.options import NOT_SO, AsJson, Assignments, ConfigFile, Folder, Name, load_settings, refuse
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from supervisor.backup.backup_file import Counts
     from supervisor.folder import NodeFolder
 
+NAMED: Final = 10  # damaged sessions that are printed; --json has all
 FILE = typer.Argument(metavar="FILE", help="The backup.")
 RAN = (
     "The node ran meanwhile: each session is as it was at one moment, and two sessions may be of two moments. "
@@ -68,9 +70,9 @@ def backup(
     if done["running"]:
         typer.echo(RAN)
     if done["unreadable"]:
-        typer.echo(
-            f"{counted(len(done['unreadable']), 'damaged session')} could not be read and are not in it.", err=True
-        )
+        named = ", ".join(printable(one) for one in done["unreadable"][:NAMED])
+        more = ", ..." if len(done["unreadable"]) > NAMED else ""
+        typer.echo(f"What is damaged could not be read and is not in it: {named}{more}", err=True)
 
 
 def restore(

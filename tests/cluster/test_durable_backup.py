@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 from redis.exceptions import ConnectionError as ConnectionLost
+from typer.testing import CliRunner
 
 from broker.cluster.owner import read_owner
 from broker.cluster.registry import UNCERTAIN_FOR
@@ -14,6 +15,7 @@ from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Publis
 from broker.session.principal import ANONYMOUS
 from broker.store.durable.queue import PACK
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
+from cli.main import app
 from supervisor.backup import export, restore
 from supervisor.backup.backup_file import SESSION, BackupReader, BackupUnusable, BackupWriter, Counts, Head
 from supervisor.backup.export import Export
@@ -262,6 +264,22 @@ def test_a_damaged_session_is_named_and_costs_no_other(node: Durable, tmp_path: 
         counts, _ = backup.finish()
 
     assert ([b"other", Keys("weir").retained(3)], Counts(1, 0, 0)) == (taken.unreadable, counts)
+
+
+def test_the_command_names_what_is_damaged(start_redis: StartRedis, tmp_path: Path) -> None:
+    """An operator would take a backup for whole that lacks sessions."""
+    server, file = start_redis(), tmp_path / "backup"
+    restored(server, FIRST)
+    with server.client() as asked:
+        (key,) = asked.keys("*:session:*:writer")
+        asked.delete(key)
+        asked.set(key, "no hash")
+    settings = ["--set", "store.durability=process", "--set", f"redis.url=unix://{server.socket}"]
+
+    done = CliRunner().invoke(app, ["backup", str(file), "--folder", str(tmp_path / "node"), *settings])
+
+    assert (0, "What is damaged could not be read and is not in it: writer") == (done.exit_code, done.stderr.strip())
+    assert done.stdout.startswith("Backed up 1 session and 1 retained message")
 
 
 def test_a_node_with_data_is_left_as_it_is(node: Durable, start_redis: StartRedis, tmp_path: Path) -> None:
