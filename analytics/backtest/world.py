@@ -359,12 +359,14 @@ class World:
         publish = Publish(was.version, was.qos, was.size, was.cost, was.resources)
         publish.deliveries = was.deliveries
         publish.retained = was.retained
+        publish.persistent = was.persistent
         publish.exempt = (was.exempt and self._protected) or not self._protects
         publish.cost = max(1, was.cost - self._price(self._prices_then, was) + self._price(self._prices, was))
         return publish
 
     def _price(self, prices: Prices, publish: Publish) -> int:
-        return prices.of(publish.size, publish.deliveries, 0, publish.retained, publish.qos)
+        price = prices.of(publish.size, publish.deliveries, publish.retained, publish.qos)
+        return price + prices.stored(publish.persistent)
 
     def _throttle(self, sender: Sender, first: Arrived, verdict: Verdict, now: float) -> None:
         reason = verdict.reason

@@ -219,7 +219,10 @@ def _costs(facts: Facts) -> str:
     publish, prices, credits = facts["publish"], facts["prices"], facts["credits"]
     if publish is None:
         text = f"A publish of it costs {prices['publish']} credits, 1 for each {prices['bytes_per_credit']} bytes,"
-        text += f" {prices['delivery']} for each receiver, {prices['qos']} times its QoS,"
+        text += f" {prices['delivery']} for each receiver,"
+        if prices["stored"]:
+            text += f" {prices['stored']} more for each that stores it,"
+        text += f" {prices['qos']} times its QoS,"
         text += f" and {prices['retained']} if it is retained (overload.cost)."
         if facts["level"]["enabled"] and facts["level"]["level"] == 0.0:
             text += " At level 0, credits throttle only clients whose publishes need a busy worker."
@@ -243,6 +246,7 @@ def _cost(publish: PublishFacts) -> str:
     parts = (
         (publish["for_bytes"], f"for its {_count(publish['size'], 'byte')}"),
         (publish["for_deliveries"], f"for its {_count(publish['receivers'], 'receiver')}"),
+        (publish["for_storing"], f"for storing it for {_count(publish['stored'], 'receiver')}"),
         (publish["for_qos"], "for its QoS"),
         (publish["for_retaining"], "as it is retained"),
     )

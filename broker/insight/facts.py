@@ -70,10 +70,12 @@ class PublishFacts(TypedDict):
     waits: bool  # it is not accepted yet
     size: int
     receivers: int
+    stored: int  # of the receivers, those that store it
     cost: int
     base: int
     for_bytes: int
     for_deliveries: int
+    for_storing: int
     for_retaining: int
     for_qos: int
     needs: list[str]  # resources
@@ -85,6 +87,7 @@ class PriceFacts(TypedDict):
     publish: int
     bytes_per_credit: int
     delivery: int
+    stored: int  # for each receiver that stores it, in addition; 0: no session is stored
     retained: int
     qos: int
 

@@ -56,6 +56,7 @@ class Publish:
         self.exempt = False  # credits are counted and not enforced
         # To explain the cost:
         self.deliveries = 0
+        self.persistent = 0  # of the receivers, those that store it
         self.retained = False
 
 

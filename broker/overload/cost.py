@@ -23,16 +23,19 @@ class Prices:
         """Credits for *count* PUBLISHes of QoS 0, of *size* bytes together, each with *deliveries* receivers."""
         return count * (self._publish + deliveries * self._delivery) + size // self._bytes_per_credit
 
-    def of(self, size: int, deliveries: int, persistent: int, retained: bool, qos: int) -> int:
-        """Credits for a PUBLISH of *size* bytes with *deliveries* receivers, of which *persistent* store it."""
+    def of(self, size: int, deliveries: int, retained: bool, qos: int) -> int:
+        """Credits for a PUBLISH of *size* bytes with *deliveries* receivers, without those of `stored()`."""
         return (
             self._publish
             + size // self._bytes_per_credit
             + deliveries * self._delivery
-            + persistent * self._persistent
             + (self._retained if retained else 0)
             + qos * self._qos
         )
+
+    def stored(self, persistent: int) -> int:
+        """Credits for a PUBLISH of QoS 1 or 2, in addition, if *persistent* of its receivers store it."""
+        return persistent * self._persistent
 
     def refused(self, size: int) -> int:
         """Credits for a PUBLISH of *size* bytes that is dropped or refused: it reaches nobody."""
@@ -49,7 +52,7 @@ class Prices:
         return visits * self._delivery // VISITS_PER_DELIVERY
 
     def parts(self, size: int, deliveries: int, retained: bool, qos: int) -> tuple[int, int, int, int, int]:
-        """The parts of the cost: (base, for its bytes, for its deliveries, for being retained, for its QoS)."""
+        """The parts of `of()`: (base, for its bytes, for its deliveries, for being retained, for its QoS)."""
         for_retaining = self._retained if retained else 0
         return (
             self._publish,

@@ -237,7 +237,7 @@ class Publishing:
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
         counters = self._counters
-        cost = self._prices.of(message.size, route.receivers, 0, message.retain, qos)
+        cost = self._prices.of(message.size, route.receivers, message.retain, qos)
         client = connection.client
         assert client is not None
         gated = message.retain or route.crossing
@@ -250,6 +250,8 @@ class Publishing:
         else:
             client.account.spent += cost
             if gated:
+                if qos:
+                    client.account.spent += self._prices.stored(route.persistent)
                 for gate in self._gates(route, message):
                     gate.take(1, message.size, now)
         counters.packets_received += 1
@@ -330,9 +332,15 @@ class Publishing:
         cost: int,
         now: float,
     ) -> int:
-        """Decide whether *message* is accepted: GO_ON, or else the units used, 0 if it has to wait."""
+        """Decide whether *message* is accepted: GO_ON, or else the units used, 0 if it has to wait.
+
+        *cost* in credits, without those for the receivers that store it.
+        """
+        persistent = route.persistent if message.qos else 0
+        cost += self._prices.stored(persistent)
         publish = Judged(connection.version, message.qos, message.size, cost, 0)
         publish.deliveries = route.receivers
+        publish.persistent = persistent
         publish.retained = message.retain
         gates = self._gates(route, message)
         closed = route.closed_gate() if route.shared else None
@@ -401,7 +409,9 @@ class Publishing:
         It waits for no gate, because wills are few.
         """
         route = self._routes.find(message.topic)
-        cost = self._prices.of(message.size, route.receivers, 0, message.retain, message.qos)
+        cost = self._prices.of(message.size, route.receivers, message.retain, message.qos)
+        if message.qos:
+            cost += self._prices.stored(route.persistent)
         reason = self._protection.charge_will(client_id, user, message.qos, message.size, cost, now)
         if reason is not None:
             self._counters.dropped(reason, 1)

@@ -130,6 +130,7 @@ class Route:
         self.stores: list[Gate] | None = None  # of stores, which publishes of QoS 1 and 2 pass, too
         self.crossing = False  # gates have to be open: of other workers that may receive messages, or of stores
         self.receivers = 0
+        self.persistent = 0  # of them, those that store messages of QoS 1 and 2: durable sessions and other workers
         self.price = 0  # units of cost for delivering one message
         self.size = len(topic) + ROUTE  # bytes, about
         self.reserved = topic.startswith(RESERVED)
@@ -154,6 +155,7 @@ class Route:
         self.size += group.size - before
         storage = session.storage
         if qos and storage is not None:
+            self.persistent += 1
             self._add_store(storage.gate)
         self.receivers += 1
         self.price += 1
@@ -168,6 +170,8 @@ class Route:
             raise KeyError(session.client_id)
         before = group.size
         visited = group.remove(session)
+        if qos and session.storage is not None:
+            self.persistent -= 1
         self.receivers -= 1
         self.price -= 1
         self.size += group.size - before
@@ -184,10 +188,13 @@ class Route:
         for at in range(len(neighbours)):
             if neighbours[at].worker is neighbour.worker:
                 if neighbour.confirms:
+                    self.persistent += 0 if neighbours[at].confirms else 1
                     neighbours[at] = neighbour
                     self._add_store_of(neighbour)
                 return
         neighbours.append(neighbour)
+        if neighbour.confirms:  # this worker does not know for how many sessions
+            self.persistent += 1
         self.gates.append(neighbour.gate)
         self.crossing = True
         self.receivers += 1

@@ -31,6 +31,8 @@ from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
 from tests.cluster.durable_node import EXPIRY, Durable
 from tests.inprocess import Client
+from tests.protocol.reasons.stage import overload
+from tests.protocol.talk import spent
 
 pytestmark = pytest.mark.system  # real servers
 
@@ -123,6 +125,28 @@ def test_puback_waits_until_the_message_is_stored_and_others_go_on(node: Durable
     node.worker.advance(1)
 
     assert [Ack(PUBACK, 1), Ack(PUBACK, 2)] == publisher.receive()
+
+
+def test_a_publish_pays_for_each_receiver_that_stores_it(node: Durable) -> None:
+    """A publisher could fill the store, in calm and in overload, at the price of messages that nobody stores."""
+    for name in ("one", "two"):
+        node.subscriber(name, b"t").socket.close()
+    node.worker.connect("clean").send(Subscribe(1, [Wanted(b"t", 1)]))
+    publisher = node.worker.connect("publisher")
+    costs = []
+    for qos in (0, 1, 0):  # the first one pays for the route as well
+        before = spent(node.worker, "publisher")
+        publisher.send(Publish(b"t", b"1", qos, packet_id=qos))
+        node.worker.settle()
+        costs.append(spent(node.worker, "publisher") - before)
+    overload(node.worker)
+    publisher.send(Publish(b"t", b"1", 1, packet_id=1))
+    node.worker.settle()
+    judged = node.worker.diagnostics.facts("publisher")["publish"]
+
+    assert [10 + 3 + 2 * 20 + 5, 10 + 3] == costs[1:]
+    assert judged is not None
+    assert (10 + 3 + 2 * 20 + 5, 2, 40) == (judged["cost"], judged["stored"], judged["for_storing"])
 
 
 def test_a_message_that_its_receiver_acknowledges_needs_no_redis(node: Durable) -> None:

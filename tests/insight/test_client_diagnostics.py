@@ -36,8 +36,8 @@ def test_what_a_publish_costs_is_told_in_its_parts(brokers: Brokers) -> None:
 
     publish = facts(broker)["publish"]
     assert publish is not None and publish["waits"]
-    parts = ("base", "for_bytes", "for_deliveries", "for_retaining", "for_qos")
-    assert [10, 2, 7, 10, 10] == [publish[part] for part in parts]  # type: ignore[literal-required]
+    parts = ("base", "for_bytes", "for_deliveries", "for_storing", "for_retaining", "for_qos")
+    assert [10, 2, 7, 0, 10, 10] == [publish[part] for part in parts]  # type: ignore[literal-required]
     assert 39 == publish["cost"]
     assert (7, ["weir/0", "weir/0 memory", "weir/0 outbound"]) == (publish["receivers"], publish["needs"])
 

@@ -39,10 +39,12 @@ PUBLISH = {
     "waits": True,
     "size": 300,
     "receivers": 200,
+    "stored": 0,
     "cost": 222,
     "base": 10,
     "for_bytes": 2,
     "for_deliveries": 200,
+    "for_storing": 0,
     "for_retaining": 0,
     "for_qos": 10,
     "needs": ["weir/0", "weir/0 memory", "weir/0 outbound"],
@@ -81,7 +83,7 @@ def facts(**known: object) -> Facts:
         "refused": None,
         "held": None,
         "publish": None,
-        "prices": {"publish": 10, "bytes_per_credit": 128, "delivery": 1, "retained": 10, "qos": 5},
+        "prices": {"publish": 10, "bytes_per_credit": 128, "delivery": 1, "stored": 0, "retained": 10, "qos": 5},
         "credits": {"balance": 50_000, "cap": 50_000, "refill": 50_000.0},
         "contended": [],
         "level": {**OVERLOADED, "level": 0.0, "cause": ""},
@@ -168,6 +170,19 @@ def test_who_is_held_for_credits_is_told_by_what_and_until_when() -> None:
     assert "120 ms, which is 2.4 times the target (overload.lag)" in told
     assert "`weir limit set phone --no-protection --ttl 1h --reason TEXT`" in told
     assert "Its keep alive is suspended meanwhile" in told
+
+
+def test_what_storing_costs_is_told_where_something_is_stored() -> None:
+    """A client would be throttled for costs that nobody finds; or be told of a store that there is not."""
+    stored = {**PUBLISH, "stored": 3, "for_storing": 60, "cost": 282}
+    prices = {**facts()["prices"], "stored": 20}
+
+    assert "200 for its 200 receivers, 60 for storing it for 3 receivers, 10 for its QoS." in said(
+        facts(publish=stored)
+    )
+    assert "stor" not in said(facts(publish=PUBLISH))
+    assert "1 for each receiver, 20 more for each that stores it, 5 times its QoS," in said(facts(prices=prices))
+    assert "stor" not in said(facts())
 
 
 def test_a_worker_that_is_full_is_told_as_what_is_full_of_it() -> None:

@@ -11,7 +11,7 @@ from broker.overload.admit import DROP, PAUSE, Publish, Verdict, admit
 from broker.overload.credits import Account, Ledger
 from broker.overload.gate import Gate
 from broker.overload.trace.player import Player, RecordedAnswer, Replayed, replay
-from broker.overload.trace.records import BEGIN, GATE, TraceError
+from broker.overload.trace.records import BEGIN, GATE, PUBLISH, TraceError
 from broker.overload.trace.writer import TraceWriter
 from broker.reasons import DropReason, PauseReason
 
@@ -184,6 +184,21 @@ def test_a_trace_can_be_judged_by_another_policy() -> None:
     assert all(one.verdict.kind != PAUSE for one in generous)
 
 
+def test_a_trace_says_how_many_receivers_store_a_publish() -> None:
+    """A backtest would price publishes for durable sessions as if nobody stored them."""
+    worker = Worker()
+    worker.begin()
+    assert worker.trace is not None
+    worker.slice(0.1, 1.0, 1)
+    publish = Publish(5, 1, 100, 76, 1)
+    publish.deliveries, publish.persistent = 5, 3
+    worker.judge(publish, worker.accounts[0], [], None)
+    data = worker.trace.take_chunk()
+
+    assert [(5, 3)] == [(one.publish.deliveries, one.publish.persistent) for one in replay(data, SETTINGS)]
+    assert [0] == [one.publish.persistent for one in replay(as_version_2(data), SETTINGS)]
+
+
 def test_what_is_contended_may_change_within_a_slice() -> None:
     """Who was held back for it would seem to have passed, or the other way round."""
     worker = Worker()
@@ -214,13 +229,15 @@ def test_of_a_run_so_many_follow_as_the_policy_has_it() -> None:
 
 
 def as_version_2(trace: bytes) -> bytes:
-    """*trace* as Weir wrote it before gates had the names of their resources."""
+    """*trace* as Weir wrote it before gates had the names of their resources, and publishes said who stores them."""
     records = list(msgpack.Unpacker(BytesIO(trace)))
     for record in records:
         if record[0] == BEGIN:
             record[1] = 2
         elif record[0] == GATE:
             del record[1]
+        elif record[0] == PUBLISH:
+            del record[-2]
     return b"".join(msgpack.packb(record) for record in records)
 
 
@@ -252,7 +269,7 @@ def test_gates_have_names_and_a_trace_without_them_is_played_the_same() -> None:
     [
         b"\xc1",
         b"nonsense",
-        msgpack.packb([0, 4, [0.0, 0.0, 0.0]]),
+        msgpack.packb([0, 5, [0.0, 0.0, 0.0]]),
         msgpack.packb([77, 0]),
         msgpack.packb([6, 3, 1, 1, 0.1]),
         msgpack.packb([]),

@@ -5,12 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.config.schema import Overload
 from broker.mqtt.packets import Publish
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from broker.overload.gate import Gate
+from broker.routing.neighbour import Neighbour
 from broker.routing.overlapping import EVERYONE, FEW
 from broker.routing.route import FEW_GROUPS, FEW_RECEIVERS, PLACE_BYTES, RECEIVER_BYTES, Route
 from broker.routing.sizes import ROUTE
 from broker.session.message import NEVER, Message
+from broker.session.storage import SessionStorage
+from broker.worker_id import WorkerId
 from tests.routing.party import Party, receivers
 from tests.routing.reference import matches
 from tests.session.receiver import NOW, Receiver
@@ -224,6 +229,27 @@ def test_what_is_dear_to_deliver_has_its_price() -> None:
     prices = [party.routes.find(b"t").price for party in (plain, identified, shared)]
 
     assert 1 == prices[0] < prices[1] and prices[0] < prices[2]
+
+
+def test_who_stores_messages_is_counted_as_they_come_and_go() -> None:
+    """Publishes for durable sessions would cost what those cost that nobody stores; or go on costing it for ever."""
+    party = Party()
+    gate = Gate(Overload(), "weir/0 store", 1, NOW)
+    for name in ("first", "second", "clean", "best effort"):
+        if name != "clean":
+            party.client(name).session.storage = SessionStorage(gate)
+        party.subscribe(name, b"t", 0 if name == "best effort" else 1)
+    route = party.routes.find(b"t")
+    assert (4, 2) == (route.receivers, route.persistent)
+    other = WorkerId("weir", 1, 1)
+    for confirms in (False, True, True):
+        route.add_neighbour(Neighbour(other, gate, confirms))
+    assert (5, 3) == (route.receivers, route.persistent)
+    for name in ("clean", "best effort", "second"):
+        party.unsubscribe(name, b"t")
+
+    assert route is party.routes.find(b"t")
+    assert (2, 2) == (route.receivers, route.persistent)
 
 
 def test_a_shared_group_comes_and_goes_in_place() -> None:

@@ -119,7 +119,7 @@ class Player:
             self.gates.append(gate)
         elif kind == BEGIN:
             if fields[1] not in READABLE:
-                raise ValueError(f"version {fields[1]}; versions 2 and {VERSION} can be read")
+                raise ValueError(f"version {fields[1]}; versions {READABLE[0]} to {VERSION} can be read")
             granted, since, level = fields[2]
             self.ledger.restore(granted, since, level)
             self.about = fields[3]
@@ -159,7 +159,8 @@ class Player:
 
     def _judge(self, fields: list[Any]) -> Replayed:
         _, number, spent, numbers, shut, answer, resources = fields[:7]
-        version, qos, size, cost, since, exempt, deliveries, retained, verdict = fields[7:]
+        version, qos, size, cost, since, exempt, deliveries, retained = fields[7:15]
+        *persistent, verdict = fields[15:]
         account: Account = self.accounts[number]
         self._needed = unpacked_bits(resources)
         publish = Publish(version, qos, size, cost, self._needed)
@@ -167,6 +168,7 @@ class Player:
         publish.exempt = exempt
         publish.deliveries = deliveries
         publish.retained = retained
+        publish.persistent = persistent[0] if persistent else 0
         wait = self._settings.wait
         found = Replayed(account.client, self.now, publish, 1, number, numbers)
         found.shut = shut

@@ -16,8 +16,9 @@ from typing import Any, Final
 from broker.overload.admit import Verdict
 from broker.reasons import CloseReason, DropReason, PauseReason, PublishRefusal
 
-VERSION: Final = 3
-READABLE: Final = (2, VERSION)  # a trace of version 2 has no names of gates
+VERSION: Final = 4
+# A trace of version 2 has no names of gates; one of version 3 does not say how many receivers store a publish.
+READABLE: Final = (2, 3, VERSION)
 LARGEST: Final = 1 << 30  # bytes of a trace that is replayed
 
 # Kinds of records, and the fields behind the kind.

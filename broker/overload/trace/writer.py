@@ -95,7 +95,8 @@ class TraceWriter:
         what = (publish.version, publish.qos, publish.size, publish.cost, publish.since, publish.exempt)
         numbers = [self._number(gate) for gate in gates]
         head = [PUBLISH, self._account(account), account.spent, numbers, shut, packed_verdict(quota)]
-        self._judged = [*head, packed_bits(publish.resources), *what, publish.deliveries, publish.retained]
+        reach = (publish.deliveries, publish.retained, publish.persistent)
+        self._judged = [*head, packed_bits(publish.resources), *what, *reach]
 
     def verdict(self, verdict: Verdict) -> None:
         """The verdict about the publish that was recorded last."""
