@@ -19,7 +19,7 @@ USER: Final = "user"
 PATTERN: Final = "pattern"
 NAMED_BY: Final = (CLIENT, USER, PATTERN)
 
-# The settings of a table, which have the names and meanings of those in [quotas.session] and [limits].
+# The settings of a table, which have the names and meanings of those in [quotas.session], [limits] and [delivery].
 _KINDS: Final[dict[str, Kind]] = {
     "incoming_messages": Rates(sizes=False),
     "incoming_bytes": Rates(sizes=True),
@@ -30,6 +30,8 @@ _KINDS: Final[dict[str, Kind]] = {
     "pending": Number(0, 1 << 40),
     "queue": Number(0, 1 << 40),
     "queue_bytes": Size(0, 1 << 60),
+    "replay_messages": Number(0, 1 << 40),
+    "replay_bytes": Size(0, 1 << 60),
 }
 QUOTAS: Final = ("incoming_messages", "incoming_bytes", "outgoing_messages", "outgoing_bytes", "subscriptions")
 QUEUE_LIMITS: Final = ("pending", "queue", "queue_bytes")
@@ -52,6 +54,8 @@ class ClientOverride:
     pending: int | None = None
     queue: int | None = None
     queue_bytes: int | None = None
+    replay_messages: int | None = None
+    replay_bytes: int | None = None
 
     def described(self) -> dict[str, Any]:
         """The table as in the file, for frames and answers; `override_from()` makes an override of it again."""

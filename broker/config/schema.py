@@ -217,6 +217,10 @@ class Delivery:
     # Connections whose flush is delayed, of each kind; beyond it the oldest is flushed.
     held: int = number(10_000, least=1)
 
+    # What waited for a client that was away: messages and bytes a second after its return, until nothing waits any
+    # more; 0 = any number, as a client with a receive maximum has its own brake.
+    replay_messages: int = number(0)
+    replay_bytes: int = size(0)
     high_watermark: int = size(1280 * KIB, least=4 * KIB)  # a reader is slow above it; more than the largest packet
     low_watermark: int = size(640 * KIB)  # a slow reader is quick again below it; half, so that it does not flap
     outbound_budget: int = size(0)  # bytes for all readers of the worker; 0 = five 32nds

@@ -5,10 +5,12 @@
 # goes to another receiver until the outbox has fallen to the low watermark. write() itself never refuses, because
 # acknowledgements and pings must leave; they are bounded by not reading a connection with a `reply_backlog()`. All
 # outboxes of a worker share one budget; the fuller it is, the lower the high watermark of each outbox. An outbox with
-# an egress limit (egress_limit.py) is not writable either, except during a delivery that the limit allows.
+# an egress limit (egress_limit.py), or the pace of a client that catches up (pace.py), is not writable either, except
+# during a delivery that these allow.
 from typing import Final
 
 from broker.delivery.egress_limit import EgressLimit
+from broker.delivery.pace import Pace
 from broker.delivery.ring import Ring
 from broker.reasons import DropReason
 
@@ -41,9 +43,10 @@ class Outbox:
     def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "Ring[Outbox]") -> None:
         self.fd = fd
         self.size = 0  # bytes
-        self.writable = True  # it is not full, and has no egress limit
+        self.writable = True  # it is not full, and has neither an egress limit nor a pace
         self.full = False  # it was over the high watermark, and has not fallen to the low one since
         self.egress_limit: EgressLimit | None = None
+        self.pace: Pace | None = None  # while its client catches up
         self.queued = False  # in the ring of outboxes to flush
         self.blocked = False  # the kernel took only a part, and will report when it takes more
         self.high = high
@@ -101,7 +104,21 @@ class Outbox:
     def end_egress_limit(self) -> None:
         """Ask no limit any more."""
         self.egress_limit = None
-        self.writable = not self.full
+        self._open()
+
+    def set_pace(self, pace: Pace) -> None:
+        """Ask *pace* before each message that waited."""
+        self.pace = pace
+        self.writable = False
+
+    def end_pace(self) -> None:
+        """Ask no pace any more."""
+        self.pace = None
+        self._open()
+
+    def _open(self) -> None:
+        """Make the outbox writable, outside of a delivery, unless something stands against it."""
+        self.writable = not self.full and self.egress_limit is None and self.pace is None
 
     def accepts_delivery(self) -> bool:
         """Whether a delivery could begin now, although the outbox may not be writable."""
@@ -112,9 +129,9 @@ class Outbox:
 
         *messages* is a counter that grows by one with each message written.
         """
-        if self.full or self.egress_limit is None:
+        if self.full or (self.egress_limit is None and self.pace is None):
             return DropReason.NOT_WRITABLE
-        reason = self.egress_limit.refusal()
+        reason = None if self.egress_limit is None else self.egress_limit.refusal()
         if reason is None:
             self.writable = True
             self._messages_before = messages
@@ -126,6 +143,21 @@ class Outbox:
         self.writable = False
         if self.egress_limit is not None:
             self.egress_limit.charge(messages - self._messages_before, self.size - self._bytes_before)
+
+    def begin_queued(self, messages: int) -> bool:
+        """`begin_delivery()` of one message that waited; false if it is not possible now."""
+        if self.full or (self.pace is not None and not self.pace.allows()):
+            return False
+        return self.begin_delivery(messages) is None
+
+    def end_queued(self, messages: int, left: int) -> None:
+        """End that delivery. *left*: messages that wait still."""
+        self.end_delivery(messages)
+        pace = self.pace
+        if pace is not None:
+            pace.charge(messages - self._messages_before, self.size - self._bytes_before)
+            if not left:
+                pace.over()
 
     def press(self) -> None:
         """Send it at the end of the tick, whatever its strategy is."""
@@ -191,7 +223,7 @@ class Outbox:
         if self.size and self.size > (self._budget.limit - self._budget.used) >> 1:
             return False
         self.full = False
-        self.writable = self.egress_limit is None
+        self._open()
         self._budget.non_writable -= 1
         return True
 

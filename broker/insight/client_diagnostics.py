@@ -5,6 +5,7 @@ from typing import Final, cast
 
 from broker.cluster.parts import ClusterLinks
 from broker.config.schema import Config
+from broker.delivery.catching_up import ClientPace
 from broker.insight.facts import (
     ConfiguredFacts,
     ConnectingFacts,
@@ -19,6 +20,7 @@ from broker.insight.facts import (
     LevelFacts,
     LimitFacts,
     OverrideFacts,
+    PaceFacts,
     PriceFacts,
     PublishFacts,
     ReaderFacts,
@@ -96,6 +98,7 @@ class ClientDiagnostics:
             "level": self._level(),
             "limits": [] if client is None else _limits(client, now),
             "reader": None if session is None or connection is None else self._reader(connection, session, now),
+            "pace": None if session is None or connection is None else _pace(connection, session),
             "dropped": {} if drops is None else dict(drops),
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
             "override": _override(self._protection.limits.get(client_id), now),
@@ -221,7 +224,7 @@ class ClientDiagnostics:
     def _reader(self, connection: Connection, session: Session, now: float) -> ReaderFacts:
         outbox = connection.outbox
         return {
-            "writable": outbox.writable,
+            "writable": not outbox.full,
             "unsent": outbox.size,
             "high": outbox.high,
             "low": outbox.low,
@@ -244,6 +247,13 @@ def _connection(connection: Connection, now: float) -> ConnectionFacts:
         "silent": _seconds(now - connection.heard),
         "keep_alive": connection.keep_alive,
     }
+
+
+def _pace(connection: Connection, session: Session) -> PaceFacts | None:
+    pace = connection.outbox.pace
+    if not isinstance(pace, ClientPace):
+        return None
+    return {"messages": pace.messages, "bytes": pace.size, "left": session.unsent()}
 
 
 def _session(session: Session) -> SessionFacts:

@@ -14,6 +14,7 @@ from broker.insight.facts import (
     Facts,
     HeldFacts,
     LevelFacts,
+    PaceFacts,
     PublishFacts,
     ReaderFacts,
 )
@@ -59,6 +60,8 @@ def explain(facts: Facts) -> list[str]:
         paragraphs.append(_level(facts))
     if facts["reader"] is not None:
         paragraphs.append(_reader(facts["reader"]))
+    if facts["pace"] is not None:
+        paragraphs.append(_pace(facts["pace"]))
     if facts["dropped"]:
         paragraphs.append(_dropped(facts))
     if facts["decisions"]:
@@ -334,6 +337,16 @@ def _reader(reader: ReaderFacts) -> str:
         limit = f"after {span(reader['patience'])} its connection is closed (delivery.slow_consumer_timeout)"
         text += f" It has read nothing for {span(stalled)}; {limit}."
     return text
+
+
+def _pace(pace: PaceFacts) -> str:
+    rates = [_count(pace["messages"], "message")] if pace["messages"] else []
+    rates += [size(pace["bytes"])] if pace["bytes"] else []
+    return (
+        f"It was away, and what waited for it is delivered at no more than {' and '.join(rates)} a second "
+        f"(delivery.replay_messages, delivery.replay_bytes): {_count(pace['left'], 'message')} "
+        f"{'is' if pace['left'] == 1 else 'are'} left. New messages come behind them."
+    )
 
 
 def _dropped(facts: Facts) -> str:

@@ -146,6 +146,14 @@ class ReaderFacts(TypedDict):
     may_wait: int
 
 
+class PaceFacts(TypedDict):
+    """The client catches up: what waited while it was away is delivered to it at a pace."""
+
+    messages: int  # a second; 0: any number
+    bytes: int  # a second; 0: any number
+    left: int  # messages
+
+
 class DecisionFacts(TypedDict):
     """A recent decision about the client, made *times* times in succession."""
 
@@ -199,6 +207,7 @@ class Facts(TypedDict):
     level: LevelFacts
     limits: list[LimitFacts]
     reader: ReaderFacts | None
+    pace: PaceFacts | None
     dropped: dict[str, int]  # messages that did not reach it in this session, by label of DropReason
     decisions: list[DecisionFacts]  # the latest is the last
     override: OverrideFacts | None

@@ -1,6 +1,7 @@
-# Overload protection and egress quota of connections: what joins broker/overload to sockets and sessions.
+# Overload protection, egress quota and pace of connections: what joins broker/overload to sockets and sessions.
 from typing import cast
 
+from broker.delivery.catching_up import Paces
 from broker.delivery.egress_quota import EgressQuota
 from broker.net.pauses import Pause
 from broker.net.reactor import Reactor
@@ -51,12 +52,14 @@ class ConnectionProtection:
         protection: Protection,
         monitor: OverloadMonitor,
         egress: EgressQuota,
+        paces: Paces,
         store: SessionStore,
         reactor: Reactor,
     ) -> None:
         self._protection = protection
         self._monitor = monitor
         self._egress = egress
+        self._paces = paces
         self._store = store
         self._reactor = reactor
 
@@ -68,6 +71,8 @@ class ConnectionProtection:
         connection.client = client
         protection.arrive(client, now)
         self._egress.arrive(client, connection.outbox)
+        if session.waiting() or session.inflight():
+            self._paces.arrive(client, connection.outbox)
 
     def limit_again(self, session: Session, now: float) -> None:
         """The configured limits have changed: apply those of *session* to its connection, if it has one."""
@@ -78,6 +83,7 @@ class ConnectionProtection:
         self._egress.leave(outbox, now)
         self._protection.limit_again(client, now)
         self._egress.arrive(client, outbox)
+        self._paces.change(client, outbox)
         client.writable(now)
 
     def leave(self, connection: Connection, now: float) -> None:
@@ -87,6 +93,7 @@ class ConnectionProtection:
             self.charge_replays(client)
             connection.client = None  # the client has the connection: the two would be a cycle
             self._egress.leave(connection.outbox, now)
+            self._paces.leave(connection.outbox)
             self._protection.leave(client, now)
 
     def find(self, client_id: str) -> ProtectedClient | None:
@@ -124,4 +131,5 @@ class ConnectionProtection:
 
     def tick(self, now: float) -> float:
         """Do what is due; return the time of the next thing."""
-        return min(self._monitor.tick(now), self._protection.throttle.tick(now), self._egress.tick(now))
+        due = min(self._monitor.tick(now), self._protection.throttle.tick(now))
+        return min(due, self._egress.tick(now), self._paces.tick(now))

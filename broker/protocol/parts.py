@@ -5,6 +5,7 @@ import uuid
 from broker.auth.acl import Acl
 from broker.auth.authenticator import Authenticator
 from broker.auth.client_ids import ClientIds
+from broker.delivery.catching_up import Paces
 from broker.delivery.egress_quota import EgressQuota
 from broker.delivery.outbox import OutboundBudget
 from broker.metrics.interval import IntervalMetrics
@@ -77,7 +78,9 @@ class ProtocolParts:
         self.disconnects = RecentDisconnects()
         self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin, routes.backlog)
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
-        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, store, reactor)
+        rates = config.delivery.replay_messages, config.delivery.replay_bytes
+        paces = Paces(*rates, protection.quotas.configured, clock, reactor.soon)
+        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, paces, store, reactor)
         self.subscribing = Subscribing(
             routes,
             retained,

@@ -304,14 +304,10 @@ class Session(Holder):
         if out is None or (not self._unsent and self._queue is None):
             return
         counters = self._counters
-        moved = not out.writable
-        if out.writable:
-            self._move(UNLIMITED, out, now)
-        while (
-            moved and (self._unsent or self._queue is not None) and out.begin_delivery(counters.publishes_sent) is None
-        ):
+        moved = not out.writable or self._move(UNLIMITED, out, now)
+        while moved and (self._unsent or self._queue is not None) and out.begin_queued(counters.publishes_sent):
             moved = self._move(1, out, now)
-            out.end_delivery(counters.publishes_sent)
+            out.end_queued(counters.publishes_sent, self.unsent())
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
         """Move at most *most* messages into the window; true if it was the number that ended it."""
@@ -579,6 +575,10 @@ class Session(Holder):
     def inflight(self) -> int:
         """Messages that were sent and whose exchange is not finished."""
         return (len(self._inflight) if self._inflight else 0) + (len(self._unsent) if self._unsent else 0)
+
+    def unsent(self) -> int:
+        """Messages that `pump()` has still to send, or to send again."""
+        return self.waiting() + (len(self._unsent) if self._unsent else 0)
 
     def unreleased(self) -> int:
         """QoS 2 messages that the client sent over this connection and that wait for their PUBREL.

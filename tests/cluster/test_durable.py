@@ -4,7 +4,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
-from broker.config.schema import Config, Limits, Retained
+from broker.config.schema import Config, Delivery, Limits, Retained
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -26,6 +26,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason, DropReason
 from broker.session.message import NEVER, Message
+from broker.store.durable.parts import READY
 from broker.store.durable.queue import PACK
 from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
@@ -383,6 +384,26 @@ def test_the_oldest_messages_of_an_absent_client_make_room(nodes_of: Callable[..
         arrived += payloads(client)
     assert b"399" == arrived[-1][0]
     assert 300 <= len(arrived) <= 300 + PACK  # a pack stays until all of it is done
+
+
+def test_a_stored_queue_is_delivered_at_its_pace_across_its_pages(nodes_of: Callable[..., Durable]) -> None:
+    """A device that returns would be drowned in its queue, or the queue stand still where a page of it ends."""
+    node = nodes_of(Config(delivery=Delivery(replay_messages=1000)))
+    node.subscriber("device", b"t").socket.close()
+    sent = [b"%d" % number for number in range(3 * READY)]
+    node.publish(b"t", *sent)
+    node.kill()
+    device = node.connect("device")
+    found = payloads(device)
+    assert 1 <= len(found) <= 100
+    for _ in range(30):
+        device.send(*[Ack(PUBACK, packet_id) for _, packet_id, _ in found[-100:]])
+        node.worker.advance(0.1)
+        new = payloads(device)
+        assert len(new) <= 100
+        found += new
+
+    assert sent == [payload for payload, _, _ in found]
 
 
 def test_a_client_that_holds_the_memory_loses_its_connection_and_no_message(node: Durable) -> None:

@@ -337,3 +337,64 @@ def test_with_an_egress_limit_a_slow_reader_is_slow_and_then_asked_for_again() -
     assert box.accepts_delivery()
     box.discard()
     assert 0 == budget.non_writable
+
+
+class FixedPace:
+    """Lets *left* messages go that waited."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.paid: list[tuple[int, int]] = []
+        self.ended = False
+
+    def allows(self) -> bool:
+        return self.left > 0
+
+    def charge(self, messages: int, size: int) -> None:
+        self.left -= messages
+        self.paid.append((messages, size))
+
+    def over(self) -> None:
+        self.ended = True
+
+
+def test_a_pace_is_asked_for_what_waited_alone() -> None:
+    """A client that catches up would miss what is published now, or be sent what waited at once."""
+    box = outbox()
+    pace = FixedPace(1)
+    box.set_pace(pace)
+    assert box.begin_queued(100)
+    box.write(bytes(10))
+    box.end_queued(101, 7)
+    assert not box.begin_queued(101) and not box.writable
+    assert box.accepts_delivery() and box.begin_delivery(101) is None
+    box.write(bytes(5))
+    box.end_delivery(102)
+
+    assert ([(1, 10)], False) == (pace.paid, pace.ended)
+    pace.left = 1
+    assert box.begin_queued(102)
+    box.end_queued(103, 0)
+    assert pace.ended
+
+
+def test_a_pace_holds_until_it_ends_whatever_else_does() -> None:
+    """A slow reader that has drained, or whose quota has gone, would be sent all that waited at once."""
+    box = outbox(10, 5)
+    box.set_pace(FixedPace(9))
+    box.set_egress_limit(FixedLimit(9))
+    assert box.begin_queued(0)
+    box.write(bytes(11))
+    box.end_queued(1, 1)
+    assert not box.begin_queued(1) and DropReason.NOT_WRITABLE is box.begin_delivery(1)
+    assert send(box, 11)
+    assert not box.writable
+    box.end_egress_limit()
+    assert not box.writable and box.begin_queued(1)
+    box.end_queued(1, 1)
+    box.end_pace()
+    assert box.writable
+    box.set_pace(FixedPace(9))
+    box.write(bytes(11))
+    box.end_pace()
+    assert not box.writable

@@ -100,6 +100,7 @@ def facts(**known: object) -> Facts:
             "waiting": 0,
             "may_wait": 1000,
         },
+        "pace": None,
         "dropped": {},
         "decisions": [],
         "override": None,
@@ -183,6 +184,15 @@ def test_what_storing_costs_is_told_where_something_is_stored() -> None:
     assert "stor" not in said(facts(publish=PUBLISH))
     assert "1 for each receiver, 20 more for each that stores it, 5 times its QoS," in said(facts(prices=prices))
     assert "stor" not in said(facts())
+
+
+def test_who_catches_up_is_told_how_quickly_and_how_much_is_left() -> None:
+    """Messages would be late, and nobody could say why, or for how long."""
+    told = said(facts(pace={"messages": 10, "bytes": 20_480, "left": 29}))
+
+    assert "what waited for it is delivered at no more than 10 messages and 20 KiB a second" in told
+    assert "(delivery.replay_messages, delivery.replay_bytes): 29 messages are left." in told
+    assert "at no more than 1 message a second" in said(facts(pace={"messages": 1, "bytes": 0, "left": 1}))
 
 
 def test_a_worker_that_is_full_is_told_as_what_is_full_of_it() -> None:
