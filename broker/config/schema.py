@@ -181,6 +181,8 @@ class Limits:
     pending: int = number(1000)  # QoS 1 and 2 messages that wait for a connected slow reader; 0 = none
     queue: int = number(10_000)  # messages that wait for a disconnected session; beyond it the oldest are dropped
     queue_bytes: int = size(64 * MIB)  # the same in bytes, as 10 000 large messages are gigabytes
+    # QoS 0 waits for a disconnected session as well. Off: clients do not expect it, and it pushes QoS 1 and 2 out.
+    queue_qos0: bool = flag(False)
     queue_ttl: float = duration(7 * 86400.0, least=1.0)  # the longest wait of a message in a queue; as in TBMQ
     # Bytes of the messages that wait in all sessions of a worker or are in flight; 0 = seven 32nds.
     queue_budget: int = size(0)
@@ -434,6 +436,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if 0 < config.limits.queue_bytes < config.limits.packet_bytes:  # else a valid packet could never wait
         right = f"0 or at least limits.packet_bytes ({config.limits.packet_bytes} bytes)"
         found.append(("limits.queue_bytes", right))
+    if config.limits.queue_qos0 and config.store.durability != MEMORY:
+        # Delivered again after a crash, it would come twice; and no gate would bound what waits for a slow store.
+        found.append(("limits.queue_qos0", f'false, as store.durability = "{config.store.durability}" stores no QoS 0'))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _overload_contradictions(config.overload)

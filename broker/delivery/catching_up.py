@@ -4,8 +4,8 @@
 # `delivery.replay_messages` or `delivery.replay_bytes`, or an override of them, the outbox of such a client has a
 # `Pace` from its return until nothing waits for it any more: a token bucket for the messages that leave its queue.
 # Messages that come meanwhile join the queue behind them, as always when something waits, so the order stays. QoS 0
-# does not wait and is not paced. The pace is one more thing to ask beside the receive maximum, the room in the outbox
-# and an outgoing quota, and replaces none of them.
+# does not wait and is not paced; but with `limits.queue_qos0` it joins the queue as well, behind its like. The pace is
+# one more thing to ask beside the receive maximum, the room in the outbox and an outgoing quota, and replaces none.
 #
 # A client whose bucket is empty is in a slot of time, and goes on like a slow reader that has drained: no client has a
 # timer of its own, and what leaves in one slot is one send. The bucket begins with one message, and holds no more than
@@ -72,14 +72,19 @@ class Paces:
         self,
         messages: int,
         size: int,
+        queue_qos0: bool,
         configured: ConfiguredOverrides,
         clock: Callable[[], float],
         soon: Callable[[float], None],
     ) -> None:
-        """*messages*, *size*: those of clients without an override. *soon*: has `tick()` called at the given time."""
+        """*messages*, *size*: those of clients without an override. *soon*: has `tick()` called at the given time.
+
+        *queue_qos0*: QoS 0 waits, too, and later QoS 0 must not overtake it: all clients that catch up have a pace.
+        """
         self.clock = clock
         self._messages = messages
         self._size = size
+        self._queue_qos0 = queue_qos0
         self._configured = configured
         self._soon = soon
         self._waiting = TimeSlots()
@@ -88,7 +93,7 @@ class Paces:
     def arrive(self, client: ProtectedClient, outbox: Outbox) -> None:
         """Pace what waits for *client*, which has just connected, if a pace is configured for it."""
         messages, size = self._rates(client)
-        if messages or size:
+        if messages or size or self._queue_qos0:
             outbox.set_pace(ClientPace(self, client, outbox, messages, size))
 
     def change(self, client: ProtectedClient, outbox: Outbox) -> None:

@@ -342,10 +342,14 @@ def _reader(reader: ReaderFacts) -> str:
 def _pace(pace: PaceFacts) -> str:
     rates = [_count(pace["messages"], "message")] if pace["messages"] else []
     rates += [size(pace["bytes"])] if pace["bytes"] else []
+    left = (
+        f"{_count(pace['left'], 'message')} {'is' if pace['left'] == 1 else 'are'} left. New messages come behind them."
+    )
+    if not rates:
+        return f"It was away, and is sent what waited for it first: {left}"
     return (
         f"It was away, and what waited for it is delivered at no more than {' and '.join(rates)} a second "
-        f"(delivery.replay_messages, delivery.replay_bytes): {_count(pace['left'], 'message')} "
-        f"{'is' if pace['left'] == 1 else 'are'} left. New messages come behind them."
+        f"(delivery.replay_messages, delivery.replay_bytes): {left}"
     )
 
 

@@ -115,7 +115,7 @@ ADVICE: Final[dict[Reason, str]] = {
     DropReason.SHARED_FULL: (
         "Add members or faster ones. limits.queue, limits.queue_bytes and limits.queue_budget set how much may wait."
     ),
-    DropReason.OFFLINE_QOS0: "Subscribe with QoS 1 to have messages kept.",
+    DropReason.OFFLINE_QOS0: "Subscribe with QoS 1 to have messages kept, or set limits.queue_qos0.",
     DropReason.EXPIRED: "The publisher sets the expiry of a message; limits.queue_ttl is the longest.",
     DropReason.TOO_LARGE: "The client sets its maximum packet size in its CONNECT.",
     DropReason.SESSION_ENDED: "A longer session expiry keeps queued messages.",

@@ -12,7 +12,8 @@ from broker.mqtt.packets import V5
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.reasons import CloseReason
-from broker.session.session import RELEASED, Session
+from broker.session.message import RELEASED
+from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.queue import DurableQueue
 from broker.store.sessions import SessionStore

@@ -79,7 +79,7 @@ class ProtocolParts:
         self.deliveries = Deliveries(StreamPause(reactor, Pause.FANOUT, False), counters, clock, origin, routes.backlog)
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
         rates = config.delivery.replay_messages, config.delivery.replay_bytes
-        paces = Paces(*rates, protection.quotas.configured, clock, reactor.soon)
+        paces = Paces(*rates, limits.queue_qos0, protection.quotas.configured, clock, reactor.soon)
         self.protection = ConnectionProtection(protection, monitor, self.egress_quota, paces, store, reactor)
         self.subscribing = Subscribing(
             routes,

@@ -18,12 +18,12 @@ from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
 from broker.session.limits import SessionLimits
-from broker.session.message import Message
+from broker.session.message import RELEASED, Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, UNJUDGED, Principal
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
-from broker.session.session import RELEASED, Session
+from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.adoption import AdoptedSession
@@ -67,6 +67,7 @@ class SessionLifecycle:
             queue_bytes=limits.queue_bytes,
             budget=queue_budget,
             origin=origin,
+            queue_qos0=limits.queue_qos0,
         )
         # Retained messages that sessions without a connection still have to get.
         self.replays: dict[Session, dict[Subscription, Replay]] = {}
@@ -151,6 +152,7 @@ class SessionLifecycle:
                 queue_bytes=queue_bytes,
                 budget=general.budget,
                 origin=general.origin,
+                queue_qos0=general.queue_qos0,
             )
         return limits
 

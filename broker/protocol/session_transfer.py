@@ -28,8 +28,9 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.subscribing import Subscribing
 from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason
+from broker.session.message import RELEASED
 from broker.session.queue import MessageBudget, MessageQueue
-from broker.session.session import RELEASED, Session
+from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.transfer.session_export import SessionExport

@@ -14,6 +14,7 @@ class SessionLimits:
         queue_bytes: int,
         budget: MessageBudget,
         origin: Origin | None = None,
+        queue_qos0: bool = False,
     ) -> None:
         """*origin* names the worker whose messages are being delivered, where there are several workers."""
         self.origin = origin or Origin(NOWHERE)
@@ -21,4 +22,5 @@ class SessionLimits:
         self.pending = pending  # messages that wait for a session which ends with its connection
         self.queue = queue  # messages that wait for a session which outlives its connection
         self.queue_bytes = queue_bytes
+        self.queue_qos0 = queue_qos0  # QoS 0 waits there, too; not where sessions are stored
         self.budget = budget

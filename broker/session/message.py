@@ -171,3 +171,7 @@ class Message:
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")
             self._section = encode_length(len(self.properties) + 5) + expiry + self.properties
         return self._section
+
+
+RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in a window for a message after its PUBREC
+RELEASED.holders = 1 << 60  # there is always another one: only its places in windows count in a budget

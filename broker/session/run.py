@@ -18,6 +18,10 @@ PART_BYTES: Final = 16 * 1024  # of a part, unless it is one message
 class Run:
     """*count* complete PUBLISH packets of *version*, each with *topic* and a payload and nothing else."""
 
+    # Of the class, as each publish makes a run, and few are kept.
+    _kept: list[Message] | None = None
+    _kept_identifiers: bytes = b""
+
     def __init__(
         self, packets: bytes, version: int, count: int, topic: bytes, payload_bytes: int, longest: int
     ) -> None:
@@ -82,6 +86,12 @@ class Run:
     def messages(self, identifiers: bytes) -> list[Message]:
         """The packets as messages, for receivers that do not take the whole run."""
         return [Message(self.topic, payload, 0, False, identifiers, NEVER) for payload in self.payloads()]
+
+    def kept_messages(self, identifiers: bytes) -> list[Message]:
+        """The packets as messages for sessions that keep them, which share them if their *identifiers* are the same."""
+        if self._kept is None or self._kept_identifiers != identifiers:
+            self._kept, self._kept_identifiers = self.messages(identifiers), identifiers
+        return self._kept
 
     def payloads(self) -> list[bytes]:
         """The payloads of all packets."""

@@ -9,7 +9,6 @@
 # into them, because most of the sessions of a large fleet are idle.
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from broker.delivery.completion import Completion
 from broker.delivery.outbox import Outbox
@@ -21,7 +20,7 @@ from broker.session.aliases import TopicAliases
 from broker.session.answers import PUBCOMP_3, PUBREL_3, unknown_id
 from broker.session.decisions import Decisions
 from broker.session.limits import SessionLimits
-from broker.session.message import NEVER, Message, marked
+from broker.session.message import RELEASED, Message, marked
 from broker.session.origin import TransferFilter
 from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
@@ -30,9 +29,6 @@ from broker.session.run import GROWTH, Run
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
-
-RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in the window for a message after its PUBREC
-RELEASED.holders = 1 << 60  # there is always another one: only its places in windows count in a budget
 
 
 class Session(Holder):
@@ -106,18 +102,14 @@ class Session(Holder):
             self._queue.wake()
         if self._inflight:
             self._unsent = deque(self._inflight.items())
-            self._inflight = None
-            self._inflight_bytes = 0
+            self._inflight, self._inflight_bytes = None, 0
         self.pump(now)
 
     def detach(self) -> None:
         """The connection has ended."""
         if self._unsent:  # messages that were not sent again yet come after those that were
-            inflight = self._inflight or {}
-            for packet_id, message in self._unsent:
-                inflight[packet_id] = message
-                self._inflight_bytes += message.size
-            self._inflight = inflight
+            self._inflight = (self._inflight or {}) | dict(self._unsent)
+            self._inflight_bytes += sum([message.size for _, message in self._unsent])
             self._unsent = None
         self.outbox = None
         if self._queue is not None:
@@ -182,10 +174,7 @@ class Session(Holder):
 
     def take_waiting(self) -> deque[Message]:
         """Take all messages that wait, in order. The caller gives their places in the budget back."""
-        queue = self._queue
-        if queue is None:
-            return deque()
-        messages = queue.take_all()
+        messages = deque() if self._queue is None else self._queue.take_all()
         self._forget_empty_queue()
         return messages
 
@@ -198,12 +187,10 @@ class Session(Holder):
     # Messages towards the client.
 
     def offer_run(self, run: Run, identifiers: bytes, now: float) -> None:
-        """Deliver a run of QoS 0 packets in one piece; drop it if the client is not connected or reads too slowly."""
+        """Deliver a run of QoS 0 packets in one piece, if the client is connected and reads as quickly."""
         out = self.outbox
         counters = self._counters
-        if out is None:
-            self._dropped(DropReason.OFFLINE_QOS0, run.count)
-        elif not out.writable:
+        if out is None or not out.writable:
             self._offer_run_aside(run, out, identifiers, now)
         elif self.maximum_packet and run.longest + len(identifiers) + GROWTH > self.maximum_packet:
             for message in run.messages(identifiers):
@@ -214,25 +201,29 @@ class Session(Holder):
             counters.publishes_sent += run.count
             counters.publish_bytes_sent += run.payload_bytes
 
-    def _offer_run_aside(self, run: Run, out: Outbox, identifiers: bytes, now: float) -> None:
-        """Deliver the parts of *run* that a client may have that reads too slowly or has an egress limit."""
-        counters = self._counters
-        reason: DropReason | None = None
-        for part in run.parts() if out.egress_limit is not None else [run]:
-            if reason is None:
-                reason = out.begin_delivery(counters.publishes_sent)
-            if reason is None:
-                self.offer_run(part, identifiers, now)
-                out.end_delivery(counters.publishes_sent)
-            else:
-                self._dropped(reason, part.count)
+    def _offer_run_aside(self, run: Run, out: Outbox | None, identifiers: bytes, now: float) -> None:
+        """Deliver the parts of *run* that a client may have for which `_offer_aside()` is."""
+        if self._queues_qos0():
+            for message in run.kept_messages(identifiers):
+                self._wait(message, now)
+        elif out is None:
+            self._dropped(DropReason.OFFLINE_QOS0, run.count)
+        else:
+            reason: DropReason | None = None
+            for part in run.parts() if out.egress_limit is not None else [run]:
+                reason = reason or out.begin_delivery(self._counters.publishes_sent)
+                if reason is None:
+                    self.offer_run(part, identifiers, now)
+                    out.end_delivery(self._counters.publishes_sent)
+                else:
+                    self._dropped(reason, part.count)
 
     def offer(self, message: Message, now: float) -> None:
         """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted.
 
         A message of QoS 1 or 2 belongs to the session from now on [MQTT-4.5.0-1], whether its client is connected,
-        3.1.1 [MQTT-3.1.2-5], or not. It waits while the window is full [MQTT-3.3.4-9], [MQTT-4.9.0-2]. QoS 0 could be
-        kept for a client that is not connected; it is dropped, because clients do not expect it.
+        3.1.1 [MQTT-3.1.2-5], or not. It waits while the window is full [MQTT-3.3.4-9], [MQTT-4.9.0-2]. QoS 0 waits
+        only for a client that is not connected, and only if the configuration says so.
         """
         out = self.outbox
         if out is None or not out.writable:
@@ -264,8 +255,11 @@ class Session(Holder):
         self._send(message, inflight, out, now)
 
     def _offer_aside(self, message: Message, now: float) -> None:
-        """Deliver *message* to a client that is not connected, reads too slowly or has an egress limit."""
+        """Deliver *message* to a client that is not connected, reads too slowly, has an egress limit or catches up."""
         out = self.outbox
+        if self._queues_qos0():
+            self._wait(message, now)
+            return
         reason = DropReason.OFFLINE_QOS0 if out is None else out.begin_delivery(self._counters.publishes_sent)
         if out is not None and reason is None:
             self.offer(message, now)
@@ -274,6 +268,11 @@ class Session(Holder):
             self._wait(message, now)
         elif reason is not None:
             self._dropped(reason, 1)
+
+    def _queues_qos0(self) -> bool:
+        """Whether QoS 0 waits, as all else does: for a client that is away, or behind what waited until it came."""
+        out = self.outbox
+        return self._limits.queue_qos0 and (out is None or (out.pace is not None and self.waiting() > 0))
 
     def writable(self) -> bool:
         """Whether a QoS 0 message would be sent at once."""
@@ -285,8 +284,7 @@ class Session(Holder):
         out, budget = self.outbox, self._limits.budget
         return (
             out is not None
-            and (self._queue is None or not self._queue.count)
-            and not self._unsent
+            and not self.unsent()
             and (self._inflight is None or len(self._inflight) < self.window)
             and (self._inflight_bytes <= budget.window or budget.allows(self, self._inflight_bytes))
             and (out.writable or out.accepts_delivery())
@@ -350,8 +348,11 @@ class Session(Holder):
                     self._release(queue.packet_id, out)
                 else:
                     queue.done(queue.packet_id, waiting, now)
-            else:
+            elif waiting.qos:
                 self._send(waiting, inflight, out, now)
+            else:
+                budget.release(waiting)
+                self._send_once(waiting, out, now)
         self._forget_empty_queue()
         return most == 0
 
@@ -414,8 +415,7 @@ class Session(Holder):
             self.queue_dropped(DropReason.QUEUE_FULL, dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
-        if self._queue is None:
-            self._queue = MemoryQueue(self._limits.queue_bytes, self._limits.budget, self)
+        self._queue = self._queue or MemoryQueue(self._limits.queue_bytes, self._limits.budget, self)
         return self._queue
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:

@@ -344,3 +344,13 @@ def test_a_worker_restores_what_its_supervisor_describes() -> None:
 
     assert config == restored(over_the_link)
     assert not [key for key in over_the_link if key.startswith(("node.", "admin."))]
+
+
+def test_qos_0_is_not_kept_where_sessions_are_stored() -> None:
+    """An operator would believe that it waits, while it is dropped; or get it twice after a crash."""
+    both = from_assignments(["limits.queue_qos0=true", "store.durability=process"])
+    with pytest.raises(ConfigError) as refused:
+        load(None, {}, both, default_file=NOWHERE)
+
+    assert 'it must be false, as store.durability = "process" stores no QoS 0.' in str(refused.value)
+    assert load(None, {}, both[:1], default_file=NOWHERE).config.limits.queue_qos0

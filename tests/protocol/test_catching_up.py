@@ -4,11 +4,12 @@ from collections.abc import Callable
 import pytest
 
 from broker.config.overrides import ClientOverride
-from broker.config.schema import Clients, Config, Delivery, Quotas, QuotaScope
+from broker.config.schema import Clients, Config, Delivery, Limits, Quotas, QuotaScope
 from broker.mqtt.packets import PUBACK, V5, Ack, Properties, Publish
 from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
+from broker.reasons import DropReason
 from tests.inprocess import Broker, Client
-from tests.protocol.talk import dropped, payloads, subscribe
+from tests.protocol.talk import dropped, narrow, payloads, subscribe
 
 Brokers = Callable[..., Broker]
 
@@ -175,3 +176,102 @@ def test_it_is_told_that_a_client_catches_up_and_how_much_is_left(brokers: Broke
     assert told["reader"] is not None and told["reader"]["writable"]
     over(broker, reader, 3.0)
     assert None is broker.diagnostics.facts("device")["pace"]
+
+
+# QoS 0 that waits, with `limits.queue_qos0`.
+
+
+def sleeper(broker: Broker, qos: int = 0) -> Client:
+    """A publisher, and the session of a device that is away."""
+    reader = broker.connect("device", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 3600})
+    subscribe(reader, "t", qos=qos)
+    reader.drop()
+    return broker.connect("publisher")
+
+
+def test_qos_0_waits_for_a_client_that_is_away_if_the_configuration_says_so(brokers: Brokers) -> None:
+    """What came while a device slept would be lost, or be sent with a packet id that nobody acknowledges."""
+    broker = brokers(Config(limits=Limits(queue_qos0=True)))
+    publisher = sleeper(broker, qos=1)
+    publisher.send(*[Publish(b"t", b"%d" % number) for number in range(3)])  # a run
+    publish(publisher, 3)
+    publisher.send(Publish(b"t", b"4", 0, True))
+    broker.settle()
+    found = [packet for packet in device(broker).receive() if isinstance(packet, Publish)]
+
+    assert [0, 1, 2, 3, 4] == [int(packet.payload) for packet in found]
+    assert [0, 0, 0, 1, 0] == [packet.qos for packet in found]
+    assert {} == dropped(broker)
+    assert 0 == broker.queue_budget.messages
+
+
+def test_a_puback_does_not_wait_for_qos_0_that_is_kept(brokers: Brokers) -> None:
+    """A publisher at QoS 1 would wait for a client that sleeps."""
+    broker = brokers(Config(limits=Limits(queue_qos0=True)))
+    publisher = sleeper(broker)
+    publisher.send(Publish(b"t", b"1", 1, packet_id=1))
+
+    assert [Ack(PUBACK, 1)] == publisher.receive()
+    assert [b"1"] == payloads(device(broker).receive())
+
+
+def test_new_qos_0_does_not_overtake_what_waits(brokers: Brokers) -> None:
+    """The last value of a topic would be an old one [MQTT-4.6.0-6]."""
+    broker = brokers(Config(limits=Limits(queue_qos0=True)))
+    publisher = sleeper(broker, qos=1)
+    publish(publisher, 0, 1)
+    publish(publisher, 2, qos=0)
+    reader = device(broker, window=1)
+    first = [packet for packet in reader.receive() if isinstance(packet, Publish)]
+    publish(publisher, 3, qos=0)
+    publisher.send(*[Publish(b"t", b"%d" % number) for number in (4, 5)])  # a run
+    assert [] == payloads(reader.receive())
+    reader.send(Ack(PUBACK, first[0].packet_id))
+
+    assert [1, 2, 3, 4, 5] == numbers(reader) + numbers(reader)
+    publish(publisher, 6, qos=0)
+    assert [6] == numbers(reader)
+    outbox = broker.sessions()[0].outbox
+    assert outbox is not None and outbox.writable
+
+
+def test_qos_0_that_is_kept_has_the_limits_of_the_queue(brokers: Brokers) -> None:
+    """A sensor that floods would fill the memory with what nobody promised to keep."""
+    broker = brokers(Config(limits=Limits(queue=2, queue_qos0=True)))
+    publisher = sleeper(broker)
+    publisher.send(*[Publish(b"t", b"%d" % number) for number in range(5)])
+    broker.settle()
+
+    assert {DropReason.QUEUE_FULL: 3} == dropped(broker)
+    assert [3, 4] == numbers(device(broker))
+
+
+def test_qos_0_is_not_kept_for_a_slow_reader(brokers: Brokers) -> None:
+    """A slow reader would cost the memory of all that it misses, which is what QoS 0 is to prevent."""
+    broker = brokers(Config(limits=Limits(queue_qos0=True)))
+    reader = device(broker)
+    subscribe(reader, "t")
+    narrow(broker)
+    reader.reading = False
+    publisher = broker.connect("publisher")
+    for _ in range(40):
+        publisher.send(Publish(b"t", bytes(60_000)))
+        broker.settle()
+
+    assert 0 == broker.sessions()[0].waiting()
+    assert dropped(broker)[DropReason.NOT_WRITABLE] > 0
+
+
+def test_a_fan_out_that_is_kept_is_kept_once(brokers: Brokers) -> None:
+    """A message for a sleeping fleet would take its size for each device."""
+    broker = brokers(Config(limits=Limits(queue_qos0=True)))
+    for number in range(20):
+        reader = broker.connect(f"device-{number}", clean_start=False)
+        subscribe(reader, "t")
+        reader.drop()
+    before = broker.queue_budget.used
+    broker.connect("publisher").send(Publish(b"t", bytes(10_000)))
+    broker.settle()
+
+    assert 20 == broker.queue_budget.messages
+    assert broker.queue_budget.used - before < 12_000

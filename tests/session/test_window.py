@@ -1,9 +1,8 @@
 # The window: packet ids, and what is sent again when a connection ends.
 from broker.mqtt.packets import PUBREL, V5, Ack, Publish
 from broker.reasons import DropReason
-from broker.session.message import Message
+from broker.session.message import RELEASED, Message
 from broker.session.queue import INFLIGHT, MESSAGE, MessageBudget
-from broker.session.session import RELEASED
 from tests.session.receiver import NOW, Receiver, message, sent
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import msgpack
 
-from broker.session.message import Message
+from broker.session.message import RELEASED, Message
 from broker.session.principal import NOBODY
 from broker.session.queue import MessageBudget
-from broker.session.session import RELEASED, Session
+from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.session.transfer.entries import Fields, message_fields, subscription_fields, will_fields
 from broker.session.transfer.pages import (

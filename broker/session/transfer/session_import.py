@@ -7,11 +7,11 @@ import msgpack
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason, ProtocolError
 from broker.session.limits import SessionLimits
-from broker.session.message import Message
+from broker.session.message import RELEASED, Message
 from broker.session.packet_ids import unpack
 from broker.session.principal import UNJUDGED, Principal
 from broker.session.queue import MessageBudget, MessageQueue
-from broker.session.session import RELEASED, Session
+from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.transfer.entries import (

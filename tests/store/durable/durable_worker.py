@@ -8,9 +8,9 @@ from broker.mqtt.packets import V311
 from broker.overload.gate import Gate
 from broker.session.expiry import WEEK
 from broker.session.limits import SessionLimits
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, RELEASED, Message
 from broker.session.queue import MessageBudget
-from broker.session.session import RELEASED, Session
+from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
