@@ -271,7 +271,7 @@ def test_what_is_no_part_of_a_policy_is_said(tmp_path: Path) -> None:
     [
         (
             msgpack.packb([0, 1, [0.0, 0.0, 0.0], {}]),
-            "has trace version 1, but this Weir plays versions 2 to 3: record",
+            "has trace version 1, but this Weir plays versions 2 to 4: record",
         ),
         (msgpack.packb([0, 2, [0.0, 0.0, 0.0], {}]), "does not name the worker"),
         (b"nonsense", "is not a trace"),
