@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from broker.config.schema import PROCESS, Config, Store
+from broker.config.schema import PROCESS, Config
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.worker_id import WorkerId
@@ -17,7 +17,8 @@ from tests.inprocess import Broker, Client, Clock
 
 def stored(config: Config | None = None) -> Config:
     """*config* of a node whose sessions are stored."""
-    return replace(config or Config(), store=Store(durability=PROCESS))
+    config = config or Config()
+    return replace(config, store=replace(config.store, durability=PROCESS))
 
 
 class Node(Sequence[Broker]):

@@ -371,6 +371,8 @@ class Store:
     durability: str = choice(MEMORY, MEMORY, PROCESS, POWER)
     # How long storing a message for a connected client may wait for its acknowledgement, which makes it needless.
     hold: float = duration(0.002, most=1.0)
+    # Messages that the node's clients may have stored, one for each receiver; 0 = no limit, as gates follow the store.
+    messages_per_second: int = number(0)
 
 
 @dataclass(frozen=True, kw_only=True)

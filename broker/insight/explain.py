@@ -20,15 +20,22 @@ from broker.insight.facts import (
 )
 from broker.insight.reason_words import GATE_SETTING, SIGNALS, advice, words_of
 from broker.overload.admit import CLOSE, DROP, FILTER, PAUSE, REFUSE
+from broker.overload.level import store_rate_of
 from broker.reasons import DropReason, PauseReason, StoreFailure
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 RECENT: Final = 5  # decisions that are shown
 AT_PEACE: Final = 0.5  # of its target: a lower signal raises no level
 STORE_WORDS: Final = {failure.label: failure.words for failure in StoreFailure}
+STORE_RATE: Final = store_rate_of("")
 JUST_NOW: Final = 0.05  # seconds
 # Of a worker, as resources.
-PARTS: Final = {"memory": "the memory of ", "outbound": "the outbound bytes of ", "store": "the store of "}
+PARTS: Final = {
+    "memory": "the memory of ",
+    "outbound": "the outbound bytes of ",
+    "store": "the store of ",
+    "store rate": "the store rate of ",
+}
 
 KINDS: Final = {  # once, and several times
     DROP: ("dropped a publish of it", "dropped {} publishes of it"),
@@ -148,7 +155,11 @@ def _throttled(facts: Facts, held: HeldFacts) -> str:
     if held["reason"] == PauseReason.CREDITS.label:
         told.append(_contention(facts))
     gate = held["gate"]
-    if gate is not None:
+    if gate is not None and gate["resource"].endswith(STORE_RATE):
+        told.append(
+            "Its publish has durable receivers, and clients have as much stored as store.messages_per_second allows."
+        )
+    elif gate is not None:
         publishes = f"{_count(gate['publishes'], 'publish', 'publishes')} ({size(gate['bytes'])})"
         waits = f"It waits for {place(gate['resource'])}, which has {publishes} to process first"
         told.append(f"{waits} and takes {span(gate['delay'])} longer than without load.")

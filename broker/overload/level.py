@@ -29,6 +29,11 @@ def store_of(worker: str) -> str:
     return f"{worker} store"
 
 
+def store_rate_of(worker: str) -> str:
+    """What the configuration lets publishers at *worker* have stored."""
+    return f"{worker} store rate"
+
+
 class Resources:
     """The registry of resources: a name that the whole cluster uses, and a bit within this worker."""
 

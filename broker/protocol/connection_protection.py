@@ -9,6 +9,7 @@ from broker.overload.client import ProtectedClient
 from broker.overload.credits import Account
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
+from broker.overload.store_rate import StoreRate
 from broker.protocol.connection import Connection
 from broker.session.session import Session
 from broker.store.sessions import SessionStore
@@ -53,6 +54,7 @@ class ConnectionProtection:
         monitor: OverloadMonitor,
         egress: EgressQuota,
         paces: Paces,
+        store_rate: StoreRate | None,
         store: SessionStore,
         reactor: Reactor,
     ) -> None:
@@ -60,6 +62,7 @@ class ConnectionProtection:
         self._monitor = monitor
         self._egress = egress
         self._paces = paces
+        self._store_rate = store_rate
         self._store = store
         self._reactor = reactor
 
@@ -131,5 +134,7 @@ class ConnectionProtection:
 
     def tick(self, now: float) -> float:
         """Do what is due; return the time of the next thing."""
-        due = min(self._monitor.tick(now), self._protection.throttle.tick(now))
+        rate = self._store_rate
+        due = self._monitor.tick(now) if rate is None else min(self._monitor.tick(now), rate.tick(now))
+        due = min(due, self._protection.throttle.tick(now))
         return min(due, self._egress.tick(now), self._paces.tick(now))

@@ -13,8 +13,10 @@ from broker.net.pauses import Pause
 from broker.net.source_pause import StreamPause
 from broker.overload.addresses import Addresses
 from broker.overload.connects import Connects
+from broker.overload.level import store_rate_of
 from broker.overload.monitor import OverloadMonitor
 from broker.overload.protection import Protection
+from broker.overload.store_rate import StoreRate
 from broker.protocol.background import Background
 from broker.protocol.ban_enforcement import BanEnforcement
 from broker.protocol.configured_limits import ConfiguredLimits
@@ -80,7 +82,11 @@ class ProtocolParts:
         self.egress_quota = EgressQuota(metrics.pauses, log, clock, reactor.soon)
         rates = config.delivery.replay_messages, config.delivery.replay_bytes
         paces = Paces(*rates, limits.queue_qos0, protection.quotas.configured, clock, reactor.soon)
-        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, paces, store, reactor)
+        rate: StoreRate | None = None
+        if durable is not None and config.store.messages_per_second:
+            share = config.store.messages_per_second / base.workers
+            rate = StoreRate(share, store_rate_of(str(base.worker)), protection.throttle, clock(), reactor.soon)
+        self.protection = ConnectionProtection(protection, monitor, self.egress_quota, paces, rate, store, reactor)
         self.subscribing = Subscribing(
             routes,
             retained,
@@ -111,6 +117,7 @@ class ProtocolParts:
             latencies=reactor.latencies,
             answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
             retained_store=None if durable is None else durable.retained,
+            store_rate=rate,
         )
         self.sessions = SessionLifecycle(
             store,

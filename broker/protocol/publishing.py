@@ -22,6 +22,7 @@ from broker.overload.client import ProtectedClient
 from broker.overload.gate import Gate
 from broker.overload.protection import Protection
 from broker.overload.quantum import BYTES_PER_UNIT_SHIFT, PUBLISH_COST
+from broker.overload.store_rate import StoreRate
 from broker.protocol.connection import Connection
 from broker.protocol.publish_answers import (
     PUBACK_2,
@@ -74,10 +75,11 @@ class Publishing:
         latencies: Latencies,
         answer_pause: SourcePause,
         retained_store: RetainedStore | None,
+        store_rate: StoreRate | None,
     ) -> None:
         """*answer_pause* stops reading from a client of whom *receive_maximum* publishes wait for their answers.
 
-        *retained_store*: None: retained messages are in memory only.
+        *retained_store*: None: retained messages are in memory only. *store_rate*: None: no limit.
         """
         self._routes = routes
         self._deliveries = deliveries
@@ -92,6 +94,7 @@ class Publishing:
         self._topics = topics
         self._protection = protection
         self._prices = protection.prices
+        self._store_rate = store_rate
         self._retaining = Retaining(retained, stamps, neighbours, counters, log, retained_store)
         self._answers = PublishAnswers(counters, latencies, receive_maximum, answer_pause)
 
@@ -252,6 +255,8 @@ class Publishing:
             if gated:
                 if qos:
                     client.account.spent += self._prices.stored(route.persistent)
+                    if self._store_rate is not None:
+                        self._store_rate.take(route.persistent, now)
                 for gate in self._gates(route, message):
                     gate.take(1, message.size, now)
         counters.packets_received += 1
@@ -315,7 +320,12 @@ class Publishing:
         """Whether a gate that *message* needs is not free."""
         if message.retain and not self._neighbours.free():
             return True
-        return route.crossing and not route.free(message.qos)
+        return route.crossing and (not route.free(message.qos) or self._over_store_rate(route, message))
+
+    def _over_store_rate(self, route: Route, message: Message) -> bool:
+        """Whether *message* would be stored, and more is being stored than the configuration allows."""
+        rate = self._store_rate
+        return rate is not None and rate.gate.blocked and message.qos > 0 and route.persistent > 0
 
     def _gates(self, route: Route, message: Message) -> list[Gate]:
         """The gates that *message* has to pass: if it is retained, those of all workers, and of one that has died."""
@@ -344,8 +354,13 @@ class Publishing:
         publish.retained = message.retain
         gates = self._gates(route, message)
         closed = route.closed_gate() if route.shared else None
+        rate = self._store_rate
+        if closed is None and rate is not None and self._over_store_rate(route, message):
+            closed = rate.gate
         verdict = self._protection.judge(client, gates, publish, closed, now)
         if verdict.kind == ACCEPT:
+            if rate is not None:
+                rate.take(persistent, now)
             return GO_ON
         if verdict.kind == PAUSE:
             return 0

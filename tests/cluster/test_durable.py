@@ -4,7 +4,8 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
-from broker.config.schema import Config, Delivery, Limits, Retained
+from broker.config.schema import Config, Delivery, Limits, Retained, Store
+from broker.insight.explain import explain
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -148,6 +149,30 @@ def test_a_publish_pays_for_each_receiver_that_stores_it(node: Durable) -> None:
     assert [10 + 3 + 2 * 20 + 5, 10 + 3] == costs[1:]
     assert judged is not None
     assert (10 + 3 + 2 * 20 + 5, 2, 40) == (judged["cost"], judged["stored"], judged["for_storing"])
+
+
+def test_publishers_wait_for_the_rate_of_the_store_and_others_do_not(nodes_of: Callable[..., Durable]) -> None:
+    """A shared Redis would be filled as quickly as publishers like; or messages be lost, or all clients wait for it."""
+    node = nodes_of(Config(store=Store(messages_per_second=10)))
+    for name in ("one", "two"):
+        node.subscriber(name, b"t").socket.close()
+    publisher, other = node.worker.connect("publisher"), node.worker.connect("other")
+    publisher.send(*[Publish(b"t", b"%d" % number, 1, packet_id=number + 1) for number in range(10)])
+    found = []
+    for _ in range(11):
+        node.worker.advance(0.1)
+        found += publisher.receive()
+        other.send(Publish(b"u", b"x", 1, packet_id=1), Publish(b"t", b"qos 0", 0, True))
+        assert [Ack(PUBACK, 1)] == other.receive()
+    assert 4 <= len(found) <= 7
+    held = node.worker.diagnostics.facts("publisher")["held"]
+    assert held is not None and held["gate"] is not None
+    assert "weir/0 store rate" == held["gate"]["resource"]
+    told = " ".join(explain(node.worker.diagnostics.facts("publisher")))
+    assert "clients have as much stored as store.messages_per_second allows" in told
+    node.worker.advance(1.5)
+
+    assert [Ack(PUBACK, number + 1) for number in range(10)] == found + publisher.receive()
 
 
 def test_a_message_that_its_receiver_acknowledges_needs_no_redis(node: Durable) -> None:
