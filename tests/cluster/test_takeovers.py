@@ -7,7 +7,7 @@ import pytest
 
 from broker.auth.passwords import hash_password
 from broker.cluster.registry import Verdict
-from broker.config.schema import Access, Config
+from broker.config.schema import Access, Config, Delivery, Limits
 from broker.mqtt.packets import (
     PUBACK,
     PUBREC,
@@ -119,6 +119,46 @@ def test_what_was_not_acknowledged_is_sent_again_under_its_id(start_node: StartN
     assert any(isinstance(packet, Ack) and packet.packet_id == sent[0].packet_id for packet in again)
     (publish_again,) = [packet for packet in again if isinstance(packet, Publish)]
     assert (b"two", True, sent[1].packet_id) == (publish_again.payload, publish_again.dup, publish_again.packet_id)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_client_that_returns_elsewhere_is_sent_what_waited_at_its_pace(
+    nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis], durable: bool
+) -> None:
+    """A device would be drowned in its queue whenever it returns to another worker."""
+    config = Config(delivery=Delivery(replay_messages=10))
+    node = nodes(2, config, start_redis(), durable=durable)
+    first = arrive(node[0])
+    subscribed(first, "a")
+    first.drop()
+    publish(arrive(node[1], "publisher"), b"a", *[b"%d" % number for number in range(40)], qos=1)
+    node.settle()
+    second = arrive(node[1])
+    found = payloads(second)
+    assert 1 <= len(found) <= 3
+    for _ in range(10):
+        node.advance(0.1)
+    found += payloads(second)
+
+    assert 8 <= len(found) <= 20
+    assert [b"%d" % number for number in range(len(found))] == found
+
+
+def test_qos_0_that_waited_moves_with_its_session(
+    nodes: Callable[..., Node], start_redis: Callable[[], RunningRedis]
+) -> None:
+    """A device would miss what was kept for it, or be sent it with a packet id, because it returns elsewhere."""
+    node = nodes(2, Config(limits=Limits(queue_qos0=True)), start_redis())
+    first = arrive(node[0])
+    subscribed(first, "a")
+    first.drop()
+    publisher = arrive(node[1], "publisher")
+    publish(publisher, b"a", b"1", b"2", qos=0)
+    publish(publisher, b"a", b"3")
+    node.settle()
+    found = [packet for packet in arrive(node[1]).receive() if isinstance(packet, Publish)]
+
+    assert [(b"1", 0), (b"2", 0), (b"3", 1)] == [(packet.payload, packet.qos) for packet in found]
 
 
 def test_a_qos_2_message_is_not_published_twice_by_who_comes_elsewhere(start_node: StartNode) -> None:

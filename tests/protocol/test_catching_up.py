@@ -275,3 +275,20 @@ def test_a_fan_out_that_is_kept_is_kept_once(brokers: Brokers) -> None:
 
     assert 20 == broker.queue_budget.messages
     assert broker.queue_budget.used - before < 12_000
+
+
+def test_a_group_prefers_members_that_do_not_catch_up(brokers: Brokers) -> None:
+    """Work for a group would wait behind the queue of one member, while another one is idle."""
+    broker = brokers(TEN)
+    publisher = away(broker, 30)
+    member = broker.connect("member", V5)
+    subscribe(member, "$share/group/work", qos=1)
+    reader = device(broker)
+    subscribe(reader, "$share/group/work", qos=1)
+    publisher.send(*[Publish(b"work", b"%d" % number, 1, packet_id=number + 1) for number in range(6)])
+
+    assert list(range(6)) == numbers(member)
+    member.drop()
+    publisher.send(Publish(b"work", b"1000", 1, packet_id=1))
+    broker.settle()
+    assert 1000 in over(broker, reader, 4.0)

@@ -1,6 +1,6 @@
 # The player of a trace: it decides the recorded publishes again, under the recorded policy or under another one.
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -32,6 +32,8 @@ from broker.overload.trace.records import (
     unpacked_verdict,
 )
 from broker.reasons import PauseReason
+
+PUBLISH_FIELDS: Final = 16  # of a PUBLISH record before version 4
 
 
 class RecordedAnswer:
@@ -160,7 +162,7 @@ class Player:
     def _judge(self, fields: list[Any]) -> Replayed:
         _, number, spent, numbers, shut, answer, resources = fields[:7]
         version, qos, size, cost, since, exempt, deliveries, retained = fields[7:15]
-        *persistent, verdict = fields[15:]
+        verdict = fields[-1]
         account: Account = self.accounts[number]
         self._needed = unpacked_bits(resources)
         publish = Publish(version, qos, size, cost, self._needed)
@@ -168,7 +170,7 @@ class Player:
         publish.exempt = exempt
         publish.deliveries = deliveries
         publish.retained = retained
-        publish.persistent = persistent[0] if persistent else 0
+        publish.persistent = fields[15] if len(fields) > PUBLISH_FIELDS else 0
         wait = self._settings.wait
         found = Replayed(account.client, self.now, publish, 1, number, numbers)
         found.shut = shut
