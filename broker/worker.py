@@ -54,7 +54,7 @@ from broker.worker_id import WorkerId
 OWN_DESCRIPTORS: Final = 64 + REFUSABLE  # for listeners, epolls, logs, and connections that are refused by a CONNACK
 THREADS: Final = 2  # that hash passwords: one slow hash does not delay all others
 HOUSEKEEPING: Final = 1.0  # seconds between two runs
-SHEDDING: Final = 0.1
+OFTEN: Final = 0.1  # for what should not wait so long
 
 
 def _ignore(client_id: str, epoch: int) -> None:
@@ -231,7 +231,8 @@ class Worker:
             upgrades.run,
             partial(every, HOUSEKEEPING, housekeeping.run),
             partial(every, HOUSEKEEPING, self.client_log.flush),
-            partial(every, SHEDDING, protocol.shedding.run),
+            partial(every, OFTEN, protocol.shedding.run),
+            partial(every, OFTEN, protocol.gaps.run),
             partial(at_whole, config.metrics.interval, self.metrics.close_interval),
         ]
         if self.trace_file is not None:

@@ -176,5 +176,6 @@ def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("in flight", f"{counted(answer['inflight'], 'message')} sent but not acknowledged"),
         ("QoS 2", exchanges),
         ("dropped", dropped or "none"),
+        ("to be told", counted(answer["untold"], "lost message")),
         ("filters", str(answer["subscriptions"])),
     ]

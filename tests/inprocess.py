@@ -168,6 +168,11 @@ class Probe:
         """What the worker does ten times a second: the largest sessions let go if messages fill the memory."""
         self.worker.protocol.shedding.run()
 
+    def look_at_gaps(self) -> None:
+        """What the worker does ten times a second: clients are told of what they lost."""
+        self.worker.protocol.gaps.run()
+        self.worker.loop.turn()
+
     def session(self, client_id: str) -> Session | None:
         return self.worker.links.store.find(client_id)
 

@@ -6,7 +6,8 @@
 # acknowledgements and pings must leave; they are bounded by not reading a connection with a `reply_backlog()`. All
 # outboxes of a worker share one budget; the fuller it is, the lower the high watermark of each outbox. An outbox with
 # an egress limit (egress_limit.py), or the pace of a client that catches up (pace.py), is not writable either, except
-# during a delivery that these allow.
+# during a delivery that these allow. Nor is one that is `aside`, while something is to be said before or with the next
+# message: each delivery takes the same way then.
 from typing import Final
 
 from broker.delivery.egress_limit import EgressLimit
@@ -43,7 +44,8 @@ class Outbox:
     def __init__(self, fd: int, high: int, low: int, budget: OutboundBudget, dirty: "Ring[Outbox]") -> None:
         self.fd = fd
         self.size = 0  # bytes
-        self.writable = True  # it is not full, and has neither an egress limit nor a pace
+        self.writable = True  # it is not full and not aside, and has neither an egress limit nor a pace
+        self.aside = False  # something is to be said before, or with, the next message
         self.full = False  # it was over the high watermark, and has not fallen to the low one since
         self.egress_limit: EgressLimit | None = None
         self.pace: Pace | None = None  # while its client catches up
@@ -116,9 +118,18 @@ class Outbox:
         self.pace = None
         self._open()
 
+    def begin_aside(self) -> None:
+        """Have deliveries begin with `begin_delivery()` until `end_aside()`."""
+        self.aside = True
+        self.writable = False
+
+    def end_aside(self) -> None:
+        """Deliveries need no care any more. To be called during a delivery, whose end makes the outbox writable."""
+        self.aside = False
+
     def _open(self) -> None:
         """Make the outbox writable, outside of a delivery, unless something stands against it."""
-        self.writable = not self.full and self.egress_limit is None and self.pace is None
+        self.writable = not (self.full or self.aside) and self.egress_limit is None and self.pace is None
 
     def accepts_delivery(self) -> bool:
         """Whether a delivery could begin now, although the outbox may not be writable."""
@@ -129,7 +140,7 @@ class Outbox:
 
         *messages* is a counter that grows by one with each message written.
         """
-        if self.full or (self.egress_limit is None and self.pace is None):
+        if self.full:
             return DropReason.NOT_WRITABLE
         reason = None if self.egress_limit is None else self.egress_limit.refusal()
         if reason is None:
@@ -140,7 +151,7 @@ class Outbox:
 
     def end_delivery(self, messages: int) -> None:
         """End the delivery, and charge what was written during it."""
-        self.writable = False
+        self._open()
         if self.egress_limit is not None:
             self.egress_limit.charge(messages - self._messages_before, self.size - self._bytes_before)
 

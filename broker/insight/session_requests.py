@@ -67,6 +67,7 @@ class SessionRequests:
         facts["qos2_uncompleted"] = len([each for each in sent if each is RELEASED])
         facts["qos2_unreleased"] = 0 if session.incoming is None else session.incoming.count
         facts["drops"] = dict(session.drops or {})
+        facts["untold"] = 0 if session.losses is None else session.losses.untold()
         return facts
 
     def drop(self, arguments: Arguments) -> object:

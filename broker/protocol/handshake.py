@@ -22,6 +22,7 @@ from broker.mqtt.properties import (
 )
 from broker.reasons import CloseReason
 from broker.routing.route import RESERVED
+from broker.session.gap import ASKED
 from broker.session.will import will_size
 from broker.version import form
 
@@ -67,6 +68,7 @@ class Terms:
     maximum_packet: int  # bytes the client takes
     alias_maximum: int  # topic aliases that the broker may set
     wants_reasons: bool
+    wants_marks: bool = False  # properties of the next message tell of a gap
 
 
 def waiting_memory(packet: Connect, size: int) -> int:
@@ -118,6 +120,7 @@ def agree(packet: Connect, limits: Limits) -> Terms:
         # [MQTT-3.1.2-26], [MQTT-3.1.2-27]
         alias_maximum=min(_number(asked, TOPIC_ALIAS_MAXIMUM, 0), limits.outbound_topic_aliases),
         wants_reasons=_number(asked, REQUEST_PROBLEM_INFORMATION, 1) == 1,
+        wants_marks=_asks(asked, ASKED, "1"),
     )
 
 
@@ -180,6 +183,12 @@ def _keep_alive(packet: Connect, limits: Limits) -> int:
     if packet.version == V5 and most and (packet.keep_alive == 0 or packet.keep_alive > most):
         return most
     return packet.keep_alive
+
+
+def _asks(properties: Properties, name: str, value: str) -> bool:
+    """Whether one of the user properties is *name* = *value*."""
+    pairs = properties.get(USER_PROPERTY)
+    return isinstance(pairs, list) and (name, value) in pairs
 
 
 def _number(properties: Properties, identifier: int, default: int) -> int:

@@ -173,6 +173,7 @@ class ConnectionLifecycle:
         session.attach(
             connection.outbox, connection.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
+        self._sessions.limits.listener.attached(session, terms.wants_marks, now)
 
     def _within_limits(self, connection: Connection) -> None:
         """*connection* is within the limits of its address now, or ends: it does not count as surplus any more."""
@@ -290,6 +291,7 @@ class ConnectionLifecycle:
                 self.refuse(connection, CloseReason.SHUTTING_DOWN, "", now)
             else:
                 self.close(connection, CloseReason.SHUTTING_DOWN, now)
+        self._sessions.limits.listener.flush(now)
 
     def _leave(self, connection: Connection, event: Input, reason: CloseReason, detail: str, now: float) -> None:
         """What every end of a connection has in common."""

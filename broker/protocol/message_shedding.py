@@ -70,7 +70,9 @@ class MessageShedding:
         waiting = session.take_waiting()
         count = len(waiting) - (len(waiting) >> 1)
         for _ in range(count):
-            self._budget.give_back(waiting.popleft())
+            message = waiting.popleft()
+            self._budget.give_back(message)
+            session.lost(message.topic)
         session.put_before(waiting)
         if count:
             self._counters.dropped(DropReason.MESSAGE_BUDGET, count)

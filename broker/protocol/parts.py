@@ -24,6 +24,7 @@ from broker.protocol.connect_attempt import ConnectAttempts
 from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.durable_sessions import DurableSessions, WhenConfirmed
 from broker.protocol.essentials import Essentials
+from broker.protocol.gap_notices import GapNotices
 from broker.protocol.hub import Hub
 from broker.protocol.lifecycle import ConnectionLifecycle
 from broker.protocol.message_shedding import MessageShedding
@@ -119,6 +120,7 @@ class ProtocolParts:
             retained_store=None if durable is None else durable.retained,
             store_rate=rate,
         )
+        self.gaps = GapNotices(acl, limits.topic_bytes, clock, base.wall)
         self.sessions = SessionLifecycle(
             store,
             self.subscribing,
@@ -136,6 +138,7 @@ class ProtocolParts:
             protection.quotas.configured,
             durable,
             base.wall,
+            self.gaps,
         )
         self.lifecycle = ConnectionLifecycle(
             self.sessions,

@@ -18,6 +18,7 @@ from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
 from broker.session.limits import SessionLimits
+from broker.session.losses import LossListener
 from broker.session.message import RELEASED, Message
 from broker.session.origin import Origin
 from broker.session.principal import NOBODY, UNJUDGED, Principal
@@ -53,11 +54,12 @@ class SessionLifecycle:
         configured: ConfiguredOverrides,
         durable: DurableStore | None,
         wall: Callable[[], float],
+        listener: LossListener,
     ) -> None:
         """*wills*: the account of the wills of all sessions. *configured*: other limits for single clients.
 
         *durable*: where sessions are stored that outlive their connections; None: in memory. *wall*: Unix time in
-        seconds.
+        seconds. *listener*: who tells clients of messages that they lost.
         """
         self.wills = wills
         self.limits = SessionLimits(
@@ -68,6 +70,7 @@ class SessionLifecycle:
             budget=queue_budget,
             origin=origin,
             queue_qos0=limits.queue_qos0,
+            listener=listener,
         )
         # Retained messages that sessions without a connection still have to get.
         self.replays: dict[Session, dict[Subscription, Replay]] = {}
@@ -114,6 +117,7 @@ class SessionLifecycle:
         session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = adopted.stored.expiry
         session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
+        self.limits.listener.bring(session, adopted.stored.owed)
         self._store.keep(session)
         session.will = adopted.stored.will
         if session.will is not None:
@@ -153,6 +157,7 @@ class SessionLifecycle:
                 budget=general.budget,
                 origin=general.origin,
                 queue_qos0=general.queue_qos0,
+                listener=general.listener,
             )
         return limits
 
@@ -186,6 +191,7 @@ class SessionLifecycle:
             return
         if session.storage is not None:
             session.storage.store_head(session.expiry, session.principal.user, False)
+            self.limits.listener.rests(session, now)
         if session.will is not None and session.will.delay == 0:
             self.publish_will(session, now)
         self._begin_to_wait(session, now)

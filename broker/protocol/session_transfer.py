@@ -96,6 +96,7 @@ class SessionTransfer:
         if session.storage is not None:
             self.leaving[session.client_id] = session
             redeliver_unanswered(session)
+        self._sessions.limits.listener.leaves(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
     def withdraw(self, export: SessionExport, taker: WorkerId, then: Callable[[], None]) -> None:
@@ -143,6 +144,7 @@ class SessionTransfer:
         self._forget(session)
         if not session.ended:
             self._charge_will(session)
+            self._sessions.limits.listener.stays(session)
             if self._store.find(session.client_id) is not None:
                 self._sessions.end(session, now)
             else:
@@ -209,6 +211,7 @@ class SessionTransfer:
     ) -> None:
         if adopted is not None and not session.ended:
             session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
+            self._sessions.limits.listener.bring(session, adopted.stored.owed)
         then(adopted is not None)
 
     def finish_import(self, incoming: SessionImport) -> Session:
@@ -218,6 +221,8 @@ class SessionTransfer:
         its connection [MQTT-3.1.4-3].
         """
         session = incoming.finish()
+        if incoming.owed_gap is not None:
+            self._sessions.limits.listener.bring(session, incoming.owed_gap)
         self._charge_will(session)
         former = self._store.find(session.client_id)
         if former is not None:

@@ -170,6 +170,8 @@ class Subscribing:
         if connection.state != OPEN or connection.session is not session:
             return
         self._write(connection, answer)
+        if session.losses is not None:
+            session.losses.attend()  # one of the filters may be for notices of gaps
         for replay in replays:
             if connection.replays is None:
                 connection.replays = {}

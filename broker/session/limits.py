@@ -1,3 +1,4 @@
+from broker.session.losses import LossListener
 from broker.session.origin import NOWHERE, Origin
 from broker.session.queue import MessageBudget
 
@@ -15,8 +16,12 @@ class SessionLimits:
         budget: MessageBudget,
         origin: Origin | None = None,
         queue_qos0: bool = False,
+        listener: LossListener | None = None,
     ) -> None:
-        """*origin* names the worker whose messages are being delivered, where there are several workers."""
+        """*origin* names the worker whose messages are being delivered, where there are several workers.
+
+        *listener*: who tells clients of messages that they lost.
+        """
         self.origin = origin or Origin(NOWHERE)
         self.inflight = inflight
         self.pending = pending  # messages that wait for a session which ends with its connection
@@ -24,3 +29,4 @@ class SessionLimits:
         self.queue_bytes = queue_bytes
         self.queue_qos0 = queue_qos0  # QoS 0 waits there, too; not where sessions are stored
         self.budget = budget
+        self.listener = listener or LossListener()

@@ -44,6 +44,9 @@ class Holder:
         """The queue has dropped *count* messages, beside those that `append()` and `remove_unless()` returned."""
         raise NotImplementedError
 
+    def lost(self, topic: bytes) -> None:
+        """The queue drops a message of *topic*, which is counted separately. The topics of some are not reported."""
+
     def unloaded(self) -> int:
         """The queue has stored what is in flight: let go of it. Returns the bytes of those messages."""
         raise NotImplementedError
@@ -341,7 +344,7 @@ class MemoryQueue(MessageQueue):
     def expire(self, now: float) -> int:
         """Drop what has ended, as something has; return how many messages were looked at."""
         count, expiry = self.count, self._budget.expiry
-        ended = self.remove_unless(lambda message: not message.expired(now))
+        ended = self.remove_unless(lambda message: self._stays(message, now))
         if self._messages:
             latest = now + expiry.ttl
             earliest = min([message.end_by(latest) for message in self._messages])
@@ -349,6 +352,13 @@ class MemoryQueue(MessageQueue):
         if ended and self._holder is not None:
             self._holder.queue_dropped(DropReason.EXPIRED, ended)
         return count
+
+    def _stays(self, message: Message, now: float) -> bool:
+        """Whether *message* has not ended; if it has, it is lost."""
+        ended = message.expired(now)
+        if ended and self._holder is not None:
+            self._holder.lost(message.topic)
+        return not ended
 
     def page(self, after: int, last: int) -> QueuePage:
         """The messages behind the position *after*, up to *last*, as far as a page goes; *last* 0: up to the newest."""
@@ -406,6 +416,8 @@ class MemoryQueue(MessageQueue):
             self.count -= 1
             self.size -= message.size
             budget.give_back(message)
+            if self._holder is not None:
+                self._holder.lost(message.topic)
             dropped += 1
         if not self.count:
             budget.expiry.discard(self)

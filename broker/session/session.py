@@ -2,7 +2,7 @@
 #
 # Towards the client it is a window (packet ids of QoS 1 and 2 messages that are not acknowledged) and a queue of
 # messages that wait for the window (queue.py). Only an acknowledgement or a drained outbox moves messages from the
-# queue into the window; nothing polls. From the client it is the set of QoS 2 packet ids that wait for their PUBREL.
+# queue into the window; nothing polls. incoming.py has what comes from the client.
 #
 # A session that ends with its connection keeps few messages for a slow reader (`pending`) and refuses more. A session
 # that outlives its connections keeps many (`queue`) and drops the oldest. Containers are made when something is put
@@ -10,54 +10,46 @@
 from collections import deque
 from collections.abc import Callable
 
-from broker.delivery.completion import Completion
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.fields import protocol_error
-from broker.mqtt.packets import PUBCOMP, PUBREL, V5
+from broker.mqtt.packets import PUBREL, V5
 from broker.reasons import DropReason
 from broker.session.aliases import TopicAliases
-from broker.session.answers import PUBCOMP_3, PUBREL_3, unknown_id
-from broker.session.decisions import Decisions
+from broker.session.answers import PUBREL_3, unknown_id
+from broker.session.gap import OwedGap
+from broker.session.incoming import IncomingMessages
 from broker.session.limits import SessionLimits
+from broker.session.losses import QUIET, Losses
 from broker.session.message import RELEASED, Message, marked
 from broker.session.origin import TransferFilter
-from broker.session.packet_ids import PacketIds
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, Holder, MemoryQueue, MessageQueue
+from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, MemoryQueue, MessageQueue
 from broker.session.run import GROWTH, Run
-from broker.session.storage import SessionStorage
 from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
 
 
-class Session(Holder):
+class Session(IncomingMessages):
     def __init__(
         self, client_id: str, limits: SessionLimits, counters: Counters, queue: MessageQueue | None = None
     ) -> None:
         """*queue*: the queue of a session that does not keep its messages in memory."""
+        super().__init__(limits, counters)
         self.client_id = client_id
         self.principal: Principal = NOBODY  # of its user; NOBODY without a user and without access rules
         self.expiry = 0  # seconds that the session outlives its connection
         self.ended = False
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
-        self.unanswered: dict[int, Completion] | None = None  # of them, by id: those of connections that have ended
-        self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
-        self.storage: SessionStorage | None = None  # None: the session ends with its worker
         self.will: Will | None = None
-        self.decisions: Decisions | None = None  # the latest of overload protection and quotas about this client
-        self.drops: dict[str, int] | None = None  # messages that were not delivered, by the label of a DropReason
         self.replayed = 0  # retained messages and messages sent again, which the client has not paid for yet
         self.transfer_filter: TransferFilter | None = None  # while the session moves from one worker to another
         self.backlog: Backlog | None = None  # None until the session is a member of a shared subscription
         self.expiry_timer = self.will_timer = 0  # keys of its timers, 0 = none
         # Of the current connection:
-        self.outbox: Outbox | None = None
-        self.version = 0
         self.maximum_packet = 0  # bytes that the client accepts; 0 = any number
         self.window = 0  # QoS 1 and 2 messages that may be unacknowledged
-        self._aliases: TopicAliases | None = None  # None: the broker may set none
+        self.aliases: TopicAliases | None = None  # None: the broker may set none
         self._inflight: dict[int, Message] | None = None
         self._inflight_bytes = 0
         self._unsent: deque[tuple[int, Message]] | None = None  # in flight when the last connection ended
@@ -65,7 +57,6 @@ class Session(Holder):
         if queue is not None:
             queue.bind(self)
         self.last_id = 0  # the packet id that was given last, 0 before the first
-        self._limits, self._counters = limits, counters
 
     # The connection comes and goes.
 
@@ -77,7 +68,7 @@ class Session(Holder):
         self.version = version
         self.window = min(receive_maximum, self._limits.inflight)  # the send quota [MQTT-4.9.0-1]
         self.maximum_packet = maximum_packet
-        self._aliases = TopicAliases(alias_maximum) if alias_maximum else None  # [MQTT-3.3.2-7]
+        self.aliases = TopicAliases(alias_maximum) if alias_maximum else None  # [MQTT-3.3.2-7]
         self._carried = None
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
@@ -206,17 +197,23 @@ class Session(Holder):
         if self._queues_qos0():
             for message in run.kept_messages(identifiers):
                 self._wait(message, now)
-        elif out is None:
+            return
+        if out is None:
             self._dropped(DropReason.OFFLINE_QOS0, run.count)
-        else:
-            reason: DropReason | None = None
-            for part in run.parts() if out.egress_limit is not None else [run]:
-                reason = reason or out.begin_delivery(self._counters.publishes_sent)
-                if reason is None:
-                    self.offer_run(part, identifiers, now)
-                    out.end_delivery(self._counters.publishes_sent)
-                else:
-                    self._dropped(reason, part.count)
+            return
+        counters = self._counters
+        reason: DropReason | None = None
+        for part in [run] if out.egress_limit is None and not out.aside else run.parts():
+            if out.aside and not out.full:  # one by one, until what is to be said is said
+                for message in part.messages(identifiers):
+                    self.offer(message, now)
+                continue
+            reason = reason or out.begin_delivery(counters.publishes_sent)
+            if reason is None:
+                self.offer_run(part, identifiers, now)
+                out.end_delivery(counters.publishes_sent)
+            else:
+                self._dropped(reason, part.count, run.topic)
 
     def offer(self, message: Message, now: float) -> None:
         """Deliver *message* at its QoS: now, later, or not at all with a reason that is counted.
@@ -257,17 +254,19 @@ class Session(Holder):
     def _offer_aside(self, message: Message, now: float) -> None:
         """Deliver *message* to a client that is not connected, reads too slowly, has an egress limit or catches up."""
         out = self.outbox
-        if self._queues_qos0():
+        if self._queues_qos0() or (message.qos and (out is None or (out.aside and self.waiting()))):  # behind others
             self._wait(message, now)
-            return
-        reason = DropReason.OFFLINE_QOS0 if out is None else out.begin_delivery(self._counters.publishes_sent)
-        if out is not None and reason is None:
+        elif out is None:
+            self._dropped(DropReason.OFFLINE_QOS0, 1)
+        elif (reason := out.begin_delivery(self._counters.publishes_sent)) is None:
+            if out.aside:
+                self._limits.listener.tell(self, now)
             self.offer(message, now)
             out.end_delivery(self._counters.publishes_sent)
         elif message.qos:
             self._wait(message, now)
-        elif reason is not None:
-            self._dropped(reason, 1)
+        else:
+            self._dropped(reason, 1, message.topic)
 
     def _queues_qos0(self) -> bool:
         """Whether QoS 0 waits, as all else does: for a client that is away, or behind what waited until it came."""
@@ -299,11 +298,15 @@ class Session(Holder):
         out = self.outbox
         if self.backlog is not None and self.backlog.lists:
             self.backlog.writable(self)
-        if out is None or (not self._unsent and self._queue is None):
+        if out is None or (not self._unsent and self._queue is None and not out.aside):
             return
         counters = self._counters
         moved = not out.writable or self._move(UNLIMITED, out, now)
-        while moved and (self._unsent or self._queue is not None) and out.begin_queued(counters.publishes_sent):
+        while moved and (self._unsent or self._queue is not None or out.aside):
+            if not out.begin_queued(counters.publishes_sent):
+                break
+            if out.aside:
+                self._limits.listener.tell(self, now)
             moved = self._move(1, out, now)
             out.end_queued(counters.publishes_sent, self.unsent())
 
@@ -319,7 +322,7 @@ class Session(Holder):
             if message is RELEASED:
                 self._release(packet_id, out)
             elif self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
-                self._dropped(DropReason.TOO_LARGE, 1)  # the client takes less now than when it was first sent
+                self._dropped(DropReason.TOO_LARGE, 1, message.topic)  # it takes less now than when it was first sent
                 budget.release(message)
                 continue
             else:
@@ -340,7 +343,7 @@ class Session(Holder):
                 break
             most -= 1
             if waiting.expired(now):
-                self._dropped(DropReason.EXPIRED, 1)
+                self._dropped(DropReason.EXPIRED, 1, waiting.topic)
                 budget.release(waiting)
                 if waiting.qos == 2 and queue.duplicate:  # the client may have it: its packet id has to become free
                     budget.hold(RELEASED)
@@ -359,13 +362,13 @@ class Session(Holder):
     def _send_once(self, message: Message, out: Outbox, now: float) -> None:
         """Write *message*, which is of QoS 0."""
         counters = self._counters
-        aliases = self._aliases
+        aliases = self.aliases
         if aliases is None:
             packet = message.whole(self.version, now)
         else:
             packet = aliases.packet(message, 0, self.maximum_packet, now)
         if self.maximum_packet and len(packet) > self.maximum_packet:
-            self._dropped(DropReason.TOO_LARGE, 1)  # never sent [MQTT-3.1.2-24]
+            self._dropped(DropReason.TOO_LARGE, 1, message.topic)  # never sent [MQTT-3.1.2-24]
             return
         out.write(packet)
         counters.publishes_sent += 1
@@ -380,7 +383,7 @@ class Session(Holder):
         queue = self._queue
         packet_id = 0 if queue is None else queue.packet_id
         if self.maximum_packet and message.length(self.version, now) > self.maximum_packet:
-            self._dropped(DropReason.TOO_LARGE, 1)  # the broker goes on as if it were delivered [MQTT-3.1.2-25]
+            self._dropped(DropReason.TOO_LARGE, 1, message.topic)  # as if it were delivered [MQTT-3.1.2-25]
             self._limits.budget.release(message)
             if queue is not None:
                 queue.done(packet_id, message, now)
@@ -391,7 +394,7 @@ class Session(Holder):
             packet_id = packet_id % 65535 + 1
         self.last_id = packet_id
         self._inflight_bytes += message.size
-        aliases = self._aliases
+        aliases = self.aliases
         if aliases is None:
             packet = message.packet(self.version, packet_id, now)
         else:
@@ -399,6 +402,30 @@ class Session(Holder):
         out.write(packet if queue is None or not queue.duplicate else marked(packet))
         counters.publishes_sent += 1
         counters.publish_bytes_sent += len(message.payload)
+
+    def send_ahead(self, message: Message, now: float) -> bool:
+        """Send *message* before all that waits, which may be a full queue; false if it cannot be sent now.
+
+        To be called during a delivery, with a message that the client accepts. In a durable session it is sent at QoS 1
+        at most, and at QoS 0 while others wait, as their packet ids belong to their places in the queue.
+        """
+        out, queue, held, budget = self.outbox, self._queue, self._inflight_bytes, self._limits.budget
+        if out is None or not out.writable:
+            return False
+        stored = queue is not None and queue.permanent
+        if message.qos:
+            inflight = self._inflight = self._inflight or {}
+            full = len(inflight) >= self.window or (held > budget.window and not budget.allows(self, held))
+            if self._unsent or full:
+                return False
+            if message.qos == 2 and stored:
+                message = message.variant(1, False, b"")
+            if queue is None or not stored or queue.keep(message, now):
+                budget.hold(message)
+                self._send(message, inflight, out, now)
+                return True
+        self._send_once(message.variant(0, False, b"") if message.qos else message, out, now)
+        return True
 
     def _wait(self, message: Message, now: float) -> None:
         """Queue *message*, in order [MQTT-4.6.0-6], if the kind of session and its limits allow."""
@@ -408,7 +435,7 @@ class Session(Holder):
         if self.transfer_filter is not None and not self.transfer_filter.takes(self._limits.origin.worker):
             return
         if not self.has_room():
-            self._dropped(DropReason.PENDING_FULL, 1)
+            self._dropped(DropReason.PENDING_FULL, 1, message.topic)
             return
         dropped = self._queue_to_fill().append(message, self._limits.queue if self.expiry else UNLIMITED, now)
         if dropped:
@@ -525,50 +552,30 @@ class Session(Holder):
             self.pump(now)
         return True
 
-    def holds(self, packet_id: int) -> bool:
-        """Whether a QoS 2 publish with that id was received and not released."""
-        return self.incoming is not None and self.incoming.holds(packet_id)
+    def missed(self, reason: DropReason, count: int, topic: bytes = b"") -> None:
+        """Remember that *count* messages did not reach the client, which are counted elsewhere. *topic*: if known."""
+        losses = self.losses
+        if losses is None:
+            losses = self.losses = Losses()
+        label = reason.label
+        losses.add(label, count, topic)
+        if losses.state == QUIET and losses.begins(label):
+            self._limits.listener.note(self)
 
-    def receive(self, packet_id: int) -> bool:
-        """Remember a QoS 2 publish; false if it was received before [MQTT-4.3.3-10]."""
-        incoming = self.incoming
-        if incoming is None:
-            incoming = self.incoming = PacketIds()
-        return incoming.add(packet_id)
+    def _dropped(self, reason: DropReason, count: int, topic: bytes = b"") -> None:
+        """Do as `missed()` and Counters.dropped(), without calling them: for the sake of floods."""
+        counters, losses, label = self._counters, self.losses, reason.label
+        counters.publishes_dropped += count
+        counters.dropped_by_reason[label] += count
+        if losses is None:
+            losses = self.losses = Losses()
+        losses.add(label, count, topic)
+        if losses.state == QUIET and losses.begins(label):
+            self._limits.listener.note(self)
 
-    def pubrel(self, packet_id: int) -> bool:
-        """PUBREL: forget the id, as the next publish with it is a new one [MQTT-4.3.3-12], and confirm [MQTT-4.3.3-11].
-
-        It is confirmed whatever became of the message meanwhile [MQTT-4.3.3-13].
-        """
-        out = self.outbox
-        incoming = self.incoming
-        self._counters.answers_sent += 1
-        known = incoming is not None and incoming.discard(packet_id)
-        if known and self._carried is not None:
-            self._carried.discard(packet_id)
-        if self.storage is not None:
-            known = self.storage.release(packet_id) or known
-        if out is not None:
-            answer = PUBCOMP_3 + packet_id.to_bytes(2, "big")
-            out.answer(answer if known else unknown_id(self.version, PUBCOMP, packet_id))
-        return known
-
-    # What is kept for diagnostics: decisions about the client, and messages that it did not get.
-
-    def note(self, kind: int, reason: str, now: float) -> bool:
-        """Remember a decision about the client, *kind* as in overload/admit.py; false if it repeats the latest one."""
-        self.decisions = self.decisions or Decisions()
-        return self.decisions.add(kind, reason, now)
-
-    def _dropped(self, reason: DropReason, count: int) -> None:
-        self._counters.dropped(reason, count)
-        self.missed(reason, count)
-
-    def missed(self, reason: DropReason, count: int) -> None:
-        """Remember that *count* messages did not reach the client, which are counted elsewhere."""
-        self.drops = self.drops or {}
-        self.drops[reason.label] = self.drops.get(reason.label, 0) + count
+    def owed_gap(self) -> OwedGap:
+        """What the client lost and has not been told, for the worker that the session moves to."""
+        return self._limits.listener.owed(self)
 
     # Sizes.
 
@@ -579,13 +586,6 @@ class Session(Holder):
     def unsent(self) -> int:
         """Messages that `pump()` has still to send, or to send again."""
         return self.waiting() + (len(self._unsent) if self._unsent else 0)
-
-    def unreleased(self) -> int:
-        """QoS 2 messages that the client sent over this connection and that wait for their PUBREL.
-
-        A new connection begins with the whole receive maximum (4.9), so ids of former connections do not count.
-        """
-        return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
 
     def queue(self) -> MessageQueue | None:
         """The messages that wait, for operators to look at; None: none waits."""

@@ -23,6 +23,10 @@ class SessionStorage:
         """Store *will*, or remove the one that is stored."""
         raise NotImplementedError
 
+    def store_gap(self, gap: bytes) -> None:
+        """Store *gap*, of messages that the client lost; b"": remove what is stored."""
+        raise NotImplementedError
+
     def subscribed(self, subscription: Subscription) -> None:
         """Store *subscription*, which is new or has changed."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from broker.config.schema import Config, Limits
 from broker.insight.pending_answers import MOST, PATIENCE, PendingAnswers, RequestRefused
 from broker.insight.session_requests import PAGE
 from broker.mqtt.packets import (
@@ -89,6 +90,26 @@ def test_a_session_is_shown_with_its_filters_and_exchanges(brokers: Brokers) -> 
     shared = {"filter": "$share/g/b", "qos": 1, "no_local": False, "retain_as_published": False, "identifier": None}
     assert [options, shared] == told["filters"]
     assert None is Operator(broker).ask("session", {"client": "nobody"})
+
+
+def test_losses_that_a_client_does_not_know_are_shown(brokers: Brokers) -> None:
+    """Nobody could see whether a client knows of what it lost; or clients would seem to wait that never asked."""
+    broker = brokers(Config(limits=Limits(queue=1)))
+    for name, filters in (("asks", ["a", "$SYS/broker/clients/+/gap"]), ("does not", ["a"])):
+        client = broker.connect(name, V5, properties=LASTING)
+        client.send(Subscribe(1, [Wanted(filter.encode(), 1) for filter in filters]))
+        client.receive()
+        client.drop()
+    publisher = broker.connect("publisher", V5)
+    publisher.send(*[Publish(b"a", b"", 1, packet_id=number) for number in (1, 2, 3)])
+    broker.settle()
+    broker.look_at_gaps()
+    operator = Operator(broker)
+
+    shown = [operator.ask("session", {"client": name}) for name in ("asks", "does not")]
+    assert [(2, {"queue_full": 2}), (0, {"queue_full": 2})] == [(each["untold"], each["drops"]) for each in shown]
+    broker.connect("asks", V5, clean_start=False, properties=LASTING)
+    assert 0 == operator.ask("session", {"client": "asks"})["untold"]
 
 
 def test_a_dropped_session_is_gone_with_its_connection(brokers: Brokers) -> None:

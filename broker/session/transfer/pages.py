@@ -5,7 +5,7 @@
 #   HELD          the end of what the session held when the transfer began: its subscriptions may be registered at the
 #                 new worker, so that no message is missed when they leave the former worker
 #   WAITING       messages that were routed to the former worker since; they go before those delivered at the new one
-#   END           nothing follows
+#   END           nothing follows; with the gap that the client has not been told of (session/gap.py)
 #
 # Each page is a msgpack array. A chunk is at most CHUNK bytes of one page; only a message that is larger needs several
 # chunks. CLOCK_MONOTONIC is the same for all processes of a machine, so times are sent as they are. What belongs to the

@@ -130,7 +130,9 @@ class SessionExport:
 
     def _sums(self, kind: int) -> bytes:
         """How many entries of each kind were sent: the other side notices if a chunk was lost."""
-        return _pack((kind, self._counts, self.state if kind == END else None))
+        if kind != END:
+            return _pack((kind, self._counts, None))
+        return _pack((kind, self._counts, self.state, self.session.owed_gap().pack()))
 
     def _head(self) -> Fields:
         session = self.session

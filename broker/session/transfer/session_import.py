@@ -6,6 +6,8 @@ import msgpack
 
 from broker.metrics.counters import Counters
 from broker.reasons import DropReason, ProtocolError
+from broker.session.gap import OwedGap
+from broker.session.gap import unpack as unpack_gap
 from broker.session.limits import SessionLimits
 from broker.session.message import RELEASED, Message
 from broker.session.packet_ids import unpack
@@ -61,6 +63,7 @@ class SessionImport:
         self.subscriptions: list[Subscription] = []
         self.owed: list[Subscription] = []
         self.state = b""  # of a durable session that is complete, see `SessionStorage.give()`
+        self.owed_gap: OwedGap | None = None  # what the client lost at the other worker; None: that did not say it
         self.expires = 0.0
         self.will_due = 0.0
         self._limits_of = limits_of
@@ -70,6 +73,7 @@ class SessionImport:
         self._unfinished: Session | None = None
         self._unacknowledged: dict[int, Message] = {}
         self._waiting: deque[Message] = deque()
+        self._dropped = 0  # messages for which the budget had no room
         self._counts: list[int] = [0] * KINDS
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=LARGEST, max_array_len=PAGE, max_map_len=0, max_ext_len=0, raw=False
@@ -94,6 +98,8 @@ class SessionImport:
         if session is None or not self.complete:
             raise SessionImportError("A session is not here yet, as there are chunks to come.")
         session.put_before(self._waiting)
+        if self._dropped:
+            session.missed(DropReason.QUEUE_FULL, self._dropped)
         self._waiting = deque()
         self._unfinished = self.session = None  # `abandon()` concerns it no longer
         return session
@@ -122,6 +128,8 @@ class SessionImport:
             self.complete = kind == END
             if self.complete and session.storage is not None:
                 self.state = to_bytes(page[2])
+            if self.complete and len(page) > 3:  # a former version did not say it
+                self.owed_gap = unpack_gap(to_bytes(page[3]))
         else:
             for entry in to_list(page[1]):
                 self._counts[kind] += 1
@@ -186,3 +194,4 @@ class SessionImport:
         while waiting and budget.used > budget.limit:
             budget.give_back(waiting.popleft())
             self._counters.dropped(DropReason.QUEUE_FULL, 1)
+            self._dropped += 1

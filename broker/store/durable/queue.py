@@ -575,7 +575,10 @@ class DurableQueue(QueueParts):
                 self._refill()
                 if not self._ready:
                     break
-            self._remove(self._ready.popleft(), now)
+            oldest = self._ready.popleft()
+            if self._holder is not None:
+                self._holder.lost(oldest.message.topic)
+            self._remove(oldest, now)
             dropped += 1
         return dropped
 

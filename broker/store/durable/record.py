@@ -3,6 +3,7 @@
 #   field ""      HEAD: msgpack of FORM, expiry in seconds, user name
 #   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
 #   field "\0will"  the will: msgpack of its fields, see session/transfer/entries.py
+#   field "\0gap"   messages that its client lost and was not told of, see session/gap.py; none, if there are none
 #   fields "\0i...", "\0n", "\0o...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
 #                 identifier as an encoded property
@@ -26,6 +27,7 @@ from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from broker.mqtt.topics import check_filter, check_topic
 from broker.reasons import ProtocolError
+from broker.session.gap import OwedGap, unpack
 from broker.session.message import Message
 from broker.session.session import Session
 from broker.session.storage import SessionStorage
@@ -51,6 +53,7 @@ FORM: Final = 1
 HEAD: Final = b""
 LEFT: Final = b"\0"
 WILL: Final = b"\0will"
+GAP: Final = b"\0gap"
 SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
@@ -68,6 +71,7 @@ class StoredSession:
         left: float,
         user: str | None,
         will: Will | None,
+        gap: bytes,
         tokens: StoredTokens,
         subscriptions: dict[bytes, bytes],
     ) -> None:
@@ -75,6 +79,8 @@ class StoredSession:
         self.left = left
         self.user = user
         self.will = will
+        self.gap = gap
+        self.owed: OwedGap = unpack(gap)
         self.tokens = tokens
         self._subscriptions = subscriptions
 
@@ -87,6 +93,7 @@ def read_record(fields: list[bytes]) -> StoredSession:
     """The record of a session without a client, in the reply to HGETALL. DamagedRecord: it is none."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     head, left, will = values.pop(HEAD, None), values.pop(LEFT, None), values.pop(WILL, None)
+    gap = values.pop(GAP, b"")
     if head is None or left is None:
         raise DamagedRecord("the record has no head, or not the time at which its client left")
     try:
@@ -100,7 +107,11 @@ def read_record(fields: list[bytes]) -> StoredSession:
     tokens = read_tokens(values)
     for filter, value in values.items():
         _check_subscription(filter, value)
-    return StoredSession(expiry, left_at, user_name, None if will is None else _read_will(will), tokens, values)
+    last_will = None if will is None else _read_will(will)
+    try:
+        return StoredSession(expiry, left_at, user_name, last_will, gap, tokens, values)
+    except ValueError as error:
+        raise DamagedRecord("the gap in the record cannot be read") from error
 
 
 def _read_will(value: bytes) -> Will:
@@ -150,6 +161,7 @@ class SessionRecord(SessionStorage):
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
         self._has_will = False  # there is one, or will be
+        self._gap = b""  # as it is stored, or will be
         self._tokens: PublishTokens | None = None  # until there are some
         self._indexed = False
         self._changed: dict[bytes, bytes] = {}
@@ -166,6 +178,7 @@ class SessionRecord(SessionStorage):
         """Go on with a record that was read as *stored*."""
         self._indexed = self._left = True
         self._has_will = stored.will is not None
+        self._gap = stored.gap
         if stored.tokens.former:
             self._tokens = PublishTokens(stored.tokens.former, stored.tokens.incoming)
 
@@ -190,6 +203,15 @@ class SessionRecord(SessionStorage):
         elif self._has_will:
             self._remove(WILL)
         self._has_will = will is not None
+
+    def store_gap(self, gap: bytes) -> None:
+        if self._ended or self._given or gap == self._gap:
+            return
+        if gap:
+            self._put(GAP, gap)
+        else:
+            self._remove(GAP)
+        self._gap = gap
 
     def subscribed(self, subscription: Subscription) -> None:
         self._put(subscription.key(), bytes((subscription_options(subscription),)) + subscription.identifiers)

@@ -452,6 +452,8 @@ def test_no_more_is_held_than_may_be_on_the_way() -> None:
         assert budget.used <= budget.limit
 
     assert (290, budget.limit) == (former.dropped(DropReason.QUEUE_FULL), budget.used)
+    session = imported.finish()
+    assert {DropReason.QUEUE_FULL.label: former.dropped(DropReason.QUEUE_FULL)} == session.drops  # its client is told
 
 
 def test_what_comes_late_has_room_of_its_own() -> None:

@@ -1,0 +1,60 @@
+# What a session knows of the messages that its client publishes: the packet ids of QoS 2 that wait for their PUBREL.
+from broker.delivery.completion import Completion
+from broker.delivery.outbox import Outbox
+from broker.metrics.counters import Counters
+from broker.mqtt.packets import PUBCOMP
+from broker.session.answers import PUBCOMP_3, unknown_id
+from broker.session.diagnostics import SessionDiagnostics
+from broker.session.limits import SessionLimits
+from broker.session.packet_ids import PacketIds
+from broker.session.storage import SessionStorage
+
+
+class IncomingMessages(SessionDiagnostics):
+    """The part of a session that concerns what comes from its client; session.py has the rest."""
+
+    def __init__(self, limits: SessionLimits, counters: Counters) -> None:
+        super().__init__(limits, counters)
+        self.incoming: PacketIds | None = None  # QoS 2 packet ids received and not released
+        self.unanswered: dict[int, Completion] | None = None  # of them, by id: those of connections that have ended
+        self._carried: PacketIds | None = None  # those from former connections; the receive maximum counts the rest
+        self.storage: SessionStorage | None = None  # None: the session ends with its worker
+        # Of the current connection:
+        self.outbox: Outbox | None = None
+        self.version = 0
+
+    def holds(self, packet_id: int) -> bool:
+        """Whether a QoS 2 publish with that id was received and not released."""
+        return self.incoming is not None and self.incoming.holds(packet_id)
+
+    def receive(self, packet_id: int) -> bool:
+        """Remember a QoS 2 publish; false if it was received before [MQTT-4.3.3-10]."""
+        incoming = self.incoming
+        if incoming is None:
+            incoming = self.incoming = PacketIds()
+        return incoming.add(packet_id)
+
+    def pubrel(self, packet_id: int) -> bool:
+        """PUBREL: forget the id, as the next publish with it is a new one [MQTT-4.3.3-12], and confirm [MQTT-4.3.3-11].
+
+        It is confirmed whatever became of the message meanwhile [MQTT-4.3.3-13].
+        """
+        out = self.outbox
+        incoming = self.incoming
+        self._counters.answers_sent += 1
+        known = incoming is not None and incoming.discard(packet_id)
+        if known and self._carried is not None:
+            self._carried.discard(packet_id)
+        if self.storage is not None:
+            known = self.storage.release(packet_id) or known
+        if out is not None:
+            answer = PUBCOMP_3 + packet_id.to_bytes(2, "big")
+            out.answer(answer if known else unknown_id(self.version, PUBCOMP, packet_id))
+        return known
+
+    def unreleased(self) -> int:
+        """QoS 2 messages that the client sent over this connection and that wait for their PUBREL.
+
+        A new connection begins with the whole receive maximum (4.9), so ids of former connections do not count.
+        """
+        return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
