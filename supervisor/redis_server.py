@@ -121,6 +121,12 @@ def configuration(folder: Path, socket: Path, memory: int, durability: str) -> s
         ("stop-writes-on-bgsave-error no", "a failed snapshot that an administrator asked for does not block writes"),
         (f"maxmemory {memory}", "the setting redis.memory"),
         ("maxmemory-policy noeviction", "refuse writes when full; an evicted session could get two owners"),
+        # Under the name that all versions know. With a field of 65 bytes a hash would be a table, of twice the size.
+        (
+            "hash-max-ziplist-value 256",
+            "the filters of a session are the fields of a hash, and many have a UUID in them",
+        ),
+        ("hash-max-ziplist-entries 256", "and a short hash is searched from its beginning"),
         ("maxclients 10000", "a few connections per worker, and those of administrators"),
         ("timeout 0", "never close an idle connection: a worker is idle when its clients are"),
     ]

@@ -95,12 +95,9 @@ class SessionLifecycle:
 
     def begin(self, client_id: str, expiry: int) -> Session:
         """A new session for *client_id*, which is in the store. *expiry* in seconds."""
-        if self._durable is None or expiry == 0:
-            session = Session(client_id, self.limits, self._counters)
-        else:
-            storage, queue = self._durable.begin(client_id.encode())
-            session = Session(client_id, self.limits, self._counters, queue)
-            session.storage = storage
+        session = Session(client_id, self.limits, self._counters)
+        if self._durable is not None and expiry:
+            session.storage = self._durable.begin(client_id.encode())
         self._store.keep(session)
         return session
 
@@ -111,12 +108,13 @@ class SessionLifecycle:
         """
         client_id, user = adopted.client_id, adopted.stored.user
         limits = self.limits_of(client_id, user)
-        session = Session(client_id, limits, self._counters, adopted.queue)
+        session = Session(client_id, limits, self._counters, adopted.record.present_queue())
         session.limit(limits)
         session.storage = adopted.record
-        session.principal = Principal(client_id, user, UNJUDGED)
+        if user is not None or self._authoriser is not None:
+            session.principal = Principal(client_id, user, UNJUDGED)
         session.expiry = adopted.stored.expiry
-        session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
+        session.restore(dict.fromkeys(adopted.record.released_ids(), RELEASED))
         self.limits.listener.bring(session, adopted.stored.owed)
         self._store.keep(session)
         session.will = adopted.stored.will

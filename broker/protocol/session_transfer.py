@@ -210,7 +210,7 @@ class SessionTransfer:
         self, session: Session, then: Callable[[bool], None], adopted: AdoptedSession | None, now: float
     ) -> None:
         if adopted is not None and not session.ended:
-            session.restore(dict.fromkeys(adopted.queue.released_ids(), RELEASED))
+            session.restore(dict.fromkeys(adopted.record.released_ids(), RELEASED))
             self._sessions.limits.listener.bring(session, adopted.stored.owed)
         then(adopted is not None)
 

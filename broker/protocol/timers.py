@@ -5,6 +5,9 @@
 # meanwhile. A bucket goes with its last timer, as the expiry of a session may be days away and its client back in a
 # second. The key of such a bucket stays in the heap until most keys of the heap are of that kind. No timer fires early.
 # It fires at most TICK late, or later when thousands are due together: they come in pages.
+#
+# Clients that are away for days have left one by one, so most of their sessions have a bucket of their own: a bucket of
+# one timer is its owner, without a dict, which would take 232 bytes.
 import heapq
 from typing import Final
 
@@ -21,7 +24,7 @@ KINDS: Final = 8
 
 class Timers:
     def __init__(self) -> None:
-        self._buckets: dict[int, dict[object, None]] = {}  # by tick and kind
+        self._buckets: dict[int, object] = {}  # by tick and kind: the owner of one timer, or a dict of several owners
         self._keys: list[int] = []  # a heap of the buckets' keys
 
     def set(self, when: float, kind: int, owner: object) -> int:
@@ -29,9 +32,12 @@ class Timers:
         key = (int(when / TICK) + 1) * KINDS + kind
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = {}
+            self._buckets[key] = owner
             heapq.heappush(self._keys, key)
-        bucket[owner] = None
+        elif isinstance(bucket, dict):
+            bucket[owner] = None
+        elif bucket is not owner:
+            self._buckets[key] = {bucket: None, owner: None}
         return key
 
     def when(self, key: int) -> float:
@@ -41,14 +47,16 @@ class Timers:
     def cancel(self, key: int, owner: object) -> None:
         """Cancel the timer of *owner* with *key*, if it has not fired; *key* 0 stands for none."""
         bucket = self._buckets.get(key)
-        if bucket is None:
+        if isinstance(bucket, dict):
+            bucket.pop(owner, None)
+            if bucket:
+                return
+        elif bucket is None or bucket is not owner:
             return
-        bucket.pop(owner, None)
-        if not bucket:
-            del self._buckets[key]
-            if len(self._keys) > 2 * len(self._buckets) + STALE:
-                self._keys = list(self._buckets)
-                heapq.heapify(self._keys)
+        del self._buckets[key]
+        if len(self._keys) > 2 * len(self._buckets) + STALE:
+            self._keys = list(self._buckets)
+            heapq.heapify(self._keys)
 
     def next_due(self, now: float) -> float:
         """The time of the next timer, at the latest IDLE from *now*."""
@@ -61,14 +69,20 @@ class Timers:
         while self._keys and self._keys[0] // KINDS * TICK <= now:
             key = self._keys[0]
             bucket = self._buckets.get(key)
-            while bucket and len(due) < limit:
-                due.append((key % KINDS, bucket.popitem()[0]))
-            if bucket:
-                break
+            if isinstance(bucket, dict):
+                while bucket and len(due) < limit:
+                    due.append((key % KINDS, bucket.popitem()[0]))
+                if bucket:
+                    break
+            elif bucket is not None:
+                if len(due) >= limit:
+                    break
+                due.append((key % KINDS, bucket))
             heapq.heappop(self._keys)
             self._buckets.pop(key, None)
         return due
 
     def statistics(self) -> tuple[int, int]:
         """(timers that are set, keys in the heap)."""
-        return sum(len(bucket) for bucket in self._buckets.values()), len(self._keys)
+        timers = sum(len(each) if isinstance(each, dict) else 1 for each in self._buckets.values())
+        return timers, len(self._keys)

@@ -7,8 +7,9 @@
 # - `pop()` gives None although messages wait, while their page is being read; the queue calls `Session.pump()` when the
 #   page is there. Within `append()` the session must not be called.
 # - A message that was popped stays stored until `done()`: its client has acknowledged it, or it will never be sent.
-# - Such a queue is there as long as its session (`permanent`). A MemoryQueue is made for the first message that waits
-#   and forgotten with the last: most sessions of a large fleet are idle, and an empty one would be most of their cost.
+# - Such a queue is there while its client is connected, and as long as there is something to remember (`permanent`). A
+#   MemoryQueue is made for the first message that waits and forgotten with the last: most sessions of a large fleet are
+#   idle, and an empty queue would be most of their cost.
 # A session without a queue delivers at once if its window has room; that path never looks at a queue.
 from collections import deque
 from collections.abc import Callable
@@ -41,7 +42,10 @@ class Holder:
         raise NotImplementedError
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
-        """The queue has dropped *count* messages, beside those that `append()` and `remove_unless()` returned."""
+        """The queue has dropped *count* messages, beside those that `append()` and `remove_unless()` returned.
+
+        None: it is not `permanent` any more.
+        """
         raise NotImplementedError
 
     def lost(self, topic: bytes) -> None:

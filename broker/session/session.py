@@ -5,8 +5,7 @@
 # queue into the window; nothing polls. incoming.py has what comes from the client.
 #
 # A session that ends with its connection keeps few messages for a slow reader (`pending`) and refuses more. A session
-# that outlives its connections keeps many (`queue`) and drops the oldest. Containers are made when something is put
-# into them, because most of the sessions of a large fleet are idle.
+# that outlives its connections keeps many (`queue`) and drops the oldest. Containers are made when they are needed.
 from collections import deque
 from collections.abc import Callable
 
@@ -24,8 +23,9 @@ from broker.session.losses import QUIET, Losses
 from broker.session.message import RELEASED, Message, marked
 from broker.session.origin import TransferFilter
 from broker.session.principal import NOBODY, Principal
-from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, MemoryQueue, MessageQueue
+from broker.session.queue import FIRST_INFLIGHT, INFLIGHT, MESSAGE, UNLIMITED, MessageQueue
 from broker.session.run import GROWTH, Run
+from broker.session.storage import new_queue
 from broker.session.subscription import Backlog, Subscription
 from broker.session.will import Will
 
@@ -64,14 +64,14 @@ class Session(IncomingMessages):
         self, outbox: Outbox, version: int, receive_maximum: int, maximum_packet: int, alias_maximum: int
     ) -> None:
         """Deliver to *outbox*, that of a new connection, from now on; `resume()` sends what the client is owed."""
-        self.outbox = outbox
-        self.version = version
+        self.outbox, self.version, self.maximum_packet = outbox, version, maximum_packet
         self.window = min(receive_maximum, self._limits.inflight)  # the send quota [MQTT-4.9.0-1]
-        self.maximum_packet = maximum_packet
         self.aliases = TopicAliases(alias_maximum) if alias_maximum else None  # [MQTT-3.3.2-7]
         self._carried = None
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
+        if self.storage is not None:
+            self._queue_to_fill()
 
     def limit(self, limits: SessionLimits) -> None:
         """Apply *limits*. What waits beyond them is dropped when the next message is to wait."""
@@ -102,9 +102,10 @@ class Session(IncomingMessages):
             self._inflight = (self._inflight or {}) | dict(self._unsent)
             self._inflight_bytes += sum([message.size for _, message in self._unsent])
             self._unsent = None
-        self.outbox = None
+        self.outbox, self._inflight = None, self._inflight or None
         if self._queue is not None:
             self._queue.rest()
+            self._forget_empty_queue()
 
     def withhold(self, may_receive: Callable[[bytes], bool], now: float) -> int:
         """Without a connection: drop the messages whose topic the client may not read any more; return how many."""
@@ -165,7 +166,7 @@ class Session(IncomingMessages):
 
     def take_waiting(self) -> deque[Message]:
         """Take all messages that wait, in order. The caller gives their places in the budget back."""
-        messages = deque() if self._queue is None else self._queue.take_all()
+        messages: deque[Message] = deque() if self._queue is None else self._queue.take_all()
         self._forget_empty_queue()
         return messages
 
@@ -301,13 +302,11 @@ class Session(IncomingMessages):
         if out is None or (not self._unsent and self._queue is None and not out.aside):
             return
         counters = self._counters
-        moved = not out.writable or self._move(UNLIMITED, out, now)
-        while moved and (self._unsent or self._queue is not None or out.aside):
-            if not out.begin_queued(counters.publishes_sent):
-                break
+        more = not out.writable or self._move(UNLIMITED, out, now)
+        while more and (self._unsent or self._queue or out.aside) and out.begin_queued(counters.publishes_sent):
             if out.aside:
                 self._limits.listener.tell(self, now)
-            moved = self._move(1, out, now)
+            more = self._move(1, out, now)
             out.end_queued(counters.publishes_sent, self.unsent())
 
     def _move(self, most: int, out: Outbox, now: float) -> bool:
@@ -442,7 +441,7 @@ class Session(IncomingMessages):
             self.queue_dropped(DropReason.QUEUE_FULL, dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
-        self._queue = self._queue or MemoryQueue(self._limits.queue_bytes, self._limits.budget, self)
+        self._queue = self._queue or new_queue(self, self._limits, self.storage)
         return self._queue
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
@@ -459,6 +458,8 @@ class Session(IncomingMessages):
         queue = self._queue
         if queue is not None and queue.count == 0 and not queue.permanent:
             self._queue = None
+            if self.storage is not None:
+                self.storage.forget_queue()
 
     # Acknowledgements from the client. An answer is written to the outbox at once, so answers leave in the order of the
     # acknowledgements [MQTT-4.6.0-4], whatever the window holds [MQTT-4.9.0-3].
@@ -554,10 +555,8 @@ class Session(IncomingMessages):
 
     def missed(self, reason: DropReason, count: int, topic: bytes = b"") -> None:
         """Remember that *count* messages did not reach the client, which are counted elsewhere. *topic*: if known."""
-        losses = self.losses
-        if losses is None:
-            losses = self.losses = Losses()
-        label = reason.label
+        losses, label = self.losses or Losses(), reason.label
+        self.losses = losses
         losses.add(label, count, topic)
         if losses.state == QUIET and losses.begins(label):
             self._limits.listener.note(self)

@@ -3,7 +3,9 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.overload.gate import Gate
+from broker.session.limits import SessionLimits
 from broker.session.message import Message
+from broker.session.queue import Holder, MemoryQueue, MessageQueue
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 
@@ -12,6 +14,17 @@ class SessionStorage:
     def __init__(self, gate: Gate) -> None:
         """*gate*: publishes of QoS 1 and 2 for the session have to pass it."""
         self.gate: Final = gate
+
+    def open_queue(self, holder: Holder, most_bytes: int) -> MessageQueue:
+        """The queue of the session, which is made if there is none: for messages that wait, and while it is connected.
+
+        See `MessageQueue` for *holder* and *most_bytes*.
+        """
+        raise NotImplementedError
+
+    def forget_queue(self) -> None:
+        """The queue is not `permanent` any more: nothing of it is stored, or has to be remembered."""
+        raise NotImplementedError
 
     def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
         """Store that the session is that of *user*, and lasts *expiry* seconds once its client has left: now, unless it
@@ -75,3 +88,10 @@ class SessionStorage:
         is stored from here afterwards. If what is stored is damaged, the session has ended then.
         """
         raise NotImplementedError
+
+
+def new_queue(holder: Holder, limits: SessionLimits, storage: SessionStorage | None) -> MessageQueue:
+    """A queue for *holder*, in its *storage* or else in memory."""
+    if storage is None:
+        return MemoryQueue(limits.queue_bytes, limits.budget, holder)
+    return storage.open_queue(holder, limits.queue_bytes)

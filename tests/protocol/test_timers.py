@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.protocol.timers import CONNECT_DEADLINE, IDLE, KEEP_ALIVE, SESSION_EXPIRY, STALE, TICK, WILL, Timers
+from tests.routing.test_memory import growth
 
 SOON = st.integers(0, 50).map(lambda tenths: 100 + tenths / 10) | st.floats(100, 105)
 KIND = st.sampled_from([CONNECT_DEADLINE, KEEP_ALIVE, SESSION_EXPIRY, WILL])
@@ -39,6 +40,33 @@ def test_who_sets_two_timers_has_both() -> None:
     wheel.set(5.0, SESSION_EXPIRY, "session")
 
     assert [(SESSION_EXPIRY, "session"), (WILL, "session")] == wheel.pop_due(6.0, 10)
+
+
+@pytest.mark.no_cover
+@pytest.mark.usefixtures("traced")
+def test_a_timer_in_a_tick_of_its_own_is_small() -> None:
+    """The expiry of each session whose client is away for days would take the memory of a dict."""
+    wheel, owners = Timers(), [object() for _ in range(2000)]
+
+    def set_all() -> None:
+        for number, owner in enumerate(owners):
+            wheel.set(1000.0 + number, SESSION_EXPIRY, owner)
+
+    assert growth(set_all) <= 200 * len(owners)
+
+
+def test_timers_of_one_tick_fire_or_are_cancelled_one_by_one() -> None:
+    """A session would end with another one that was to expire in the same moment, or stay for ever."""
+    wheel = Timers()
+    for owners in (["a"], ["a", "b"], ["a", "b", "c"], ["a", "a", "b"]):
+        for cancelled in ("", *owners):
+            keys = {owner: wheel.set(5.0, SESSION_EXPIRY, owner) for owner in owners}
+            wheel.cancel(keys["a"], "somebody else")
+            if cancelled:
+                wheel.cancel(keys[cancelled], cancelled)
+            fired = wheel.pop_due(6.0, 1) + wheel.pop_due(6.0, 10)
+            assert sorted({*owners} - {cancelled}) == sorted(str(owner) for _, owner in fired)
+            assert (0, 0) == wheel.statistics()
 
 
 def test_a_timer_can_be_set_again_after_it_was_cancelled() -> None:

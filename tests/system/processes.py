@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class BrokerProcess:
-    """One running broker. Raises AssertionError when it dies, or does not serve within PATIENCE seconds."""
+    """One running broker. Raises AssertionError when it dies, or does not serve in time."""
 
     def __init__(
         self,
@@ -45,8 +45,12 @@ class BrokerProcess:
         folder: Path,
         environment: Mapping[str, str] | None = None,
         control: Path | None = None,
+        patience: float = PATIENCE,
     ) -> None:
-        """*control*: where to ask a node of Weir's whether it serves; others serve when they accept."""
+        """*control*: where to ask a node of Weir's whether it serves; others serve when they accept.
+
+        *patience*: seconds until it serves.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = port
         self.control = control
@@ -57,7 +61,7 @@ class BrokerProcess:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, env=environment
             )
         try:
-            self._wait_accepting()
+            self._wait_accepting(patience)
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -98,8 +102,8 @@ class BrokerProcess:
             self.process.wait()
             raise AssertionError(f"the broker ignored SIGTERM for {PATIENCE} s:\n{self.log_text()}") from None
 
-    def _wait_accepting(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+    def _wait_accepting(self, patience: float) -> None:
+        deadline = time.monotonic() + patience
         while True:
             try:
                 if self.control is None:

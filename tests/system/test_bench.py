@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.system.processes import BrokerProcess, packages
-from tests.tools.bench import flush, hostile, node, overload, protection, scale, versus
+from tests.tools.bench import durable_sizes, flush, hostile, node, overload, protection, scale, versus
 from tests.tools.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.tools.bench.loads import LOADS
 
@@ -167,3 +167,13 @@ def test_an_open_loop_offers_what_it_was_told(bench: Bench) -> None:
         found = overload.run(surge, weir, overload.SCENES[0], overload.AGGRESSIVE, 100, seconds=3)
 
     assert 290 <= found.total[overload.AGGRESSORS]["sent"] <= 330  # a run that ends late has gone on until then
+
+
+@pytest.mark.nightly
+def test_what_durable_sessions_take_is_measured(bench: Bench) -> None:
+    """`python -m tests.tools.bench durable-sizes` would end with an error, or measure a node without its sessions."""
+    _, found = durable_sizes.measure(bench, 300)
+
+    assert 0 < found[durable_sizes.IDLE.what] < durable_sizes.IDLE.most
+    assert 0 < found[durable_sizes.ONE.what] < durable_sizes.ONE.most
+    assert 12 == len(found)

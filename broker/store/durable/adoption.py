@@ -4,8 +4,10 @@
 # the shards that are gone are spread over those that are left.
 #
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
-# 2. It has the server rename the keys of each former owner, and removes that owner, once it has nothing left.
-# 3. It reads all sessions in its own index, page by page.
+# 2. Page by page, it has the server rename the keys of each former owner. The answers have the records of the sessions;
+#    of those with messages only the client ids: they are read, a few at a time. The former owner is removed, once it
+#    has nothing left.
+# 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
 from collections.abc import Callable
@@ -16,7 +18,6 @@ from hiredis import ReplyError
 from broker.reasons import StoreFailure
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.pack import decode_pack
-from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord, StoredSession, read_record
 from broker.store.redis.connection import packed
@@ -26,8 +27,10 @@ from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
 TIMEOUT: Final = 60.0  # seconds; a server that is busy with a page of the largest packs is not hurried
-ADOPTED: Final = 500  # sessions whose keys are renamed in one call: less than a millisecond of the server
+ADOPTED: Final = 128  # sessions whose keys are renamed in one call: less than a millisecond of the server
+RECORDS: Final = 1 << 20  # bytes of records that it returns then, and the last one
 READ: Final = 64  # sessions that are read in one call: the ends of their queues may have 128 KiB each
+SCANNED: Final = 500  # of the index in one call, about
 
 LAST_CURSOR: Final = b"0"
 
@@ -35,11 +38,10 @@ LAST_CURSOR: Final = b"0"
 class AdoptedSession:
     """A session as it is stored, and what goes on storing it."""
 
-    def __init__(self, client_id: str, stored: StoredSession, record: SessionRecord, queue: DurableQueue) -> None:
+    def __init__(self, client_id: str, stored: StoredSession, record: SessionRecord) -> None:
         self.client_id = client_id
         self.stored = stored
         self.record = record
-        self.queue = queue
 
 
 class SessionOwner(Protocol):
@@ -71,9 +73,11 @@ def client_id_of(client: bytes) -> str:
 
 
 def restore(
-    parts: list[Any], record: SessionRecord, queue: DurableQueue, state: QueueState | None, now: float, wall: float
+    parts: list[Any], record: SessionRecord, state: QueueState | None, now: float, wall: float
 ) -> StoredSession:
-    """Have *record* and *queue* go on with a session that sessions.lua has read. ValueError: it is damaged.
+    """Have *record* go on with a session that sessions.lua has read. ValueError: it is damaged.
+
+    It gets a queue only if something is stored in it.
 
     *state*: of the worker that had it, if that lives. *now*: the worker's time; *wall*: the same in Unix time.
     """
@@ -83,15 +87,17 @@ def restore(
     fields, first, last, length, released = parts
     stored = read_record(fields)
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-    queue.restore(ends[0], ends[1], length, [int(position) for position in released], stored.tokens.taken, state)
+    taken = stored.tokens.taken
+    if length or released or taken or state is not None or record.present_queue() is not None:
+        positions = [int(position) for position in released]
+        record.queue().restore(ends[0], ends[1], length, positions, taken, state)
     record.restore(stored)
     return stored
 
 
-def set_aside(record: SessionRecord, queue: DurableQueue, why: str) -> None:
+def set_aside(record: SessionRecord, why: str) -> None:
     """What is stored of a session cannot be read: end it, and keep that under `SessionKeys.damaged`."""
-    queue.damage(why)
-    queue.clear()
+    record.queue().damage(why)
     record.end()
 
 
@@ -103,7 +109,7 @@ class Adoption:
         keys: Keys,
         worker: WorkerId,
         workers: int,
-        begin: Callable[[bytes], tuple[SessionRecord, DurableQueue]],
+        begin: Callable[[bytes], SessionRecord],
         wall: Callable[[], float],
     ) -> None:
         """*worker* is one of *workers*. *script*: `SCRIPT`. *begin* makes what stores the session of a client id.
@@ -125,7 +131,10 @@ class Adoption:
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
         self._slice = 0
         self._cursor = LAST_CURSOR  # of the index, where the next page of it begins
-        self._unread: list[bytes] = []  # client ids of the last page of the index
+        self._unread: list[bytes] = []  # client ids of the last page
+        self._last_page = False  # that of a former owner in this slice
+        self._scanning = False  # its own index
+        self._lost = False  # an answer was
         self._reading: list[bytes] = []  # those of the page under way
         self._command: _Step | None = None  # under way
         self._then: Callable[[object, float], None] = self._joined
@@ -150,6 +159,7 @@ class Adoption:
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
+        self._lost = True
         self._again_at = now + PAUSE
 
     def replied(self, reply: object, now: float) -> None:
@@ -177,17 +187,36 @@ class Adoption:
 
     def _adopt_page(self, now: float) -> None:
         if not self._former:
-            self._slice = 0
-            self._scan(now)
+            if self._lost:
+                self._slice = 0
+                self._scanning = True
+                self._scan(now)
+            else:
+                self._all_read(now)
             return
         former = self._keys.sessions(self._slice, self._former[-1])
         ours = self._keys.sessions(self._slice, self._me)
         words: list[str | bytes | int] = ["adopt", ADOPTED, former.records, former.queues, former.released]
-        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
+        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), RECORDS]
         self._send(self._script.call([former.index, ours.index], words), self._adopted_page, now)
 
     def _adopted_page(self, reply: object, now: float) -> None:
-        if cast(int, reply) < ADOPTED:
+        owner = self._owner
+        assert owner is not None
+        answers = cast(list[Any], reply)
+        self._last_page = answers[0] < ADOPTED
+        wall = self._wall()
+        for answer in answers[1:]:
+            if isinstance(answer, list):
+                client, fields = answer
+                self._restore(owner, client, [fields, None, None, 0, []], now, wall)
+            else:
+                self._unread.append(answer)
+        self._read_page(now)
+
+    def _page_is_read(self, now: float) -> None:
+        """Go on with the next page of a former owner, or with the next of them."""
+        if self._last_page:
             self._slice += 1
         if self._slice < SLICES:
             self._adopt_page(now)
@@ -202,7 +231,7 @@ class Adoption:
 
     def _scan(self, now: float) -> None:
         index = self._keys.sessions(self._slice, self._me).index
-        self._send(packed("SSCAN", index, self._cursor, "COUNT", ADOPTED), self._scanned, now)
+        self._send(packed("SSCAN", index, self._cursor, "COUNT", SCANNED), self._scanned, now)
 
     def _scanned(self, reply: object, now: float) -> None:
         owner = self._owner
@@ -220,11 +249,17 @@ class Adoption:
             words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, *self._reading]
             self._send(self._script.call([], words), self._read, now)
             return
+        if not self._scanning:
+            self._page_is_read(now)
+            return
         if self._cursor == LAST_CURSOR:
             self._slice += 1
         if self._slice < SLICES:
             self._scan(now)
-            return
+        else:
+            self._all_read(now)
+
+    def _all_read(self, now: float) -> None:
         self.done = True
         assert self._owner is not None
         self._owner.adopted(now)
@@ -234,16 +269,20 @@ class Adoption:
         assert owner is not None
         wall = self._wall()
         for client, parts in zip(self._reading, cast(list[list[Any]], reply), strict=True):
-            record, queue = self._begin(client)
-            try:
-                client_id = client.decode()
-                stored = restore(parts, record, queue, None, now, wall)
-            except ValueError as error:  # also no UTF-8
-                set_aside(record, queue, str(error))
-                continue
-            self.sessions += 1
-            owner.adopt(AdoptedSession(client_id, stored, record, queue), now)
+            self._restore(owner, client, parts, now, wall)
         self._read_page(now)
+
+    def _restore(self, owner: SessionOwner, client: bytes, parts: list[Any], now: float, wall: float) -> None:
+        """Give *owner* the session that was read as *parts*."""
+        record = self._begin(client)
+        try:
+            client_id = client.decode()
+            stored = restore(parts, record, None, now, wall)
+        except ValueError as error:  # also no UTF-8
+            set_aside(record, str(error))
+            return
+        self.sessions += 1
+        owner.adopt(AdoptedSession(client_id, stored, record), now)
 
     def _send(self, words: bytes, then: Callable[[object, float], None], now: float) -> None:
         self._then = then

@@ -19,6 +19,10 @@ class PubrecMarks:
         self.completed_unread = set(completed)
         self.stored = {position: None for position in stored if position not in self.completed_unread}
 
+    def is_empty(self) -> bool:
+        """Whether nothing is marked, or to be."""
+        return not (self.stored or self.asked or self.completed or self.completed_unread or self._writing)
+
     def ask(self, position: int) -> bool:
         """Have *position* stored; false if it is or will be anyway."""
         if position in self._writing:

@@ -59,7 +59,7 @@ class QueueParts(MessageQueue):
         self._marks = PubrecMarks()
         self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
         self._reading = False
-        self._resting = False  # the client is not connected
+        self._resting = True  # the client is not connected
         self._unloading = False  # what is stored is to leave the memory, once all is stored
         self._given = False  # another worker has it
         self._sweep: Sweep | None = None  # under way

@@ -125,7 +125,6 @@ class DurableQueue(QueueParts):
             self.stored.unread = length
             self.stored.stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
             self._expiry.set(self, last.due)
-        self._resting = True
         self._due_to = self._last
         self._sent_to = max([self._ready_to, *released])
         if state is None:
@@ -151,6 +150,7 @@ class DurableQueue(QueueParts):
 
     def bind(self, holder: Holder) -> None:
         self._holder = holder
+        self.permanent = True
 
     def limit(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -158,6 +158,21 @@ class DurableQueue(QueueParts):
     def rest(self) -> None:
         self._resting = self._unloading = True
         self._unload()
+        self._end_if_blank()
+
+    def _end_if_blank(self) -> None:
+        """If no client is connected, and there is nothing to remember, the session may forget the queue."""
+        if self._resting and self._is_blank():
+            self._expiry.discard(self)
+            self.permanent = False
+
+    def _is_blank(self) -> bool:
+        """Whether a new queue would be as this one. Positions begin anew: nobody has a message with any of them."""
+        if self.count or self._new or self._writing or self._under_way or self._reading or self.ended or self.damaged:
+            return False
+        if self._early is not None or self._give is not None or self._given or self.purging or self._done_unread:
+            return False
+        return self._taken is None and self.stored.is_empty() and self._marks.is_empty()
 
     def wake(self) -> None:
         self._resting = self._unloading = False
@@ -397,6 +412,9 @@ class DurableQueue(QueueParts):
             self._sweep.waits = False
             self._reader.read(self)
         self._go_on(now)
+        self._end_if_blank()
+        if not self.permanent and self._holder is not None:
+            self._holder.queue_dropped(DropReason.EXPIRED, 0)
 
     def _go_on(self, now: float) -> None:
         """Do what has waited for a transaction or a sweep."""

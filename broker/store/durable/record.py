@@ -17,7 +17,7 @@
 import math
 from collections.abc import Callable
 from importlib.resources import files
-from typing import Final
+from typing import Final, Protocol
 
 import msgpack
 from hiredis import ReplyError
@@ -29,6 +29,7 @@ from broker.mqtt.topics import check_filter, check_topic
 from broker.reasons import ProtocolError
 from broker.session.gap import OwedGap, unpack
 from broker.session.message import Message
+from broker.session.queue import Holder, MessageQueue
 from broker.session.session import Session
 from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
@@ -138,25 +139,32 @@ def _check_subscription(filter: bytes, value: bytes) -> None:
         raise DamagedRecord("the options of a subscription in the record are no options")
 
 
+class QueueMaker(Protocol):
+    def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
+        """A queue for the session of *client*, of which nothing is stored yet; see `restore()`."""
+        ...
+
+
 class SessionRecord(SessionStorage):
-    """A `Writer`."""
+    """A `Writer`. It has the queue of the session, if there is one: most sessions are idle, and have none."""
 
     def __init__(
         self,
         keys: SessionKeys,
         client: bytes,
         commit: GroupCommit,
-        queue: DurableQueue,
+        queues: QueueMaker,
         wall: Callable[[], float],
     ) -> None:
-        """*queue*: of the same session. *wall*: Unix time in seconds."""
+        """*wall*: Unix time in seconds."""
         super().__init__(commit.gate.gate)
         self.dirty = False
         self.held = False
         self._keys = keys
         self._client = client
         self._commit = commit
-        self._queue = queue
+        self._queues = queues
+        self._queue: DurableQueue | None = None
         self._wall = wall
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
@@ -164,8 +172,8 @@ class SessionRecord(SessionStorage):
         self._gap = b""  # as it is stored, or will be
         self._tokens: PublishTokens | None = None  # until there are some
         self._indexed = False
-        self._changed: dict[bytes, bytes] = {}
-        self._removed: dict[bytes, None] = {}
+        self._changed: dict[bytes, bytes] | None = None  # None: nothing
+        self._removed: dict[bytes, None] | None = None
         self._waiting: Callable[[], None] | None = None  # until the next transaction is carried out
         self._writing = False  # there is a transaction under way
         self._written: Callable[[], None] | None = None  # waits until it is carried out
@@ -182,7 +190,31 @@ class SessionRecord(SessionStorage):
         if stored.tokens.former:
             self._tokens = PublishTokens(stored.tokens.former, stored.tokens.incoming)
 
+    def queue(self) -> DurableQueue:
+        """The queue of the session, which is made if there is none."""
+        queue = self._queue
+        if queue is None:
+            queue = self._queue = self._queues.make_queue(self._keys, self._client)
+        return queue
+
+    def present_queue(self) -> DurableQueue | None:
+        """The queue of the session, if there is one."""
+        return self._queue
+
+    def released_ids(self) -> list[int]:
+        """The packet ids whose PUBREL is to be sent again, in order."""
+        return [] if self._queue is None else self._queue.released_ids()
+
     # The port.
+
+    def open_queue(self, holder: Holder, most_bytes: int) -> MessageQueue:
+        queue = self.queue()
+        queue.bind(holder)
+        queue.limit(most_bytes)
+        return queue
+
+    def forget_queue(self) -> None:
+        self._queue = None
 
     def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
         head = msgpack.packb((FORM, expiry, user))
@@ -244,10 +276,10 @@ class SessionRecord(SessionStorage):
     def give(self, incarnation: bytes, then: Callable[[bytes], None]) -> None:
         self._taker = incarnation
         self._give = then
-        self._queue.give(self._queue_given)
+        self.queue().give(self._queue_given)
 
     def _queue_given(self) -> None:
-        if self._queue.damaged:
+        if self._damaged():
             self.end()
         else:
             self._given = True
@@ -257,22 +289,32 @@ class SessionRecord(SessionStorage):
         self._commit.confirm(then)
 
     def disown(self) -> list[Message]:
-        return self._queue.disown()
+        return [] if self._queue is None else self._queue.disown()
 
     def end(self) -> None:
         if self._given:
             return
         self._ended = True
-        self._changed = {}
-        self._removed = {}
+        self._changed = self._removed = None
+        if self._queue is not None and not self._queue.ended:  # the session does not have it
+            self._queue.clear()
         self._commit.soon(self)
 
+    def _damaged(self) -> bool:
+        """Whether what is stored of the session, or of its queue, cannot be read or written."""
+        return self._queue is not None and self._queue.damaged != ""
+
     def _put(self, field: bytes, value: bytes) -> None:
+        if self._changed is None:
+            self._changed = {}
         self._changed[field] = value
         self._commit.soon(self)
 
     def _remove(self, field: bytes) -> None:
-        self._changed.pop(field, None)
+        if self._changed is not None:
+            self._changed.pop(field, None)
+        if self._removed is None:
+            self._removed = {}
         self._removed[field] = None
         self._commit.soon(self)
 
@@ -287,7 +329,7 @@ class SessionRecord(SessionStorage):
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
         if self._ended:
-            removal = packed("RENAME", key, keys.damaged + client) if self._queue.damaged else packed("DEL", key)
+            removal = packed("RENAME", key, keys.damaged + client) if self._damaged() else packed("DEL", key)
             return [removal, packed("SREM", keys.index, client)]
         writes = []
         if not self._indexed:
@@ -297,10 +339,10 @@ class SessionRecord(SessionStorage):
             self._collect_tokens(self._tokens)
         if self._removed:  # first: what was removed may have been put since
             writes.append(packed("HDEL", key, *self._removed))
-            self._removed = {}
+            self._removed = None
         if self._changed:
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
-            self._changed = {}
+            self._changed = None
         if self._given and self._taker is not None:
             taker = keys.of(self._taker)
             words: list[bytes | str] = ["give", client, keys.records, keys.queues, keys.released]
@@ -314,14 +356,14 @@ class SessionRecord(SessionStorage):
 
     def _collect_tokens(self, tokens: PublishTokens) -> None:
         removed, changed = tokens.collect()
-        for name in removed:
-            self._removed[name] = None
-        for at in range(0, len(changed), 2):
-            self._changed[changed[at]] = changed[at + 1]
+        if removed:
+            self._removed = {**(self._removed or {}), **dict.fromkeys(removed)}
+        if changed:
+            self._changed = {**(self._changed or {}), **dict(zip(changed[::2], changed[1::2], strict=True))}
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
         if errors and not self._ended:
-            self._queue.damage(str(errors[0]))
+            self.queue().damage(str(errors[0]))
         self._writing = False
         if self._tokens is not None:
             written, self._tokens.written = self._tokens.written, []
@@ -333,4 +375,4 @@ class SessionRecord(SessionStorage):
         give = self._give
         if give is not None and (self._ended or (self._given and self._taker is None)):
             self._give = None
-            give(self._queue.state().encode())
+            give(self.queue().state().encode())

@@ -5,8 +5,10 @@
 --
 --   adopt  a worker has ended, and all its sessions are those of another one
 --          KEYS index of the former owner, index of the new one
---          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds
---          -> how many there were; less than that many: none is left
+--          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds, how many
+--          bytes of records to return
+--          -> how many there were (less than that many: none is left), then for each {client id, record as of HGETALL};
+--             a client id alone: read that session, as it has messages, or as the answer would be longer
 --   give   a worker gives one session away
 --          KEYS as for adopt; ARGV op, client id, keys of the former owner, keys of the new one
 --          -> 1; 0: there is no such session
@@ -44,17 +46,56 @@ local function session(record, queue, released)
   }
 end
 
+-- A record without LEFT gets it: its client was connected. Returns its bytes.
+local function complete(client, record)
+  local bytes, connected = 0, true
+  for i = 1, #record, 2 do
+    bytes = bytes + #record[i] + #record[i + 1]
+    connected = connected and record[i] ~= LEFT
+  end
+  if connected then
+    left(client)
+    record[#record + 1] = LEFT
+    record[#record + 1] = ARGV[9]
+  end
+  return bytes
+end
+
+-- Most sessions have a record, and nothing beside it: such a session costs two commands, and a part of three.
 if op == 'adopt' then
   local clients = redis.call('SPOP', KEYS[1], ARGV[2])
-  for _, client in ipairs(clients) do
-    if exists(ARGV[3] .. client) and redis.call('SADD', KEYS[2], client) == 1 then
-      move(client)
-      left(client)
-    else -- without a record, or written by the former owner after this session had been taken from it
-      redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
+  local answers, bytes = { #clients }, 0
+  if #clients == 0 then
+    return answers
+  end
+  local beside, adopted = {}, {}
+  for i, client in ipairs(clients) do
+    beside[2 * i - 1], beside[2 * i] = ARGV[4] .. client, ARGV[5] .. client
+  end
+  local present = redis.call('EXISTS', unpack(beside))
+  local ours = redis.call('SMISMEMBER', KEYS[2], unpack(clients))
+  for i, client in ipairs(clients) do
+    local record = redis.pcall('HGETALL', ARGV[3] .. client) -- an error, if it is no hash
+    if #record == 0 and not record.err or ours[i] == 1 then
+      -- without a record, or written by the former owner after this session had been taken from it
+      redis.call('DEL', ARGV[3] .. client, beside[2 * i - 1], beside[2 * i])
+    else
+      adopted[#adopted + 1] = client
+      if record.err or present > 0 and redis.call('EXISTS', beside[2 * i - 1], beside[2 * i]) > 0 then
+        move(client)
+        left(client)
+        answers[#answers + 1] = client
+      else
+        redis.call('RENAME', ARGV[3] .. client, ARGV[6] .. client)
+        bytes = bytes + complete(client, record)
+        answers[#answers + 1] = bytes > tonumber(ARGV[10]) and client or { client, record }
+      end
     end
   end
-  return #clients
+  if #adopted > 0 then
+    redis.call('SADD', KEYS[2], unpack(adopted))
+  end
+  return answers
 end
 
 if op == 'give' or op == 'take' then

@@ -26,7 +26,7 @@ from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.connection import READY, packed
-from broker.store.redis.keys import SLICES, Keys
+from broker.store.redis.keys import SLICES, Keys, SessionKeys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
@@ -37,7 +37,7 @@ WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another 
 
 
 class DurableStore(OnReady):
-    """Also the `QueueReader` of its queues."""
+    """Also the `QueueReader` of its queues, and the `QueueMaker` of its records."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DurableStore(OnReady):
         self.expiry = ExpirySchedule(ttl)
         self._sweeper = Sweeper(self.expiry, wall)
         self._owner: SessionOwner | None = None
-        self._expected: dict[bytes, tuple[SessionRecord, DurableQueue]] = {}  # that come from other workers
+        self._expected: dict[bytes, SessionRecord] = {}  # that come from other workers
         self._reads: list[Read] = []  # that are to be sent
         self._reads_at = 0.0  # not before this time
         self._damaged: list[tuple[DurableQueue, str]] = []  # and why
@@ -104,17 +104,20 @@ class DurableStore(OnReady):
         """Why nothing is stored now."""
         return StoreFailure.UNREACHABLE if self._commands.state != READY else self.commit.trouble(now)
 
-    def begin(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
-        """What stores the session of *client*, of which nothing is stored yet; see `restore()` of both."""
+    def begin(self, client: bytes) -> SessionRecord:
+        """What stores the session of *client*, of which nothing is stored yet; see `restore()`."""
         keys = self._slices[zlib.crc32(client) % SLICES]
-        queue = DurableQueue(keys, client, self._budget, self.commit, self, self.expiry)
-        return SessionRecord(keys, client, self.commit, queue, self._wall), queue
+        return SessionRecord(keys, client, self.commit, self, self._wall)
+
+    def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
+        return DurableQueue(keys, client, self._budget, self.commit, self, self.expiry)
 
     def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, which another worker has still. `take()` follows, or its end."""
-        self._expected[client] = expected = self.begin(client)
-        expected[1].expect()
-        return expected
+        self._expected[client] = record = self.begin(client)
+        queue = record.queue()
+        queue.expect()
+        return record, queue
 
     def forget(self, client: bytes) -> None:
         """The session of *client* does not come."""
@@ -127,7 +130,7 @@ class DurableStore(OnReady):
         one, with *state*.
         """
         ours = self._slices[zlib.crc32(client) % SLICES]
-        record, queue = self._expected.pop(client)
+        record = self._expected.pop(client)
         words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, client]
         command = self._script.call([], words)
         if former:
@@ -135,7 +138,7 @@ class DurableStore(OnReady):
             words = ["take", client, theirs.records, theirs.queues, theirs.released]
             words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
             command = self._script.call([theirs.index, ours.index, self._keys.fence(former)], words)
-        _Take(self, record, queue, not former, command, state, then).send(now)
+        _Take(self, record, client, not former, command, state, then).send(now)
 
     def tick(self, now: float) -> float:
         """Send what is to be sent now; return the time of the next thing. To be called at the end of each slice."""
@@ -238,7 +241,7 @@ class _Take:
         self,
         store: DurableStore,
         record: SessionRecord,
-        queue: DurableQueue,
+        client: bytes,
         one_of_many: bool,
         command: bytes,
         state: bytes,
@@ -247,7 +250,7 @@ class _Take:
         """*one_of_many*: the reply is a list of sessions, with one."""
         self.store = store
         self._record = record
-        self._queue = queue
+        self._client = client
         self._one_of_many = one_of_many
         self._command = command
         self._state = state
@@ -257,19 +260,19 @@ class _Take:
         self.store.submit(_ReadTaken(self, self._command), now)
 
     def arrived(self, reply: list[Any], now: float) -> None:
-        record, queue = self._record, self._queue
+        record = self._record
         parts = reply[0] if self._one_of_many else reply
         if parts[0] == []:
             self._then(None, now)
             return
         try:
             state = decode_state(self._state) if self._state else None
-            stored = restore(parts, record, queue, state, now, self.store.wall())
+            stored = restore(parts, record, state, now, self.store.wall())
         except ValueError as error:
-            set_aside(record, queue, str(error))
+            set_aside(record, str(error))
             self._then(None, now)
         else:
-            self._then(AdoptedSession(client_id_of(queue.client), stored, record, queue), now)
+            self._then(AdoptedSession(client_id_of(self._client), stored, record), now)
 
 
 class _ReadTaken(Command):

@@ -35,6 +35,10 @@ class StoredList:
 
     # What it has.
 
+    def is_empty(self) -> bool:
+        """Whether nothing is stored, or to be removed."""
+        return not (self.unread or self.read or self.removable or self.changing)
+
     def first_unread(self) -> int:
         """The index in the list of the first pack that is unread, once what is under way has been carried out."""
         return self.removable + len(self.read)

@@ -76,7 +76,7 @@ class OneSession:
 
     def adopted(self, now: float) -> None:
         found = self.found
-        self._serve(*(self._store.begin(CLIENT) if found is None else (found.record, found.queue)))
+        self._serve(self._store.begin(CLIENT) if found is None else found.record)
         if found is None:
             self.record.store_head(EXPIRY, None, True)
         else:
@@ -85,7 +85,7 @@ class OneSession:
 
     def expect(self) -> None:
         """The session comes from another worker: `take()` follows."""
-        self._serve(*self._store.expect(CLIENT))
+        self._serve(self._store.expect(CLIENT)[0])
 
     def take(self, former: bytes, state: bytes, now: float) -> None:
         """See `DurableStore.take()`."""
@@ -93,17 +93,18 @@ class OneSession:
 
     def _taken(self, session: AdoptedSession | None, now: float) -> None:
         self.found = session
-        self.client.session.restore(dict.fromkeys(self.queue.released_ids(), RELEASED))
+        self.client.session.restore(dict.fromkeys(self.record.released_ids(), RELEASED))
         self.ready = True
 
-    def _serve(self, record: SessionRecord, queue: DurableQueue) -> None:
-        self.record, self.queue = record, queue
+    def _serve(self, record: SessionRecord) -> None:
+        self.record = record
         self.client = Receiver(expiry=EXPIRY)
         limits = SessionLimits(inflight=65535, pending=9, queue=self._most, queue_bytes=PLENTY, budget=self._budget)
-        self.client.session = Session("client", limits, self.client.counters, queue)
+        self.client.session = Session("client", limits, self.client.counters, record.present_queue())
+        self.client.session.storage = record
         self.client.session.expiry = EXPIRY
         self.client.session.limit(limits)
-        self.client.session.restore(dict.fromkeys(queue.released_ids(), RELEASED))
+        self.client.session.restore(dict.fromkeys(record.released_ids(), RELEASED))
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self.damage[client_id] = why
@@ -151,7 +152,7 @@ class DurableWorker:
 
     @property
     def queue(self) -> DurableQueue:
-        return self.owner.queue
+        return self.owner.record.queue()
 
     @property
     def client(self) -> Receiver:

@@ -212,14 +212,18 @@ class ModelRedis:
         """What sessions.lua does."""
         if words[0] == b"adopt":
             clients = [*self._value(keys[0], set)][: int(words[1])]
+            answers: list[Reply] = [len(clients)]
             for client in clients:
                 self._of_set(b"SREM", keys[0], [client])
                 if words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
+                    alone = not {words[3] + client, words[4] + client} & self.values.keys()
                     self._move(client, words)
                     self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
+                    record = self._of_hash(b"HGETALL", words[5] + client, [])
+                    answers.append([client, record] if alone and len(answers) % 2 else client)  # the answer is bounded
                 else:
                     self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
-            return len(clients)
+            return answers
         if words[0] in (b"give", b"take"):
             client = words[1]
             found = words[2] + client in self.values

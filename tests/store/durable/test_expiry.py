@@ -283,7 +283,7 @@ def test_a_client_that_comes_back_during_a_sweep_gets_what_is_left(worker: Durab
 
 def test_many_queues_that_end_together_are_looked_through_a_few_at_a_time(worker: DurableWorker) -> None:
     """A million sessions with the same deadline would stop the worker."""
-    queues = [worker.store.begin(b"client-%d" % number)[1] for number in range(200)]
+    queues = [worker.store.begin(b"client-%d" % number).queue() for number in range(200)]
     for queue in queues:
         queue.rest()
         queue.append(message(b"x", 1, expires=worker.now + 5.0), 10, worker.now)

@@ -3,7 +3,8 @@
 # `speed`, `transports`, `connects`, `storm` and `fanout` compare Weir with Mosquitto. The others measure Weir alone:
 # `hostile` beside clients that mean harm, `crowd` while many clients connect, `node` with two workers and with one,
 # `flush` with adaptive flushing and with a send at the end of each tick, `protection` with overload protection and
-# without it, `versus` this build beside another one, and `durable` beside Mosquitto with sessions in its memory.
+# without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory, and
+# `durable-sizes` what durable sessions take while nothing happens, and how soon a node serves that has many.
 import argparse
 import json
 import sys
@@ -12,7 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.tools.bench import crowd, durable, flush, hostile, node, protection, scale, speed, transports, versus
+from tests.tools.bench import (
+    crowd,
+    durable,
+    durable_sizes,
+    flush,
+    hostile,
+    node,
+    protection,
+    scale,
+    speed,
+    transports,
+    versus,
+)
 from tests.tools.bench.attackers import ATTACKS
 from tests.tools.bench.contenders import ENCRYPTED, TRANSPORTS, Bench, open_bench
 from tests.tools.bench.loads import LOADS, Load
@@ -26,7 +39,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
-    benches += ["versus", "durable"]
+    benches += ["versus", "durable", "durable-sizes"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -43,6 +56,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result there")
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
+    parser.add_argument("--sessions", type=int, default=100_000, help="of `durable-sizes` (default 100000)")
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
     parser.add_argument(
         "--seconds",
@@ -92,6 +106,7 @@ def main() -> None:
     if arguments.quick:
         arguments.runs, least_cpu = 1, QUICK_CPU
         clients, connects = clients // QUICK_SHARE, connects // QUICK_SHARE
+        arguments.sessions //= QUICK_SHARE
     roads = (arguments.transport,) if arguments.transport else TRANSPORTS
     with open_bench(arguments.interpreted) as bench:
         if arguments.what == "transports" and not bench.tls and set(roads) & set(ENCRYPTED):
@@ -118,6 +133,8 @@ def main() -> None:
                 table, results = versus.measure(bench, *other, loads, arguments.runs, arguments.v5, least_cpu)
             elif arguments.what == "durable":
                 table, results = durable.measure(bench, names, arguments.runs, arguments.quick)
+            elif arguments.what == "durable-sizes":
+                table, results = durable_sizes.measure(bench, arguments.sessions)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":

@@ -18,6 +18,7 @@ import trustme
 
 from tests.system.processes import (
     HOST,
+    PATIENCE,
     BrokerProcess,
     control_socket,
     free_port,
@@ -65,10 +66,18 @@ class Bench:
 
     @contextmanager
     def weir(
-        self, transport: str = "tcp", workers: int = 1, more: Mapping[str, object] | None = None
+        self,
+        transport: str = "tcp",
+        workers: int = 1,
+        more: Mapping[str, object] | None = None,
+        port: int = 0,
+        patience: float = PATIENCE,
     ) -> Iterator[BrokerProcess]:
-        """A Weir that listens for *transport* alone; *more* are settings beside the usual ones."""
-        settings, port = {**WEIR_SETTINGS, "node.workers": workers, **(more or {})}, free_port()
+        """A Weir that listens for *transport* alone; *more* are settings beside the usual ones.
+
+        *port*: of a node that was stopped, whose data it goes on with. *patience*: seconds until it serves.
+        """
+        settings, port = {**WEIR_SETTINGS, "node.workers": workers, **(more or {})}, port or free_port()
         if transport != "tcp":
             settings |= {"listeners.tcp.enabled": "false", f"listeners.{transport}.enabled": "true"}
             settings[f"listeners.{transport}.port"] = port
@@ -76,7 +85,7 @@ class Bench:
             settings |= {"tls.certificate": self.chain, "tls.key": self.key}
         command = [self.python, *weir_command(port, settings)[1:]]
         control = control_socket(port, self.folder)
-        broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages), control)
+        broker = BrokerProcess(command, port, self.folder, weir_environment(self.packages), control, patience)
         try:
             yield broker
         finally:

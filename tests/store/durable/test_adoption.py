@@ -1,0 +1,86 @@
+# How the sessions of a worker that has ended are adopted: in bounded answers, which may be lost.
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from broker.store.durable.adoption import RECORDS
+from broker.store.durable.record import FORM, HEAD, LEFT, SCRIPT
+from supervisor.redis_server import RedisServer
+from tests.redis_servers import RunningRedis
+from tests.store.durable.durable_worker import EXPIRY, KEYS, DurableWorker, incarnation
+from tests.store.durable.model import ModelRedis
+
+StartRedis = Callable[..., RunningRedis]
+
+
+@pytest.mark.parametrize("messages", [0, 3])
+@pytest.mark.parametrize("commands", range(8, 20))
+def test_a_session_is_adopted_whichever_answer_is_lost(commands: int, messages: int) -> None:
+    """The session would have been renamed, and read by nobody: its client would begin anew."""
+    redis = ModelRedis()
+    former = DurableWorker(redis)
+    former.disconnect()
+    for number in range(messages):
+        former.offer(b"%d" % number)
+    former.settle()
+    redis.cut(former.now)
+    redis.cut_after = commands
+    worker = DurableWorker(redis, 2, former.now)
+
+    assert worker.owner.found is not None
+    assert EXPIRY == worker.owner.found.stored.expiry
+    assert messages == worker.session.waiting()
+    assert {b"client"} == {each for key, each in indexes(redis, 2)}
+    assert [] == indexes(redis, 1)
+
+
+def indexes(redis: ModelRedis, number: int) -> list[tuple[bytes, bytes]]:
+    """What is in the indexes of a worker: (key, client id)."""
+    found = []
+    for at in range(16):
+        key = KEYS.sessions(at, incarnation(number)).index
+        found += [(key, client) for client in redis.values.get(key, [])]
+    return found
+
+
+@pytest.mark.system
+def test_an_answer_has_a_bounded_number_of_bytes(start_redis: StartRedis, every_server: RedisServer) -> None:
+    """A few hundred sessions with thousands of filters each would stop the worker, and Redis, for a second."""
+    former, ours = KEYS.sessions(0, incarnation(1)), KEYS.sessions(0, incarnation(2))
+    filters = {b"%04d/" % number + b"x" * 1000: b"\1" for number in range(60)}
+    with start_redis(every_server).client() as client:
+        for number in range(40):
+            client.hset(former.records + b"%d" % number, mapping={**filters, HEAD: b"head"})
+            client.sadd(former.index, b"%d" % number)
+        keys = [former.index, ours.index]
+        own = [ours.records, ours.queues, ours.released]
+        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"1.000000", RECORDS]
+        answer: Any = client.eval(SCRIPT, 2, *keys, *words)
+
+        here = [each for each in answer[1:] if isinstance(each, list)]
+        assert 40 == answer[0] == len(answer) - 1
+        assert RECORDS // 60_600 - 1 <= len(here) <= RECORDS // 60_600 + 1
+        assert all(LEFT in record for _, record in here)
+        assert 40 == client.scard(ours.index) == len(client.keys(ours.records + b"*"))
+
+
+@pytest.mark.system
+def test_a_session_whose_client_was_connected_has_left_when_it_is_adopted(
+    start_redis: StartRedis, every_server: RedisServer
+) -> None:
+    """Its expiry would begin anew with each worker: such a session would never end."""
+    former, ours = KEYS.sessions(0, incarnation(1)), KEYS.sessions(0, incarnation(2))
+    with start_redis(every_server).client() as client:
+        for name in (b"connected", b"left"):
+            client.hset(former.records + name, HEAD, msgpack.packb((FORM, EXPIRY, None)))
+            client.sadd(former.index, name)
+        client.hset(former.records + b"left", LEFT, b"5.000000")
+        own = [ours.records, ours.queues, ours.released]
+        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"9.000000", RECORDS]
+        answer: Any = client.eval(SCRIPT, 2, former.index, ours.index, *words)
+
+        told = {name: dict(zip(fields[::2], fields[1::2], strict=True))[LEFT] for name, fields in answer[1:]}
+        assert {b"connected": b"9.000000", b"left": b"5.000000"} == told
+        assert told == {name: client.hget(ours.records + name, LEFT) for name in told}
