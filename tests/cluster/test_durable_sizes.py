@@ -9,7 +9,8 @@ import pytest
 
 from broker.mqtt.packets import PUBACK, Ack, Subscribe, Wanted
 from broker.worker_id import WorkerId
-from tests.cluster.test_durable import Durable, payloads
+from tests.cluster.durable_node import Durable
+from tests.cluster.test_durable import payloads
 from tests.innode import stored
 from tests.inprocess import Broker, Clock
 from tests.redis_servers import RunningRedis
