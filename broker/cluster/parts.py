@@ -36,6 +36,7 @@ from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.address import RedisAddress
@@ -127,6 +128,7 @@ class ClusterLinks:
             hold=base.config.store.hold,
             gate=StoreGate(gate, throttle.opened),
             counters=base.counters,
+            bodies=SharedBodies(keys, me, base.config.limits.queue_ttl),
         )
         self.durable_store = DurableStore(
             commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl

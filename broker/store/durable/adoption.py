@@ -5,8 +5,8 @@
 #
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
 # 2. Page by page, it has the server rename the keys of each former owner. The answers have the records of the sessions;
-#    of those with messages only the client ids: they are read, a few at a time. The former owner is removed, once it
-#    has nothing left.
+#    of those with messages only the client ids: they are read, a few at a time. Queues of sessions that have ended
+#    come with them (dropped_queues.py). The former owner is removed, once it has nothing left.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
@@ -16,12 +16,13 @@ from typing import Any, Final, Protocol, cast
 from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
+from broker.store.durable.dropped_queues import DroppedQueues, is_dropped
 from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord, StoredSession, read_record
 from broker.store.redis.connection import packed
-from broker.store.redis.keys import SLICES, Keys
+from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
@@ -110,11 +111,12 @@ class Adoption:
         worker: WorkerId,
         workers: int,
         begin: Callable[[bytes], SessionRecord],
+        dropped: DroppedQueues,
         wall: Callable[[], float],
     ) -> None:
         """*worker* is one of *workers*. *script*: `SCRIPT`. *begin* makes what stores the session of a client id.
 
-        *wall*: Unix time in seconds.
+        *dropped* takes queues apart whose sessions have ended. *wall*: Unix time in seconds.
         """
         self.sessions = 0  # that were read
         self.done = False
@@ -126,6 +128,7 @@ class Adoption:
         self._shard = worker.shard
         self._workers = workers
         self._begin = begin
+        self._dropped = dropped
         self._wall = wall
         self._owner: SessionOwner | None = None
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
@@ -197,8 +200,9 @@ class Adoption:
         former = self._keys.sessions(self._slice, self._former[-1])
         ours = self._keys.sessions(self._slice, self._me)
         words: list[str | bytes | int] = ["adopt", ADOPTED, former.records, former.queues, former.released]
-        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), RECORDS]
-        self._send(self._script.call([former.index, ours.index], words), self._adopted_page, now)
+        words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), RECORDS, FENCED_FOR]
+        keys = [former.index, ours.index, self._keys.fence(self._former[-1])]
+        self._send(self._script.call(keys, words), self._adopted_page, now)
 
     def _adopted_page(self, reply: object, now: float) -> None:
         owner = self._owner
@@ -210,7 +214,7 @@ class Adoption:
             if isinstance(answer, list):
                 client, fields = answer
                 self._restore(owner, client, [fields, None, None, 0, []], now, wall)
-            else:
+            elif not self._is_dropped(answer):
                 self._unread.append(answer)
         self._read_page(now)
 
@@ -239,8 +243,15 @@ class Adoption:
         cursor, clients = cast(list[Any], reply)
         self._cursor = cursor
         once = dict.fromkeys(clients)  # a scan may repeat some
-        self._unread = [client for client in once if not owner.has(client_id_of(client))]
+        self._unread = [each for each in once if not self._is_dropped(each) and not owner.has(client_id_of(each))]
         self._read_page(now)
+
+    def _is_dropped(self, name: bytes) -> bool:
+        """Whether *name*, from an index, is that of a dropped queue: then it is taken apart. Twice does no harm."""
+        if not is_dropped(name):
+            return False
+        self._dropped.add(self._keys.sessions(self._slice, self._me), name)
+        return True
 
     def _read_page(self, now: float) -> None:
         self._reading, self._unread = self._unread[:READ], self._unread[READ:]

@@ -13,26 +13,38 @@
 # also says when the earliest of all messages ends that are stored up to it, or a time before that: so the last pack of
 # a list tells when the queue has to be looked through.
 #
+# The body of a message (topic, payload and properties) that many queues get is stored once (shared_bodies.py), and a
+# pack refers to it: by the number of a group of bodies, of the worker that has stored them, and an index in the group.
+# A pack with references has another form, and so have the packs behind it in a list: the last pack of a list tells
+# whether there may be references in it.
+#
 # The form, with numbers as LEB128 (7 bits to a byte, the low ones first, as in a Variable Byte Integer), but for times
 # in seconds of Unix time, which have 32 bits and are good until 2106:
 #
-#   FORM; times: of storing, at which the last of its messages ends, at which something up to this pack may end;
-#   position of the first message; bytes of all messages before it
+#   PLAIN, REFERRING or BEHIND; times: of storing, at which the last of its messages ends, at which something up to this
+#   pack may end; position of the first message; bytes of all messages before it; REFERRING: incarnation of the worker
 #   then for each message:
 #     flags; GAP: positions left out before it; without SAME_TOPIC: length of the topic, topic; length of the payload,
 #     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry
+#     REFERENCE: in place of topic, payload and properties: without SAME_TOPIC the number of the group, else it is that
+#     of the reference before; index; bytes of the message
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from broker.session.message import NEVER, Message
 
-FORM: Final = 2  # the first one had no time at which messages end
+PLAIN: Final = 2  # the first form had no time at which messages end
+REFERRING: Final = 3  # some of its messages are references
+BEHIND: Final = 4  # none is, but there may be some in packs before it
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 SAME_TOPIC: Final = 0x08  # as the message before it
 PROPERTIES: Final = 0x10
 EXPIRES: Final = 0x20
 GAP: Final = 0x40  # messages between were acknowledged before they were stored
+REFERENCE: Final = 0x80
+WRITER: Final = 8  # bytes of an incarnation
 HEAD: Final = struct.Struct(">BIII")
 LONGEST: Final = 56  # bits of a number
 PACKET_IDS: Final = 65535
@@ -42,40 +54,85 @@ class DamagedPack(ValueError):
     """The bytes are no pack: they were damaged, or written by a newer version."""
 
 
-class StoredMessage:
-    """A message and its *position* in the queue of its session, from 1 on."""
+class Reference:
+    """Where the body of a message is that many queues have: the *index* in *group*."""
 
-    def __init__(self, position: int, message: Message) -> None:
+    def __init__(self, group: int, index: int) -> None:
+        self.group = group
+        self.index = index
+
+
+class StoredMessage:
+    """A message and its *position* in the queue of its session, from 1 on.
+
+    *body*: where its body is, if it is not in the pack.
+    """
+
+    def __init__(self, position: int, message: Message, body: Reference | None = None) -> None:
         self.position = position
         self.message = message
+        self.body = body
+
+    def has_body(self) -> bool:
+        """Whether the message is whole: one that was read has no body before `add_body()`, if it is not in its pack."""
+        return len(self.message.topic) > 0  # as each topic has [MQTT-4.7.3-1]
+
+
+class Groups:
+    """The groups of bodies that a pack refers to: their *numbers* at the worker *writer*, as in `Pack`. Immutable."""
+
+    def __init__(self, writer: bytes, numbers: list[int]) -> None:
+        self.writer = writer
+        self.numbers = numbers
 
 
 class Pack:
     """Messages that are stored together, not none. *bytes_before*: of all messages of the queue before them.
 
     Times in seconds of Unix time: *stored_at*; *end*, after which none of them is kept; *due*, before which no message
-    of the queue ends, up to these.
+    of the queue ends, up to these. *writer*: the WRITER bytes of the incarnation of the worker that has stored the
+    bodies that they refer to; b"": they refer to none. *behind*: packs before it may refer to some.
     """
 
-    def __init__(self, bytes_before: int, stored_at: int, end: int, due: int, messages: list[StoredMessage]) -> None:
+    def __init__(
+        self,
+        bytes_before: int,
+        stored_at: int,
+        end: int,
+        due: int,
+        messages: list[StoredMessage],
+        writer: bytes = b"",
+        behind: bool = False,
+    ) -> None:
         self.bytes_before = bytes_before
         self.stored_at = stored_at
         self.end = end
         self.due = due
         self.messages = messages
+        self.writer = writer
+        self.behind = behind
+
+    def may_refer(self) -> bool:
+        """Whether there may be references in a list up to this pack."""
+        return self.behind or len(self.writer) > 0
+
+    def groups(self) -> Groups | None:
+        """The groups that it refers to."""
+        return groups_of(self.writer, self.messages) if self.writer else None
 
 
 class StoredPack:
     """A pack in Redis of which messages are sent or ready. *first*, *last*: positions.
 
-    *ends*: when the first of its messages ends, Unix time.
+    *ends*: when the first of its messages ends, Unix time. *groups*: of bodies that it refers to.
     """
 
-    def __init__(self, first: int, last: int, left: int, ends: float) -> None:
+    def __init__(self, first: int, last: int, left: int, ends: float, groups: Groups | None) -> None:
         self.first = first
         self.last = last
         self.left = left  # messages that are not done
         self.ends = ends
+        self.groups = groups
         self.removed = False
         self.completed: list[int] = []  # positions of messages with PUBCOMP, whose marks go with the pack
 
@@ -90,13 +147,22 @@ def position_of(packet_id: int, last: int) -> int:
     return last - (last - packet_id) % PACKET_IDS
 
 
+def groups_of(writer: bytes, messages: Iterable[StoredMessage]) -> Groups | None:
+    """The groups of *writer* that *messages* refer to."""
+    numbers = dict.fromkeys([stored.body.group for stored in messages if stored.body is not None])
+    return Groups(writer, list(numbers)) if numbers else None
+
+
 def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
     """*pack* as it is stored. *now*: the worker's time; *wall*: the same in Unix time."""
     messages = pack.messages
-    out = bytearray(HEAD.pack(FORM, pack.stored_at, pack.end, pack.due))
+    form = REFERRING if pack.writer else BEHIND if pack.behind else PLAIN
+    out = bytearray(HEAD.pack(form, pack.stored_at, pack.end, pack.due))
     position = messages[0].position
     _put(out, position)
     _put(out, pack.bytes_before)
+    out += pack.writer
+    group = 0
     stored_at = pack.stored_at - wall + now
     topic = b""
     for stored in messages:
@@ -104,11 +170,16 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
         flags = message.qos
         if message.retain:
             flags |= RETAIN
-        same = message.topic == topic
+        body = stored.body
+        if body is not None:
+            same = body.group == group
+            flags |= REFERENCE
+        else:
+            same = message.topic == topic
+            if message.properties:
+                flags |= PROPERTIES
         if same:
             flags |= SAME_TOPIC
-        if message.properties:
-            flags |= PROPERTIES
         if message.expires != NEVER:
             flags |= EXPIRES
         if stored.position != position:
@@ -116,15 +187,22 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
         out.append(flags)
         if stored.position != position:
             _put(out, stored.position - position)
-        if not same:
-            topic = message.topic
-            _put(out, len(topic))
-            out += topic
-        _put(out, len(message.payload))
-        out += message.payload
-        if message.properties:
-            _put(out, len(message.properties))
-            out += message.properties
+        if body is not None:
+            if not same:
+                group = body.group
+                _put(out, group)
+            _put(out, body.index)
+            _put(out, message.size)
+        else:
+            if not same:
+                topic = message.topic
+                _put(out, len(topic))
+                out += topic
+            _put(out, len(message.payload))
+            out += message.payload
+            if message.properties:
+                _put(out, len(message.properties))
+                out += message.properties
         if message.expires != NEVER:
             _put(out, max(0, round((message.expires - stored_at) * 1000)))
         position = stored.position + 1
@@ -132,15 +210,22 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
 
 
 def decode_pack(data: bytes, now: float, wall: float) -> Pack:
-    """The pack that `encode_pack()` made, perhaps on another worker. DamagedPack: it did not."""
-    if not data or data[0] != FORM:
+    """The pack that `encode_pack()` made, perhaps on another worker. DamagedPack: it did not.
+
+    A message whose body is elsewhere has its size, and neither topic nor payload nor properties.
+    """
+    if not data or not PLAIN <= data[0] <= BEHIND:
         raise DamagedPack("unknown form" if data else "empty")
     end = len(data)
     if end < HEAD.size:
         raise DamagedPack("it ends in its head")
-    _, stored_at, lasts_to, due = HEAD.unpack_from(data)
+    form, stored_at, lasts_to, due = HEAD.unpack_from(data)
     position, at = _take(data, HEAD.size, end)
     bytes_before, at = _take(data, at, end)
+    writer = b""
+    if form == REFERRING:
+        writer, at = data[at : at + WRITER], at + WRITER
+    group = 0
     stored_here = stored_at - wall + now  # by the clock of this worker
     latest = lasts_to - wall + now or -1.0  # 0.0 would be NEVER
     messages: list[StoredMessage] = []
@@ -151,12 +236,21 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
         if flags & GAP:
             gap, at = _take(data, at, end)
             position += gap
-        if not flags & SAME_TOPIC:
-            topic, at = _take_bytes(data, at, end)
-        payload, at = _take_bytes(data, at, end)
-        properties = b""
-        if flags & PROPERTIES:
-            properties, at = _take_bytes(data, at, end)
+        payload = properties = b""
+        body: Reference | None = None
+        size = 0
+        if flags & REFERENCE:
+            if not flags & SAME_TOPIC:
+                group, at = _take(data, at, end)
+            index, at = _take(data, at, end)
+            size, at = _take(data, at, end)
+            body = Reference(group, index)
+        else:
+            if not flags & SAME_TOPIC:
+                topic, at = _take_bytes(data, at, end)
+            payload, at = _take_bytes(data, at, end)
+            if flags & PROPERTIES:
+                properties, at = _take_bytes(data, at, end)
         expires = NEVER
         if flags & EXPIRES:
             milliseconds, at = _take(data, at, end)
@@ -164,15 +258,41 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
             if expires == NEVER:
                 expires = -1.0  # it has expired, whatever the clock of this worker says
         qos = flags & QOS
-        if qos == QOS or flags & 0x80:
+        if qos == QOS or (body is not None and (form != REFERRING or not group)):
             raise DamagedPack(f"flags {flags:#x}")
-        message = Message(topic, payload, qos, flags & RETAIN != 0, properties, expires)
+        message = Message(b"" if body else topic, payload, qos, flags & RETAIN != 0, properties, expires)
+        if body is not None:
+            message.size = size
         message.end_by(latest)
-        messages.append(StoredMessage(position, message))
+        messages.append(StoredMessage(position, message, body))
         position += 1
     if not messages:
         raise DamagedPack("no message")
-    return Pack(bytes_before, stored_at, lasts_to, due, messages)
+    return Pack(bytes_before, stored_at, lasts_to, due, messages, writer, form == BEHIND)
+
+
+def encode_body(message: Message) -> bytes:
+    """The body of *message* as it is stored: length of the topic, topic; length of the payload, payload; properties."""
+    out = bytearray()
+    _put(out, len(message.topic))
+    out += message.topic
+    _put(out, len(message.payload))
+    out += message.payload
+    out += message.properties
+    return bytes(out)
+
+
+def add_body(stored: StoredMessage, data: bytes) -> None:
+    """Give *stored*, which was read without its body, the body in *data*. DamagedPack: it is none of that message."""
+    bare = stored.message
+    end = len(data)
+    topic, at = _take_bytes(data, 0, end)
+    payload, at = _take_bytes(data, at, end)
+    message = Message(topic, payload, bare.qos, bare.retain, data[at:], bare.expires)
+    if not topic or message.size != bare.size:
+        raise DamagedPack("a body is that of another message")
+    message.ends = bare.ends
+    stored.message = message
 
 
 def _put(out: bytearray, number: int) -> None:

@@ -20,11 +20,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from broker.reasons import DropReason
 from broker.session.expiry import NEVER_DUE, ExpirySchedule
 from broker.session.message import NEVER, Message
 from broker.session.queue import Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack
+from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, saves_memory
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep, rest_of
 
@@ -35,7 +37,7 @@ READY_BYTES: Final = 64 * 1024
 class QueueParts(MessageQueue):
     """A base class, as the port is one: DurableQueue says what is done with the parts."""
 
-    def __init__(self, budget: MessageBudget, expiry: ExpirySchedule) -> None:
+    def __init__(self, budget: MessageBudget, expiry: ExpirySchedule, bodies: SharedBodies) -> None:
         """*expiry*: its times are Unix time, as a message that is stored outlives the clock of a worker."""
         super().__init__(True)
         self.waiting_bytes = 0  # of messages that wait, wherever they are
@@ -45,6 +47,7 @@ class QueueParts(MessageQueue):
         self.stored = StoredList()
         self._budget = budget
         self._expiry = expiry
+        self._bodies = bodies
         self._holder: Holder | None = None
         self._last = 0  # the position of the message that came last
         self._ready_to = 0  # that of the last message that is or was ready
@@ -155,10 +158,10 @@ class QueueParts(MessageQueue):
             left = [stored for stored in pack.messages if self._stays(stored, keep)]
             if not left:
                 removed += 1
-                if self.stored.remove(index):
+                if self.stored.remove(index, pack):
                     continue
             elif len(left) < len(pack.messages):
-                self.stored.replace(index, rest_of(pack, left), now, wall)
+                self.stored.replace(index, pack, rest_of(pack, left), now, wall)
             index += 1
         if removed or self.stored.changing or self._marks.completed:
             self._write_soon()
@@ -221,6 +224,21 @@ class QueueParts(MessageQueue):
             self._ready_to = position
         self._write_soon()
 
+    def _has_ended(self, stored: StoredMessage, now: float) -> bool:
+        may_be_at_client = stored.message.qos == 2 and stored.position <= self._restored_to
+        return stored.message.expired(now) and not may_be_at_client
+
+    def _end_sweep(self) -> None:
+        if self._sweep is not None:
+            self._sweep = None
+            self._reading = False
+            self._expiry.sweeps -= 1
+
+    def report(self, reason: DropReason, count: int) -> None:
+        """Tell the session that *count* messages were dropped, and why."""
+        if self._holder is not None and count:
+            self._holder.queue_dropped(reason, count)
+
     def _remove(self, stored: StoredMessage, now: float) -> None:
         """Drop a message that waited in memory."""
         size = stored.message.size
@@ -256,7 +274,7 @@ class QueueParts(MessageQueue):
         first, last, ends = pack.messages[0].position, pack.messages[-1].position, pack.messages[0].message.ends
         for stored in pack.messages:
             ends = min(ends, stored.message.ends)
-        stored_pack = StoredPack(first, last, len(pack.messages), ends - now + wall)
+        stored_pack = StoredPack(first, last, len(pack.messages), ends - now + wall, pack.groups())
         self.stored.add_read(stored_pack, [])
         withheld = 0
         for stored in pack.messages:
@@ -322,10 +340,32 @@ class QueueParts(MessageQueue):
             self._reading = True
             self._read_page()
 
+    def page(self) -> tuple[int, int]:
+        """Which packs of the list are to be read: (index of the first, how many); (0, 0): none now.
+
+        `DurableQueue.arrived()` follows, when the server has answered.
+        """
+        sweep, unread = self._sweep, self.stored.unread
+        if sweep is not None:
+            sweep.waits = self._under_way or self.stored.changing
+            if sweep.waits:
+                return 0, 0
+            return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread))
+        if self._under_way or self.ended or not unread or self.stored.changing:
+            self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
+            return 0, 0
+        return self.stored.first_unread(), self._page_of(unread)
+
+    def _page_of(self, unread: int) -> int:
+        """How many of *unread* packs are a page, by what they have on average."""
+        count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
+        return max(1, count)
+
     def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
         """The pack of *messages*, which are new, and about to be written."""
         latest, earliest, size = 0.0, NEVER_DUE, 0
-        writing = self._writing
+        writing, bodies = self._writing, self._bodies
+        refers = False
         for stored in messages:
             message = stored.message
             ends = message.ends
@@ -337,14 +377,24 @@ class QueueParts(MessageQueue):
                 earliest = ends
             size += message.size
             writing[stored.position] = message
+            completion = message.as_published().completion
+            receivers = 0 if completion is None else completion.pending
+            if receivers >= RECEIVERS and saves_memory(receivers, message.size):
+                stored.body = bodies.refer(message)
+                refers = True
         stored_at, end, ends = int(wall), int(latest - now + wall) + 1, earliest - now + wall
         if ends < self.due:
             self._expiry.set(self, ends)
         due = stored_at if self._overdue or self._sweep is not None else min(end, int(self.due))
-        data = encode_pack(Pack(self.stored.stored_bytes, stored_at, end, due, messages), now, wall)
+        listed = self.stored
+        listed.refers = refers or (listed.refers and (listed.unread > 0 or len(listed.read) > 0))
+        writer = bodies.writer if refers else b""
+        data = encode_pack(Pack(listed.stored_bytes, stored_at, end, due, messages, writer, listed.refers), now, wall)
+        groups = bodies.refers(messages) if refers else None
         if messages[0].position <= self._ready_to:
-            self.stored.add_read(StoredPack(messages[0].position, messages[-1].position, len(messages), ends), messages)
+            first, last = messages[0].position, messages[-1].position
+            listed.add_read(StoredPack(first, last, len(messages), ends, groups), messages)
         else:
-            self.stored.unread += 1
-        self.stored.stored_bytes += size
+            listed.unread += 1
+        listed.stored_bytes += size
         return data

@@ -27,7 +27,8 @@ from broker.reasons import DropReason
 from broker.session.expiry import ExpirySchedule
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget
-from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.dropped_queues import dropping, name_of
+from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import (
     DamagedPack,
@@ -37,7 +38,7 @@ from broker.store.durable.pack import (
     packet_id_of,
     position_of,
 )
-from broker.store.durable.parts import READY, READY_BYTES, QueueParts
+from broker.store.durable.parts import QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
@@ -53,7 +54,15 @@ class QueueReader(Protocol):
     """Reads packs for queues."""
 
     def read(self, queue: "DurableQueue") -> None:
-        """Read a page of *queue*, soon: see `DurableQueue.page()`."""
+        """Read a page of *queue*, soon: see `QueueParts.page()`."""
+        ...
+
+    def read_bodies(self, queue: "DurableQueue", packs: list[Pack]) -> None:
+        """Read the shared bodies of *packs*; `DurableQueue.bodies_arrived()` follows."""
+        ...
+
+    def dropped(self, keys: SessionKeys, name: bytes) -> None:
+        """The list *name* is one of `DroppedQueues` now."""
         ...
 
     def damaged(self, queue: "DurableQueue", why: str) -> None:
@@ -73,7 +82,7 @@ class DurableQueue(QueueParts):
         reader: QueueReader,
         expiry: ExpirySchedule,
     ) -> None:
-        super().__init__(budget, expiry)
+        super().__init__(budget, expiry, commit.bodies)
         self.dirty = False
         self.held = False
         self.client = client
@@ -87,6 +96,7 @@ class DurableQueue(QueueParts):
         self._give: Callable[[], None] | None = None  # to be called when all is stored
         self._taken: TakenNumbers | None = None  # until there are some
         self._late = False  # see TakenNumbers
+        self._dropped_as = b""  # the name that the list gets when the session ends, if it has to be taken apart
 
     def _write_soon(self) -> None:
         self._commit.soon(self)
@@ -123,6 +133,7 @@ class DurableQueue(QueueParts):
             self._ready_to = first.messages[0].position - 1
             self._last = max(self._last, last.messages[-1].position)
             self.stored.unread = length
+            self.stored.refers = last.may_refer()
             self.stored.stored_bytes = last.bytes_before + sum([stored.message.size for stored in last.messages])
             self._expiry.set(self, last.due)
         self._due_to = self._last
@@ -178,10 +189,12 @@ class DurableQueue(QueueParts):
         self._resting = self._unloading = False
 
     def append(self, message: Message, most: int, now: float) -> int:
-        message.hold()
+        completion = message.hold()
         self._most = most
         self.size += message.size
         self._budget.take(message)
+        if completion.pending == WIDE:
+            self._commit.gather(now)
         if self._early is not None:
             self._early.append(message)
             return 0
@@ -269,11 +282,13 @@ class DurableQueue(QueueParts):
             self.size -= message.size
             self._budget.give_back(message)
             message.settle(self._commit.now)
-        removed = len(early)
-        return removed + self._filter(lambda stored: keep(stored.message), self._commit.now)
+        return len(early) + self._filter(lambda stored: keep(stored.message), self._commit.now)
 
     def clear(self) -> int:
         waited = 0 if self._given else self.count
+        unknown = self._early is not None  # what is stored: a reply is still to come
+        if unknown or (self.stored.refers and not self.stored.is_empty()):
+            self._dropped_as = name_of(self.client)
         for message in self._forget():
             message.settle(self._commit.now)
         self.stored, self._marks = StoredList(), PubrecMarks()
@@ -331,8 +346,7 @@ class DurableQueue(QueueParts):
     def state(self) -> QueueState:
         """What the next owner cannot read in Redis, once all is stored."""
         sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
-        done = sorted(self._done_unread)
-        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, done, completed)
+        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, sorted(self._done_unread), completed)
 
     def _give_if_stored(self) -> None:
         then = self._give
@@ -349,14 +363,18 @@ class DurableQueue(QueueParts):
     # What GroupCommit asks for.
 
     def collect(self, now: float, wall: float) -> list[bytes]:
-        key, released_key = self.key(), self._keys.released + self.client
+        key = self.key()
         if self.ended:
+            released_key = self._keys.released + self.client
             if self.damaged:
                 aside = self._keys.damaged + self.client + b":queue"
                 return [packed("RENAME", key, aside), packed("DEL", released_key)]
+            if self._dropped_as:
+                return dropping(self._keys, self.client, self._dropped_as)
             return [packed("DEL", key, released_key)]
-        writes = self.stored.writes(key) if self.stored.removable or self.stored.changing else []
-        writes += self._marks.collect(released_key)
+        writes = self.stored.writes(key, self._bodies) if self.stored.removable or self.stored.changing else []
+        if self._marks.asked or self._marks.completed:
+            writes += self._marks.collect(self._keys.released + self.client)
         due = max(self._due_to, self._held_to)
         packs: list[bytes] = []
         messages: list[StoredMessage] = []
@@ -385,8 +403,10 @@ class DurableQueue(QueueParts):
         return writes
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
-        self._under_way = False
+        of_session, self._under_way = self._under_way, False  # else what was carried out is its end
         if self.ended:
+            if self._dropped_as and not (of_session or self.damaged):
+                self._reader.dropped(self._keys, self._dropped_as)
             return
         if errors:
             self.damage(str(errors[0]))
@@ -471,10 +491,6 @@ class DurableQueue(QueueParts):
             self._reader.read(self)
         self.report(DropReason.EXPIRED, ended)
 
-    def _has_ended(self, stored: StoredMessage, now: float) -> bool:
-        may_be_at_client = stored.message.qos == 2 and stored.position <= self._restored_to
-        return stored.message.expired(now) and not may_be_at_client
-
     def _swept(self, sweep: Sweep, packs: list[Pack], now: float, wall: float) -> None:
         """Remove what has ended, or is done, from the next *packs* of the sweep."""
         before = sweep.ended
@@ -510,39 +526,7 @@ class DurableQueue(QueueParts):
         self._expiry.set(self, max(earliest, wall + PAUSE_PER_PAGE * sweep.pages))
         self._end_sweep()
 
-    def _end_sweep(self) -> None:
-        if self._sweep is not None:
-            self._sweep = None
-            self._reading = False
-            self._expiry.sweeps -= 1
-
-    def report(self, reason: DropReason, count: int) -> None:
-        """Tell the session that *count* messages were dropped, and why."""
-        if self._holder is not None and count:
-            self._holder.queue_dropped(reason, count)
-
     # Reading.
-
-    def page(self) -> tuple[int, int]:
-        """Which packs of the list are to be read: (index of the first, how many); (0, 0): none now.
-
-        `arrived()` follows, when the server has answered.
-        """
-        sweep, unread = self._sweep, self.stored.unread
-        if sweep is not None:
-            sweep.waits = self._under_way or self.stored.changing
-            if sweep.waits:
-                return 0, 0
-            return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread))
-        if self._under_way or self.ended or not unread or self.stored.changing:
-            self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
-            return 0, 0
-        return self.stored.first_unread(), self._page_of(unread)
-
-    def _page_of(self, unread: int) -> int:
-        """How many of *unread* packs are a page, by what they have on average."""
-        count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
-        return max(1, count)
 
     def arrived(self, packs: list[bytes], now: float, wall: float) -> None:
         """The packs that were read, in their order; none if the list has none there."""
@@ -565,6 +549,16 @@ class DurableQueue(QueueParts):
             read.append(pack)
         if self._sweep is not None:
             self._swept(self._sweep, read, now, wall)
+        elif any(pack.writer for pack in read):
+            self._reader.read_bodies(self, read)
+        else:
+            self.bodies_arrived(read, "", now, wall)
+
+    def bodies_arrived(self, read: list[Pack], why: str, now: float, wall: float) -> None:
+        """The packs that `read_bodies()` was called for are whole, or *why* they never will be."""
+        if why and not self.ended:
+            self.damage(why)
+        if self.ended or self.damaged:
             return
         self._reading = False
         withheld = 0

@@ -15,6 +15,7 @@ from broker.reasons import StoreFailure
 from broker.session.queue_pages import BYTES, MESSAGES, UNKNOWN, QueuePage, WaitingMessage
 from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack
 from broker.store.durable.queue import DurableQueue
+from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.store import DurableStore
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import CallbackCommand
@@ -70,6 +71,21 @@ class QueueBrowser:
             packs = [decode_pack(data, now, wall) for data in found]
         except DamagedPack as error:
             then(0, None, f"{DAMAGED}: {error}.")
+            return
+        if any(pack.writer for pack in packs):
+            read = ReadBodies(self._store.commit.bodies, packs, PATIENCE, partial(self._whole, then, first, packs))
+            self._store.submit(read, now)
+        else:
+            then(first, packs, "")
+
+    def _whole(
+        self, then: Packs, first: int, packs: list[Pack], missing: int, why: str, failure: StoreFailure | None
+    ) -> None:
+        """The bodies of *packs* were read; what is *missing* was delivered or has ended meanwhile."""
+        if failure is not None:
+            then(0, None, f"Redis does not give the messages: {failure.words}.")
+        elif why:
+            then(0, None, f"{DAMAGED}: {why}.")
         else:
             then(first, packs, "")
 
@@ -95,7 +111,7 @@ class QueueBrowser:
                 if position <= after or position > last or size >= BYTES:
                     continue
                 reached = position
-                if queue.waits(stored):
+                if stored.has_body() and queue.waits(stored):
                     size += stored.message.size
                     found.append(WaitingMessage(position, stored.message, pack.stored_at, queue.was_sent(position)))
         if reached == after:  # those were delivered meanwhile

@@ -4,16 +4,17 @@
 -- end in a client id, and are given without it, in the order: records, queues, released.
 --
 --   adopt  a worker has ended, and all its sessions are those of another one
---          KEYS index of the former owner, index of the new one
+--          KEYS index of the former owner, index of the new one, fence of the former owner
 --          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds, how many
---          bytes of records to return
+--          bytes of records to return, seconds that the fence stays
 --          -> how many there were (less than that many: none is left), then for each {client id, record as of HGETALL};
---             a client id alone: read that session, as it has messages, or as the answer would be longer
+--             a client id alone: read that session, as it has messages, or as the answer would be longer; or the name
+--             of a dropped queue (dropped_queues.py)
 --   give   a worker gives one session away
---          KEYS as for adopt; ARGV op, client id, keys of the former owner, keys of the new one
+--          KEYS both indexes; ARGV op, client id, keys of the former owner, keys of the new one
 --          -> 1; 0: there is no such session
 --   take   a worker takes one session from a worker that has ended or does not answer
---          KEYS as for adopt, fence of the former owner; ARGV as for adopt, with the client id
+--          KEYS as for adopt; ARGV as for adopt up to the time, with the client id
 --          -> as read, of that session
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
@@ -68,6 +69,11 @@ if op == 'adopt' then
   if #clients == 0 then
     return answers
   end
+  if redis.call('LINDEX', KEYS[3], -1) ~= '' then
+    -- what the former owner has sent may arrive after this: then it reduces no count (shared_bodies.py)
+    redis.call('RPUSH', KEYS[3], '')
+    redis.call('EXPIRE', KEYS[3], ARGV[11])
+  end
   local beside, adopted = {}, {}
   for i, client in ipairs(clients) do
     beside[2 * i - 1], beside[2 * i] = ARGV[4] .. client, ARGV[5] .. client
@@ -76,7 +82,11 @@ if op == 'adopt' then
   local ours = redis.call('SMISMEMBER', KEYS[2], unpack(clients))
   for i, client in ipairs(clients) do
     local record = redis.pcall('HGETALL', ARGV[3] .. client) -- an error, if it is no hash
-    if #record == 0 and not record.err or ours[i] == 1 then
+    if string.byte(client) == 0 then -- a dropped queue, which has no record
+      adopted[#adopted + 1] = client
+      move(client)
+      answers[#answers + 1] = client
+    elseif #record == 0 and not record.err or ours[i] == 1 then
       -- without a record, or written by the former owner after this session had been taken from it
       redis.call('DEL', ARGV[3] .. client, beside[2 * i - 1], beside[2 * i])
     else

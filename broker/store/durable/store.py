@@ -18,12 +18,15 @@ from broker.store.durable.adoption import (
     restore,
     set_aside,
 )
+from broker.store.durable.dropped_queues import DroppedQueues
 from broker.store.durable.group_commit import PAUSE, GroupCommit
+from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.record import SCRIPT, SessionRecord
 from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
+from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
@@ -58,7 +61,8 @@ class DurableStore(OnReady):
         """
         self.commit = commit
         self._script = Script(commands, SCRIPT)
-        self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, wall)
+        self._dropped = DroppedQueues(commit, commands)
+        self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall)
         self._commands = commands
         self._keys = keys
         me = worker.incarnation_text.encode()
@@ -150,6 +154,7 @@ class DurableStore(OnReady):
         due = min(self.adoption.tick(now), self._sweeper.tick(now, self._commands.state == READY))
         if self.retained is not None and self.retained_load is not None:
             due = min(due, self.retained.tick(now), self.retained_load.tick(now))
+        due = min(due, self._dropped.tick(now))
         due = min(due, self.commit.tick(now))
         if self._reads:
             if now < self._reads_at:
@@ -178,6 +183,12 @@ class DurableStore(OnReady):
 
     def read(self, queue: DurableQueue) -> None:
         self._reads.append(_Page(self, queue))
+
+    def read_bodies(self, queue: DurableQueue, packs: list[Pack]) -> None:
+        self._reads.append(_Bodies(self, queue, packs))
+
+    def dropped(self, keys: SessionKeys, name: bytes) -> None:
+        self._dropped.add(keys, name)
 
     def damaged(self, queue: DurableQueue, why: str) -> None:
         self._damaged.append((queue, why))
@@ -232,6 +243,31 @@ class _ReadPage(Command):
             self._page.refused(detail)
         else:
             self._page.store.not_read(self._page, failure, now)
+
+
+class _Bodies:
+    """The bodies of a page of a queue, that are to be read."""
+
+    def __init__(self, store: DurableStore, queue: DurableQueue, packs: list[Pack]) -> None:
+        self._store = store
+        self._queue = queue
+        self._packs = packs
+        self._why = ""
+
+    def send(self, now: float) -> None:
+        self._store.submit(ReadBodies(self._store.commit.bodies, self._packs, PATIENCE, self._arrived), now)
+
+    def _arrived(self, missing: int, why: str, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.not_read(self, failure, self._store.commit.now)
+        elif missing or why:
+            self._why = why or f"{missing} bodies are missing"
+            self._store.commit.confirm(self._missing)  # the queue may be that of another worker, which has read them
+        else:
+            self._queue.bodies_arrived(self._packs, "", self._store.commit.now, self._store.wall())
+
+    def _missing(self) -> None:
+        self._queue.bodies_arrived(self._packs, self._why, self._store.commit.now, self._store.wall())
 
 
 class _Take:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from broker.store.durable.pack import Pack, StoredMessage, StoredPack, encode_pack
+from broker.store.durable.pack import Groups, Pack, StoredMessage, StoredPack, encode_pack, groups_of
+from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.redis.connection import packed
 
 GONE: Final = b""  # no pack
@@ -30,6 +31,8 @@ class StoredList:
         self.unread = 0  # packs
         self.removable = 0  # packs
         self.stored_bytes = 0  # of all messages that were ever stored
+        self.refers = False  # packs may refer to shared bodies
+        self.reduced: list[Groups] | None = None  # of bodies that packs will refer to no more when `writes()` is done
         self.changing = False  # packs that are unread are to be written with the next transaction
         self._replaced: dict[int, bytes] | None = None  # packs that are to be written, by index in what is unread
 
@@ -73,17 +76,23 @@ class StoredList:
         self.removable += 1
         pack = self.read.popleft()
         pack.removed = True
+        self._reduce(pack.groups)
         return pack
 
-    def replace(self, index: int, pack: Pack, now: float, wall: float) -> None:
-        """Replace the unread pack *index*, counted from the first that is unread, by what is left of it."""
-        self._write(index, encode_pack(pack, now, wall))
+    def replace(self, index: int, pack: Pack, rest: Pack, now: float, wall: float) -> None:
+        """Replace the unread *pack*, *index* behind the first that is unread, by the *rest* of it."""
+        if pack.writer:
+            left = [stored.body.group for stored in rest.messages if stored.body is not None]
+            gone = [stored for stored in pack.messages if stored.body is not None and stored.body.group not in left]
+            self._reduce(groups_of(pack.writer, gone))
+        self._write(index, encode_pack(rest, now, wall))
 
-    def remove(self, index: int) -> bool:
-        """Remove the unread pack *index*; true if those behind it have the next lower index from now on.
+    def remove(self, index: int, pack: Pack) -> bool:
+        """Remove the unread *pack*, as for `replace()`; true if those behind it have the next lower index from now on.
 
         Otherwise they have it when `writes()` is called.
         """
+        self._reduce(pack.groups())
         if index == 0 and not self.read and not self.changing:
             self.unread -= 1
             self.removable += 1
@@ -91,14 +100,23 @@ class StoredList:
         self._write(index, GONE)
         return False
 
+    def _reduce(self, groups: Groups | None) -> None:
+        if groups is not None:
+            if self.reduced is None:
+                self.reduced = []
+            self.reduced.append(groups)
+
     def _write(self, index: int, data: bytes) -> None:
         if self._replaced is None:
             self._replaced = {}
         self._replaced[index] = data
         self.changing = True
 
-    def writes(self, key: bytes) -> list[bytes]:
+    def writes(self, key: bytes, bodies: SharedBodies) -> list[bytes]:
         """The commands that make the list what it is to be, but for packs that are appended."""
+        if self.reduced is not None:
+            bodies.reduce(self.reduced)
+            self.reduced = None
         writes: list[bytes] = []
         if self.removable:
             writes.append(packed("LPOP", key, self.removable))

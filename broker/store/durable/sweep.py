@@ -53,4 +53,5 @@ class Sweep:
 
 def rest_of(pack: Pack, messages: list[StoredMessage]) -> Pack:
     """*pack* with no others than *messages*, which are some of its own."""
-    return Pack(pack.bytes_before, pack.stored_at, pack.end, pack.due, messages)
+    writer = pack.writer if any(stored.body is not None for stored in messages) else b""
+    return Pack(pack.bytes_before, pack.stored_at, pack.end, pack.due, messages, writer, pack.may_refer())

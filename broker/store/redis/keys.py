@@ -8,11 +8,15 @@
 #   PREFIX:{R}:session:INCARNATION:CLIENT  hash  such a session (store/durable/record.py)
 #   PREFIX:{R}:queue:INCARNATION:CLIENT    list  its messages (store/durable/pack.py)
 #   PREFIX:{R}:released:INCARNATION:CLIENT set   positions of its messages of QoS 2 with PUBREC
+#   PREFIX:{R}:bodies:INCARNATION:NUMBER   hash  bodies of messages that packs refer to, stored by that worker; until
+#                                       no pack does, and at most as long as messages wait, and a day
+#                                       (store/durable/shared_bodies.py)
 #   PREFIX:{R}:damaged:...      what was such a session and cannot be read
 #   PREFIX:{R}:retained         hash  topic -> retained message, or its deletion (store/durable/retained_value.py)
 #   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored
 #   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
-#   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer
+#   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer, and ""
+#                                       when its sessions were adopted: then it stays for FENCED_FOR
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
@@ -27,7 +31,8 @@
 # script touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
 #
 # The keys of a durable session have the incarnation of the worker that owns it. Who takes the session renames them, so
-# what its former owner still writes lands where nobody reads.
+# what its former owner still writes lands where nobody reads. A queue whose session has ended, and which has references
+# to bodies, has a name of its own in place of a client id, with a NUL as no client id has it [MQTT-1.5.4-2].
 #
 # But for durable sessions, which end with their expiry, and for retained messages nothing stays for ever. Owners and
 # wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at
@@ -40,7 +45,7 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-DURABLE_FORMAT: Final = 1  # of durable sessions; a change that former builds cannot read raises it
+DURABLE_FORMAT: Final = 2  # of durable sessions; a change that former builds cannot read raises it: 2, references
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
@@ -94,6 +99,10 @@ class Keys:
     def sessions(self, number: int, incarnation: bytes) -> "SessionKeys":
         """The keys of the durable sessions of a worker in slice *number*."""
         return SessionKeys(f"{self._prefix}:{{{number}}}:".encode(), incarnation)
+
+    def bodies(self, incarnation: bytes) -> bytes:
+        """The groups of bodies that a worker has stored: keys that end in the number of the group."""
+        return f"{self._prefix}:{{{zlib.crc32(incarnation) % SLICES}}}:bodies:".encode() + incarnation + b":"
 
     def retained(self, number: int) -> bytes:
         """The retained messages of the topics in slice *number*."""

@@ -15,6 +15,7 @@ from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
+from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.address import RedisAddress
@@ -49,7 +50,14 @@ def store_of(
     gate = StoreGate(Gate(Overload(), "store", 1, 0.0), lambda gate, now: None)
     fence, commit_number = KEYS.fence(me), KEYS.commit_number(me)
     commit = GroupCommit(
-        commands, fence=fence, commit_number=commit_number, wall=wall, hold=HOLD, gate=gate, counters=Counters()
+        commands,
+        fence=fence,
+        commit_number=commit_number,
+        wall=wall,
+        hold=HOLD,
+        gate=gate,
+        counters=Counters(),
+        bodies=SharedBodies(KEYS, me, ttl),
     )
     return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall, ttl)
 
@@ -203,14 +211,27 @@ class DurableWorker:
         self.owner.record.store_head(EXPIRY, None, False)
         self.session.detach()
 
-    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0) -> Message:
-        """Have the session receive a message of a publish, which expires after *lasting* seconds; 0.0: never."""
+    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0, wide: bool = False) -> Message:
+        """Have the session receive a message of a publish, which expires after *lasting* seconds; 0.0: never.
+
+        *wide*: so many other queues have it that its body is shared, if it is not a small one.
+        """
         offered = message(payload, qos, expires=self.now + lasting if lasting else NEVER)
+        if wide:
+            hold(offered, RECEIVERS)
         self.session.offer(offered, self.now)
         return offered
 
 
+def hold(published: Message, queues: int) -> None:
+    """Have *queues* other queues get *published*, none of which will store it; to be called before a session does."""
+    for _ in range(queues):
+        published.hold()
+    published.holders = queues
+
+
 def answered(published: Message) -> bool:
-    """Whether the publisher has its answer."""
+    """Whether the publisher has its answer, but for queues of `hold()`."""
     completion = published.completion
-    return completion is None or completion.pending == 0
+    others = RECEIVERS if published.holders >= RECEIVERS else 0
+    return completion is None or completion.pending == others

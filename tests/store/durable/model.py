@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from hiredis import Reader
 
+from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.record import LEFT
+from broker.store.durable.shared_bodies import COUNT, REDUCE
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
@@ -24,6 +26,7 @@ WRITES = (
     b"DEL",
     b"HSET",
     b"HDEL",
+    b"EXPIRE",
     b"RENAME",
     b"EVALSHA",
     b"EVAL",
@@ -129,6 +132,9 @@ class ModelRedis:
             return b"OK"
         if name in (b"EVALSHA", b"EVAL"):
             keys = int(words[0])
+            if key == REDUCE:
+                self._reduce(words[1 : 1 + keys], words[1 + keys :])
+                return None
             return self._script(words[1 : 1 + keys], words[1 + keys :])
         if name == b"SET":
             self.values[key] = words[0]
@@ -137,12 +143,15 @@ class ModelRedis:
             return self.values.get(key)
         if name == b"DEL":
             return len([self.values.pop(each, None) for each in (key, *words)])
+        if name == b"EXPIRE":
+            assert int(words[0]) > 0
+            return int(key in self.values)
         if name == b"RENAME":
             self.values[words[0]] = self.values.pop(key)
             return b"OK"
         if name in (b"RPUSH", b"LPOP", b"LSET", b"LREM", b"LRANGE", b"LINDEX", b"LLEN"):
             return self._of_list(name, key, words)
-        if name in (b"HSET", b"HDEL", b"HGETALL"):
+        if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET"):
             return self._of_hash(name, key, words)
         return self._of_set(name, key, words)
 
@@ -166,6 +175,8 @@ class ModelRedis:
             return self._keep(key, found + words)
         if name == b"LPOP":
             count = int(words[0])
+            if not found:  # a worker that does not know yet that its session was taken
+                return None
             assert count <= len(found), "more is removed than there is"
             self._keep(key, found[count:])
             return [*found[:count]]
@@ -194,6 +205,8 @@ class ModelRedis:
             return self._keep(key, {words[0]: words[1]} | found)
         if name == b"HDEL":
             return self._keep(key, {field: value for field, value in found.items() if field not in words})
+        if name == b"HMGET":
+            return [found.get(field) for field in words]
         return [part for field in found.items() for part in field]
 
     def _of_set(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
@@ -208,14 +221,31 @@ class ModelRedis:
         assert name == b"SMEMBERS", name
         return [*found]
 
+    def _reduce(self, keys: list[bytes], words: list[bytes]) -> None:
+        """What the script of shared_bodies.py does."""
+        if len(self._value(keys[0], list)) != int(words[0]):
+            return
+        for group, less in zip(keys[1:], words[1:], strict=True):
+            count = int(self._value(group, dict)[COUNT]) + int(less)
+            assert count >= 0, "a count was reduced twice"
+            self.values[group] = self.values[group] | {COUNT: b"%d" % count}
+            if not count:
+                del self.values[group]
+
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
         """What sessions.lua does."""
         if words[0] == b"adopt":
             clients = [*self._value(keys[0], set)][: int(words[1])]
             answers: list[Reply] = [len(clients)]
+            if clients and self._value(keys[2], list)[-1:] != [b""]:
+                self._of_list(b"RPUSH", keys[2], [b""])
             for client in clients:
                 self._of_set(b"SREM", keys[0], [client])
-                if words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
+                if is_dropped(client):
+                    self._of_set(b"SADD", keys[1], [client])
+                    self._move(client, words)
+                    answers.append(client)
+                elif words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
                     alone = not {words[3] + client, words[4] + client} & self.values.keys()
                     self._move(client, words)
                     self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])

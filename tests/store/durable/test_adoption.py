@@ -6,7 +6,9 @@ import msgpack
 import pytest
 
 from broker.store.durable.adoption import RECORDS
+from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.record import FORM, HEAD, LEFT, SCRIPT
+from broker.store.redis.keys import FENCED_FOR
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.store.durable.durable_worker import EXPIRY, KEYS, DurableWorker, incarnation
@@ -54,10 +56,10 @@ def test_an_answer_has_a_bounded_number_of_bytes(start_redis: StartRedis, every_
         for number in range(40):
             client.hset(former.records + b"%d" % number, mapping={**filters, HEAD: b"head"})
             client.sadd(former.index, b"%d" % number)
-        keys = [former.index, ours.index]
+        keys = [former.index, ours.index, KEYS.fence(incarnation(1))]
         own = [ours.records, ours.queues, ours.released]
-        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"1.000000", RECORDS]
-        answer: Any = client.eval(SCRIPT, 2, *keys, *words)
+        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"1.000000", RECORDS, FENCED_FOR]
+        answer: Any = client.eval(SCRIPT, 3, *keys, *words)
 
         here = [each for each in answer[1:] if isinstance(each, list)]
         assert 40 == answer[0] == len(answer) - 1
@@ -77,10 +79,34 @@ def test_a_session_whose_client_was_connected_has_left_when_it_is_adopted(
             client.hset(former.records + name, HEAD, msgpack.packb((FORM, EXPIRY, None)))
             client.sadd(former.index, name)
         client.hset(former.records + b"left", LEFT, b"5.000000")
+        keys = [former.index, ours.index, KEYS.fence(incarnation(1))]
         own = [ours.records, ours.queues, ours.released]
-        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"9.000000", RECORDS]
-        answer: Any = client.eval(SCRIPT, 2, former.index, ours.index, *words)
+        words = ["adopt", 128, former.records, former.queues, former.released, *own, b"9.000000", RECORDS, FENCED_FOR]
+        answer: Any = client.eval(SCRIPT, 3, *keys, *words)
 
         told = {name: dict(zip(fields[::2], fields[1::2], strict=True))[LEFT] for name, fields in answer[1:]}
         assert {b"connected": b"9.000000", b"left": b"5.000000"} == told
         assert told == {name: client.hget(ours.records + name, LEFT) for name in told}
+
+
+@pytest.mark.system
+def test_queues_that_are_to_be_taken_apart_come_with_the_sessions(
+    start_redis: StartRedis, every_server: RedisServer
+) -> None:
+    """Bodies of a session that had ended would stay for a week, or the fence grow with each page of a million."""
+    former, ours = KEYS.sessions(0, incarnation(1)), KEYS.sessions(0, incarnation(2))
+    fence = KEYS.fence(incarnation(1))
+    names = [name_of(b"client"), name_of(b"client"), name_of(b"other")]
+    with start_redis(every_server).client() as client:
+        for name in names:
+            client.rpush(former.queues + name, b"pack")
+            client.sadd(former.index, name)
+        own = [ours.records, ours.queues, ours.released]
+        words = ["adopt", 2, former.records, former.queues, former.released, *own, b"9.000000", RECORDS, FENCED_FOR]
+        answers: list[Any] = [client.eval(SCRIPT, 3, former.index, ours.index, fence, *words) for _ in range(3)]
+
+        assert [2, 1, 0] == [answer[0] for answer in answers]
+        assert set(names) == {name for answer in answers for name in answer[1:]} == client.smembers(ours.index)
+        assert 3 == client.exists(*[ours.queues + name for name in names])
+        assert [b""] == client.lrange(fence, 0, -1)
+        assert 0 < client.ttl(fence) <= FENCED_FOR

@@ -5,20 +5,27 @@ from hypothesis import strategies as st
 
 from broker.session.message import NEVER, Message
 from broker.store.durable.pack import (
-    FORM,
+    BEHIND,
     HEAD,
     PACKET_IDS,
+    PLAIN,
+    REFERRING,
     DamagedPack,
     Pack,
+    Reference,
     StoredMessage,
+    add_body,
     decode_pack,
+    encode_body,
     encode_pack,
     packet_id_of,
     position_of,
 )
+from broker.store.durable.sweep import rest_of
 
 NOW = 1000.0
 WALL = 1_800_000_000.25
+WRITER_ID = bytes(range(8))
 TTL = 7 * 86400  # seconds
 Fields = tuple[int, bytes, bytes, int, bool, bytes, float]
 
@@ -69,6 +76,85 @@ def test_what_was_stored_is_read_again(first: int, before: int, rows: list[tuple
         assert ours[:-1] == read[:-1]
         assert (ours[-1] == NEVER) == (read[-1] == NEVER)
         assert abs(ours[-1] - read[-1]) <= 0.001  # it is stored in milliseconds
+
+
+BEFORE_REFERENCES = (  # of a build that knew no references
+    "026b49d2006b530c806b49d20507ac020103612f620566697273747e01067365636f6e640726000161000162882700016300"
+)
+
+
+def test_what_an_older_build_stored_is_read() -> None:
+    """An update would take each session for damaged."""
+    pack = decode_pack(bytes.fromhex(BEFORE_REFERENCES), 1000.0, 1_800_000_000.0)
+
+    assert (300, 1_800_000_000, 1_800_604_800, 1_800_000_005) == (pack.bytes_before, pack.stored_at, pack.end, pack.due)
+    assert not pack.may_refer()
+    assert [
+        (7, b"a/b", b"first", 1, False, b"", NEVER),
+        (9, b"a/b", b"second", 2, True, b"&\0\1a\0\1b", 1005.0),
+        (10, b"c", b"", 0, False, b"", NEVER),
+    ] == list(map(fields, pack.messages))
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 300), messages, st.booleans(), st.integers(1, 1 << 40), st.integers(1, 200)),
+        min_size=1,
+        max_size=20,
+    ),
+    qos=st.integers(0, 2),
+)
+def test_a_reference_is_read_again_with_its_body(
+    rows: list[tuple[int, tuple[bytes, bytes, int, bool, bytes, float], bool, int, int]], qos: int
+) -> None:
+    """A message would get the body of another one, or lose its expiry, or end with its pack."""
+    position, given_messages = 0, []
+    for step, row, refers, group, index in rows:
+        position += step
+        given_messages.append(StoredMessage(position, Message(*row), Reference(group, index) if refers else None))
+    refer = any(each.body for each in given_messages)
+    data = encode_pack(
+        Pack(5, int(WALL), int(WALL) + TTL, int(WALL), given_messages, WRITER_ID if refer else b""), NOW, WALL
+    )
+    pack = decode_pack(data, NOW, WALL)
+    groups = pack.groups()
+
+    assert refer == pack.may_refer() == (groups is not None)
+    if groups is not None:
+        assert WRITER_ID == groups.writer
+        assert {each.body.group for each in given_messages if each.body} == set(groups.numbers)
+    for ours, read in zip(given_messages, pack.messages, strict=True):
+        assert (ours.body is None) == read.has_body()
+        assert ours.message.size == read.message.size
+        if read.body is not None and ours.body is not None:
+            assert (ours.body.group, ours.body.index) == (read.body.group, read.body.index)
+            before = read.message.ends
+            add_body(read, encode_body(ours.message))
+            assert before == read.message.ends
+        assert fields(ours)[:-1] == fields(read)[:-1]
+        assert abs(ours.message.expires - read.message.expires) <= 0.001
+
+
+def test_a_body_of_another_message_is_refused() -> None:
+    """A damaged body would be sent, or a packet without a topic."""
+    message = stored(1, b"payload")
+    whole_body = encode_body(message.message)
+    bad = [b"", whole_body[:-1], whole_body + b"x", b"\0" + whole_body[2:] + b"x", b"\xff" * 9]
+    for data in bad:
+        with pytest.raises(DamagedPack):
+            add_body(stored(1, b"payload"), data)
+
+
+def test_packs_behind_references_tell_of_them() -> None:
+    """A list would be deleted with references in it that nobody counts."""
+    plain = Pack(0, int(WALL), int(WALL) + TTL, int(WALL), [stored(1)], b"", True)
+    read = decode_pack(encode_pack(plain, NOW, WALL), NOW, WALL)
+
+    assert (True, None, b"") == (read.may_refer(), read.groups(), read.writer)
+    rest = rest_of(
+        Pack(0, 0, 0, 0, [StoredMessage(1, stored(1).message, Reference(1, 1)), stored(2)], WRITER_ID), [stored(2)]
+    )
+    assert (True, None, b"") == (rest.may_refer(), rest.groups(), rest.writer)
 
 
 def test_a_message_takes_few_bytes_beside_its_own() -> None:
@@ -131,12 +217,16 @@ def test_a_part_of_a_pack_is_none_unless_whole_messages_are_missing(length: int)
     "data",
     [
         b"",
-        bytes((FORM + 1,)) + whole[1:],
-        bytes((FORM,)) + b"\xff" * 30,
+        bytes((BEHIND + 1,)) + whole[1:],
+        bytes((PLAIN,)) + b"\xff" * 30,
         encoded([stored(1)]).replace(b"\x01t", b"\x7ft"),
         whole[: HEAD.size] + bytes((1, 0)),
         whole[: HEAD.size] + bytes((1, 0, 0x03, 0, 0)),
         whole[: HEAD.size] + bytes((1, 0, 0x81, 0, 0)),
+        whole[: HEAD.size] + bytes((1, 0, 0x81, 1, 1, 1)),  # a reference in a form without any
+        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID, 0x89, 1, 1)),  # as the one before
+        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID[:5])),
+        bytes((REFERRING,)) + whole[1 : HEAD.size] + bytes((1, 0, *WRITER_ID, 0x81, 1, 1)),
     ],
 )
 def test_what_is_no_pack_is_refused(data: bytes) -> None:
@@ -148,10 +238,11 @@ def test_what_is_no_pack_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_pack_or_damaged(data: bytes) -> None:
     """A stored value could end the worker that reads it."""
-    try:
-        decode_pack(bytes((FORM,)) + data, NOW, WALL)
-    except DamagedPack:
-        pass
+    for form in (PLAIN, REFERRING, BEHIND):
+        try:
+            decode_pack(bytes((form,)) + data, NOW, WALL)
+        except DamagedPack:
+            pass
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, PACKET_IDS - 1))

@@ -6,7 +6,7 @@ from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
 from broker.store.durable.group_commit import PATIENCE, PAUSE
-from broker.store.durable.pack import FORM, PACKET_IDS, DamagedPack, decode_pack
+from broker.store.durable.pack import PACKET_IDS, PLAIN, DamagedPack, decode_pack
 from broker.store.durable.parts import READY
 from broker.store.durable.queue import PACK
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
@@ -298,7 +298,7 @@ def test_the_end_of_a_session_removes_all_that_is_stored(worker: DurableWorker) 
 
 def test_a_damaged_queue_is_named_and_kept(worker: DurableWorker) -> None:
     """A value that cannot be read would end the worker, be delivered in part, or be overwritten."""
-    damage = [bytes((FORM, 0xFF))]
+    damage = [bytes((PLAIN, 0xFF))]
     worker.redis.values[worker.queue.key()] = damage
     other = DurableWorker(worker.redis, 2)
 
@@ -318,7 +318,11 @@ def test_a_queue_that_becomes_damaged_is_kept_aside(worker: DurableWorker, wrong
         worker.offer(b"%d" % number)
     worker.settle()
     packs = worker.redis.values[worker.queue.key()]
-    found = {"another type": {b"a": b"b"}, "damaged": [packs[0], bytes((FORM, 0xFF)), *packs[1:]], "missing": packs[:1]}
+    found = {
+        "another type": {b"a": b"b"},
+        "damaged": [packs[0], bytes((PLAIN, 0xFF)), *packs[1:]],
+        "missing": packs[:1],
+    }
     worker.redis.values[worker.queue.key()] = found[wrong]
     worker.connect(window=1)
     for packet_id in range(1, 3 * READY):

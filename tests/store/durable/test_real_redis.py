@@ -10,11 +10,14 @@ from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
 from broker.store.durable.record import FORM
-from broker.store.redis.pipeline import CommandPipeline
+from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
+from broker.store.redis.connection import packed
+from broker.store.redis.keys import FENCED_FOR
+from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.session.receiver import PLENTY, Receiver, message
-from tests.store.durable.durable_worker import KEYS, OneSession, answered, incarnation, store_of
+from tests.store.durable.durable_worker import KEYS, OneSession, answered, hold, incarnation, store_of
 from tests.store.loop import Loop
 
 pytestmark = pytest.mark.system  # real servers
@@ -40,8 +43,10 @@ class Owner:
     def client(self) -> Receiver:
         return self.session.client
 
-    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0) -> Message:
+    def offer(self, payload: bytes, qos: int = 1, lasting: float = 0.0, wide: bool = False) -> Message:
         offered = message(payload, qos, expires=self.loop.now() + lasting if lasting else NEVER)
+        if wide:
+            hold(offered, RECEIVERS)
         self.client.session.offer(offered, self.loop.now())
         return offered
 
@@ -193,6 +198,57 @@ def test_what_has_ended_leaves_the_middle_of_a_list(
     assert [payload for row in expected for payload in row] == arrived
 
 
+def test_a_queue_needs_few_bytes_for_a_message_that_many_have(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """A publish of 300 bytes to a million absent sessions would take 300 MB of Redis: 40 bytes are promised."""
+    redis = start_redis(every_server)
+    owner = Owner(loop, redis, 1)
+    sizes = []
+    for _ in range(2):
+        for number in range(100):
+            owner.offer(b"%0300d" % number, wide=True)
+            owner.settle()
+        sizes.append(redis.client().memory_usage(owner.session.record.queue().key(), samples=0) or 0)
+
+    assert 200 == redis.client().llen(owner.session.record.queue().key()) == len(redis.client().keys("*:bodies:*"))
+    assert sizes[1] - sizes[0] <= 40 * 100
+
+
+def test_bodies_are_read_and_let_go_of(start_redis: StartRedis, every_server: RedisServer, loop: Loop) -> None:
+    """A server would not do with bodies what the model does, and no other test notice."""
+    redis = start_redis(every_server)
+    first = Owner(loop, redis, 1)
+    for number in range(300):
+        first.offer(b"%0300d" % number, wide=True)
+        if number % 10 == 9:
+            first.settle()
+    first.die()
+    second = Owner(loop, redis, 2)
+    late = packed("EVAL", REDUCE, 2, KEYS.fence(incarnation(1)), KEYS.bodies(incarnation(1)) + b"1", 0, -1)
+    replied: list[object] = []
+    second.commands.submit(CallbackCommand(late, 1.0, lambda reply, failure: replied.append(failure)), loop.now())
+    loop.until(lambda: [None] == replied)
+    assert 30 == len(redis.client().keys("*:bodies:*"))  # a worker that has ended lets go of none
+    second.client.connect(V311)
+    arrived: list[bytes] = []
+
+    def all_arrived() -> bool:
+        for packet in received(second):
+            arrived.append(packet.payload)
+            if len(arrived) <= 100:
+                assert second.client.session.puback(packet.packet_id, loop.now())
+        return len(arrived) == 300
+
+    loop.until(all_arrived)
+    second.settle()
+    assert [b"%0300d" % number for number in range(300)] == arrived
+    assert 20 == len(redis.client().keys("*:bodies:*"))
+    second.session.end()
+    loop.until(lambda: not redis.client().keys("*:bodies:*"))
+    loop.until(lambda: not redis.client().keys("*:queue:*"))
+
+
 class ManySessions:
     """A `SessionOwner` of any number of sessions."""
 
@@ -236,4 +292,6 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
 
     assert count == len(owner.sessions)
     assert all(owner.sessions[f"client-{number}"].stored.expiry == number for number in range(count))
-    assert [] == redis.client().keys(f"*{incarnation(1).decode()}*")
+    (fence,) = redis.client().keys(f"*{incarnation(1).decode()}*")
+    assert KEYS.fence(incarnation(1)) == fence
+    assert 0 < redis.client().ttl(fence) <= FENCED_FOR

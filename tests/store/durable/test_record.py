@@ -120,7 +120,7 @@ def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: Durable
 
     assert {incarnation(2): b"0"} == next_one.redis.values[KEYS.durable_owners("node")]
     left = [key for key in next_one.redis.values if incarnation(1) in key]
-    assert [KEYS.commit_number(incarnation(1))] == left
+    assert {KEYS.commit_number(incarnation(1)), KEYS.fence(incarnation(1))} == set(left)
 
 
 def test_what_a_dead_worker_still_writes_changes_nothing(worker: DurableWorker) -> None:

@@ -4,8 +4,10 @@
 # server executes and answers that arrive, one by one, a connection to Redis that is cut anywhere, a server that refuses
 # writes, a worker that is killed and replaced by one that knows only what is stored, and a session that moves to
 # another worker while one of the two may be killed. Some messages expire, and all end when they have waited for long
-# enough: what has ended is never sent and leaves Redis, and nothing else is dropped.
+# enough: what has ended is never sent and leaves Redis, and nothing else is dropped. Some have shared bodies, which are
+# in Redis as long as a pack refers to them.
 import os
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
@@ -15,7 +17,8 @@ from hiredis import ReplyError
 from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
-from broker.store.durable.pack import decode_pack
+from broker.store.durable.pack import Pack, add_body, decode_pack
+from broker.store.durable.shared_bodies import COUNT
 from broker.store.redis.connection import packed
 from tests.store.durable.durable_worker import HOLD, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
@@ -41,6 +44,7 @@ WEIGHTS = {
 
 
 SLACK = 1.1  # seconds: that a message may last longer, as a time is stored in whole seconds
+SHARED = 64  # bytes of a payload whose body is shared by RECEIVERS
 
 
 @dataclass
@@ -88,6 +92,7 @@ class History:
         self.workers = 1
         self.crashed = False  # what the client has acknowledged may come again
         self.lasting = self.random.choice([[0.0], [0.0], [0.0, 2.0], [0.0, 0.0, 0.5, 3.0, 8.0, 60.0]])
+        self.wide = self.random.choice([0.0, 0.5, 1.0])  # how many of the messages have a shared body
         self.ttl = self.random.choice([600.0, 600.0, 12.0])
         self.stalled = 0.0  # seconds that messages may have waited to be stored
         self.expired = 0  # messages, at all workers
@@ -167,7 +172,9 @@ class History:
             qos = self.random.choice(self.qos)
             lasting = self.random.choice(self.lasting)
             ends = self.worker.now + min(lasting or self.ttl, self.ttl)
-            message = self.worker.offer(b"%d" % len(self.sent), qos, lasting)
+            wide = self.random.random() < self.wide
+            payload = b"%0*d" % (SHARED if wide else 1, len(self.sent))
+            message = self.worker.offer(payload, qos, lasting, wide)
             self.sent.append(Sent(message, qos, ends, 0 < lasting <= self.ttl))
 
     def connect(self) -> None:
@@ -285,6 +292,10 @@ class History:
         worker.pass_time(3.0)
         packs = [decode_pack(data, worker.now, WALL + worker.now) for data in self.redis.values.get(queue.key(), [])]
         there = [each for pack in packs for each in pack.messages if not queue.is_done(each.position)]
+        self.check_counts(packs)
+        for name, messages in worker.store.commit.bodies.read(packs).items():
+            for index, (stored, *_) in messages.items():
+                add_body(stored, self.redis.values[name][b"%d" % index])
         assert queue.exact
         assert (0, len(there)) == (queue.size, queue.count)
         assert sum(each.message.size for each in there) == queue.waiting_bytes
@@ -294,6 +305,14 @@ class History:
                 assert worker.now < self.latest_end(sent) + 2, f"message {number} has ended and is kept"
             if (sent.safe or sent.settled()) and not sent.acknowledged and worker.now < sent.ends:
                 assert number in numbers, f"message {number} was lost"
+
+    def check_counts(self, packs: list[Pack]) -> None:
+        """Each shared body in Redis counts the *packs* that refer to it, which are all that there are."""
+        counts = {key: int(value[COUNT]) for key, value in self.redis.values.items() if b":bodies:" in key}
+        expected: Counter[bytes] = Counter()
+        for pack in packs:
+            expected.update(self.worker.store.commit.bodies.read([pack]).keys())
+        assert counts == expected
 
     def finish(self) -> None:
         """All faults are over: the client gets everything, and nothing stays."""
@@ -308,7 +327,8 @@ class History:
             assert sent.acknowledged or not kept, f"message {number} was lost"
         self.count_expired(self.worker)
         queue, budget = self.worker.queue, self.worker.budget
-        assert [] == [key for key in self.redis.values if b":queue:" in key or b":released:" in key]
+        kinds = b":queue:", b":released:", b":bodies:"
+        assert [] == [key for key in self.redis.values if any(kind in key for kind in kinds)]
         assert {} == self.unreleased
         assert (0, 0, 0) == (queue.count, queue.size, queue.waiting_bytes)
         assert (0, 0) == (budget.used, budget.messages)

@@ -49,6 +49,14 @@ DURABLE_LOADS: Final = (
         *("--pattern", "fanout", "--pubs", "1", "--subs", "1000", "--qos", "1", "--window", "10", "--away"),
         receivers=1000,
     ),
+    _load(
+        "away-fanout-1000-300",  # bytes: the bodies are stored once
+        1_000,
+        1.2,
+        *("--pattern", "fanout", "--pubs", "1", "--subs", "1000", "--qos", "1", "--window", "10", "--away"),
+        *("--payload", "300"),
+        receivers=1000,
+    ),
     _load("puback-10000", 50_000, 8.0, *TEN, "--qos", "1", "--rate", "10000", "--away"),
     _load("power-10000", 50_000, 15.0, *TEN, "--qos", "1", "--rate", "10000", "--away", store__durability="power"),
 )
