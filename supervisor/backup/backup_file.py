@@ -9,8 +9,9 @@
 #     END       how many sessions, packs and retained messages there were; the last frame, and only that
 #   SHA-256 of everything before it, 32 bytes
 #
-# Numbers are big-endian. What is in a record, a pack or a value is as Redis has it, and has a form of its own. The head
-# has the version of these (`PREFIX:format` in Redis), so a build knows whether it can read them.
+# Numbers are big-endian. What is in a record or a value is as Redis has it, and has a form of its own; so has a pack,
+# with the bodies that Redis has elsewhere (whole_packs.py). The head has the version of these (`PREFIX:format` in
+# Redis), so a build knows whether it can read them.
 #
 # A reader gets one frame at a time, and learns with the last one whether it was the whole file, and undamaged: who
 # must not use what is damaged reads the file twice. The file has its name only once it is complete and on the disk.

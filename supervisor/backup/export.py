@@ -4,6 +4,8 @@
 #   moment. Two sessions are of two moments, and a change that is made meanwhile is in the backup or not.
 # - Sessions move between workers, and their keys with them. All indexes of a slice are read in one transaction, so each
 #   session is found that is there then; it is read wherever it is. One that is at no worker any more has ended.
+# - Bodies that many queues share are read after the queues that refer to them, and are in the backup in each of these
+#   (whole_packs.py). A queue whose session has ended, and which waits to be taken apart, is none of them.
 # - It takes the memory of one slice's client ids and of one call's sessions here, and of the latter in the server: CALL
 #   bytes, or one whole queue (limits.queue_bytes).
 #
@@ -17,8 +19,10 @@ from typing import Any, Final
 import redis
 from redis.exceptions import ResponseError
 
+from broker.store.durable.dropped_queues import is_dropped
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
+from supervisor.backup.whole_packs import whole_packs
 
 CALL: Final = 2 << 20  # bytes of sessions in one call, about: the server is busy for some milliseconds
 SESSIONS: Final = 100  # in one call
@@ -89,7 +93,7 @@ class Export:
             for worker in self._workers:
                 asked.smembers(self._keys.sessions(number, worker).index)
             indexes: list[Any] = asked.execute()
-        return sorted(set[bytes]().union(*indexes))
+        return sorted(client for client in set[bytes]().union(*indexes) if not is_dropped(client))
 
     def _read(self, number: int, clients: list[bytes]) -> None:
         missing: list[bytes] = []
@@ -100,7 +104,7 @@ class Export:
                 if parts is None:
                     missing.append(client)
                 else:
-                    self._take(client, parts)
+                    self._take(number, client, parts)
             clients = clients[len(found) :]
         if missing:
             known, self._workers = self._workers, self._find_workers()
@@ -115,7 +119,7 @@ class Export:
         found: Any = self._server.eval(SCRIPT, 0, CALL, len(self._workers), *keys, *clients)
         return list(found)
 
-    def _take(self, client: bytes, parts: Any) -> None:
+    def _take(self, number: int, client: bytes, parts: Any) -> None:
         if isinstance(parts, ResponseError):
             self.unreadable.append(client)
             return
@@ -123,7 +127,16 @@ class Export:
         if not all(position.isdigit() for position in marks):
             self.unreadable.append(client)
             return
-        self._backup.session(client, fields, sorted(map(int, marks)), packs)
+        whole, lacking = whole_packs(self._server, self._keys, packs)
+        if lacking and self._has(number, client, lacking):
+            self.unreadable.append(client)
+            return
+        self._backup.session(client, fields, sorted(map(int, marks)), whole)
+
+    def _has(self, number: int, client: bytes, packs: list[bytes]) -> bool:
+        """Whether some of *packs*, which were those of *client*, are so still."""
+        (parts,) = self._ask(number, [client])
+        return isinstance(parts, list) and not set(packs).isdisjoint(parts[1])
 
     def _read_retained(self, key: bytes) -> None:
         cursor = 0

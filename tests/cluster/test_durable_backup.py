@@ -13,7 +13,9 @@ from broker.cluster.owner import read_owner
 from broker.cluster.registry import UNCERTAIN_FOR
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Publish
 from broker.session.principal import ANONYMOUS
+from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.queue import PACK
+from broker.store.durable.shared_bodies import RECEIVERS
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from cli.main import app
 from supervisor.backup import export, restore
@@ -185,17 +187,19 @@ def test_no_publish_is_lost_if_a_queue_is_later_than_its_publisher(
 
 
 class Meanwhile(redis.Redis):
-    """A client of a server on which something happens before the first sessions are read."""
+    """A client of a server on which something happens before the first sessions are read, or right after."""
 
-    def __init__(self, server: RunningRedis, happens: Callable[[], None]) -> None:
+    def __init__(self, server: RunningRedis, happens: Callable[[], None], after: bool = False) -> None:
         super().__init__(unix_socket_path=str(server.socket))
         self._happens: Callable[[], None] | None = happens
+        self._after = after
 
     def eval(self, *arguments: Any) -> Any:
         happens, self._happens = self._happens, None
+        found = super().eval(*arguments) if happens is None or self._after else None
         if happens is not None:
             happens()
-        return super().eval(*arguments)
+        return super().eval(*arguments) if found is None else found
 
 
 def test_a_session_that_moves_meanwhile_is_in_the_backup(node: Durable, tmp_path: Path) -> None:
@@ -224,6 +228,82 @@ def test_a_session_that_ends_meanwhile_is_not_waited_for(node: Durable, tmp_path
     with BackupWriter(tmp_path / "backup", head(True)) as backup:
         Export(Meanwhile(node.redis, end), Keys("weir"), backup).run()
         assert Counts(0, 0, 0) == backup.finish()[0]
+
+
+SHARED = [b"%0300d" % number for number in range(3)]
+
+
+def share(node: Durable) -> list[str]:
+    """Sessions that are away, with messages whose bodies Redis has once."""
+    clients = [f"reader-{number}" for number in range(RECEIVERS)]
+    for client_id in clients:
+        node.subscriber(client_id, b"a").socket.close()
+    node.publish(b"a", *SHARED)
+    node.worker.settle()
+    assert [] != node.redis.client().keys("*:bodies:*")
+    return clients
+
+
+def test_bodies_that_are_stored_once_are_in_the_queues_of_a_backup(
+    node: Durable, moved: Callable[..., Durable]
+) -> None:
+    """The messages would be lost, or a session with them."""
+    clients = share(node)
+
+    other = moved(node)
+
+    for client_id in clients:
+        assert SHARED == [payload for payload, _, _ in received(other.connect(client_id))]
+    assert [] == other.redis.client().keys("*:bodies:*")
+
+
+def test_a_queue_that_waits_to_be_taken_apart_is_no_session(node: Durable, tmp_path: Path) -> None:
+    """A restored node would have a session with an impossible client id, or the backup name one as damaged."""
+    share(node)
+    client, keys = node.redis.client(), Keys("weir")
+    worker: Any = client.hkeys(keys.durable_owners("weir"))[0]
+    client.sadd(keys.sessions(3, worker).index, name_of(b"reader-1"))
+
+    assert RECEIVERS == len(sessions_of(backed_up(node, tmp_path / "backup")))
+
+
+def test_messages_that_are_delivered_meanwhile_are_not_missed(node: Durable, tmp_path: Path) -> None:
+    """A session would be called damaged, as it has read what it waited for while the backup was taken."""
+    clients = share(node)
+    bodies = node.redis.client().keys("*:bodies:*")
+
+    def deliver() -> None:
+        for client_id in clients:
+            reader = node.connect(client_id)
+            reader.send(*[Ack(PUBACK, packet_id) for _, packet_id, _ in received(reader)])
+        node.worker.settle()
+        node.worker.advance(0.1)
+        assert 0 == node.redis.client().exists(*bodies)
+        node.publish(b"a", SHARED[1])
+
+    with BackupWriter(tmp_path / "backup", head(running=True)) as backup:
+        taken = Export(Meanwhile(node.redis, deliver, after=True), Keys("weir"), backup)
+        taken.run()
+        backup.finish()
+
+    assert [] == taken.unreadable
+    assert RECEIVERS == len(sessions_of(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "another type"])
+def test_a_body_that_is_lost_is_told(node: Durable, tmp_path: Path, damage: str) -> None:
+    """A backup would lack messages without a word."""
+    clients = share(node)
+    client = node.redis.client()
+    for key in client.keys("*:bodies:*"):
+        client.delete(key)
+        if damage == "another type":
+            client.set(key, "x")
+
+    with BackupWriter(tmp_path / "backup", head()) as backup:
+        taken = Export(client, Keys("weir"), backup)
+        taken.run()
+    assert sorted(clients) == sorted(each.decode() for each in taken.unreadable)
 
 
 def test_many_sessions_are_read_in_calls_of_bounded_size(
