@@ -5,7 +5,7 @@
 # - Sessions move between workers, and their keys with them. All indexes of a slice are read in one transaction, so each
 #   session is found that is there then; it is read wherever it is. One that is at no worker any more has ended.
 # - Bodies that many queues share are read after the queues that refer to them, and are in the backup in each of these
-#   (whole_packs.py). A queue whose session has ended, and which waits to be taken apart, is none of them.
+#   (whole_packs.py). A queue that waits to be taken apart, as its session has ended, has no record: it is none of them.
 # - It takes the memory of one slice's client ids and of one call's sessions here, and of the latter in the server: CALL
 #   bytes, or one whole queue (limits.queue_bytes).
 #
@@ -19,7 +19,6 @@ from typing import Any, Final
 import redis
 from redis.exceptions import ResponseError
 
-from broker.store.durable.dropped_queues import is_dropped
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
 from supervisor.backup.whole_packs import whole_packs
@@ -93,7 +92,7 @@ class Export:
             for worker in self._workers:
                 asked.smembers(self._keys.sessions(number, worker).index)
             indexes: list[Any] = asked.execute()
-        return sorted(client for client in set[bytes]().union(*indexes) if not is_dropped(client))
+        return sorted(set[bytes]().union(*indexes))
 
     def _read(self, number: int, clients: list[bytes]) -> None:
         missing: list[bytes] = []

@@ -258,11 +258,13 @@ def test_bodies_that_are_stored_once_are_in_the_queues_of_a_backup(
 
 
 def test_a_queue_that_waits_to_be_taken_apart_is_no_session(node: Durable, tmp_path: Path) -> None:
-    """A restored node would have a session with an impossible client id, or the backup name one as damaged."""
+    """A restored node would have a session with an impossible client id, which the backup calls damaged."""
     share(node)
     client, keys = node.redis.client(), Keys("weir")
     worker: Any = client.hkeys(keys.durable_owners("weir"))[0]
-    client.sadd(keys.sessions(3, worker).index, name_of(b"reader-1"))
+    of_worker, name = keys.sessions(3, worker), name_of(b"reader-1")
+    client.sadd(of_worker.index, name)
+    client.rpush(of_worker.queues + name, b"pack")
 
     assert RECEIVERS == len(sessions_of(backed_up(node, tmp_path / "backup")))
 

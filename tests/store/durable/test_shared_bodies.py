@@ -266,7 +266,15 @@ def test_a_session_that_ends_before_it_is_read_lets_go_of_its_bodies(worker: Dur
 def test_a_queue_that_is_forgotten_has_let_go_of_its_bodies(worker: DurableWorker) -> None:
     """A queue that is gone could not count what it still refers to."""
     store(worker, BODY % 1)
-    assert [BODY % 1] == take_all(worker)
+    worker.connect()
+    worker.until(lambda: worker.session.inflight() > 0)
+    worker.session.puback(1, worker.now)
+    worker.disconnect()  # before the pack is removed
+    worker.offer(BODY % 2, wide=True)
+    worker.settle()
+    assert [b"1"] == [group[COUNT] for group in groups(worker)]
+    worker.client.take()
+    assert [BODY % 2] == take_all(worker)
     worker.disconnect()
     worker.settle()
 
