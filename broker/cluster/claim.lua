@@ -1,13 +1,18 @@
 -- The owners of sessions: claimed, claimed again, released; and the wills of their clients. Each call is atomic.
 --
--- broker/store/redis/keys.py describes the keys. All keys of a call are in one slice. An owner is
+-- broker/store/redis/keys.py describes the keys. But for the owners of durable sessions, all keys of a call are in one
+-- slice. An owner is
 -- "EPOCH INCARNATION SHARD NODE USER"; of two claims the one with the greater epoch is the later one, in whatever order they
 -- arrive. Epochs are microseconds (53 bits of a number last until the year 2255).
 --
---   claim    KEYS wills of the claimant, owner, fence of the claimant
---            ARGV op, lease in s, incarnation, "SHARD NODE", client id, user, will or ""
+--   claim    KEYS wills of the claimant, owner, fence of the claimant; where sessions are stored also: the workers of
+--            the node that own durable sessions
+--            ARGV op, lease in s, incarnation, "SHARD NODE", client id, user, will or ""; how the keys of records of
+--            durable sessions begin
 --            -> {epoch, the former owner or false}; {0, the owner} if the session is at another node and belongs to
---               another user, unless its worker is fenced. The workers of a node ask each other
+--               another user, unless its worker is fenced. The workers of a node ask each other. If no claim is known,
+--               the former owner is the worker that has the session stored, with an epoch before any other, and a user
+--               that stands for any
 --   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, user, will or ""
 --            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
@@ -46,6 +51,24 @@ end
 -- The tags of session/principal.py; '*' may have, and stands for, the session of any user.
 local function may_have(claimant, owner)
   return claimant == owner or claimant == '*' or owner == '*'
+end
+
+-- The worker of *node* that has the session of *client* stored, as an owner; false if none has.
+local function owner_of_stored(client, node)
+  local workers = redis.call('HKEYS', KEYS[4])
+  local records = {}
+  for i, incarnation in ipairs(workers) do
+    records[i] = ARGV[8] .. incarnation .. ':' .. client
+  end
+  if #records == 0 or redis.call('EXISTS', unpack(records)) == 0 then
+    return false
+  end
+  for i, record in ipairs(records) do
+    if redis.call('EXISTS', record) == 1 then
+      local shard = string.match(redis.call('HGET', KEYS[4], workers[i]), '^%d+$') or '0'
+      return table.concat({ '1', workers[i], shard, node, '*' }, ' ')
+    end
+  end
 end
 
 local function set_will(client, epoch, will, lease)
@@ -87,6 +110,9 @@ if op == 'claim' then
   local epoch = math.max(stored + 1, tonumber(time[1]) * 1000000 + tonumber(time[2]))
   redis.call('SET', KEYS[2], table.concat({ text_of(epoch), incarnation, place, user }, ' '), 'EX', lease)
   set_will(client, epoch, will, lease)
+  if not former and KEYS[4] then
+    former = owner_of_stored(client, string.match(place, '%S+$'))
+  end
   return { epoch, former }
 end
 

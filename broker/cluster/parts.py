@@ -96,6 +96,7 @@ class ClusterLinks:
             base.internal_errors.report,
             config.overload,
             base.wall,
+            config.store.durability != MEMORY,
         )
         self.store = self.registered_store = RegisteredStore(client.registry, base.clock, will_settled)
         if config.metrics.enabled:

@@ -28,8 +28,10 @@ class RegistryClient:
         failed: Callable[[Exception], None],
         overload: Overload,
         wall: Callable[[], float] = time.time,
+        durable: bool = False,
     ) -> None:
-        """*prefix*: of all keys in Redis. *alone*: no other worker registers sessions under this prefix.
+        """*prefix*: of all keys in Redis. *alone*: no other worker registers sessions under this prefix. *durable*:
+        sessions are stored.
 
         *failed* is called with exceptions of our own code that handles a reply. *wall*: Unix time in seconds.
         """
@@ -43,6 +45,7 @@ class RegistryClient:
             new_generation=_new_generation,
             overload=overload,
             alone=alone,
+            durable=durable,
         )
         self.commands.start(clock())
 

@@ -8,7 +8,7 @@
 #   SHARES such workers share them, so that however many start, each gets its part. None of them ever ran: no fence and
 #   no commit number has its name, and no process that still runs writes its keys.
 # - Such a worker is also the owner of the session (cluster/claim.lua). Whoever claims it next asks the workers of the
-#   node where it is; a claim of a session without an owner begins a new one. The owner is kept as long as the session.
+#   node where it is, and other nodes know to which user it belongs. The owner is kept as long as the session.
 #
 # QoS 2: a publish that is sent again is stored once, by tokens (store/durable/tokens.py), if publishers and receivers
 # are of one moment: those of a node that was stopped. In a backup of a node that ran, a queue may be later than its

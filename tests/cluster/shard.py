@@ -33,8 +33,11 @@ class Shard:
         alone: bool = False,
         node: str = "node",
         key: bytes = b"",
+        durable: bool = False,
     ) -> None:
-        """*settles*: conflicts with other owners are noted here; else they wait for the test."""
+        """*settles*: conflicts with other owners are noted here; else they wait for the test. *durable*: sessions are
+        stored.
+        """
         self.loop = loop
         self.identity = WorkerId(node, number, next(_NUMBERS))
         self.incarnation = self.identity.incarnation_text
@@ -53,6 +56,7 @@ class Shard:
             new_generation=lambda: f"{self.incarnation}-{next(_NUMBERS)}",
             overload=Overload(),
             alone=alone,
+            durable=durable,
         )
         self.seal = Seal(key, Counters(), loop.log)
         self.orphaned_wills = OrphanedWills(self.commands, KEYS, self.registry.script, self.publish_will, self.seal)

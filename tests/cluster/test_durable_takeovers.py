@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.cluster.owner import Owner, read_owner
+from broker.cluster.registry import UNCERTAIN_FOR
 from broker.mqtt.packets import (
     PUBACK,
     PUBCOMP,
@@ -23,6 +24,7 @@ from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
+from broker.store.redis.keys import Keys
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -283,6 +285,29 @@ def test_who_has_it_dies_and_the_next_one_takes_it_with_its_messages(
     publish(node[1], b"3")
     assert [(b"3", 3, False)] == messages(client)
     assert ["queue 2", "session 2"] == stored_at(redis)
+
+
+@pytest.mark.parametrize("adopts", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_session_is_found_after_the_lease_of_its_claim(
+    start_node: StartNode, redis: RunningRedis, adopts: bool, clean: bool
+) -> None:
+    """After a worker's death, a client that is away until the lease ends would get an empty session, beside its own."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[1], b"1")
+    node.kill(node[0])
+    node.advance(2 * UNCERTAIN_FOR)
+    node.start(0, adopts=adopts)
+    assert 1 == redis.client().delete(Keys("weir").owner(b"me"))  # as the end of the lease does
+    client = coming(node[0], clean=clean)
+    node[1].stopped = False  # if it adopts later, the client waits for that
+    node.advance(0.3)
+
+    (connack,) = [each for each in client.inbox if isinstance(each, ConnAck)]
+    assert connack.session_present is not clean
+    assert ([] if clean else [(b"1", 1, True)]) == messages(client)
+    assert (["session 2"] if clean else ["queue 2", "session 2"]) == stored_at(redis)
 
 
 def test_who_does_not_answer_acknowledges_nothing_afterwards(start_node: StartNode, redis: RunningRedis) -> None:

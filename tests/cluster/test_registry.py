@@ -8,6 +8,7 @@ import pytest
 from broker.cluster.claim_policy import CLAIM_PATIENCE
 from broker.cluster.registry import CLAIMED, LOCAL, OF_OTHER_USER, REFUSED
 from broker.store.redis.keys import LEASE, SLICES
+from broker.worker_id import WorkerId
 from supervisor.redis_server import RedisServer
 from tests.cluster.shard import KEYS, Shard
 from tests.redis_servers import RunningRedis
@@ -392,3 +393,26 @@ def test_the_user_of_a_session_is_told_again(start_redis: StartRedis, loop: Loop
     here.settle()
 
     assert OF_OTHER_USER == there.verdict("me", user="b").outcome
+
+
+@pytest.mark.parametrize("shard", [b"3", b"damaged"])
+def test_a_claim_without_another_names_the_worker_that_has_the_session_stored(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop, shard: bytes
+) -> None:
+    """A session whose claim was lost would be begun anew, beside the one that is stored."""
+    server = start_redis(every_server)
+    here = Shard(loop, server.address, durable=True)
+    without = here.verdict("without")
+    with server.client() as client:
+        owners, records = KEYS.durable_owners("node"), KEYS.records(KEYS.slice_of(b"me"))
+        client.hset(owners, mapping={b"%016x" % number: shard for number in (7, 8, 9)})
+        client.hset(records + b"0000000000000008:me", b"", b"head")
+        client.hset(KEYS.records(KEYS.slice_of(b"you")) + b"0000000000000008:you", b"", b"head")
+    found = here.verdict("me").former
+
+    assert without.former is None
+    assert found is not None
+    assert (WorkerId("node", 3 if shard.isdigit() else 0, 8), "*") == (found.worker, found.user)
+    assert here.verdict("without").former is None
+    assert Shard(loop, server.address, durable=True).verdict("me").former != found  # a claim says more
+    assert Shard(loop, server.address, durable=True, node="another").verdict("you").former is None

@@ -96,6 +96,10 @@ class Keys:
     def commit_number(self, incarnation: bytes) -> bytes:
         return self._commits + incarnation
 
+    def records(self, number: int) -> bytes:
+        """How the keys of durable sessions in slice *number* begin, before the incarnation of their owner."""
+        return f"{self._prefix}:{{{number}}}:session:".encode()
+
     def sessions(self, number: int, incarnation: bytes) -> "SessionKeys":
         """The keys of the durable sessions of a worker in slice *number*."""
         return SessionKeys(f"{self._prefix}:{{{number}}}:".encode(), incarnation)
