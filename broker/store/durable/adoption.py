@@ -6,7 +6,10 @@
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
 # 2. Page by page, it has the server rename the keys of each former owner. The answers have the records of the sessions;
 #    of those with messages only the client ids: they are read, a few at a time. Queues of sessions that have ended
-#    come with them (dropped_queues.py). The former owner is removed, once it has nothing left.
+#    come with them (dropped_queues.py). The former owner is removed, once it has nothing left, and its fence and its
+#    commit number end soon: a worker is followed only after its process has ended (supervisor/child.py), so nobody
+#    reads them any more. Those of a worker that is stopped, for however long, stay as it is an owner still: it learns
+#    what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
@@ -157,7 +160,7 @@ class Adoption:
         if now < self._again_at:
             return self._again_at
         self._again_at = 0.0
-        self._send(command.words, self._then, now)
+        self._send(command.words, self._then, now, command.replies)
         return float("inf")
 
     def failed(self, failure: StoreFailure, now: float) -> None:
@@ -227,8 +230,12 @@ class Adoption:
             return
         self._slice = 0
         former = self._former.pop()
-        remove = packed("HDEL", self._owners, former)
-        self._send(remove, self._removed_owner, now)
+        # Not deleted: a transaction that the server has not read yet would make the commit number anew, without end.
+        ends = [
+            packed("EXPIRE", key, FENCED_FOR) for key in (self._keys.fence(former), self._keys.commit_number(former))
+        ]
+        steps = [packed("MULTI"), *ends, packed("HDEL", self._owners, former), packed("EXEC")]
+        self._send(b"".join(steps), self._removed_owner, now, len(steps))
 
     def _removed_owner(self, reply: object, now: float) -> None:
         self._adopt_page(now)
@@ -295,16 +302,18 @@ class Adoption:
         self.sessions += 1
         owner.adopt(AdoptedSession(client_id, stored, record), now)
 
-    def _send(self, words: bytes, then: Callable[[object, float], None], now: float) -> None:
+    def _send(self, words: bytes, then: Callable[[object, float], None], now: float, replies: int = 1) -> None:
+        """Send *words*, which the server answers by so many *replies*; *then* gets the last one."""
         self._then = then
-        self._command = _Step(self, words)
+        self._command = _Step(self, words, replies)
         self._commands.submit(self._command, now)
 
 
 class _Step(Command):
-    def __init__(self, adoption: Adoption, words: bytes) -> None:
+    def __init__(self, adoption: Adoption, words: bytes, replies: int) -> None:
         super().__init__(words, TIMEOUT)
         self.words = words  # `packed` is not kept
+        self.replies = self.replies_left = replies
         self._adoption = adoption
 
     def replied(self, reply: object, now: float) -> None:

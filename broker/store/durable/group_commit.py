@@ -275,7 +275,7 @@ class GroupCommit:
         self._submit(former.number, former.writes, now)
 
     def _submit(self, number: int, writes: list[bytes], now: float) -> None:
-        head = self._fence() + packed("SET", self._number_key, number)
+        head = self._fence() + packed("SET", self._number_key, number, "KEEPTTL")  # see adoption.py
         self._under_way = Transaction(self, number, head, writes)
         self._commands.submit(self._under_way, now)
 

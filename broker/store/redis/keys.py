@@ -16,8 +16,9 @@
 #   PREFIX:{R}:restoring        hash  what becomes that of the former key when a backup is restored
 #   PREFIX:{R}:unreadable       hash  topic -> what was such a value and cannot be read
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer, and ""
-#                                       when its sessions were adopted: then it stays for FENCED_FOR
-#   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py)
+#                                       when its sessions were adopted
+#   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py);
+#                                       both as long as it is among the owners below, and FENCED_FOR after that
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)

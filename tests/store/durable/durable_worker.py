@@ -39,9 +39,17 @@ def incarnation(number: int) -> bytes:
 
 
 def store_of(
-    commands: CommandPipeline, number: int, budget: MessageBudget, clock: Callable[[], float], ttl: float = WEEK
+    commands: CommandPipeline,
+    number: int,
+    budget: MessageBudget,
+    clock: Callable[[], float],
+    ttl: float = WEEK,
+    workers: int = 1,
 ) -> DurableStore:
-    """The store of the worker *number*; `fenced` of its commit is to be set. *ttl*: seconds that a message may wait."""
+    """The store of the worker *number*, the first of *workers*; `fenced` of its commit is to be set.
+
+    *ttl*: seconds that a message may wait.
+    """
     me = incarnation(number)
 
     def wall() -> float:
@@ -59,7 +67,7 @@ def store_of(
         counters=Counters(),
         bodies=SharedBodies(KEYS, me, ttl),
     )
-    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), 1, budget, wall, ttl)
+    return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), workers, budget, wall, ttl)
 
 
 class OneSession:

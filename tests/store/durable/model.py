@@ -23,6 +23,7 @@ WRITES = (
     b"SADD",
     b"SREM",
     b"SET",
+    b"EXPIRE",
     b"DEL",
     b"HSET",
     b"HDEL",
@@ -39,6 +40,7 @@ class ModelRedis:
     def __init__(self, values: dict[bytes, Any] | None = None) -> None:
         """*values*: those of another connection to the same server."""
         self.values: dict[bytes, Any] = {} if values is None else values  # lists, sets, bytes, dicts
+        self.ends: dict[bytes, int] = {}  # seconds that a key lasts, if it was told how long
         self.full = False  # writes are refused
         self.connection: RedisConnection | None = None
         self._received: deque[list[bytes]] = deque()  # commands that are not executed
@@ -138,7 +140,13 @@ class ModelRedis:
             return self._script(words[1 : 1 + keys], words[1 + keys :])
         if name == b"SET":
             self.values[key] = words[0]
+            if b"KEEPTTL" not in words:
+                self.ends.pop(key, None)
             return b"OK"
+        if name == b"EXPIRE":
+            if key in self.values:
+                self.ends[key] = int(words[0])
+            return int(key in self.values)
         if name == b"GET":
             return self.values.get(key)
         if name == b"DEL":

@@ -295,3 +295,26 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
     (fence,) = redis.client().keys(f"*{incarnation(1).decode()}*")
     assert KEYS.fence(incarnation(1)) == fence
     assert 0 < redis.client().ttl(fence) <= FENCED_FOR
+
+
+def test_what_tells_of_a_worker_that_has_ended_ends_itself(start_redis: StartRedis, loop: Loop) -> None:
+    """Each start of a worker would leave two keys for ever; or a worker would not learn what was taken from it."""
+    redis = start_redis()
+    client = redis.client()
+    told = {number: (KEYS.fence(incarnation(number)), KEYS.commit_number(incarnation(number))) for number in (1, 2, 3)}
+    for fence, commit_number in told.values():
+        client.rpush(fence, b"taken")
+        client.set(commit_number, 7)
+    client.hset(KEYS.durable_owners("node"), mapping={incarnation(1): 0, incarnation(3): 1})  # 3 has another shard
+    commands = CommandPipeline(loop.wire(), redis.address, "adopter", loop.log)
+    store = store_of(commands, 2, MessageBudget(PLENTY), loop.now, workers=2)
+    loop.ticking.append(store)
+    commands.start(loop.now())
+    owner = ManySessions()
+    store.serve(owner, loop.now())
+    loop.until(lambda: owner.ready)
+
+    lives = {number: [client.ttl(key) for key in keys] for number, keys in told.items()}
+    assert all(0 < life <= FENCED_FOR for life in lives.pop(1))
+    assert {2: [-1, -1], 3: [-1, -1]} == lives
+    assert {incarnation(2): b"0", incarnation(3): b"1"} == client.hgetall(KEYS.durable_owners("node"))

@@ -6,6 +6,7 @@ import pytest
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.record import DamagedRecord, read_record
+from broker.store.redis.keys import FENCED_FOR
 from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
@@ -121,6 +122,7 @@ def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: Durable
     assert {incarnation(2): b"0"} == next_one.redis.values[KEYS.durable_owners("node")]
     left = [key for key in next_one.redis.values if incarnation(1) in key]
     assert {KEYS.commit_number(incarnation(1)), KEYS.fence(incarnation(1))} == set(left)
+    assert dict.fromkeys(left, FENCED_FOR) == next_one.redis.ends
 
 
 def test_what_a_dead_worker_still_writes_changes_nothing(worker: DurableWorker) -> None:
@@ -135,6 +137,8 @@ def test_what_a_dead_worker_still_writes_changes_nothing(worker: DurableWorker) 
     third = DurableWorker(worker.redis, 3, worker.now)
 
     assert 1 == second.session.waiting() == third.session.waiting()
+    number = KEYS.commit_number(incarnation(1))
+    assert (b"3", FENCED_FOR) == (worker.redis.values[number], worker.redis.ends[number])  # written late, and ends
 
 
 def test_adoption_goes_on_where_the_connection_was_cut() -> None:
