@@ -325,10 +325,10 @@ class SessionRecord(SessionStorage):
         key = keys.records + client
         if self._given and self._taker is None:  # it is not that of this worker any more
             return []
-        self._writing = True
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
         if self._ended:
+            self._writing = True
             removal = packed("RENAME", key, keys.damaged + client) if self._damaged() else packed("DEL", key)
             return [removal, packed("SREM", keys.index, client)]
         writes = []
@@ -352,6 +352,7 @@ class SessionRecord(SessionStorage):
         waits = self._written is not None or (self._tokens is not None and self._tokens.written)
         if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
+        self._writing = bool(writes)  # without any, `committed()` is not called: what was due had left before
         return writes
 
     def _collect_tokens(self, tokens: PublishTokens) -> None:

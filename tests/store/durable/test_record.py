@@ -7,7 +7,8 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.record import DamagedRecord, read_record
 from broker.store.redis.keys import FENCED_FOR
-from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, WALL, DurableWorker, answered, incarnation
+from tests.session.receiver import message
+from tests.store.durable.durable_worker import CLIENT, EXPIRY, HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
 LEFT_AT = [b"\0", b"1800000000.5"]
@@ -75,6 +76,22 @@ def test_who_waits_is_called_when_it_is_stored(worker: DurableWorker) -> None:
     record.when_stored(lambda: called.append("under way"))
     worker.settle()
     assert ["nothing to store", "a", "under way"] == called
+
+
+def test_nobody_waits_for_what_is_stored_already(worker: DurableWorker) -> None:
+    """A client whose SUBSCRIBE or UNSUBSCRIBE changes nothing would not be answered before something else is stored."""
+    called: list[str] = []
+    record = worker.owner.record
+    record.receive(1, False, message(b"x", 2))
+    worker.settle()
+    record.release(1)  # is written within `store.hold`
+    record.subscribed(subscription(worker.session, b"a"))
+    worker.tick()  # at once
+    worker.turn(HOLD)
+    worker.settle()
+    record.when_stored(partial(called.append, "nothing to store"))
+
+    assert ["nothing to store"] == called
 
 
 def test_who_has_gone_does_not_wait(worker: DurableWorker) -> None:
