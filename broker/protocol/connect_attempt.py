@@ -5,6 +5,12 @@
 # for the session, and welcomes the client. The store is asked only for a client that is authenticated: any other takes
 # over no session, and does not learn whether there is one.
 #
+# A client whose end has come with its CONNECT takes over no session either, unless it has sent more: a worker that
+# was stopped for a while finds such CONNECTs of clients that are connected elsewhere by now. The kernel reports the
+# end with the input, so no other CONNECT costs a call for that. Such a CONNECT waits for its turn, which comes in the
+# same slice: in between the loop reads on, and drops a connection that ends there. A client that sent all it had to
+# say and went (it need not wait for CONNACK) is served.
+#
 # Each step that does not answer at once pauses the connection and has a deadline. The time to authenticate and to claim
 # begins with the turn; neither the wait for the turn nor the delay of a refusal counts in it.
 # Authentication may take several rounds: the authenticator answers when it is ready, and AUTH is legal in that state.
@@ -168,10 +174,14 @@ class ConnectAttempt(PendingConnect):
             attempts.lifecycle.refuse(self._connection, reason, "", now)  # [MQTT-3.1.4-2], [MQTT-3.1.3-8]
         elif self._refused_if_banned(self._packet.user_name, now):
             pass
+        elif self._connection.end_reported:
+            self._wait(now)
         elif attempts.claims.has_room(now) and attempts.connects.at_once(now):
             self._connection.enter(Input.TURN)
             self._authenticate()
         else:
+            attempts.counters.connects_delayed += 1
+            attempts.log.info("client_throttled", client=self.client_id, reason=PauseReason.CONNECT.label)
             self._wait(now)
 
     def _refused_if_banned(self, user: str | None, now: float) -> bool:
@@ -187,8 +197,6 @@ class ConnectAttempt(PendingConnect):
 
     def _wait(self, now: float) -> None:
         attempts, connection = self._attempts, self._connection
-        attempts.counters.connects_delayed += 1
-        attempts.log.info("client_throttled", client=self.client_id, reason=PauseReason.CONNECT.label)
         displaced = attempts.connects.offer(self, waiting_memory(self._packet, self._size))
         if displaced is self:
             self._refuse(CloseReason.CONNECTS_WAITING, now)

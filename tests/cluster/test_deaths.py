@@ -84,6 +84,7 @@ def test_a_will_that_moved_with_its_session_is_known_where_it_is(node: Node, off
     else:
         gone = node[1].open(V5)
         gone.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+        node[1].turn()  # its CONNECT is taken, and claims the session
         gone.drop()
     assert node[1].session("me") is not None
     die(node, node[1])

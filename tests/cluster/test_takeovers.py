@@ -388,6 +388,7 @@ def test_who_goes_before_the_session_has_come(start_node: StartNode) -> None:
     node.advance(50)
     second = node[1].open(V5)
     second.send(Connect(V5, "me", False, 0, None, None, None, LASTING))
+    node[1].turn()  # its CONNECT is taken, and claims the session
     second.drop()
     assert [1] == sessions(node)
 
@@ -440,6 +441,22 @@ def test_nor_is_that_of_a_session_that_ended(start_node: StartNode, clean: bool,
     else:
         node[2].stopped = False
         assert [b"last", b"next"] == payloads(subscriber)
+
+
+def test_a_worker_that_was_stopped_takes_nothing_over_for_clients_that_are_gone(start_node: StartNode) -> None:
+    """Each client that had tried it in vain, and is connected elsewhere, would lose its connection."""
+    node = start_node(2)
+    node[1].stopped = True
+    gone = node[1].open(V311)
+    gone.send(Connect(V311, "me"))
+    gone.drop()
+    client = arrive(node[0])
+    node[1].stopped = False
+    node.settle()
+
+    assert [0] == sessions(node)
+    client.send(PingReq())
+    assert [PingResp()] == client.receive()
 
 
 def test_the_owner_dies_while_it_hands_over(start_node: StartNode) -> None:

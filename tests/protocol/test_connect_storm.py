@@ -193,6 +193,35 @@ def test_what_was_sent_before_the_end_is_done_when_its_turn_comes(brokers: Broke
     assert [b"hello"] == payloads(friend.receive())
 
 
+def test_a_client_that_is_gone_takes_over_no_session(brokers: Brokers) -> None:
+    """A worker that was stopped would close clients that are connected, for CONNECTs that they gave up long ago."""
+    broker = brokers()
+    client = broker.connect("me")
+    gone = broker.open(V5)
+    gone.send(Connect(V5, "me"))
+    gone.socket.shutdown(socket.SHUT_WR)
+    broker.settle()
+
+    assert {CloseReason.PEER_CLOSED: 1} == closed(broker)
+    client.send(PingReq())
+    assert [PingResp()] == client.receive()
+    assert (0, 0) == (broker.counters.connects_delayed, waiting(broker))
+
+
+def test_a_client_that_publishes_and_goes_at_once_is_served(brokers: Brokers) -> None:
+    """A sensor that does not wait for its CONNACK would have published nothing."""
+    broker = brokers()
+    friend = broker.connect("friend")
+    subscribe(friend, "t")
+    sensor = broker.open(V311)
+    sensor.send(greeting("sensor", V311), *[Publish(b"t", bytes(900), 0)] * 9, Disconnect())
+    sensor.socket.shutdown(socket.SHUT_WR)
+    broker.settle()
+
+    assert 9 == len(payloads(friend.receive()))
+    assert {CloseReason.CLIENT_DISCONNECTED: 1} == closed(broker)
+
+
 def test_what_comes_behind_a_connect_that_waits_is_done_after_it(brokers: Brokers) -> None:
     """A client that does not wait for its CONNACK would lose what it sent meanwhile."""
     broker = slow(brokers)
