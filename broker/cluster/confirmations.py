@@ -84,6 +84,10 @@ class ConfirmingPeer(Neighbour):
         waiting, self._waiting = self._waiting, {}
         return [each.completion for each in waiting.values()]
 
+    def unconfirmed(self) -> list[Completion]:
+        """The publishes that wait."""
+        return [each.completion for each in self._waiting.values()]
+
     def pending(self) -> int:
         return len(self._waiting)
 

@@ -7,6 +7,7 @@ from functools import partial
 from broker.cluster.announcements import Announcements
 from broker.cluster.background import ClusterBackground
 from broker.cluster.barriers import Barriers
+from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
 from broker.cluster.mesh import Mesh
 from broker.cluster.orphaned_wills import OrphanedWills
@@ -191,6 +192,11 @@ class ClusterParts:
         client, store = links.registry_client, links.registered_store
         if client is not None and store is not None:
             others = 0 if protocol.durable is None else base.workers - 1
+            forced: ForcedTakeovers | None = None
+            if protocol.durable is not None:
+                forced = ForcedTakeovers(
+                    worker, peers, links.announcements, protocol.durable, clock, protocol.lifecycle.abandon
+                )
             incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed, others)
             self.claims = self.session_claims = claims = SessionClaims(
                 store,
@@ -200,9 +206,10 @@ class ClusterParts:
                 protocol.lifecycle.evict,
                 links.seal,
                 protocol.durable,
+                forced,
             )
             outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
-            self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims)
+            self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims, forced)
             self.orphaned_wills = OrphanedWills(
                 client.commands,
                 client.keys,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.owned_sessions import OwnershipConflict
 from broker.cluster.owner import Owner
 from broker.cluster.registered_store import RegisteredStore
@@ -50,10 +51,12 @@ class SessionClaims:
         evict: Callable[[Session], None],
         seal: Seal,
         durable: DurableSessions | None,
+        forced: ForcedTakeovers | None,
     ) -> None:
         """*evict* ends a session of this worker that another worker owns, and closes its connection (0x8E).
 
-        *seal*: of wills in Redis. *durable*: those of this worker; None: no session is.
+        *seal*: of wills in Redis. *durable*: those of this worker; *forced*: what takes them from workers that do not
+        answer; None: no session is durable.
         """
         self.counts = SessionClaimsStatistics()
         self.store = store
@@ -63,6 +66,7 @@ class SessionClaims:
         self.evict = evict
         self.seal = seal
         self.durable = durable
+        self.forced = forced
         self._claims: dict[str, _Claim] = {}  # under way, by client id
 
     def claim(self, claimant: Claimant) -> None:
@@ -279,10 +283,10 @@ class _Claim:
         if result.nowhere and here is None and not self._asked_all:
             self._ask_all()
             return
-        lost = result.session is None and here is None and claims.durable is not None
-        if lost and claims.durable is not None and self._former is not None:
+        lost = result.session is None and here is None and claims.forced is not None
+        if lost and claims.forced is not None and self._former is not None:
             former, self._former = self._former, None
-            claims.durable.take(client_id, former.worker, partial(self.handed_over, result))
+            claims.forced.take(client_id, former.worker, partial(self.handed_over, result))
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
             # A worker may have it that is busy with what another one has left, or that has yet to come.

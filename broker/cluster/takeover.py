@@ -22,8 +22,8 @@
 # Of a durable session no messages are sent. When its routes are gone O stores the rest of it, and in the same
 # transaction it becomes one of N; the last chunk says so, and N reads it. That step is taken even if N has died: who
 # comes next takes it from there. N does not give up such a session once O has begun to send it. If O dies, N takes it
-# from O in Redis, as it does if O has died before or does not answer. O learns that with its next transaction, and ends
-# what it has without answering any publisher for it.
+# from O in Redis, as it does if O has died before or does not answer (forced_takeovers.py). O learns that with its next
+# transaction, and ends what it has without answering any publisher for it.
 #
 # So each message arrives once, in the order of its publisher. A peer that dies counts as one that has marked: all that
 # it sent has been taken. A peer that joins is asked to mark. If N dies, O keeps the session. If N gives up waiting

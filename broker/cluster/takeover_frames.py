@@ -18,6 +18,7 @@ SWITCH: Final = struct.Struct(">QH")  # number, shard of the giving worker
 MARK: Final = struct.Struct(">QH")  # number, shard of the asking worker
 HAS: Final = struct.Struct(">QB")  # number, whether the worker has the session
 NUMBER: Final = struct.Struct(">Q")
+TOOK: Final = struct.Struct(">QHQ")  # number, shard and incarnation of the worker that had the session
 
 
 def user_of(packed: bytes) -> str:

@@ -3,12 +3,13 @@
 # A worker that is to be replaced offers its sessions to its peers (OFFER): a peer that is offered a session claims it,
 # as a client that comes back would.
 from broker.cluster import wire
+from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.incoming_sessions import IncomingSessions
 from broker.cluster.outgoing_sessions import OutgoingSessions
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
 from broker.cluster.session_claims import SessionClaims
-from broker.cluster.takeover_frames import ANSWER, ASK, HAS, MARK, NUMBER, SWITCH, USER, user_of
+from broker.cluster.takeover_frames import ANSWER, ASK, HAS, MARK, NUMBER, SWITCH, TOOK, USER, user_of
 from broker.mqtt.packets import Will
 from broker.reasons import CloseReason
 from broker.session.session import Session
@@ -76,12 +77,15 @@ class RegisteredTakeovers(Takeovers):
         incoming: IncomingSessions,
         outgoing: OutgoingSessions,
         claims: SessionClaims,
+        forced: ForcedTakeovers | None,
     ) -> None:
+        """*forced*: None: no session is durable."""
         self._worker = worker
         self._peers = peers
         self._incoming = incoming
         self._outgoing = outgoing
         self._claims = claims
+        self._forced = forced
         self._offered = 0
 
     def take(self, peer: Peer, kind: int, body: bytes) -> bool:
@@ -116,6 +120,10 @@ class RegisteredTakeovers(Takeovers):
         elif kind == wire.HAS:
             number, has = HAS.unpack(body)
             incoming.has(number, bool(has))
+        elif kind == wire.TOOK and self._forced is not None:
+            self._forced.took(peer, *TOOK.unpack(body))
+        elif kind == wire.LET_GO and self._forced is not None:
+            self._forced.let_go(peer, NUMBER.unpack(body)[0])
         else:
             return False
         return True
@@ -142,15 +150,20 @@ class RegisteredTakeovers(Takeovers):
         return self._outgoing.pending()
 
     def pending(self) -> int:
-        return self._incoming.pending() + self._outgoing.pending()
+        forced = 0 if self._forced is None else self._forced.pending()
+        return self._incoming.pending() + self._outgoing.pending() + forced
 
     def joined(self, peer: Peer) -> None:
         self._outgoing.joined(peer)
         self._incoming.joined(peer)
+        if self._forced is not None:
+            self._forced.joined(peer)
 
     def lost(self, peer: Peer) -> None:
         self._incoming.lost(peer)
         self._outgoing.lost(peer)
+        if self._forced is not None:
+            self._forced.lost(peer)
 
     def tick(self, now: float) -> None:
         self._incoming.tick(now)

@@ -58,6 +58,8 @@ MARK: Final = 38  # on the data lane
 OFFER: Final = 39  # the client id of a session whose worker ends
 WHETHER: Final = 40  # number, client id
 HAS: Final = 41
+TOOK: Final = 42  # see forced_takeovers.py
+LET_GO: Final = 43  # on the data lane
 
 # What a worker does with a message in a frame.
 DELIVER: Final = 1

@@ -15,15 +15,18 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
 from broker.session.session import Session
+from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
 
+Taken = Callable[[Session | None, list[Subscription]], None]  # None: there is no session that goes on
+
 
 class WhenConfirmed(Protocol):
-    def __call__(self, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None = None) -> None:
-        """Call *then* once all workers of the node, but for *besides*, know what is subscribed to here.
+    def __call__(self, stream: Stream | None, then: Callable[[], None]) -> None:
+        """Call *then* once all workers of the node know what is subscribed to here.
 
         *stream*, if any, is not read until then.
         """
@@ -112,27 +115,34 @@ class DurableSessions:
         """
         return self._durable.commit.tick(self._clock())
 
-    def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
+    def take(self, client_id: str, former: WorkerId, then: Taken) -> None:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
 
-        Then call *then*. *former* learns it with its next transaction.
+        Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction.
         """
         client = client_id.encode()
         self._durable.expect(client)
         take = partial(self._take, client, former, then)
         self._durable.commit.when_written(take)  # what an earlier session here has under the same keys is removed first
 
-    def _take(self, client: bytes, former: WorkerId, then: Callable[[], None]) -> None:
-        found = partial(self._found, former, then)
+    def _take(self, client: bytes, former: WorkerId, then: Taken) -> None:
+        found = partial(self._found, then)
         self._durable.take(client, former.incarnation_text.encode(), b"", found, self._clock())
 
-    def _found(self, former: WorkerId, then: Callable[[], None], session: AdoptedSession | None, now: float) -> None:
+    def _found(self, then: Taken, session: AdoptedSession | None, now: float) -> None:
         adopted = None if session is None else self._sessions.adopt(session, now)
         if adopted is None or session is None or adopted.ended:
-            then()
+            then(None, [])
         else:
-            confirmed = partial(self._when_confirmed, None, then, former)
-            self._subscribing.enrol(adopted, session.stored.subscriptions(adopted), confirmed)
+            then(adopted, session.stored.subscriptions(adopted))
+
+    def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
+        """Register the *subscriptions* of *session*, which was taken; then call *then*."""
+        self._subscribing.enrol(session, subscriptions, then)
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call *then* once this worker knows which of its sessions were taken until now, and has ended them."""
+        self._durable.commit.confirm(then)
 
     # What the store tells.
 

@@ -72,7 +72,10 @@ class GapNotices(LossListener):
 
     def tell(self, session: Session, now: float) -> None:
         losses, out = session.losses, session.outbox
-        if losses is None or out is None:
+        if out is None or session.transfer_filter is not None:  # then it is `aside` for that, too
+            return
+        if losses is None:
+            out.end_aside()
             return
         if losses.blocked and session.inflight() >= session.window:  # a flood may ask for each of its messages
             return

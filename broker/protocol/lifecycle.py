@@ -173,6 +173,8 @@ class ConnectionLifecycle:
         session.attach(
             connection.outbox, connection.version, terms.receive_maximum, terms.maximum_packet, terms.alias_maximum
         )
+        if session.transfer_filter is not None:
+            connection.outbox.begin_aside()  # it judges each message
         self._sessions.limits.listener.attached(session, terms.wants_marks, now)
 
     def _within_limits(self, connection: Connection) -> None:

@@ -3,10 +3,13 @@
 # While a session moves from one worker to another it is subscribed at both. Of the messages of each worker those before
 # a mark are for the session at its old worker, and those after the mark for the session at its new one
 # (cluster/takeover.py).
-
-
+#
+# A session that was taken from a worker that did not answer refuses messages of workers that may have to send earlier
+# ones again (cluster/forced_takeovers.py): nobody answers what it refuses, so that comes again, too.
 from typing import Final
 
+from broker.delivery.completion import Completion
+from broker.session.message import Message
 from broker.worker_id import WorkerId
 
 NOWHERE: Final = WorkerId("", 0, 0)  # the origin in a worker that has no peers, as in tests
@@ -34,3 +37,28 @@ class TransferFilter:
     def takes(self, worker: WorkerId) -> bool:
         """Whether a message from *worker* is for the session that has this filter."""
         return (worker in self._workers) == self._marked
+
+    def refuses(self, message: Message, worker: WorkerId) -> bool:
+        """Whether *message*, which came from *worker*, is not for the session."""
+        return not self.takes(worker)
+
+
+class ForcedFilter(TransferFilter):
+    """For the messages of workers that have marked, and for QoS 0, which is in no order.
+
+    It keeps the Completions of what it refuses, and never settles them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self._refused: dict[WorkerId, list[Completion]] = {}
+
+    def refuses(self, message: Message, worker: WorkerId) -> bool:
+        if not message.qos or self.takes(worker):
+            return False
+        self._refused.setdefault(worker, []).append(message.hold())
+        return True
+
+    def take_refused(self, worker: WorkerId) -> list[Completion]:
+        """The publishes from *worker* that were refused since the last call: they have to come again."""
+        return self._refused.pop(worker, [])

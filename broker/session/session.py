@@ -197,7 +197,7 @@ class Session(IncomingMessages):
         """Deliver the parts of *run* that a client may have for which `_offer_aside()` is."""
         if self._queues_qos0():
             for message in run.kept_messages(identifiers):
-                self._wait(message, now)
+                self.offer(message, now)
             return
         if out is None:
             self._dropped(DropReason.OFFLINE_QOS0, run.count)
@@ -254,7 +254,9 @@ class Session(IncomingMessages):
 
     def _offer_aside(self, message: Message, now: float) -> None:
         """Deliver *message* to a client that is not connected, reads too slowly, has an egress limit or catches up."""
-        out = self.outbox
+        out, moves = self.outbox, self.transfer_filter
+        if moves is not None and moves.refuses(message, self._limits.origin.worker):
+            return
         if self._queues_qos0() or (message.qos and (out is None or (out.aside and self.waiting()))):  # behind others
             self._wait(message, now)
         elif out is None:
@@ -430,8 +432,6 @@ class Session(IncomingMessages):
         """Queue *message*, in order [MQTT-4.6.0-6], if the kind of session and its limits allow."""
         if self.ended:
             self._dropped(DropReason.SESSION_ENDED, 1)
-            return
-        if self.transfer_filter is not None and not self.transfer_filter.takes(self._limits.origin.worker):
             return
         if not self.has_room():
             self._dropped(DropReason.PENDING_FULL, 1, message.topic)

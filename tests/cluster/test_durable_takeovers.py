@@ -575,13 +575,13 @@ def test_what_a_worker_that_does_not_answer_has_not_stored_is_stored_behind_late
     publisher.send(Publish(b"a", b"1", 2, packet_id=1))  # it waits in the lane
     client = coming(node[0])
     node[0].advance(2.2)
-    publisher.send(Publish(b"a", b"2", 2, packet_id=2))
+    publisher = arrive(node[0], "publisher")
+    publisher.send(Publish(b"a", b"2", 2, packet_id=2))  # not in order, as a client should
     node[0].advance(0.1)
     assert [b"2"] == [payload for payload, _, _ in messages(client)]
     node[1].stopped = False
     node.settle()
     node.advance(0.3)
-    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
     publisher = arrive(node[0], "publisher")
     for number in (1, 2):
         publisher.send(Publish(b"a", b"%d" % number, 2, False, True, number))
@@ -591,3 +591,123 @@ def test_what_a_worker_that_does_not_answer_has_not_stored_is_stored_behind_late
         (each.kind, each.packet_id) for each in publisher.receive() if isinstance(each, Ack)
     ]
     assert [b"1"] == [payload for payload, _, _ in messages(client)]
+
+
+def first_of_each(client: Client) -> list[bytes]:
+    """The payloads that came, in the order in which each came first."""
+    return list(dict.fromkeys(payload for payload, _, _ in messages(client)))
+
+
+def publish_again(broker: Broker, publisher: Client) -> None:
+    """*publisher* was told that a receiver had moved: it sends both of its publishes again, in their order."""
+    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+    publisher = arrive(broker, "publisher")
+    publisher.send(*[Publish(b"a", b"%d" % number, 1, False, True, number) for number in (1, 2)])
+    broker.settle()
+    broker.advance(0.3)
+    assert [(PUBACK, 1), (PUBACK, 2)] == [
+        (each.kind, each.packet_id) for each in publisher.receive() if isinstance(each, Ack)
+    ]
+
+
+def test_messages_on_their_way_to_a_worker_that_does_not_answer_keep_their_order(start_node: StartNode) -> None:
+    """A later one would reach the session where it is now, and the earlier one be published again behind it."""
+    node = start_node(3)
+    subscriber(node[0])
+    subscribed(arrive(node[1], "other"), "a")  # what is published on "a" goes there already
+    publisher = arrive(node[2], "publisher")
+    node[0].stopped = True
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    publisher.send(Publish(b"a", b"2", 1, packet_id=2))
+    node[1].advance(0.1)
+    node[0].stopped = False
+    node.advance(0.3)
+    publish_again(node[2], publisher)
+
+    assert [b"1", b"2"] == first_of_each(client)
+    publish(node[0], b"3")
+    assert [b"3"] == first_of_each(client)
+
+
+def test_a_session_that_was_taken_waits_for_no_worker_that_has_ended(start_node: StartNode) -> None:
+    """Each of its messages would be judged for ever, and those of the next worker be refused."""
+    node = start_node(3)
+    subscriber(node[0])
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    taker = node[1]
+    assert [True] == [each.session_present for each in client.receive() if isinstance(each, ConnAck)]
+    assert 1 == taker.takeovers.pending()
+    node.kill(node[0])
+    follower = node.start(0)
+
+    assert 0 == taker.takeovers.pending()
+    publish(follower, b"1")
+    publish(taker, b"2")
+    assert [b"1", b"2"] == first_of_each(client)
+
+
+def test_messages_that_a_worker_accepts_when_it_wakes_up_keep_their_order(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """The worker would have its first message for the session that it has lost, and send the next to the new owner."""
+    node = start_node(2)
+    subscriber(node[0])
+    publisher = arrive(node[0], "publisher")
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    redis.pause()  # worker 0 does not learn yet what has happened
+    node[0].stopped = node[0].answered = node[1].answered = False
+    (peer,) = node[0].mesh.peers
+    node[0].reactor.pause(peer.control, Pause.FANOUT)
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.settle()
+    node[0].reactor.resume(peer.control, Pause.FANOUT)
+    node.settle()
+    publisher.send(Publish(b"a", b"2", 1, packet_id=2))
+    node.settle()
+    redis.go_on()
+    node[0].answered = node[1].answered = True
+    node.advance(0.3)
+    publish_again(node[0], publisher)
+
+    assert [b"1", b"2"] == first_of_each(client)
+    publish(node[0], b"3")
+    assert [b"3"] == first_of_each(client)
+
+
+def test_a_worker_that_lets_go_sends_nothing_behind_what_was_refused(start_node: StartNode) -> None:
+    """Its next message would be taken by the session, while the one before is published again."""
+    node = start_node(2)
+    subscriber(node[0])
+    subscribed(arrive(node[1], "other"), "a")
+    publisher = arrive(node[0], "publisher")
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    (peer,) = node[0].mesh.peers
+    node[0].reactor.pause(peer.control, Pause.FANOUT)  # it finds its session taken, and is not asked to let go yet
+    node[0].stopped = False
+    publisher.send(Publish(b"a", b"1", 1, packet_id=1))
+    node.advance(0.2)
+    assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+    publisher = arrive(node[0], "publisher")
+    publisher.send(Publish(b"a", b"1", 1, False, True, 1))
+    node.settle()
+    node[1].stopped = True
+    node[0].reactor.resume(peer.control, Pause.FANOUT)
+    node.settle()
+    publisher.send(Publish(b"a", b"2", 1, packet_id=2))
+    node.settle()
+    node[1].stopped = False
+    node.advance(0.3)
+    publish_again(node[0], publisher)
+
+    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    assert [b"1", b"2"] == first_of_each(client)

@@ -74,7 +74,9 @@ class Worker:
         self.store = RegisteredStore(
             self.registry, loop.now, lambda client_id, epoch: self.settled.append((client_id, epoch))
         )
-        self.claims = SessionClaims(self.store, self.registry, self.node, loop.now, self.evict, self.shard.seal, None)
+        self.claims = SessionClaims(
+            self.store, self.registry, self.node, loop.now, self.evict, self.shard.seal, None, None
+        )
         loop.ticking.append(self.claims)
         self.node.workers[self.shard.incarnation] = self
 

@@ -1,0 +1,166 @@
+# Forced takeovers: a durable session is taken in Redis from a worker that has died or does not answer (takeover.py).
+#
+# What its former owner, O, had not stored is not lost: nobody answers it, so it is published again. But the next
+# publish of the same client finds the session at its new owner, N, at once, and would come before it. So the connection
+# of that publisher ends before its next publish is taken for the session; then it sends all of them again, in their
+# order [MQTT-4.4.0-1], [MQTT-4.6.0-1].
+#
+#   N             reads the session in Redis, and subscribes it. Of each worker it takes what comes behind LET_GO, and
+#                 refuses what comes before (session/origin.py)
+#   N  to all X   TOOK, behind what N has told of its interest
+#   X             closes the connections whose publishes O has not confirmed
+#   X  to N       LET_GO, on the data lane
+#   N             answers the claim when every X but O has confirmed the interest, and with it TOOK
+#
+# N is an X itself, and so is O, if it lives. When O takes TOOK, it waits for a transaction of its own, which tells it
+# what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
+# publishes N has not confirmed. N does not wait for O: until O lets go, the client gets nothing that comes from there.
+#
+# All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
+# thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
+# again, too. They stay counted at the gates of O. So what comes again for other sessions of O waits there, and the next
+# forced takeover finds little to close.
+from collections.abc import Callable
+from functools import partial
+
+from broker.cluster import wire
+from broker.cluster.announcements import Announcements
+from broker.cluster.peer import Peer
+from broker.cluster.peers import Peers
+from broker.cluster.takeover_frames import NUMBER, TOOK
+from broker.delivery.completion import Completion
+from broker.protocol.durable_sessions import DurableSessions
+from broker.session.origin import ForcedFilter
+from broker.session.session import Session
+from broker.session.subscription import Subscription
+from broker.worker_id import WorkerId
+
+
+class ForcedTakeover:
+    """*session* was read. *then* is called when it is subscribed, and every worker but *former* has let go of it."""
+
+    def __init__(self, number: int, session: Session, former: WorkerId, then: Callable[[], None]) -> None:
+        self.number = number
+        self.session = session
+        self.former = former
+        self.filter = ForcedFilter()
+        self.then = then
+        self.known = False  # `then` was called
+        self.waiting: set[WorkerId] = set()  # workers that have not let go
+
+
+class ForcedTakeovers:
+    def __init__(
+        self,
+        worker: WorkerId,
+        peers: Peers,
+        announcements: Announcements,
+        durable: DurableSessions,
+        clock: Callable[[], float],
+        abandon: Callable[[Completion, float], None],
+    ) -> None:
+        """*abandon* is called with publishes that a receiver may have lost."""
+        self._worker = worker
+        self._peers = peers
+        self._announcements = announcements
+        self._durable = durable
+        self._clock = clock
+        self._abandon = abandon
+        self._number = int(clock() * 1e6)  # differs from the numbers of the process that had this shard before
+        self._pending: dict[int, ForcedTakeover] = {}
+
+    def pending(self) -> int:
+        """Sessions that were taken, and that not every worker has let go of."""
+        return len(self._pending)
+
+    # At the worker that takes a session.
+
+    def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
+        """Make the session of *client_id* one of this worker, if *former* has it; then call *then*."""
+        self._durable.take(client_id, former, partial(self._read, former, then))
+
+    def _read(
+        self, former: WorkerId, then: Callable[[], None], session: Session | None, subscriptions: list[Subscription]
+    ) -> None:
+        if session is None:
+            then()
+            return
+        self._number += 1
+        taken = self._pending[self._number] = ForcedTakeover(self._number, session, former, then)
+        session.transfer_filter = taken.filter
+        self._durable.enrol(session, subscriptions, partial(self._subscribed, taken))
+
+    def _subscribed(self, taken: ForcedTakeover) -> None:
+        former = taken.former
+        self._close_unconfirmed(former)
+        self._has_let_go(taken, self._worker)
+        taken.waiting = {peer.worker for peer in self._peers.all}
+        self._peers.tell(wire.frame(wire.TOOK, TOOK.pack(taken.number, former.shard, former.incarnation)))
+        self._announcements.when_confirmed(None, partial(self._known, taken), former)
+
+    def _known(self, taken: ForcedTakeover) -> None:
+        taken.known = True
+        self._end_if_over(taken)
+        taken.then()
+
+    def let_go(self, peer: Peer, number: int) -> None:
+        """What *peer* sends from here on is for the session at this worker."""
+        taken = self._pending.get(number)
+        if taken is not None:
+            self._has_let_go(taken, peer.worker)
+
+    def joined(self, peer: Peer) -> None:
+        """*peer* is new: it has sent nothing to a former owner that is to come again."""
+        for taken in self._pending.values():
+            taken.filter.mark(peer.worker)
+
+    def lost(self, peer: Peer) -> None:
+        """*peer* is gone, and all that it sent has been taken."""
+        for taken in list(self._pending.values()):
+            self._has_let_go(taken, peer.worker)
+
+    def _has_let_go(self, taken: ForcedTakeover, worker: WorkerId) -> None:
+        self._abandon_all(taken.filter.take_refused(worker))
+        taken.filter.mark(worker)
+        taken.waiting.discard(worker)
+        self._end_if_over(taken)
+
+    def _end_if_over(self, taken: ForcedTakeover) -> None:
+        if taken.waiting or not taken.known:
+            return
+        del self._pending[taken.number]
+        session = taken.session
+        if session.transfer_filter is taken.filter:  # or it moves on
+            session.transfer_filter = None
+            session.pump(self._clock())
+
+    # At the other workers.
+
+    def took(self, peer: Peer, number: int, shard: int, incarnation: int) -> None:
+        """*peer* has taken a session from a worker of this node."""
+        former = WorkerId(self._worker.node, shard, incarnation)
+        if former == self._worker:
+            self._durable.confirm(partial(self._let_go_of_own, peer, number))
+        else:
+            self._close_unconfirmed(former)
+            self._let_go(peer, number)
+
+    def _let_go_of_own(self, peer: Peer, number: int) -> None:
+        """This worker did not answer, and has ended what it had of the session."""
+        self._close_unconfirmed(peer.worker)
+        self._let_go(peer, number)
+
+    def _let_go(self, peer: Peer, number: int) -> None:
+        if not peer.gone:
+            peer.write(wire.DATA_HEAD + wire.frame(wire.LET_GO, NUMBER.pack(number)))
+
+    def _close_unconfirmed(self, worker: WorkerId) -> None:
+        """Close the connections whose publishes *worker*, a peer, has not confirmed."""
+        peer = self._peers.find(worker)
+        if peer is not None:  # or they were closed when it ended
+            self._abandon_all(peer.confirming.unconfirmed())
+
+    def _abandon_all(self, completions: list[Completion]) -> None:
+        now = self._clock()
+        for completion in completions:
+            self._abandon(completion, now)
