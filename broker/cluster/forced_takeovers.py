@@ -75,16 +75,25 @@ class ForcedTakeovers:
 
     # At the worker that takes a session.
 
-    def take(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
-        """Make the session of *client_id* one of this worker, if *former* has it; then call *then*."""
-        self._durable.take(client_id, former, partial(self._read, former, then))
+    def take(self, client_id: str, former: WorkerId, found: Callable[[], None], then: Callable[[], None]) -> None:
+        """Make the session of *client_id* one of this worker, if *former* has it; then call *then*.
+
+        *found* is called before, as soon as it is one of this worker.
+        """
+        self._durable.take(client_id, former, partial(self._read, former, found, then))
 
     def _read(
-        self, former: WorkerId, then: Callable[[], None], session: Session | None, subscriptions: list[Subscription]
+        self,
+        former: WorkerId,
+        found: Callable[[], None],
+        then: Callable[[], None],
+        session: Session | None,
+        subscriptions: list[Subscription],
     ) -> None:
         if session is None:
             then()
             return
+        found()
         self._number += 1
         taken = self._pending[self._number] = ForcedTakeover(self._number, session, former, then)
         session.transfer_filter = taken.filter

@@ -22,6 +22,7 @@ from broker.cluster.takeover_frames import (
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
+from broker.session.session import Session
 from broker.session.transfer.session_export import SessionExport
 from broker.worker_id import WorkerId
 
@@ -99,11 +100,11 @@ class OutgoingSessions:
             refused = result.superseded or result.of_other_user
             self._answer(peer, number, refusal if refused else NOTHING, result.epoch, UNKNOWN)
             return
-        exported = None
-        if wanted:
-            exported = self._transfer.begin_export(session, now)
-        else:
-            self._transfer.end_instead(session, now)
+        if not wanted:
+            end = partial(self._end_unwanted, peer, number, session, epoch, result.epoch)
+            self._transfer.when_owned(session, end, now)
+            return
+        exported = self._transfer.begin_export(session, now)
         credits = self._transfer.credits_of(session.client_id, now)
         if exported is None:
             self._barriers.when_passed(partial(self._ended, peer, number, result.epoch, credits), now)
@@ -116,6 +117,14 @@ class OutgoingSessions:
         peer.write(wire.DATA_HEAD + wire.frame(wire.ANSWER, comes))
         self._sending.append(outgoing)
         self._barriers.when_passed(partial(self._passed, outgoing), now)
+
+    def _end_unwanted(self, peer: Peer, number: int, session: Session, epoch: int, held: int) -> None:
+        """End *session*, which *peer* owns with *epoch* and does not want; this worker owned it with *held*."""
+        now = self._clock()
+        if not self._claims.owns_later(session, epoch):
+            self._transfer.end_instead(session, now)
+        credits = self._transfer.credits_of(session.client_id, now)
+        self._barriers.when_passed(partial(self._ended, peer, number, held, credits), now)
 
     def _ended(self, peer: Peer, number: int, epoch: int, credits: float, now: float) -> None:
         self._answer(peer, number, NOTHING, epoch, credits)

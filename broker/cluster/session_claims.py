@@ -162,6 +162,10 @@ class SessionClaims:
         else:
             session.storage.confirm(partial(self._own, session, epoch))
 
+    def owns_later(self, session: Session, epoch: int) -> bool:
+        """Whether this worker has *session*, and owns it with a later epoch than *epoch*."""
+        return self.store.find(session.client_id) is session and self.registry.epoch_of(session.client_id) > epoch
+
     def _own(self, session: Session, epoch: int) -> None:
         if self.store.find(session.client_id) is not session:
             return  # it has gone meanwhile
@@ -286,7 +290,7 @@ class _Claim:
         lost = result.session is None and here is None and claims.forced is not None
         if lost and claims.forced is not None and self._former is not None:
             former, self._former = self._former, None
-            claims.forced.take(client_id, former.worker, partial(self.handed_over, result))
+            claims.forced.take(client_id, former.worker, self._taken, partial(self.handed_over, result))
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
             # A worker may have it that is busy with what another one has left, or that has yet to come.
@@ -302,6 +306,15 @@ class _Claim:
                 claims.evict(here)
             claims.store.keep(result.session)
         self._answer(None, result.session or here)
+
+    def _taken(self) -> None:
+        """The session was taken in the store from a worker that did not answer, and is here.
+
+        That worker may have kept it before, as this claim seemed to be over, with the epoch after that of this claim
+        (`SessionClaims.keep_owned()`). In Redis, too, the session has to be that of this worker.
+        """
+        self.epoch += 2
+        self.claims.registry.hold_locally(self.claimant.client_id, self.epoch, self.claimant.owner, self.will)
 
     def _refuse_askers_before(self, latest: int) -> None:
         """Answer peers that ask with an epoch before *latest*: this claim may be waiting for them."""

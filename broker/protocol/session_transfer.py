@@ -151,8 +151,20 @@ class SessionTransfer:
                 self._keep(session, export.expires, export.will_due, export.owed)
         then()
 
+    def when_owned(self, session: Session, then: Callable[[], None], now: float) -> None:
+        """Call *then* when it is certain that no other worker has taken *session*; if one has, it has ended.
+
+        While nothing is stored, nobody can take it: *then* is called at once.
+        """
+        if session.storage is None or self._durable is None or not self._durable.takes_sessions(now):
+            then()
+        else:
+            session.storage.confirm(then)
+
     def end_instead(self, session: Session, now: float) -> None:
         """End *session*, and publish its will [MQTT-3.1.2-8]: its client has begun a new one at another worker."""
+        if session.ended:
+            return
         self._close(session, now)
         if not session.ended:
             self._sessions.end(session, now)

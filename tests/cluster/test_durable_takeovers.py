@@ -21,6 +21,7 @@ from broker.mqtt.packets import (
     Will,
 )
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.net.dialling import RedisHandler
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
@@ -454,6 +455,51 @@ def test_a_client_is_refused_while_a_worker_is_missing_that_may_have_its_session
     assert [(b"1", 1, True)] == messages(arrive(node[0]))
 
 
+def replies_of(broker: Broker) -> Stream:
+    """What comes from Redis to the part of *broker* that stores sessions."""
+    store = broker.worker.links.durable_store
+    assert store is not None
+    for stream in broker.reactor.table:
+        handler = None if stream is None else stream.handler
+        if stream is not None and isinstance(handler, RedisHandler) and handler._connection is store._commands:
+            return stream
+    raise AssertionError("it has no connection")
+
+
+def test_who_keeps_a_session_that_is_taken_a_moment_later_does_not_end_it(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """It would own the session with a later epoch than the worker that has it, and have it ended there."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], b"1")
+    other = arrive(node[1], "other")
+    subscribed(other, "b")
+    publisher = node[1].connect("publisher")
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(1)
+    node[1].answered = False
+    node[1].reactor.pause(replies_of(node[1]), Pause.FANOUT)  # its transaction is under way: it can take no session
+    publisher.send(Publish(b"b", b"", 1, packet_id=1))
+    node[1].advance(1.2)  # it has waited long enough, and is about to take the session
+    node[0].stopped = False
+    node.advance(0.5)  # the other one has heard that it is not waited for any more, and owns the session again
+    text = redis.client().get(Keys("weir").owner(b"me"))
+    assert isinstance(text, bytes)
+    owner = read_owner(text)
+    assert owner is not None and owner.worker == node[0].identity
+    node[1].reactor.resume(replies_of(node[1]), Pause.FANOUT)
+    node[1].answered = True
+    node.advance(0.5)
+
+    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    assert [(b"1", 1, True)] == messages(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+    assert [(b"1", 1, True)] == messages(arrive(node[0]))
+
+
 # Wills and publishers, when a worker dies or hangs.
 
 
@@ -509,6 +555,24 @@ def test_a_worker_that_wakes_up_publishes_no_will_of_a_session_that_was_taken(
     assert ([b"gone"] if delay == 0 else []) == [payload for payload, _, _ in messages(watcher)]
     node.advance(100)
     assert [] == messages(watcher)
+
+
+def test_a_worker_that_wakes_up_does_not_end_again_what_a_clean_start_has_ended(start_node: StartNode) -> None:
+    """The will of a client would be published a second time, by the worker that had not answered."""
+    node = start_node(2)
+    watcher = watched(node[1])
+    mortal(node[0])
+    node[0].stopped = True
+    client = coming(node[1], clean=True)
+    node[1].advance(2.3)
+    assert [False] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    assert [b"gone"] == [payload for payload, _, _ in messages(watcher)]
+    node[0].stopped = False
+    node.advance(1)
+
+    assert [] == messages(watcher)
+    assert [1] == sessions(node)
+    assert not client.closed
 
 
 def test_a_move_takes_the_will_along(start_node: StartNode) -> None:
