@@ -2,10 +2,14 @@
 #
 # It knows the commands that durable sessions use. The test may cut the connection between any two of its steps, so that
 # commands or replies are lost, and may have it refuse writes, as a server does whose memory is full.
+#
+# What was executed is lost with the process until it is written to the append-only file, and what was written is lost
+# with the power until it is synced. Redis writes before it answers, and with `appendfsync always` it syncs then, too
+# (https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/): so an answer moves these marks.
 from collections import deque
 from typing import Any, TypeVar
 
-from hiredis import Reader
+from hiredis import Reader, ReplyError
 
 from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.record import LEFT
@@ -15,33 +19,59 @@ from broker.store.redis.connection import RedisConnection
 
 Reply = bytes | int | None | Exception | list["Reply"]
 Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
-WRITES = (
-    b"RPUSH",
-    b"LPOP",
-    b"LSET",
-    b"LREM",
-    b"SADD",
-    b"SREM",
-    b"SET",
-    b"EXPIRE",
-    b"DEL",
-    b"HSET",
-    b"HDEL",
-    b"EXPIRE",
-    b"RENAME",
-    b"EVALSHA",
-    b"EVAL",
-)
+# What a server refuses whose memory is full: the commands with the flag `denyoom`. A script is refused at the first of
+# these, unless it has written something before: `give`, `take` and `adopt` have, as they begin with SREM or SPOP.
+DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
+READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"SSCAN", b"EXISTS"))
+
+
+class ModelServer:
+    """What all connections to one Redis have in common. No value is ever changed: it is replaced."""
+
+    def __init__(self, always: bool = False) -> None:
+        """*always*: what is written is synced (`appendfsync always`)."""
+        self.values: dict[bytes, Any] = {}  # lists, sets, bytes, dicts: what was executed
+        self.ends: dict[bytes, int] = {}  # seconds that a key lasts, if it was told how long
+        self.full = False  # writes are refused
+        self.down = False  # nobody can connect
+        self.knows_script = False
+        self.changed = False  # since the last `write()`
+        self._always = always
+        self._written: dict[bytes, Any] = {}
+        self._synced: dict[bytes, Any] = {}
+
+    def write(self) -> None:
+        """Write what was executed to the append-only file."""
+        if self.changed:
+            self.changed = False
+            self._written = dict(self.values)
+            if self._always:
+                self._synced = self._written
+
+    def sync(self) -> None:
+        """Sync what was written, as the server does once a second."""
+        self._synced = self._written
+
+    def end(self, power: bool) -> None:
+        """The process ends, or loses its *power*; it is there again with what was written, or synced.
+
+        The connections are to be ended before: `ModelRedis.cut()`.
+        """
+        if power:
+            self._written = self._synced
+        self.values.clear()
+        self.values.update(self._written)
+        self.changed = self.knows_script = False
 
 
 class ModelRedis:
     """A `ByteStream` with the server behind it."""
 
-    def __init__(self, values: dict[bytes, Any] | None = None) -> None:
-        """*values*: those of another connection to the same server."""
-        self.values: dict[bytes, Any] = {} if values is None else values  # lists, sets, bytes, dicts
-        self.ends: dict[bytes, int] = {}  # seconds that a key lasts, if it was told how long
-        self.full = False  # writes are refused
+    def __init__(self, server: ModelServer | None = None) -> None:
+        """*server*: that of another connection."""
+        self.server = server or ModelServer()
+        self.values = self.server.values
+        self.ends = self.server.ends
         self.connection: RedisConnection | None = None
         self._received: deque[list[bytes]] = deque()  # commands that are not executed
         self._answers: deque[bytes] = deque()  # that the worker has not received
@@ -54,6 +84,8 @@ class ModelRedis:
     # The worker's end.
 
     def open(self, address: RedisAddress, connection: RedisConnection) -> str:
+        if self.server.down:
+            return "nobody listens"
         self.connection = connection
         self._reader = Reader()
         return ""
@@ -85,7 +117,14 @@ class ModelRedis:
                     self.cut(now=0.0)
 
     def answer(self, now: float, most: int = 1 << 30) -> None:
-        """Have the worker receive up to *most* answers."""
+        """Have the worker receive up to *most* answers. What was executed is written before."""
+        self.server.write()
+        if self.connection is not None and len(self._answers) <= most:
+            answers = b"".join(self._answers)
+            self._answers.clear()
+            if answers:
+                self.connection.receive(answers, 1 << 30, now)
+            return
         while self._answers and most and self.connection is not None:
             most -= 1
             self.connection.receive(self._answers.popleft(), 1 << 30, now)
@@ -110,10 +149,10 @@ class ModelRedis:
             return b"+OK\r\n"
         if name == b"EXEC":
             queued, self._queued = self._queued or [], None
-            if self._aborted:
+            if self._aborted or (self.server.full and any(each[0] in DENIED_WHEN_FULL for each in queued)):
                 return b"-EXECABORT Transaction discarded because of previous errors.\r\n"
             return b"*%d\r\n%b" % (len(queued), b"".join([self._run(each) for each in queued]))
-        if self.full and name in WRITES:
+        if self.server.full and name in DENIED_WHEN_FULL:
             self._aborted = True
             return b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
         if self._queued is not None:
@@ -131,13 +170,21 @@ class ModelRedis:
 
     def _reply(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
         if name in (b"CLIENT", b"SCRIPT", b"PING"):
+            self.server.knows_script |= name == b"SCRIPT"
             return b"OK"
+        if name not in READS:
+            self.server.changed = True
         if name in (b"EVALSHA", b"EVAL"):
             keys = int(words[0])
             if key == REDUCE:
                 self._reduce(words[1 : 1 + keys], words[1 + keys :])
                 return None
+            self.server.knows_script |= name == b"EVAL"
+            if not self.server.knows_script:
+                return ReplyError("NOSCRIPT No matching script. Please use EVAL.")
             return self._script(words[1 : 1 + keys], words[1 + keys :])
+        if name == b"EXISTS":
+            return int(key in self.values)
         if name == b"SET":
             self.values[key] = words[0]
             if b"KEEPTTL" not in words:
@@ -151,9 +198,6 @@ class ModelRedis:
             return self.values.get(key)
         if name == b"DEL":
             return len([self.values.pop(each, None) for each in (key, *words)])
-        if name == b"EXPIRE":
-            assert int(words[0]) > 0
-            return int(key in self.values)
         if name == b"RENAME":
             self.values[words[0]] = self.values.pop(key)
             return b"OK"
@@ -225,9 +269,9 @@ class ModelRedis:
             assert found >= set(words) or b":released:" not in key, "what is not in the set is removed"
             return self._keep(key, found - set(words))
         if name == b"SSCAN":
-            return [b"0", [*found]]
+            return [b"0", [*sorted(found)]]  # in any order, but the same one in each run
         assert name == b"SMEMBERS", name
-        return [*found]
+        return [*sorted(found)]
 
     def _reduce(self, keys: list[bytes], words: list[bytes]) -> None:
         """What the script of shared_bodies.py does."""
@@ -243,7 +287,7 @@ class ModelRedis:
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
         """What sessions.lua does."""
         if words[0] == b"adopt":
-            clients = [*self._value(keys[0], set)][: int(words[1])]
+            clients = sorted(self._value(keys[0], set))[: int(words[1])]
             answers: list[Reply] = [len(clients)]
             if clients and self._value(keys[2], list)[-1:] != [b""]:
                 self._of_list(b"RPUSH", keys[2], [b""])
@@ -264,6 +308,9 @@ class ModelRedis:
             return answers
         if words[0] in (b"give", b"take"):
             client = words[1]
+            if words[0] == b"take" and client in self._value(keys[1], set):
+                self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
+                self._of_set(b"SREM", keys[0], [client])
             found = words[2] + client in self.values
             if found:
                 self._of_set(b"SREM", keys[0], [client])
@@ -300,8 +347,10 @@ class WrongType(Exception):
 
 
 def packed_reply(reply: Reply) -> bytes:
-    if isinstance(reply, Exception):
+    if isinstance(reply, WrongType):
         return b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
+    if isinstance(reply, Exception):
+        return b"-%b\r\n" % str(reply).encode()
     if reply is None:
         return b"$-1\r\n"
     if isinstance(reply, bytes):

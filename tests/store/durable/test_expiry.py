@@ -113,7 +113,7 @@ def test_publishers_do_not_wait_for_what_has_ended(worker: DurableWorker) -> Non
     """While the store is full, a publisher would wait for messages that nobody will ever get."""
     worker.session.detach()
     worker.offer(b"under way")
-    worker.redis.full = True
+    worker.redis.server.full = True
     worker.tick()
     published = [worker.offer(b"%d" % number, lasting=2.0) for number in range(3)]
     for _ in range(50):
@@ -121,7 +121,7 @@ def test_publishers_do_not_wait_for_what_has_ended(worker: DurableWorker) -> Non
 
     assert all(map(answered, published))
     assert (3, 1) == (expired(worker), worker.session.waiting())
-    worker.redis.full = False
+    worker.redis.server.full = False
     worker.settle()
     assert [[b"under way"]] == packs(worker)
 

@@ -66,7 +66,7 @@ def test_a_slow_readers_message_is_stored_and_removed(worker: DurableWorker) -> 
 def test_what_is_acknowledged_while_it_is_written_is_done_at_once(worker: DurableWorker) -> None:
     """The publisher would wait for a store that is full, although the message has arrived."""
     worker.connect()
-    worker.redis.full = True
+    worker.redis.server.full = True
     published = worker.offer(b"x")
     for _ in range(3):
         worker.turn()
@@ -74,7 +74,7 @@ def test_what_is_acknowledged_while_it_is_written_is_done_at_once(worker: Durabl
     assert worker.session.puback(1, worker.now)
 
     assert answered(published)
-    worker.redis.full = False
+    worker.redis.server.full = False
     worker.until(lambda: worker.store.commit.idle() and not worker.redis.busy())
     assert [] == stored(worker)
 
@@ -345,13 +345,13 @@ def test_a_queue_that_becomes_damaged_is_kept_aside(worker: DurableWorker, wrong
 
 def test_what_the_server_refuses_is_written_later_in_its_order(worker: DurableWorker) -> None:
     """A message that fits would overtake one that did not, or none ever be written again."""
-    worker.redis.full = True
+    worker.redis.server.full = True
     published = [worker.offer(b"%d" % number) for number in range(3)]
     for _ in range(10):
         worker.turn()
         published.append(worker.offer(b"%d" % len(published)))
     assert not any(map(answered, published))
-    worker.redis.full = False
+    worker.redis.server.full = False
     worker.settle()
 
     assert all(map(answered, published))

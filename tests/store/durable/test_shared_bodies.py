@@ -148,7 +148,7 @@ def test_what_a_worker_writes_for_a_session_that_was_taken_takes_no_body(worker:
     worker.connect()
     worker.offer(BODY % 1, wide=True)
     worker.settle()
-    second = DurableWorker(ModelRedis(worker.redis.values), 2, worker.now, expects=True, ttl=TTL)
+    second = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True, ttl=TTL)
     second.owner.take(incarnation(1), b"", second.now)
     second.until(lambda: second.owner.ready)
     worker.session.puback(1, worker.now)
@@ -177,7 +177,7 @@ def test_a_worker_that_reads_while_its_session_is_taken_does_not_miss_bodies(wor
     worker.tick()
     worker.redis.execute()
     worker.redis.answer(worker.now)  # with the pack
-    second = DurableWorker(ModelRedis(worker.redis.values), 2, worker.now, expects=True, ttl=TTL)
+    second = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True, ttl=TTL)
     second.owner.take(incarnation(1), b"", second.now)
     second.until(lambda: second.owner.ready)
     assert [BODY % 1] == take_all(second)
@@ -241,12 +241,12 @@ def test_a_session_that_ends_while_its_queue_is_written_lets_go_of_its_bodies(wo
     worker.tick()
     worker.owner.end()  # while the second one is under way
     worker.redis.execute()
-    worker.redis.full = True  # and what follows is refused for a while
+    worker.redis.server.full = True  # and what follows is refused for a while
     worker.redis.answer(worker.now)
     for _ in range(5):
         worker.turn()
     assert 2 == len(groups(worker))
-    worker.redis.full = False
+    worker.redis.server.full = False
     worker.until(lambda: not groups(worker))
     worker.settle()
 
@@ -256,7 +256,7 @@ def test_a_session_that_ends_while_its_queue_is_written_lets_go_of_its_bodies(wo
 def test_a_session_that_ends_before_it_is_read_lets_go_of_its_bodies(worker: DurableWorker) -> None:
     """Its list would be deleted unread: bodies of what nobody has counted would stay for a week."""
     store(worker, BODY % 1)
-    second = DurableWorker(ModelRedis(worker.redis.values), 2, worker.now, expects=True, ttl=TTL)
+    second = DurableWorker(ModelRedis(worker.redis.server), 2, worker.now, expects=True, ttl=TTL)
     second.owner.take(incarnation(1), b"", second.now)
     second.tick()
     second.owner.end()
@@ -356,9 +356,9 @@ def test_a_body_that_has_expired_with_its_message_is_not_missed(worker: DurableW
     store(worker, BODY % 1, lasting=10.0)
     (key,) = [key for key in worker.redis.values if b":bodies:" in key]
     worker.redis.values[key] = {COUNT: b"1"}
-    worker.redis.full = True  # nothing is swept
+    worker.redis.server.full = True  # nothing is swept
     worker.now += 11.0
-    worker.redis.full = False
+    worker.redis.server.full = False
 
     assert [] == take_all(worker)
     assert {} == worker.owner.damage

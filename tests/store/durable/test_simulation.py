@@ -103,7 +103,7 @@ class History:
     def kill_worker(self) -> None:
         """The next worker knows nothing but what is stored."""
         self.ends(self.worker)
-        self.redis.full = False
+        self.redis.server.full = False
         self.workers += 1
         self.worker = DurableWorker(self.redis, self.workers, self.worker.now, ttl=self.ttl)
         self.other = OtherSession()
@@ -124,9 +124,9 @@ class History:
         """The session moves to another worker; one of the two may be killed meanwhile."""
         former = self.worker
         former.disconnect()
-        former.redis.full = False
+        former.redis.server.full = False
         self.workers += 1
-        new = DurableWorker(ModelRedis(self.redis.values), self.workers, former.now, expects=True, ttl=self.ttl)
+        new = DurableWorker(ModelRedis(self.redis.server), self.workers, former.now, expects=True, ttl=self.ttl)
         killed = self.random.choice(["", "", "former", "new, early", "new, late"])
         self.pass_time(former, new)
         if killed == "new, early":
@@ -269,7 +269,7 @@ class History:
         elif what == "cut":
             self.redis.cut(self.worker.now)
         elif what == "fill":
-            self.redis.full = random.random() < 0.2
+            self.redis.server.full = random.random() < 0.2
         elif what == "move":
             self.move()
         else:
@@ -284,7 +284,7 @@ class History:
     def look(self) -> None:
         """The client is away and time passes: what has ended leaves, and the counts are those of what is there."""
         worker, queue = self.worker, self.worker.queue
-        self.redis.full = False
+        self.redis.server.full = False
         self.disconnect()
         worker.settle()
         worker.pass_time(self.random.choice([3.0, 5.0, 20.0]))
@@ -318,7 +318,7 @@ class History:
         """All faults are over: the client gets everything, and nothing stays."""
         if self.random.random() < 0.5:
             self.look()
-        self.redis.full = False
+        self.redis.server.full = False
         self.connect()
         self.worker.until(self.at_rest)
         now = self.worker.now
