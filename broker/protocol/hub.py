@@ -51,7 +51,8 @@ from broker.session.session import Session
 CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64 KiB each
 PINGRESP: Final = b"\xd0\x00"
 SUCCESS: Final = 0x00
-READS_AHEAD: Final = Pause.OVERLOAD | Pause.ANSWERS  # pauses in which acknowledgements and PINGREQ are taken
+# Pauses in which acknowledgements and PINGREQ are taken.
+READS_AHEAD: Final = Pause.OVERLOAD | Pause.ANSWERS | Pause.STORE
 
 
 class Hub(Service):

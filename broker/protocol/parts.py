@@ -117,6 +117,7 @@ class ProtocolParts:
             protection=protection,
             latencies=reactor.latencies,
             answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
+            store_pause=StreamPause(reactor, Pause.STORE, True),
             retained_store=None if durable is None else durable.retained,
             store_rate=rate,
         )

@@ -4,6 +4,7 @@
 # packets to one topic are one run: the route is looked up once, and each receiver gets them in one piece. Order for
 # each PUBLISH: protocol errors, then overload protection and quotas, then authorisation. A publish that has to wait
 # is not taken: its connection is paused, and the publish is read again later.
+from functools import partial
 from typing import Final, cast
 
 from broker.delivery.completion import SourcePause
@@ -74,11 +75,13 @@ class Publishing:
         protection: Protection,
         latencies: Latencies,
         answer_pause: SourcePause,
+        store_pause: SourcePause,
         retained_store: RetainedStore | None,
         store_rate: StoreRate | None,
     ) -> None:
         """*answer_pause* stops reading from a client of whom *receive_maximum* publishes wait for their answers.
 
+        *store_pause* stops reading from a client whose publish waits until something of its session is stored.
         *retained_store*: None: retained messages are in memory only. *store_rate*: None: no limit.
         """
         self._routes = routes
@@ -95,6 +98,7 @@ class Publishing:
         self._protection = protection
         self._prices = protection.prices
         self._store_rate = store_rate
+        self._store_pause = store_pause
         self._retaining = Retaining(retained, stamps, neighbours, counters, log, retained_store)
         self._answers = PublishAnswers(counters, latencies, receive_maximum, answer_pause)
 
@@ -239,6 +243,8 @@ class Publishing:
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
+        if qos == 2 and route.stores is not None and not self._may_receive(connection, session, identifier, duplicate):
+            return 0
         counters = self._counters
         cost = self._prices.of(message.size, route.receivers, message.retain, qos)
         client = connection.client
@@ -315,6 +321,17 @@ class Publishing:
             else:
                 self._answers.write_in_order(connection, completion, answer, now)
         return units
+
+    def _may_receive(self, connection: Connection, session: Session, identifier: bytes, duplicate: bool) -> bool:
+        """Whether a publish of QoS 2 with receivers that store it may be taken; false: it waits for the store."""
+        storage = session.storage
+        packet_id = identifier[0] << 8 | identifier[1]
+        if storage is None or session.holds(packet_id) or storage.may_receive(packet_id, duplicate):
+            return True
+        pause, outbox = self._store_pause, connection.outbox
+        pause.pause(outbox)
+        storage.when_stored(partial(pause.resume, outbox))
+        return False
 
     def _busy(self, route: Route, message: Message) -> bool:
         """Whether a gate that *message* needs is not free."""

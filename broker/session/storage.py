@@ -48,10 +48,17 @@ class SessionStorage:
         """Remove the subscription under *key*."""
         raise NotImplementedError
 
+    def may_receive(self, packet_id: int, duplicate: bool) -> bool:
+        """Whether `receive()` may be called for such a publish; false: something has to be stored before.
+
+        Then ask again when `when_stored()` has called back.
+        """
+        raise NotImplementedError
+
     def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
         """The client has published *message* with QoS 2, for the first time or as a *duplicate*: give it its token.
 
-        It is held until the token is stored. To be called before it is delivered.
+        It is held until the token is stored. To be called before it is delivered, if `may_receive()` says so.
         """
         raise NotImplementedError
 

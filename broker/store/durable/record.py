@@ -251,9 +251,16 @@ class SessionRecord(SessionStorage):
     def unsubscribed(self, key: bytes) -> None:
         self._remove(key)
 
-    def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
+    def may_receive(self, packet_id: int, duplicate: bool) -> bool:
         if self._tokens is None:
             self._tokens = PublishTokens(b"", {})
+        if self._tokens.may_receive(packet_id, duplicate):
+            return True
+        self._commit.soon(self)
+        return False
+
+    def receive(self, packet_id: int, duplicate: bool, message: Message) -> None:
+        assert self._tokens is not None
         completion = message.hold()
         completion.token = self._tokens.receive(packet_id, duplicate)
         self._tokens.due.append(completion)
@@ -367,8 +374,7 @@ class SessionRecord(SessionStorage):
             self.queue().damage(str(errors[0]))
         self._writing = False
         if self._tokens is not None:
-            written, self._tokens.written = self._tokens.written, []
-            for completion in written:
+            for completion in self._tokens.committed():
                 completion.settle(now)
         then, self._written = self._written, None
         if then is not None:

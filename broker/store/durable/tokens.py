@@ -7,7 +7,8 @@
 # one lane, in their order, so what is not above that number has come before.
 #
 # The session of the publisher stores the token of each packet id that is not released, and how far it has counted,
-# before PUBREC leaves. What its next worker does not find there was not answered: the client sends all of that again
+# before PUBREC leaves. An origin is stored before a publish gets a number of it: else the next worker could not give
+# that number again. What that worker does not find in the record was not answered: the client sends all of that again
 # [MQTT-4.4.0-1], in the order of the first time [MQTT-4.6.0-1], so it gets the numbers that follow, as it had them.
 # That ends with the first publish that is not a duplicate.
 #
@@ -53,9 +54,27 @@ class PublishTokens:
         self._changed: dict[int, None] = {}  # packet ids
         self._removed: dict[int, None] = {}
         self._counted = False  # since the last collect()
+        self._origin_stored = False
+        self._origin_written = False  # with the transaction under way
+
+    def may_receive(self, packet_id: int, duplicate: bool) -> bool:
+        """Whether `receive()` may be called: false if a new origin has to be stored before, which `collect()` does."""
+        if self._origin_stored or (duplicate and (self._former or packet_id in self._tokens)):
+            return True
+        if not self._origin:
+            self._former = b""
+            self._origin = os.urandom(ORIGIN)
+            self._counted = True
+        return False
+
+    def committed(self) -> list[Completion]:
+        """What `collect()` returned last is stored; the publishes whose tokens are."""
+        self._origin_stored = self._origin_stored or self._origin_written
+        written, self.written = self.written, []
+        return written
 
     def receive(self, packet_id: int, duplicate: bool) -> bytes:
-        """The token of a publish that was received, for the first time or as a *duplicate*."""
+        """The token of a publish that was received, for the first time or as a *duplicate*: if it may be."""
         token = self._tokens.get(packet_id) if duplicate else None
         if token is not None:
             return token
@@ -63,7 +82,6 @@ class PublishTokens:
             token = self._former = following(self._former)
         else:
             self._former = b""
-            self._origin = self._origin or os.urandom(ORIGIN)
             self._number += 1
             token = self._origin + self._number.to_bytes(NUMBER, "big")
         self._tokens[packet_id] = token
@@ -90,6 +108,7 @@ class PublishTokens:
         if self._counted:
             changed += [COUNTED, self._former or self._origin + self._number.to_bytes(NUMBER, "big")]
         self._changed, self._removed, self._counted = {}, {}, False
+        self._origin_written = self._origin != b""
         return removed, changed
 
 

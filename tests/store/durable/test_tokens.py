@@ -26,6 +26,14 @@ class Publisher:
         for name in removed:
             self.stored.pop(name, None)
         self.stored |= dict(zip(changed[::2], changed[1::2], strict=True))
+        self.tokens.committed()
+
+    def receive(self, packet_id: int, duplicate: bool) -> bytes:
+        """The token of a publish, which waits until it may be received."""
+        if not self.tokens.may_receive(packet_id, duplicate):
+            self.store()
+            assert self.tokens.may_receive(packet_id, duplicate)
+        return self.tokens.receive(packet_id, duplicate)
 
     def lose_worker(self) -> None:
         found = read_tokens(dict(self.stored))
@@ -39,7 +47,7 @@ def publisher() -> Publisher:
 
 def test_publishes_are_numbered_in_their_order(publisher: Publisher) -> None:
     """A queue would take a later publish for one that it has."""
-    tokens = [publisher.tokens.receive(packet_id, False) for packet_id in (7, 3, 9)]
+    tokens = [publisher.receive(packet_id, False) for packet_id in (7, 3, 9)]
 
     assert [TOKEN] * 3 == list(map(len, tokens))
     assert 1 == len({token[:ORIGIN] for token in tokens})
@@ -53,42 +61,53 @@ def test_what_is_sent_again_has_its_token_however_much_was_stored(publisher: Pub
     for number, packet_id in enumerate((7, 3, 9)):
         if number == stored:
             publisher.store()
-        before.append(publisher.tokens.receive(packet_id, False))
+        before.append(publisher.receive(packet_id, False))
     if stored == 3:
         publisher.store()
-    elif stored == 0:
-        return  # nothing of the session was stored: its client has no session to go on with
 
     publisher.lose_worker()
 
-    assert before == [publisher.tokens.receive(packet_id, True) for packet_id in (7, 3, 9)]
+    assert before == [publisher.receive(packet_id, True) for packet_id in (7, 3, 9)]
+
+
+def test_an_origin_is_stored_before_it_is_used(publisher: Publisher) -> None:
+    """A worker that ends before it has stored anything of a publish would leave no trace of the token it gave."""
+    before = publisher.receive(1, False)
+    publisher.lose_worker()
+    new = publisher.tokens
+    assert new.may_receive(1, True)
+    assert before == publisher.receive(1, True)
+    assert not new.may_receive(2, False)
+    assert not new.may_receive(2, False)
+    publisher.store()
+    assert new.may_receive(2, False)
 
 
 def test_a_new_publish_with_a_former_id_is_another_one(publisher: Publisher) -> None:
     """A message would be taken for the one that had its packet id before, and be lost."""
-    before = publisher.tokens.receive(1, False)
+    before = publisher.receive(1, False)
     publisher.store()
     publisher.tokens.release(1)  # which is not stored yet
     publisher.lose_worker()
 
-    new = publisher.tokens.receive(1, False)
+    new = publisher.receive(1, False)
     assert new[:ORIGIN] != before[:ORIGIN]
-    assert new == publisher.tokens.receive(1, True)
+    assert new == publisher.receive(1, True)
 
 
 def test_duplicates_behind_a_new_publish_are_not_those_of_the_former_worker(publisher: Publisher) -> None:
     """A publish whose first try was never read would get the number of another one, and be lost."""
-    publisher.tokens.receive(1, False)
+    publisher.receive(1, False)
     publisher.store()
     publisher.lose_worker()
-    first = publisher.tokens.receive(2, False)
+    first = publisher.receive(2, False)
 
-    assert first[:ORIGIN] == publisher.tokens.receive(3, True)[:ORIGIN]
+    assert first[:ORIGIN] == publisher.receive(3, True)[:ORIGIN]
 
 
 def test_a_released_id_is_forgotten(publisher: Publisher) -> None:
     """What is stored would grow with each publish."""
-    publisher.tokens.receive(1, False)
+    publisher.receive(1, False)
     publisher.store()
     assert publisher.tokens.release(1)
     assert not publisher.tokens.release(1)
@@ -99,12 +118,12 @@ def test_a_released_id_is_forgotten(publisher: Publisher) -> None:
 
 def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publisher: Publisher) -> None:
     """The next worker would give its number to another publish."""
-    before = publisher.tokens.receive(1, False)
+    before = publisher.receive(1, False)
     publisher.tokens.release(1)
     publisher.store()
     publisher.lose_worker()
 
-    assert before < publisher.tokens.receive(2, True)
+    assert before < publisher.receive(2, True)
 
 
 def test_a_queue_takes_each_number_of_an_origin_once() -> None:
