@@ -365,6 +365,9 @@ class DurableQueue(QueueParts):
     def collect(self, now: float, wall: float) -> list[bytes]:
         key = self.key()
         if self.ended:
+            if self._given:
+                return []
+            self._given = True  # asked again for what was held, it must not remove what a later session has stored
             released_key = self._keys.released + self.client
             if self.damaged:
                 aside = self._keys.damaged + self.client + b":queue"

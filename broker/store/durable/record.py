@@ -180,7 +180,7 @@ class SessionRecord(SessionStorage):
         self._ended = False
         self._taker: bytes | None = None  # the worker that is to own the session
         self._give: Callable[[bytes], None] | None = None  # to be called when it does
-        self._given = False
+        self._given = False  # to that worker, or removed: nothing is written any more
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
@@ -330,12 +330,13 @@ class SessionRecord(SessionStorage):
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
-        if self._given and self._taker is None:  # it is not that of this worker any more
+        if self._given and self._taker is None:  # it is removed, or not that of this worker any more
             return []
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
         if self._ended:
             self._writing = True
+            self._given = True  # asked again for what was held, it must not remove what a later session has stored
             removal = packed("RENAME", key, keys.damaged + client) if self._damaged() else packed("DEL", key)
             return [removal, packed("SREM", keys.index, client)]
         writes = []

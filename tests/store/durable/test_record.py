@@ -7,7 +7,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.record import DamagedRecord, read_record
 from broker.store.redis.keys import FENCED_FOR
-from tests.session.receiver import message
+from tests.session.receiver import PLENTY, message
 from tests.store.durable.durable_worker import CLIENT, EXPIRY, HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
@@ -245,3 +245,21 @@ def test_a_record_of_another_type_ends_its_session_alone(worker: DurableWorker) 
 
     assert [1] == called
     assert "WRONGTYPE" in worker.owner.damage["client"]
+
+
+def test_the_end_of_a_session_is_stored_once(worker: DurableWorker) -> None:
+    """A client that begins a new session at once would lose it: what was held would remove it from the store."""
+    record = worker.owner.record
+    worker.connect()
+    worker.offer(b"held, as the client may acknowledge it")
+    worker.store.commit.later(record, worker.now)  # as after PUBREL
+    worker.owner.end()
+    worker.owner.record = after = worker.store.begin(CLIENT)
+    after.store_head(EXPIRY, None, False)
+    after.queue().append(message(b"for the next session", 1), PLENTY, worker.now)
+    stored = []
+    for _ in range(10):
+        worker.turn(HOLD / 2)
+        stored.append(sorted(key.split(b":")[2] for key in worker.redis.values if key.endswith(CLIENT)))
+
+    assert [b"queue", b"session"] == stored[-1]
