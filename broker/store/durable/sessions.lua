@@ -15,7 +15,8 @@
 --          -> 1; 0: there is no such session
 --   take   a worker takes one session from a worker that has ended or does not answer
 --          KEYS as for adopt; ARGV as for adopt up to the time, with the client id
---          -> as read, of that session
+--          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
+--             new worker, and what is under the keys of the former one was written by that worker since
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 local op = ARGV[1]
@@ -110,6 +111,10 @@ end
 
 if op == 'give' or op == 'take' then
   local client = ARGV[2]
+  if op == 'take' and redis.call('SISMEMBER', KEYS[2], client) == 1 then
+    redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
+    redis.call('SREM', KEYS[1], client)
+  end
   local found = exists(ARGV[3] .. client)
   if found then
     redis.call('SREM', KEYS[1], client)

@@ -9,7 +9,7 @@ from broker.reasons import DropReason, StoreFailure
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
-from broker.store.durable.record import FORM
+from broker.store.durable.record import FORM, SCRIPT
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import FENCED_FOR
@@ -17,7 +17,16 @@ from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
 from tests.session.receiver import PLENTY, Receiver, message
-from tests.store.durable.durable_worker import KEYS, OneSession, answered, hold, incarnation, store_of
+from tests.store.durable.durable_worker import (
+    CLIENT,
+    EXPIRY,
+    KEYS,
+    OneSession,
+    answered,
+    hold,
+    incarnation,
+    store_of,
+)
 from tests.store.loop import Loop
 
 pytestmark = pytest.mark.system  # real servers
@@ -162,6 +171,37 @@ def test_a_server_that_is_killed_comes_back_with_all_that_was_answered(start_red
 
     loop.until(all_arrived)
     assert [b"%d" % number for number in range(len(published))] == arrived
+
+
+def test_a_session_that_is_taken_twice_is_as_it_was(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """When an answer is lost, what the former owner has written since would replace the session."""
+    owner = Owner(loop, start_redis(every_server), 1)
+    owner.store.commit.fenced = lambda clients, now: None
+    owner.offer(b"stored")
+    owner.settle()
+    theirs = KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(1))
+    ours = theirs.of(incarnation(2))
+    words: list[str | bytes | int] = ["take", CLIENT, theirs.records, theirs.queues, theirs.released]
+    words += [ours.records, ours.queues, ours.released, "1800000000.5"]
+    call = packed("EVAL", SCRIPT, 3, theirs.index, ours.index, KEYS.fence(incarnation(1)), *words)
+    replies: list[object] = []
+
+    def take() -> None:
+        count = len(replies)
+        owner.commands.submit(CallbackCommand(call, 5.0, lambda reply, failure: replies.append(reply)), loop.now())
+        loop.until(lambda: len(replies) > count)
+
+    take()
+    owner.session.record.store_head(EXPIRY, b"user", False)
+    owner.offer(b"for nobody")
+    owner.settle()
+    take()
+
+    assert isinstance(replies[0], list)
+    assert 1 == replies[0][3]
+    assert replies[0] == replies[1]
 
 
 def test_what_has_ended_leaves_the_middle_of_a_list(
