@@ -249,6 +249,9 @@ class SessionTransfer:
             self._subscribing.withdraw(session)
             if session.storage is not None and self._durable is not None:
                 self._durable.forget(session.client_id.encode())
+                # Another worker may have the session, without what was delivered to it here: that is published again.
+                for message in self._sessions.disown(session):
+                    self._lifecycle.abandon(message.as_published().completion, self._clock())
         incoming.abandon()
 
     def _charge_will(self, session: Session) -> None:
