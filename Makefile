@@ -11,6 +11,7 @@
 # make soak     an hour of load beside the fuzzer: nothing lost, no process grows: make soak ARGS="--minutes 60"
 # make faults   workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
 #               stored sessions under faults, power cuts among them: make faults ARGS="durable --faults 1000"
+# make simulate  histories of stored sessions against a model of Redis, from seeds: make simulate ARGS="--seed 1"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
 # make wheel    the package for another machine: dist/weirmq-*.whl
 # make release  a release: VERSION=x.y.z checks the changelog, trains, builds the wheel and tags the commit
@@ -46,7 +47,7 @@ REQUIREMENTS := import sys, tomllib; t = tomllib.load(open("pyproject.toml", "rb
 INSTALLED := env PYTHONPATH="$(CURDIR)/$(VENV)/only" PYTHONSAFEPATH=1 $(BIN)/python
 TREE      := env PYTHONPATH="$(CURDIR)" $(BIN)/python
 
-.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults scenes wheel release lock clean installed
+.PHONY: run demo check test nightly lint bench charts screenshots fuzz soak faults simulate scenes wheel release lock clean installed
 
 # Ctrl-C reaches both by itself; the dashboard ends with the node, whose exit code counts. DASHBOARD: its options.
 run: $(VENV)/needs $(VENV)/dashboard
@@ -93,6 +94,7 @@ nightly: $(VENV)/dev $(VENV)/node/installed
 	@$(MAKE) --no-print-directory fuzz ARGS="--inputs 200000"
 	@$(MAKE) --no-print-directory faults ARGS="--runs 20"
 	@$(MAKE) --no-print-directory faults ARGS="durable --faults 100"
+	@$(MAKE) --no-print-directory simulate ARGS="--histories 100000"
 	@$(MAKE) --no-print-directory scenes
 	@$(TREE) -m tests.tools.mutation --sample 600
 
@@ -117,6 +119,9 @@ soak: installed $(VENV)/dev
 
 faults: installed $(VENV)/dev
 	@$(INSTALLED) -m tests.tools.faults $(ARGS)
+
+simulate: $(VENV)/dev
+	@$(TREE) -m tests.tools.simulate $(ARGS)
 
 scenes: installed $(VENV)/dev
 	@$(INSTALLED) -m pytest -q -s -m faults tests/system tests/analytics

@@ -1,0 +1,50 @@
+# Some hundred histories of durable sessions; `make simulate` runs as many as are wanted.
+import pytest
+
+from tests.tools.faults.durable.checker import LOST
+from tests.tools.simulate.history import WEIGHTS, history_of, run, shortened
+from tests.tools.simulate.link import Link
+from tests.tools.simulate.worker import SimWorker
+from tests.tools.simulate.world import STEPS
+
+HISTORIES = 300
+
+pytestmark = pytest.mark.interpreted  # it extends CompletionListener
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_nothing_acknowledged_is_lost_whatever_ends(part: int) -> None:
+    """A message would be lost, doubled or overtaken, or something would stay in Redis for ever."""
+    for seed in range(part * HISTORIES // 2, (part + 1) * HISTORIES // 2):
+        found = [str(violation) for violation in run(history_of(seed))]
+        assert [] == found, f"python -m tests.tools.simulate --show --seed {seed}"
+
+
+def test_a_history_follows_from_its_seed() -> None:
+    """A history that fails could not be repeated."""
+    told: list[list[str]] = [[], []]
+    for each in told:
+        run(history_of(7), each.append)
+
+    assert told[0] == told[1]
+    assert len(told[0]) > 20
+
+
+def test_a_worker_that_answers_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would not see that an acknowledged message is lost; or would not say which steps lose it."""
+    answer = SimWorker._answer
+
+    def at_once(worker: SimWorker, link: Link, completion: object, packet: bytes) -> None:
+        answer(worker, link, None, packet)
+
+    monkeypatch.setattr(SimWorker, "_answer", at_once)
+    seed = next(seed for seed in range(1000) if any(each.kind == LOST for each in run(history_of(seed))[:1]))
+    shorter = shortened(history_of(seed))
+
+    assert [LOST] == [each.kind for each in run(shorter)[:1]]
+    assert len(shorter.steps) < len(history_of(seed).steps)
+
+
+def test_each_step_has_a_weight() -> None:
+    """A kind of fault would never happen."""
+    assert set(STEPS) == set(WEIGHTS)

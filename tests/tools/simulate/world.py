@@ -1,0 +1,447 @@
+# The world of one history: a Redis, the workers of a node, and their clients; time passes when a step says so.
+#
+# It knows where each session is, as the registry of sessions does: what that does under faults is tested elsewhere.
+# Faults happen to everything that has a place in Redis or in a process: connections are cut with commands executed or
+# not, answers come late, Redis ends or loses its power, its memory is full, workers end, stand still and go on.
+#
+# A step is a name and a number from which all its choices follow (chance.py).
+from collections.abc import Callable
+from typing import Final
+
+from broker.session.expiry import WEEK
+from broker.session.queue import UNLIMITED
+from tests.store.durable.model import ModelServer
+from tests.tools.faults.durable.checker import LOST, REORDERED, Checker, Violation
+from tests.tools.faults.durable.history import Event, matches
+from tests.tools.simulate.chance import Chance
+from tests.tools.simulate.client import SimClient
+from tests.tools.simulate.link import Link, Outgoing
+from tests.tools.simulate.transfer import Take, Transfer
+from tests.tools.simulate.worker import KEYS, NODE, Place, SimWorker
+
+WALL: Final = 1_800_000_000.0
+HOLD: Final = 0.002
+TOPICS: Final = ("a", "b")
+QUIET: Final = 4000  # turns: everything comes to rest in some hundred
+STUCK: Final = "stuck"
+LEFT: Final = "left behind"
+Step = tuple[str, int]
+
+
+class World:
+    def __init__(self, number: int, tell: Callable[[str], None] | None = None) -> None:
+        """*number*: what its kind follows from. *tell*: is told each event."""
+        chance = Chance(number)
+        self.now = 1000.0
+        self.shards = chance.one_of([1, 2, 2, 2, 3])
+        self.hold = chance.one_of([HOLD, HOLD, 0.0])
+        self.most = chance.one_of([UNLIMITED, UNLIMITED, UNLIMITED, 3])  # messages that may wait
+        self.lasting = chance.one_of([[0.0], [0.0], [0.0], [0.0, 1.0, 30.0]])
+        self.ttl = WEEK
+        self.power = chance.often(50)
+        self.server = ModelServer(always=self.power)
+        self.workers: list[SimWorker] = []  # that live
+        self.places: dict[str, Place] = {}
+        self.moving: set[str] = set()  # clients whose sessions are on their way
+        self.transfers: list[Transfer] = []
+        self.takes: list[Take] = []
+        self.all_workers: list[SimWorker] = []
+        self.ends: dict[tuple[str, int], float] = {}  # of publishes that expire
+        self._taken_alive = False  # a session was, from a worker that stood still
+        self._tell = tell
+        self._checker = Checker()
+        self._qos = chance.one_of([[1], [2], [1, 2], [1, 2]])
+        window = chance.one_of([1, 2, 10, 100])
+        self.clients = [
+            SimClient(self, "s1", "+", chance.one_of([1, 2, 2]), window),
+            SimClient(self, "s2", "a", 2, window),
+            SimClient(self, "p1", "", 0, window),
+            SimClient(self, "p2", chance.one_of(["", "b"]), 2, window),
+        ]
+        self._subscribers = [client for client in self.clients if client.filter]
+        self._publishers = self.clients[2:]
+        for shard in range(self.shards):
+            self._start(shard)
+        for _ in range(3):
+            self._settle(0.001)
+        for client in self.clients:
+            self._connect(client, chance)
+        for _ in range(5):
+            self._settle(0.001)
+
+    def wall(self) -> float:
+        """Unix time in seconds."""
+        return WALL + self.now
+
+    def note(self, event: Event) -> None:
+        if self._tell is not None:
+            self._tell(f"    {event}")
+        self._checker.take(event)
+
+    def violations(self) -> list[Violation]:
+        return self._checker.violations
+
+    def answered(self, client: str, publish: Outgoing) -> None:
+        """*publish* of *client* is answered, and owed to its subscribers until it ends."""
+        if publish.ends:
+            self.ends[client, publish.number] = publish.ends
+
+    # What a registry and the routes would know.
+
+    def places_for(self, topic: str) -> list[Place]:
+        return [place for place in self.places.values() if _wants(place, topic)]
+
+    def claim(self, worker: SimWorker, link: Link) -> None:
+        """The CONNECT of *link* asks for the session of its client."""
+        client = link.client
+        place = self.places.get(client)
+        if client in self.moving:
+            worker.close(link)
+        elif place is None:
+            if worker.store.takes_sessions(self.now):
+                session = worker.begin(client)
+                self.places[client] = Place(worker, session)
+                worker.welcome(link, session, False)
+            else:
+                worker.close(link)
+        elif place.worker is worker:
+            worker.welcome(link, place.session, True)
+        elif place.worker.dead or place.worker.stopped:
+            self._taken_alive |= not place.worker.dead
+            Take(self, place.worker, worker, link)
+        else:
+            self.moving.add(client)
+            self.transfers.append(Transfer(self, place.worker, worker, link))
+
+    def adopted(self, worker: SimWorker) -> None:
+        """*worker* has the sessions of all that had its shard before."""
+        for client, session in worker.sessions.items():
+            self.places[client] = Place(worker, session)
+        for client in list(self.places):
+            self.forget_if_gone(client)
+
+    def forget_if_gone(self, client: str) -> None:
+        """If no worker has the session of *client*, or can have it, there is none."""
+        place = self.places.get(client)
+        while place is not None and client not in self.moving:
+            worker = place.worker
+            if not worker.dead and not place.session.ended:
+                return
+            if worker.dead and not any(other.ready for other in self.workers if other.shard == worker.shard):
+                return
+            if not place.others:
+                del self.places[client]
+                return
+            place.worker = place.others.pop()
+
+    # Steps.
+
+    def step(self, name: str, number: int) -> None:
+        if self._tell is not None:
+            self._tell(f"{self.now:.3f} {name} {number}")
+        STEPS[name](self, Chance(number))
+        self._go_on()
+
+    def _publish(self, chance: Chance) -> None:
+        client = chance.one_of(self._publishers)
+        if client.up:
+            for _ in range(chance.one_of([1, 1, 2, 3])):
+                client.publish(chance.one_of(TOPICS), chance.one_of(self._qos), chance.one_of(self.lasting))
+            self._turn_of(client, chance)
+
+    def _read(self, chance: Chance) -> None:
+        client = chance.one_of(self.clients)
+        client.read()
+        if chance.often(60):
+            client.acknowledge(chance.one_of([1, 2, 100]))
+            self._turn_of(client, chance)
+
+    def _turn_of(self, client: SimClient, chance: Chance) -> None:
+        """Perhaps the worker of *client* takes what was sent at once."""
+        if chance.often(70):
+            for worker in self.workers:
+                if client.link in worker.links and not worker.stopped:
+                    worker.serve()
+                    worker.tick()
+
+    def _come(self, chance: Chance) -> None:
+        self._connect(chance.one_of(self.clients), chance)
+
+    def _connect(self, client: SimClient, chance: Chance) -> None:
+        if self.workers:
+            chance.one_of(self.workers).accept(client.connect())
+
+    def _go(self, chance: Chance) -> None:
+        chance.one_of(self.clients).disconnect(chance.often(50))
+
+    def _turn(self, chance: Chance) -> None:
+        """A slice of the loop of one worker."""
+        running = [worker for worker in self.workers if not worker.stopped]
+        if not running:
+            return
+        worker = chance.one_of(running)
+        if chance.often(50):
+            worker.take_lanes(chance.one_of([1, 100]))
+        if chance.often(50):
+            worker.wire.answer(self.now, chance.one_of([1, 3, 100]))
+        worker.serve()
+        worker.tick()
+
+    def _redis(self, chance: Chance) -> None:
+        """Redis takes some commands, and answers some."""
+        if not self.workers or self.server.down:
+            return
+        worker = chance.one_of(self.workers)
+        worker.wire.execute(chance.one_of([1, 3, 7, 100]))
+        if chance.often(30):
+            self.server.write()
+        if chance.often(60) and not worker.stopped:
+            worker.wire.answer(self.now, chance.one_of([1, 3, 100]))
+            worker.tick()
+
+    def _wait(self, chance: Chance) -> None:
+        self.now += chance.one_of([0.0, HOLD, HOLD, 0.1, 0.2, 1.0])
+        if chance.often(50):
+            self._settle(0.0)
+
+    def _rest(self, chance: Chance) -> None:
+        for _ in range(chance.one_of([1, 3])):
+            self._settle(0.001)
+
+    def _cut(self, chance: Chance) -> None:
+        """The connection of a worker to Redis ends: what was sent is executed, or not."""
+        running = [worker for worker in self.workers if not worker.stopped]
+        if running:
+            worker = chance.one_of(running)
+            worker.wire.execute(chance.one_of([0, 2, 5, 100]))
+            worker.wire.cut(self.now)
+
+    def _end_redis(self, chance: Chance) -> None:
+        for worker in self.workers:
+            worker.wire.execute(chance.one_of([0, 0, 4, 100]))
+        if chance.often(30):
+            self.server.write()
+        self._restart_redis(self.power and chance.often(50))
+        self.server.down = chance.often(50)
+
+    def _restart_redis(self, power: bool) -> None:
+        for worker in self.workers:
+            worker.wire.cut(self.now)
+        self.server.end(power)
+        self.server.full = False
+
+    def _fill(self, chance: Chance) -> None:
+        self.server.full = chance.often(50)
+        self.server.down = False
+
+    def _kill(self, chance: Chance) -> None:
+        if self.workers:
+            self._end(chance.one_of(self.workers), chance)
+            if chance.often(60):
+                self._start_missing()
+
+    def _end(self, worker: SimWorker, chance: Chance) -> None:
+        """*worker* ends: what it has sent to Redis is executed, or not."""
+        if not self.server.down:
+            worker.wire.execute(chance.one_of([0, 3, 100]))
+        worker.wire.close()
+        worker.dead = True
+        self.workers.remove(worker)
+        for link in worker.links:
+            link.open = False
+        for other in self.workers:
+            for completion in other.unconfirmed.pop(worker, {}).values():
+                other.abandon(completion)
+        for transfer in list(self.transfers):
+            transfer.lost(worker)
+        for take in list(self.takes):
+            take.lost(worker)
+
+    def _stop(self, chance: Chance) -> None:
+        if self.workers:
+            chance.one_of(self.workers).stopped = True
+
+    def _wake(self, chance: Chance) -> None:
+        for worker in self.workers:
+            worker.stopped = False
+        self._start_missing()
+
+    def _lose_power(self, chance: Chance) -> None:
+        """The whole node."""
+        if not self.power:
+            return
+        for worker in list(self.workers):
+            self._end(worker, chance)
+        self._restart_redis(True)
+        self.server.down = False
+        self._start_missing()
+
+    def _start_missing(self) -> None:
+        there = {worker.shard for worker in self.workers}
+        for shard in range(self.shards):
+            if shard not in there:
+                self._start(shard)
+
+    def _start(self, shard: int) -> None:
+        worker = SimWorker(self, len(self.all_workers) + 1, shard)
+        self.all_workers.append(worker)
+        self.workers.append(worker)
+
+    def _go_on(self) -> None:
+        for transfer in list(self.transfers):
+            transfer.go_on()
+
+    def _settle(self, seconds: float) -> None:
+        """Everybody does what there is to do."""
+        self.now += seconds
+        for worker in list(self.workers):
+            if not self.server.down:
+                worker.wire.execute()
+            if not worker.stopped:
+                worker.wire.answer(self.now)
+                worker.take_lanes()
+                worker.serve()
+                worker.tick()
+        self._go_on()
+        for client in self.clients:
+            client.read()
+
+    # The end.
+
+    def finish(self) -> list[Violation]:
+        """End all faults, let all clients come and have everything; what was wrong."""
+        self.server.down = self.server.full = False
+        self._wake(Chance(0))
+        if self._tell is not None:
+            self._tell(f"{self.now:.3f} the end")
+        chance = Chance(len(self.all_workers))
+        confirmed = False
+        for _ in range(QUIET):
+            quiet = True
+            for client in self.clients:
+                if client.link is None:
+                    self._connect(client, chance)
+                    quiet = False
+                client.acknowledge(100)
+            self._settle(0.0)
+            quiet = quiet and all(client.up and not client.outgoing and not client.owed for client in self.clients)
+            idle = all(worker.idle() for worker in self.workers)
+            if idle and quiet and not self.transfers and not self.takes:
+                if confirmed:
+                    break
+                confirmed = True
+                for worker in self.workers:
+                    worker.store.commit.confirm(_nothing)  # or it would not know what was taken from it
+            if not any(worker.wire.busy() for worker in self.workers):
+                self.now = max(self.now, min(self.now + 1.0, *[worker.due for worker in self.workers]))
+        else:
+            self._found(STUCK, ", ".join(self._unfinished()))
+        self._judge()
+        return [each for each in self._checker.violations if not self._is_excused(each)]
+
+    def _is_excused(self, violation: Violation) -> bool:
+        """A message that a full queue has dropped may come late, when its publisher sends it again or after a crash.
+
+        Known, and not mended: what was on its way to a worker that stands still when a session is taken from it comes
+        late, as its publisher sends it again. If the new owner dies before that, tokens.py takes it for a repetition.
+        """
+        if violation.kind == REORDERED:
+            return self.most != UNLIMITED or self._taken_alive
+        return violation.kind == LOST and self._taken_alive and len(self.all_workers) > self.shards
+
+    def _unfinished(self) -> list[str]:
+        clients = [
+            f"{client.name} (up {client.up}, {len(client.outgoing)} unanswered)"
+            for client in self.clients
+            if not client.up or client.outgoing
+        ]
+        workers = [f"worker {worker.number} (ready {worker.ready})" for worker in self.workers if not worker.idle()]
+        return [*clients, *workers, f"{len(self.transfers)} transfers", f"{len(self.takes)} takes"]
+
+    def _found(self, kind: str, what: str) -> None:
+        self._checker.violations.append(Violation(kind, self.now, "", what))
+
+    def _judge(self) -> None:
+        missing = [
+            (client, message)
+            for client, message in self._checker.missing()
+            if self.now < self.ends.get(message, self.now + 1.0)
+        ]
+        dropped = 0
+        for worker in self.all_workers:
+            dropped += worker.counters.dropped_by_reason["queue_full"]
+        if len(missing) > dropped:
+            for client, message in missing:
+                self._found(LOST, f"{message} was acknowledged, and never came to {client}")
+        owners = {place.session.client_id.encode(): place.worker.incarnation for place in self.places.values()}
+        ended = len(self.workers) < len(self.all_workers)
+        for what in left_behind(self.server, owners, {worker.incarnation for worker in self.workers}, ended):
+            self._found(LEFT, what)
+        for worker in self.workers:
+            budget = worker.budget
+            if budget.used or budget.messages:
+                what = f"worker {worker.number} counts {budget.messages} messages, {budget.used} bytes"
+                self._found(LEFT, what)
+            for session in worker.sessions.values():
+                if session.inflight() or session.waiting():
+                    self._found(LEFT, f"{session.client_id}: {session.inflight()} in flight, {session.waiting()} wait")
+            if worker.coming or worker.leaving or any(worker.unconfirmed.values()):
+                self._found(LEFT, f"worker {worker.number} waits for others")
+
+
+def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[bytes], ended: bool) -> list[str]:
+    """What is in *server*, where all messages were delivered, and belongs to no session. *owners*: by client id.
+
+    *ended*: a worker has, which may not have stored that a publish is released.
+    """
+    found = []
+    records = {}
+    for client, incarnation in owners.items():
+        keys = KEYS.sessions(KEYS.slice_of(client), incarnation)
+        records[keys.records + client] = (keys.index, client)
+    for key, value in server.values.items():
+        kind = key.split(b":")[2] if b"{" in key else key.split(b":")[1]
+        if kind == b"session":
+            if key not in records:
+                found.append(f"the record {key!r}")
+            elif not ended and any(field[:2] == b"\0i" for field in value):
+                found.append(f"tokens of publishes that are released in {key!r}")
+        elif kind == b"sessions":
+            extra = value - {client for index, client in records.values() if index == key}
+            if extra:
+                found.append(f"{extra} in the index {key!r}")
+        elif kind in (b"queue", b"released", b"damaged"):
+            found.append(f"{key!r}: {value!r}")
+    for key, (index, client) in records.items():
+        if key not in server.values or client not in server.values.get(index, ()):
+            found.append(f"nothing under {key!r}, or not in its index, of a session that is there")
+    if set(server.values[KEYS.durable_owners(NODE)]) != workers:
+        found.append(f"owners that have ended: {server.values[KEYS.durable_owners(NODE)]}")
+    return found
+
+
+def _nothing() -> None:
+    pass
+
+
+def _wants(place: Place, topic: str) -> bool:
+    return any(filter == b"+" or matches(filter.decode(), topic) for filter in place.session.subscriptions)
+
+
+STEPS: Final[dict[str, Callable[[World, Chance], None]]] = {
+    "publish": World._publish,
+    "read": World._read,
+    "turn": World._turn,
+    "redis": World._redis,
+    "wait": World._wait,
+    "rest": World._rest,
+    "come": World._come,
+    "go": World._go,
+    "cut": World._cut,
+    "end redis": World._end_redis,
+    "fill": World._fill,
+    "kill": World._kill,
+    "stop": World._stop,
+    "wake": World._wake,
+    "lose power": World._lose_power,
+}
