@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 
+OTHERS: Final = ("cli/", "supervisor/")
 GUIDE: Final = (ROOT / "broker" / "README.md").read_text()
 TAKEOVER: Final = "## A CONNECT that takes over a session from another worker"
 MOST_FILES: Final = 15
@@ -18,8 +19,9 @@ def steps(text: str) -> list[str]:
 
 
 def files(text: str) -> list[Path]:
-    """The modules of the broker that *text* names in backticks."""
-    return [ROOT / "broker" / name for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", text) if name != "setup.py"]
+    """The modules that *text* names in backticks: of the broker, or of another package if the name begins with it."""
+    names = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))`", text)
+    return [ROOT / ("" if name.startswith(OTHERS) else "broker") / name for name in names if name != "setup.py"]
 
 
 def test_every_file_in_the_guide_exists() -> None:

@@ -82,6 +82,8 @@ def test_nobody_waits_for_what_is_stored_already(worker: DurableWorker) -> None:
     """A client whose SUBSCRIBE or UNSUBSCRIBE changes nothing would not be answered before something else is stored."""
     called: list[str] = []
     record = worker.owner.record
+    record.may_receive(1, False)
+    worker.settle()
     record.receive(1, False, message(b"x", 2))
     worker.settle()
     record.release(1)  # is written within `store.hold`

@@ -23,6 +23,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.address import RedisAddress
@@ -110,6 +111,7 @@ class SimWorker:
             inflight=65535, pending=9, queue=world.most, queue_bytes=PLENTY, budget=self.budget
         )
         commands = CommandPipeline(self.wire, ADDRESS, "simulated", LOG)
+        me = WorkerId(NODE, shard, number)
         commit = GroupCommit(
             commands,
             fence=KEYS.fence(self.incarnation),
@@ -118,8 +120,8 @@ class SimWorker:
             hold=world.hold,
             gate=StoreGate(Gate(OVERLOAD, "store", 1, 0.0), lambda gate, now: None),
             counters=self.counters,
+            bodies=SharedBodies(KEYS, self.incarnation, world.ttl),
         )
-        me = WorkerId(NODE, shard, number)
         self.store = DurableStore(commands, commit, KEYS, me, world.shards, self.budget, world.wall, world.ttl)
         commit.fenced = self.taken
         commands.start(world.now)
