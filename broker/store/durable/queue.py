@@ -30,14 +30,7 @@ from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBud
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import (
-    DamagedPack,
-    Pack,
-    StoredMessage,
-    decode_pack,
-    packet_id_of,
-    position_of,
-)
+from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, packet_id_of, position_of
 from broker.store.durable.parts import QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
