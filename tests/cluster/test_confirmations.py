@@ -202,6 +202,9 @@ def test_a_qos_2_publish_whose_receiver_is_lost_is_delivered_again(node: Node, r
     durable(node[0], "away").drop()
     publisher = node[1].connect("publisher", V5, clean_start=False, properties=LASTING)
     node.advance(0.3)
+    publisher.send(Publish(b"a", b"0", 2, packet_id=2))  # the first one waits until Redis knows of it
+    node.advance(0.3)
+    assert [Ack(PUBREC, 2)] == publisher.receive()
     here = node[1].connect("here", V5)
     subscribed(here, "a")
     store_is_full(node, redis, True)
