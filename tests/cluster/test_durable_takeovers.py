@@ -20,11 +20,13 @@ from broker.mqtt.packets import (
     Publish,
     Will,
 )
-from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
+from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.net.dialling import RedisHandler
 from broker.net.pauses import Pause
 from broker.net.stream import Stream
 from broker.reasons import CloseReason
+from broker.store.durable.parts import READY
+from broker.store.durable.queue import DurableQueue
 from broker.store.redis.keys import Keys
 from tests.cluster.talk import subscribed
 from tests.innode import Node
@@ -351,6 +353,39 @@ def test_a_clean_start_leaves_nothing_of_it(start_node: StartNode, redis: Runnin
     assert not client.connack.session_present
     assert ["session 2"] == stored_at(redis)
     assert [] == messages(client)
+
+
+def test_a_session_that_is_taken_while_it_is_read_is_not_damaged(start_node: StartNode, redis: RunningRedis) -> None:
+    """Its former worker would report a damage that there is not, and answer publishers for what it had not stored."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publish(node[0], *[b"%d" % number for number in range(2 * READY)])
+    few: Properties = {SESSION_EXPIRY_INTERVAL: 100, RECEIVE_MAXIMUM: 1}
+    first = node[0].connect("me", V5, clean_start=False, properties=few)
+    session = node[0].session("me")
+    queue = None if session is None else session.queue()
+    assert isinstance(queue, DurableQueue)
+    ((_, packet_id, _),) = messages(first)
+    while len(queue.waiting_in_memory()[0]) > 1:
+        first.send(Ack(PUBACK, packet_id))
+        ((_, packet_id, _),) = messages(first)
+    assert queue.stored.unread
+    node.advance(0.2)  # it has nothing more to write
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert b"%d" % (2 * READY - 1) == first_of_each(client)[-1]
+    first.send(Ack(PUBACK, packet_id), Ack(PUBACK, packet_id + 1))
+    (peer,) = node[0].mesh.peers
+    node[0].reactor.pause(peer.control, Pause.FANOUT)  # nobody tells it
+    node[0].stopped = False
+    node.settle()  # it reads the next pack, which is not there
+    node.advance(0.3)
+
+    assert Disconnect(CloseReason.SESSION_TAKEN_OVER.code) == first.receive()[-1]
+    assert 0 == sum(broker.counters.sessions_damaged for broker in node)
+    assert [] == redis.client().keys("*:damaged:*")
+    assert ["queue 2", "session 2"] == stored_at(redis)
 
 
 def test_a_damaged_session_is_not_moved(start_node: StartNode, redis: RunningRedis) -> None:

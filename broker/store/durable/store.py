@@ -223,7 +223,13 @@ class _Page:
             self.store.submit(_ReadPage(self, packed("LRANGE", key, first, first + count - 1)), now)
 
     def arrived(self, packs: list[bytes], now: float) -> None:
-        self._queue.arrived(packs, now, self.store.wall())
+        if packs:
+            self._queue.arrived(packs, now, self.store.wall())
+        else:  # they are missing, unless another worker has taken the session: then it has ended
+            self.store.commit.confirm(self._missing)
+
+    def _missing(self) -> None:
+        self._queue.arrived([], self.store.commit.now, self.store.wall())
 
     def refused(self, why: str) -> None:
         """The server will never give it."""
