@@ -3,8 +3,9 @@
 # `speed`, `transports`, `connects`, `storm` and `fanout` compare Weir with Mosquitto. The others measure Weir alone:
 # `hostile` beside clients that mean harm, `crowd` while many clients connect, `node` with two workers and with one,
 # `flush` with adaptive flushing and with a send at the end of each tick, `protection` with overload protection and
-# without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory, and
-# `durable-sizes` what durable sessions take while nothing happens, and how soon a node serves that has many.
+# without it, `versus` this build beside another one, `durable` beside Mosquitto with sessions in its memory,
+# `durable-sizes` what durable sessions take while nothing happens, and how soon a node serves that has many, and
+# `takeover` how soon a client has its durable session at another worker, or after the death of its worker.
 import argparse
 import json
 import sys
@@ -23,6 +24,7 @@ from tests.tools.bench import (
     protection,
     scale,
     speed,
+    takeover,
     transports,
     versus,
 )
@@ -39,7 +41,7 @@ ROADS: Final = ("transports", "hostile")  # what may go over others than TCP
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.bench", description="Measure Weir beside Mosquitto.")
     benches = ["speed", "transports", "connects", "crowd", "storm", "fanout", "hostile", "node", "flush", "protection"]
-    benches += ["versus", "durable", "durable-sizes"]
+    benches += ["versus", "durable", "durable-sizes", "takeover"]
     parser.add_argument("what", nargs="?", default="speed", choices=benches)
     parser.add_argument("--quick", action="store_true", help="one tiny run of each: shows that it works, not how fast")
     parser.add_argument("--runs", type=int, default=5, help="of each broker; the median counts (default 5)")
@@ -57,6 +59,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=9000, help="idle, or subscribed to the fan-out (default 9000)")
     parser.add_argument("--connects", type=int, default=10_000, help="connects in each run (default 10000)")
     parser.add_argument("--sessions", type=int, default=100_000, help="of `durable-sizes` (default 100000)")
+    parser.add_argument("--takeovers", type=int, default=200, help="of `takeover`, of each kind (default 200)")
+    parser.add_argument("--kills", type=int, default=takeover.KILLS, help="of `takeover` (default 10)")
     parser.add_argument("--attackers", metavar="NAME,...", help=f"of `hostile`, of: {', '.join(ATTACKS)}")
     parser.add_argument(
         "--seconds",
@@ -107,6 +111,7 @@ def main() -> None:
         arguments.runs, least_cpu = 1, QUICK_CPU
         clients, connects = clients // QUICK_SHARE, connects // QUICK_SHARE
         arguments.sessions //= QUICK_SHARE
+        arguments.takeovers, arguments.kills = arguments.takeovers // QUICK_SHARE, takeover.PER_NODE
     roads = (arguments.transport,) if arguments.transport else TRANSPORTS
     with open_bench(arguments.interpreted) as bench:
         if arguments.what == "transports" and not bench.tls and set(roads) & set(ENCRYPTED):
@@ -135,6 +140,8 @@ def main() -> None:
                 table, results = durable.measure(bench, names, arguments.runs, arguments.quick)
             elif arguments.what == "durable-sizes":
                 table, results = durable_sizes.measure(bench, arguments.sessions)
+            elif arguments.what == "takeover":
+                table, results = takeover.measure(bench, arguments.takeovers, arguments.kills)
             elif arguments.what == "flush":
                 table, results = flush.measure(bench, arguments.runs, arguments.seconds)
             elif arguments.what == "storm":
