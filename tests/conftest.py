@@ -132,10 +132,12 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., "RunningRedis"]]:
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    """tracemalloc knows what was allocated since the test began."""
+    """tracemalloc knows what was allocated since the test began. Cycles stay: when they are found is chance."""
+    gc.disable()
     tracemalloc.start()
     yield
     tracemalloc.stop()
+    gc.enable()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 # The account of CONNECTs that wait for their turn beside what they take, as the allocator says.
-import gc
 import tracemalloc
 from collections.abc import Callable
 
@@ -41,7 +40,6 @@ def test_the_account_of_waiting_connects_is_what_they_take(brokers: Brokers, pac
         packet.client_id = f"client{number}"
         said.append(encode(packet, packet.version))
     broker.settle()
-    gc.collect()  # what earlier tests left would be freed while memory is counted
     before = tracemalloc.get_traced_memory()[0]
     for client, data in zip(clients, said, strict=True):
         client.send_bytes(data)
