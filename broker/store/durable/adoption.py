@@ -12,6 +12,9 @@
 #    what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
+# What a former owner has written for sessions that had been taken from it is in none of its indexes. Its fence tells
+# which sessions these are, and that goes before the former owner is removed.
+#
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
@@ -35,6 +38,7 @@ ADOPTED: Final = 128  # sessions whose keys are renamed in one call: less than a
 RECORDS: Final = 1 << 20  # bytes of records that it returns then, and the last one
 READ: Final = 64  # sessions that are read in one call: the ends of their queues may have 128 KiB each
 SCANNED: Final = 500  # of the index in one call, about
+FENCED: Final = 300  # sessions of the fence in one call, each with three keys
 
 LAST_CURSOR: Final = b"0"
 
@@ -135,6 +139,7 @@ class Adoption:
         self._wall = wall
         self._owner: SessionOwner | None = None
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
+        self._fenced = 0  # client ids in the fence of the last of them that were looked at
         self._slice = 0
         self._cursor = LAST_CURSOR  # of the index, where the next page of it begins
         self._unread: list[bytes] = []  # client ids of the last page
@@ -229,15 +234,34 @@ class Adoption:
             self._adopt_page(now)
             return
         self._slice = 0
-        former = self._former.pop()
-        # Not deleted: a transaction that the server has not read yet would make the commit number anew, without end.
-        ends = [
-            packed("EXPIRE", key, FENCED_FOR) for key in (self._keys.fence(former), self._keys.commit_number(former))
-        ]
-        steps = [packed("MULTI"), *ends, packed("HDEL", self._owners, former), packed("EXEC")]
-        self._send(b"".join(steps), self._removed_owner, now, len(steps))
+        self._fenced = 0
+        self._read_fence(now)
+
+    def _read_fence(self, now: float) -> None:
+        fence = self._keys.fence(self._former[-1])
+        self._send(packed("LRANGE", fence, self._fenced, self._fenced + FENCED - 1), self._found_fenced, now)
+
+    def _found_fenced(self, reply: object, now: float) -> None:
+        """Remove what the former owner has written for sessions that were taken from it."""
+        keys, former, clients = self._keys, self._former[-1], cast(list[bytes], reply)
+        self._fenced += len(clients)
+        if not clients:
+            # Not deleted: a transaction that the server has not read yet would make the commit number anew, without end.
+            ends = [packed("EXPIRE", key, FENCED_FOR) for key in (keys.fence(former), keys.commit_number(former))]
+            steps = [packed("MULTI"), *ends, packed("HDEL", self._owners, former), packed("EXEC")]
+            self._send(b"".join(steps), self._removed_owner, now, len(steps))
+            return
+        written: list[bytes] = []
+        for client in clients:
+            theirs = keys.sessions(keys.slice_of(client), former)
+            written += [theirs.records + client, theirs.queues + client, theirs.released + client]
+        self._send(packed("DEL", *written), self._removed_fenced, now)
+
+    def _removed_fenced(self, reply: object, now: float) -> None:
+        self._read_fence(now)
 
     def _removed_owner(self, reply: object, now: float) -> None:
+        self._former.pop()
         self._adopt_page(now)
 
     def _scan(self, now: float) -> None:

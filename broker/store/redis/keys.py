@@ -39,6 +39,7 @@
 # wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at
 # once. A quota expires when it would be full again (a missing quota is full), and its workers when none of them has
 # sent a request for some seconds.
+# The fence and the number of a worker go when another one has adopted its sessions.
 # Of the log Redis keeps the newest `metrics.length` records and a few more, as it deletes whole blocks.
 # The epochs of a client id rise even if its key was lost: they are never below the clock of Redis in microseconds.
 import re

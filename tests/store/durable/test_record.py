@@ -5,6 +5,7 @@ import pytest
 
 from broker.session.session import Session
 from broker.session.subscription import Subscription
+from broker.store.durable.adoption import FENCED
 from broker.store.durable.record import DamagedRecord, read_record
 from broker.store.redis.keys import FENCED_FOR
 from tests.session.receiver import PLENTY, message
@@ -142,6 +143,22 @@ def test_nothing_stays_under_the_keys_of_a_worker_that_has_ended(worker: Durable
     left = [key for key in next_one.redis.values if incarnation(1) in key]
     assert {KEYS.commit_number(incarnation(1)), KEYS.fence(incarnation(1))} == set(left)
     assert dict.fromkeys(left, FENCED_FOR) == next_one.redis.ends
+
+
+def test_what_was_written_for_sessions_that_had_been_taken_goes_with_their_former_owner(worker: DurableWorker) -> None:
+    """It is in no index: each takeover from a worker that stands still and dies might leave a queue for ever."""
+    values = worker.redis.values
+    clients = [b"taken-%d" % number for number in range(FENCED + 1)]
+    for client in clients:
+        theirs = KEYS.sessions(KEYS.slice_of(client), incarnation(1))
+        values[theirs.records + client] = {b"": b"x"}
+        values[theirs.queues + client] = [b"x"]
+        values[theirs.released + client] = {b"1"}
+    values[KEYS.fence(incarnation(1))] = clients
+    next_one = DurableWorker(worker.redis, 2, worker.now)
+
+    left = [key for key in next_one.redis.values if incarnation(1) in key]
+    assert {KEYS.commit_number(incarnation(1)), KEYS.fence(incarnation(1))} >= set(left)
 
 
 def test_what_a_dead_worker_still_writes_changes_nothing(worker: DurableWorker) -> None:
