@@ -28,8 +28,12 @@ READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", 
 class ModelServer:
     """What all connections to one Redis have in common. No value is ever changed: it is replaced."""
 
-    def __init__(self, always: bool = False) -> None:
-        """*always*: what is written is synced (`appendfsync always`)."""
+    def __init__(self, always: bool = False, strict: bool = True) -> None:
+        """*always*: what is written is synced (`appendfsync always`).
+
+        *strict*: it is a mistake to remove or replace what is not there. It is none of a worker whose session was taken.
+        """
+        self.strict = strict
         self.values: dict[bytes, Any] = {}  # lists, sets, bytes, dicts: what was executed
         self.ends: dict[bytes, int] = {}  # seconds that a key lasts, if it was told how long
         self.full = False  # writes are refused
@@ -227,18 +231,19 @@ class ModelRedis:
             return self._keep(key, found + words)
         if name == b"LPOP":
             count = int(words[0])
-            if not found:  # a worker that does not know yet that its session was taken
-                return None
-            assert count <= len(found), "more is removed than there is"
+            assert count <= len(found) or not self.server.strict, "more is removed than there is"
             self._keep(key, found[count:])
             return [*found[:count]]
         if name == b"LSET":
             index = int(words[0])
-            assert 0 <= index < len(found), "what is not in the list is replaced"
+            assert 0 <= index < len(found) or not self.server.strict, "what is not in the list is replaced"
+            if index >= len(found):
+                raise KeyError
             self.values[key] = [*found[:index], words[1], *found[index + 1 :]]
             return b"OK"
         if name == b"LREM":
-            assert found.count(words[1]) == int(words[0]), "more or less is removed than there is"
+            as_many = found.count(words[1]) == int(words[0])
+            assert as_many or not self.server.strict, "more or less is removed than there is"
             self._keep(key, [each for each in found if each != words[1]])
             return int(words[0])
         if name == b"LRANGE":
@@ -266,7 +271,8 @@ class ModelRedis:
         if name == b"SADD":
             return self._keep(key, found | set(words)) - len(found)
         if name == b"SREM":
-            assert found >= set(words) or b":released:" not in key, "what is not in the set is removed"
+            known = found >= set(words) or b":released:" not in key or not self.server.strict
+            assert known, "what is not in the set is removed"
             return self._keep(key, found - set(words))
         if name == b"SSCAN":
             return [b"0", [*sorted(found)]]  # in any order, but the same one in each run

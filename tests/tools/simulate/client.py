@@ -75,6 +75,7 @@ class SimClient:
         payload = f"{self.name} {self.number}".encode()
         ends = self._world.now + lasting if lasting else 0.0
         one = self.outgoing[self._packet_id] = Outgoing(self.number, topic, payload, qos, ends)
+        self._world.published(self.name, one)
         self._send(self._packet_id, one, False)
         return one
 
@@ -161,7 +162,6 @@ class SimClient:
             world.note(Stray(world.now, self.name, f"packet of kind {kind} for {packet_id}"))
             return
         if kind != PUBCOMP:
-            world.answered(self.name, one)
             world.note(Answered(world.now, self.name, one.number, code))
         if kind == PUBREC:
             one.received = True

@@ -97,6 +97,11 @@ class Lane:
         self.items.append(item)
         self.written += 1
 
+    def end(self) -> None:
+        """The worker that reads it has ended."""
+        self.items.clear()
+        self.taken = self.written
+
     def take(self) -> Crossed | Given:
         self.taken += 1
         return self.items.popleft()

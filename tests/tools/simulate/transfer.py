@@ -60,6 +60,13 @@ class Transfer:
             assert storage is not None
             storage.give(taker.incarnation, self._was_given)
 
+    def is_stranded(self) -> bool:
+        """Whether the session is being given to a worker that is dead, and whose sessions may have been adopted.
+
+        If the giving worker ends when that is stored, nobody looks for the session where it is then.
+        """
+        return self.stage == GIVING and self._taker.dead
+
     def _expect(self) -> None:
         self.stage = EXPECTED
         taker = self._taker
@@ -81,6 +88,7 @@ class Transfer:
         session.subscriptions.update(self._session.subscriptions)
         self.stage = SWITCHED
         if self._giver.dead:  # its sessions may have been adopted
+            self._world.overtaken = True
             self._read(self._giver.incarnation, b"")
             return
         self._world.places[self._client] = Place(self._taker, session)
@@ -92,6 +100,7 @@ class Transfer:
             self._end()
             self._finish_at_giver()
             self._link.open = False
+            self._world.taken_back = True
             Take(self._world, self._taker, self._giver, self._link)
             return
         self.stage = TOLD
@@ -155,6 +164,7 @@ class Transfer:
             self._end()
             taker.close(self._link)
         elif self.stage in (SWITCHED, GIVING):
+            self._world.overtaken = True
             self._read(self._giver.incarnation, b"")
 
     def _taker_lost(self) -> None:

