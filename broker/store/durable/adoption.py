@@ -246,7 +246,7 @@ class Adoption:
         keys, former, clients = self._keys, self._former[-1], cast(list[bytes], reply)
         self._fenced += len(clients)
         if not clients:
-            # Not deleted: a transaction that the server has not read yet would make the commit number anew, without end.
+            # Not deleted: a transaction that the server reads later would make the commit number anew, without end.
             ends = [packed("EXPIRE", key, FENCED_FOR) for key in (keys.fence(former), keys.commit_number(former))]
             steps = [packed("MULTI"), *ends, packed("HDEL", self._owners, former), packed("EXEC")]
             self._send(b"".join(steps), self._removed_owner, now, len(steps))

@@ -420,8 +420,8 @@ def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[by
             if extra:
                 found.append(f"{extra} in the index {key!r}")
         elif kind in (b"fence", b"commit"):
-            if key.split(b":")[-1] not in workers:
-                found.append(f"{key!r} of a worker that has ended")
+            if key.split(b":")[-1] not in workers and key not in server.ends:
+                found.append(f"{key!r} of a worker that has ended, for ever")
         elif kind in (b"queue", b"released", b"damaged"):
             found.append(f"{key!r}: {value!r}")
     for key, (index, client) in records.items():
