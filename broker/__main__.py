@@ -64,6 +64,7 @@ from broker.worker_id import WorkerId
 SUPERVISOR_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STATISTICS_INTERVAL: Final = 1.0  # seconds
 LATE_ANSWERS: Final = 0.5  # seconds between two looks for answers that are late
+LONG_START: Final = 5.0  # seconds after which a worker says what it waits for before it serves; a start takes one
 LAST_FRAME_TIMEOUT: Final = 1.0  # seconds
 CANNOT_START: Final = 2  # exit code
 
@@ -149,6 +150,13 @@ class Process:
         self._heartbeat.enter(SERVING, self.worker.base.clock())  # the limit for silence is one second from now on
         self._link.send(Ready(self._connections))
 
+    def _tell_of_start(self) -> None:
+        """Log what keeps this worker from serving, if it does not serve yet."""
+        if self._to_come:
+            durable = self.worker.protocol.durable
+            adopted = durable is None or durable.ready()
+            self.worker.base.log.warning("start_waits", adopted=adopted, shards=self.worker.cluster.mesh.untold())
+
     def _hands_over(self) -> bool:
         return self._hand_over
 
@@ -163,6 +171,7 @@ class Process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_statistics)
             nursery.start_soon(every, LATE_ANSWERS, self._pending.expire)
+            nursery.start_soon(every, LONG_START, self._tell_of_start)
             await worker.tasks.run(self._stopping, self._hands_over)
             nursery.cancel_scope.cancel()
         worker.client_log.flush()

@@ -10,7 +10,8 @@
 # - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
 #   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody.
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
-#   peers that have not joined yet: it has to know what is subscribed to at each shard before it takes a publish.
+#   peers that have not joined yet: it has to know what is subscribed to at each shard before it takes a publish. It
+#   waits for as long as that takes, and says so: its supervisor starts a worker of each shard again, or ends the node.
 # - The deletion of a retained message may overtake the write that it deletes, on its way to a third worker, which then
 #   has nothing to delete and keeps no tombstone. So the worker that made the write repeats the deletion behind it.
 import socket
@@ -138,6 +139,13 @@ class Mesh(LaneListener):
         self._takeovers.joined(peer)
         self._full_sync.begin(peer)
         self._reactor.wake()
+
+    def untold(self) -> list[int]:
+        """With stored sessions: the shards whose filters nobody has told yet, as their workers have yet to come."""
+        if self._durable is None:
+            return []
+        me = self._origin.here.shard
+        return [shard for shard in range(self._durable.workers) if shard != me and shard not in self._told]
 
     def complete(self) -> bool:
         """Whether every peer has told everything that it had to tell; with stored sessions, also those to come."""

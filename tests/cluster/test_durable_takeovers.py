@@ -645,6 +645,27 @@ def test_who_starts_first_serves_when_all_stored_subscriptions_are_known(start_n
     assert [b"said"] == [payload for payload, _, _ in messages(arrive(second))]
 
 
+def test_who_starts_again_waits_for_the_dead_worker_beside_it(start_node: StartNode) -> None:
+    """What a client of it publishes for a session of the dead one would be acknowledged, and reach nobody."""
+    node = start_node(3)
+    subscriber(node[1], "a").drop()
+    node.settle()
+    for broker in (node[2], node[1]):
+        node.kill(broker)
+    starting = node.start(2)
+    serves: list[bool] = []
+    starting.mesh.when_complete(lambda: serves.append(True))
+    starting.advance(1)
+    assert not serves
+    assert [1] == starting.mesh.untold()
+    third = node.start(1)
+
+    assert [True] == serves
+    assert [] == starting.mesh.untold()
+    publish(starting, b"said")
+    assert [b"said"] == [payload for payload, _, _ in messages(arrive(third))]
+
+
 def test_a_worker_that_dies_before_it_has_told_all_is_waited_for(start_node: StartNode) -> None:
     """Its peer would take the part of its subscriptions that it has told for all of them."""
     node = start_node(2)
