@@ -31,8 +31,7 @@ class ModelServer:
     def __init__(self, always: bool = False, strict: bool = True) -> None:
         """*always*: what is written is synced (`appendfsync always`).
 
-        *strict*: it is a mistake to remove or replace what is not there. It is none of a worker whose session was
-        taken.
+        *strict*: it is a mistake to remove or replace what is not there, as no worker does whose session was not taken.
         """
         self.strict = strict
         self.values: dict[bytes, Any] = {}  # lists, sets, bytes, dicts: what was executed
