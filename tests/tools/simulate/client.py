@@ -27,8 +27,8 @@ PACKET_IDS: Final = 60_000
 
 
 class SimClient:
-    def __init__(self, world: "World", name: str, filter: str, qos: int, window: int) -> None:
-        """*filter*: "" if it does not subscribe."""
+    def __init__(self, world: "World", name: str, filter: str, qos: int, window: int, lowest: bool) -> None:
+        """*filter*: "" if it does not subscribe. *lowest*: it publishes with the lowest packet id that is free."""
         self.name = name
         self.filter = filter
         self.up = False  # it has its CONNACK, and its SUBACK
@@ -40,6 +40,7 @@ class SimClient:
         self._qos = qos
         self._window = window
         self._subscribed = False
+        self._lowest = lowest
         self._packet_id = 0
 
     # What it does.
@@ -72,6 +73,8 @@ class SimClient:
         """Only while it is up. *lasting*: seconds until it expires; 0.0: never."""
         self.number += 1
         self._packet_id = self._packet_id % PACKET_IDS + 1
+        if self._lowest:
+            self._packet_id = next(each for each in range(1, PACKET_IDS) if each not in self.outgoing)
         payload = f"{self.name} {self.number}".encode()
         ends = self._world.now + lasting if lasting else 0.0
         one = self.outgoing[self._packet_id] = Outgoing(self.number, topic, payload, qos, ends)
