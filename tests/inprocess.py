@@ -386,9 +386,12 @@ class Broker(Probe):
         host, port = listener.getsockname()
         return host, port
 
-    def dial(self, address: tuple[str, int], version: int = V311) -> "Client":
-        """A connection over TCP to *address*, where the broker listens."""
-        sock = socket.create_connection(address)
+    def dial(self, address: tuple[str, int], version: int = V311, receive_buffer: int = 0) -> "Client":
+        """A connection over TCP to *address*, where the broker listens. *receive_buffer*: in bytes; 0: the kernel's."""
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before it connects, or it is late
+        sock.connect(address)
         sock.setblocking(False)
         client = Client(self, sock, version)
         self._clients.append(client)
@@ -523,6 +526,15 @@ class Client:
                 return total
             total += len(data)
             self.inbox.extend(self._reader.feed(data))
+
+    def take(self, most: int) -> list[Packet]:
+        """Of a client that does not read by itself: read at most *most* bytes; the packets that are whole now."""
+        try:
+            data = self.socket.recv(most)
+        except BlockingIOError:
+            return []
+        assert data, "the broker has closed the connection"
+        return list(self._reader.feed(data))
 
     def drop(self) -> None:
         """Close the socket without a DISCONNECT."""
