@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from tests.system.processes import BrokerProcess, packages
-from tests.tools.bench import durable_sizes, flush, hostile, node, overload, protection, scale, versus
+from tests.tools.bench import (
+    catch_up,
+    durable,
+    durable_sizes,
+    flush,
+    hostile,
+    node,
+    overload,
+    protection,
+    scale,
+    versus,
+)
 from tests.tools.bench.contenders import MOSQUITTO, TRANSPORTS, WEIR, Bench, beside, build_tool, has_openssl, run_tool
 from tests.tools.bench.loads import LOADS
 
@@ -169,6 +180,19 @@ def test_an_open_loop_offers_what_it_was_told(bench: Bench) -> None:
     assert 290 <= found.total[overload.AGGRESSORS]["sent"] <= 330  # a run that ends late has gone on until then
 
 
+def test_what_waits_for_clients_that_return_is_measured(bench: Bench) -> None:
+    """`python -m tests.tools.bench durable` would end with an error, or measure no live clients."""
+    small = catch_up.CatchUp("small", subscribers=20, messages=10, least=0)
+    with bench.weir(more=durable.SETTINGS) as weir:
+        alone = catch_up.once(bench, small, weir, "alone")
+        beside_others = catch_up.once(bench, small._replace(live=500), weir, "beside-others")
+
+    for result in (alone, beside_others):
+        assert (200, 200, 0) == (result["received"], result["expected"], result["stalled"])
+        assert 0 < result["broker_cpu_us_per_rx"]
+    assert 0 == alone["live_p99_us"] < beside_others["live_p99_us"]
+
+
 @pytest.mark.nightly
 def test_what_durable_sessions_take_is_measured(bench: Bench) -> None:
     """`python -m tests.tools.bench durable-sizes` would end with an error, or measure a node without its sessions."""
@@ -176,4 +200,4 @@ def test_what_durable_sessions_take_is_measured(bench: Bench) -> None:
 
     assert 0 < found[durable_sizes.IDLE.what] < durable_sizes.IDLE.most
     assert 0 < found[durable_sizes.ONE.what] < durable_sizes.ONE.most
-    assert 12 == len(found)
+    assert 13 == len(found)

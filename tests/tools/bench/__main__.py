@@ -101,7 +101,7 @@ def main() -> None:
     if arguments.what == "versus" and (not arguments.other or arguments.interpreted != bool(arguments.other_sources)):
         parser.error("`versus` needs --other, and --other-sources with --interpreted and only then")
     if arguments.what == "durable":
-        names = chosen(parser, "load", arguments.loads, [load.name for load in durable.DURABLE_LOADS])
+        names = chosen(parser, "load", arguments.loads, durable.NAMES)
         arguments.loads = None
     known = {load.name: load for load in LOADS}
     loads = [known[name] for name in chosen(parser, "load", arguments.loads, list(known))]

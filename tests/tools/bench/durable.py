@@ -2,12 +2,14 @@
 # in its memory.
 #
 # With subscribers that are away every message is stored; they have other names in each run, so that no queue is full.
-# Latencies are those of PUBACK, while 10 000 messages a second come for absent subscribers.
+# Latencies are those of PUBACK, while 10 000 messages a second come for absent subscribers. Loads of catch_up.py have a
+# table of their own.
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.system.processes import BrokerProcess
+from tests.tools.bench import catch_up
 from tests.tools.bench.contenders import MOSQUITTO, WEIR, Bench, run_tool
 from tests.tools.bench.table import markdown, number
 
@@ -62,8 +64,24 @@ DURABLE_LOADS: Final = (
 )
 
 
+NAMES: Final = (*(load.name for load in DURABLE_LOADS), *(load.name for load in catch_up.CATCH_UPS))
+
+
 def measure(bench: Bench, names: Sequence[str], runs: int, quick: bool) -> tuple[str, dict[str, Any]]:
-    """A table, and every single result: *runs* runs of each load on both brokers, in turn."""
+    """Tables, and every single result: *runs* runs of each load on both brokers, in turn."""
+    tables: list[str] = []
+    results: dict[str, Any] = {}
+    if set(names) & {load.name for load in DURABLE_LOADS}:
+        table, results = _measure(bench, names, runs, quick)
+        tables.append(table)
+    if set(names) & {load.name for load in catch_up.CATCH_UPS}:
+        table, found = catch_up.measure(bench, names, runs, quick, SETTINGS)
+        tables.append(table)
+        results |= found
+    return "\n".join(tables), results
+
+
+def _measure(bench: Bench, names: Sequence[str], runs: int, quick: bool) -> tuple[str, dict[str, Any]]:
     rows = []
     results: dict[str, Any] = {}
     for load in DURABLE_LOADS:
@@ -86,7 +104,7 @@ def _cost(load: DurableLoad, results: Sequence[dict[str, Any]]) -> float:
 def _run(bench: Bench, load: DurableLoad, runs: int, quick: bool) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {MOSQUITTO: [], WEIR: []}
     with (
-        bench.mosquitto(more="max_queued_messages 0\nmax_inflight_messages 0\n") as mosquitto,
+        bench.mosquitto(more=catch_up.UNLIMITED) as mosquitto,
         bench.weir(more={**SETTINGS, **load.settings}) as weir,
     ):
         for run in range(-1, runs):  # the first one warms up

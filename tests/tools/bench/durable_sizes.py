@@ -32,6 +32,8 @@ SETTINGS: Final[Mapping[str, object]] = {
 }
 LONGEST: Final = 600.0  # seconds until a node serves
 DEEP: Final = 10_000  # messages of one queue
+RECEIVERS: Final = 1_000  # absent subscribers of one publish
+FURTHER: Final = 20  # publishes to them
 COMERS: Final = 5_000  # clients that come one by one, subscribe and leave
 HERE: Final = 2_000  # clients that are connected at once
 PLACE: Final = 24  # bytes of a key in a table of Valkey's, at most: 7 share 64 bytes, in a table that is half full
@@ -47,6 +49,7 @@ class Goal(NamedTuple):
 IDLE: Final = Goal("Redis: an idle session with 2 filters, and its owner", "bytes", 450)
 ONE: Final = Goal("Redis: a queue of one message of 64 bytes", "bytes", 300)
 EACH: Final = Goal("Redis: each message of a queue of 10 000, beside payload and topic", "bytes", 24)
+SPREAD: Final = Goal("Redis: one publish to 1 000 absent subscribers, for each whose queue is there", "bytes", 40)
 ABSENT: Final = Goal("worker: a session whose client has left", "bytes", 400)
 ADOPTED: Final = Goal("worker: a session that was adopted", "bytes", 400)
 CONNECTED: Final = Goal("worker: a connected session", "bytes", 8192)
@@ -114,12 +117,16 @@ def _redis(address: RedisAddress, node: str, sessions: int, found: dict[Goal, fl
         few = max(1, sessions // 10)
         stored.write("one", few, messages=1)
         stored.write("deep", 1, messages=DEEP)
+        stored.spread("spread-once", RECEIVERS, 1)
+        stored.spread("spread-often", RECEIVERS, 1 + FURTHER)
     with redis.Redis(unix_socket_path=address.path) as client:
         idle = redis_bytes(client, "*:session:*:device-*") + redis_bytes(client, "*:owner:device-*")
-        index = redis_bytes(client, "*:sessions:*") / (sessions + few)
+        index = redis_bytes(client, "*:sessions:*") / (sessions + few + 1 + 2 * RECEIVERS)
         found[IDLE] = idle / sessions + index + 3 * PLACE  # that of the owner has a time, too
         found[ONE] = redis_bytes(client, "*:queue:*:one-*") / few + PLACE
         found[EACH] = redis_bytes(client, "*:queue:*:deep-*") / DEEP - len(PAYLOAD) - len(TOPIC)
+        one, more = (redis_bytes(client, f"*:queue:*:{name}-*") for name in ("spread-once", "spread-often"))
+        found[SPREAD] = (more - one) / RECEIVERS / FURTHER
         about = client.info("server")
         return f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
 

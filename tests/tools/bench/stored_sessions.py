@@ -81,6 +81,18 @@ class StoredSessions:
                     self._fill(records)
                 records = []
 
+    def spread(self, prefix: str, count: int, publishes: int) -> None:
+        """Store *count* sessions, and then *publishes* messages, one after the other, in the queues of all of them."""
+        records = [self._store.begin(f"{prefix}-{number:08}".encode()) for number in range(count)]
+        for record in records:
+            record.store_head(EXPIRY, None, False)
+        self._store_all()
+        for _ in range(publishes):
+            message = Message(TOPIC, PAYLOAD, 1, False, b"", NEVER)
+            for record in records:
+                record.queue().append(message, UNLIMITED, self._loop.now())
+            self._store_all()
+
     def own(self, prefix: str, count: int) -> None:
         """Register an owner of each session, as the CONNECT of its client has."""
         for number in range(count):
