@@ -1,5 +1,6 @@
 # `weir dashboard`: starts the dashboard with the address of Redis and the nodes that answer questions about clients.
 import errno
+import threading
 import time
 from pathlib import Path
 from shlex import quote
@@ -10,15 +11,17 @@ import typer
 from cli.options import NOT_SO, ConfigFile, Folder, Name, load_settings, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from analytics.dashboard.page import Answer
+    from analytics.dashboard.client_nodes import Answer, Found
     from broker.store.redis.address import RedisAddress
     from supervisor.folder import NodeFolder
 
 PORT: Final = 8088
 RETRY_EVERY: Final = 0.5  # seconds
 TIMEOUT: Final = 6.0  # seconds for the reply of a node, whose workers have five seconds
+COUNTS: Final = 2  # of queues at once: for each a node reads up to 10 000 messages, and everybody who looks may ask
+LONG: Final = 60.0  # seconds for a purge, which a node works on page by page
 NEEDS: Final = "the dashboard needs NiceGUI: `pip install 'weirmq[dashboard]'` installs it."
 
 
@@ -36,6 +39,13 @@ def dashboard(
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token that browsers must give, once.")
+    ] = None,
+    operator_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the token of operators, who may also export and purge queues and drop sessions.",
+        ),
     ] = None,
     name: Name = None,
     folder: Folder = None,
@@ -64,6 +74,9 @@ def dashboard(
     from cli.control_client import chosen_node
 
     hosts, token = allowed_host or [], "" if token_file is None else _token(token_file)
+    operator_token = "" if operator_token_file is None else _token(operator_token_file)
+    if token and token == operator_token:
+        refuse("--token-file and --operator-token-file have the same token: whoever may look could purge queues.")
     if not is_loopback(host) and not (hosts and token):
         refuse(
             f"on {host} other machines could read the dashboard: --allowed-host NAME says at which name browsers reach "
@@ -95,10 +108,73 @@ def dashboard(
 
             webbrowser.open(url)
 
-    def why(client: str) -> "list[Answer]":
-        return _why(_nodes_to_query(node, name, folder, config), client)
+    nodes = _Nodes(lambda: _nodes_to_query(node, name, folder, config))
+    serve(listener, reader, nodes, ready, hosts, token, operator_token)
 
-    serve(listener, reader, why, ready, hosts, token)
+
+class _Nodes:
+    """The ClientNodes of the dashboard: those that run here, or the chosen one."""
+
+    def __init__(self, nodes: "Callable[[], list[NodeFolder]]") -> None:
+        self._nodes = nodes
+        self._counts = threading.BoundedSemaphore(COUNTS)
+
+    def why(self, client: str) -> "list[Answer]":
+        return _why(self._nodes(), client)
+
+    def sessions(self, client: str) -> "list[Found]":
+        return _sessions(self._nodes(), client)
+
+    def queue(self, node: str, client: str) -> Any:
+        from analytics.dashboard.client_nodes import NodeRefused
+
+        if not self._counts.acquire(blocking=False):
+            raise NodeRefused("Other pages have what waits counted just now: count again in a moment.")
+        try:
+            return self._request(node, "queue", TIMEOUT, client=client, first=1)
+        finally:
+            self._counts.release()
+
+    def purge(self, node: str, client: str) -> Any:
+        return self._request(node, "queue_purge", LONG, client=client, filter="")
+
+    def drop(self, node: str, client: str) -> None:
+        self._request(node, "session_drop", TIMEOUT, client=client)
+
+    def export(self, node: str, client: str) -> "Iterator[bytes]":
+        from analytics.dashboard.client_nodes import NodeRefused
+        from cli.control_client import RequestFailed
+        from cli.queue_export import exported_pages, lines
+
+        begun = False
+        try:
+            for messages in exported_pages(self._named(node), client, TIMEOUT):
+                yield lines(messages)
+                begun = True
+        except RequestFailed as error:
+            if not begun:
+                raise NodeRefused(str(error)) from None
+            yield lines([{"error": f"The export is not complete. {error}"}])
+
+    def _named(self, name: str) -> "NodeFolder":
+        from analytics.dashboard.client_nodes import NodeRefused
+
+        for node in self._nodes():
+            if node.name == name:
+                return node
+        raise NodeRefused("This node does not run on this machine any more.")
+
+    def _request(self, node: str, command: str, patience: float, **arguments: object) -> Any:
+        from contextlib import closing
+
+        from analytics.dashboard.client_nodes import NodeRefused
+        from cli.control_client import ControlClient, RequestFailed
+
+        with closing(ControlClient(self._named(node), patience)) as control:
+            try:
+                return control.try_request(command, **arguments)
+            except RequestFailed as error:
+                raise NodeRefused(str(error)) from None
 
 
 def _token(file: Path) -> str:
@@ -176,7 +252,7 @@ def _records(nodes: "list[NodeFolder]") -> list[dict[str, Any]]:
 
 def _why(nodes: "list[NodeFolder]", client: str) -> "list[Answer]":
     """Return the replies of the nodes about *client*. Failures are returned only if no node knows the client."""
-    from analytics.dashboard.page import Answer
+    from analytics.dashboard.client_nodes import Answer
     from broker.insight.explain import explain
 
     if not nodes:
@@ -189,6 +265,20 @@ def _why(nodes: "list[NodeFolder]", client: str) -> "list[Answer]":
         else:
             answers.append(Answer(node.name, tuple(explain(reply)), known=True))
     return [one for one in answers if one.known] or answers
+
+
+def _sessions(nodes: "list[NodeFolder]", client: str) -> "list[Found]":
+    """Return the session of *client* at each node that has one, or else what the nodes said."""
+    from analytics.dashboard.client_nodes import Found
+
+    if not nodes:
+        here = f"No node runs on this machine: use `weir sessions show {quote(client)}` on the machine of the node."
+        return [Found("", None, here)]
+    found = [
+        Found(node.name, None, reply) if isinstance(reply, str) else Found(node.name, reply)
+        for node, reply in zip(nodes, _ask(nodes, "session", client=client), strict=True)
+    ]
+    return [one for one in found if one.session is not None] or found
 
 
 def _ask(nodes: "list[NodeFolder]", command: str, **arguments: object) -> list[Any]:

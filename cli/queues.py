@@ -1,6 +1,4 @@
 # Commands for the queue of a session: `weir queue show`, `purge` and `export`.
-import base64
-import json
 import os
 import sys
 from contextlib import ExitStack
@@ -16,7 +14,6 @@ from cli.options import NOT_SO, AsJson, ConfigFile, Folder, Name, refuse
 from cli.printing import console, counted, print_facts, print_json, table_of
 
 LONG: Final = 600.0  # seconds: a queue of gigabytes is worked on page by page
-NOWHERE: Final = -1  # no worker
 
 app = typer.Typer(help="Look at what waits for a client, copy it, or remove it.", no_args_is_help=True)
 
@@ -103,32 +100,28 @@ def export(
     Each line has topic, payload (base64), qos, retain, properties, and in seconds expires_in and age. Exit code 1 if
     the client has no session, or if a message has more than 8 MiB and was written without its payload.
     """
-    from cli.control_client import ControlClient, RequestFailed, chosen_node
+    from cli.control_client import RequestFailed, chosen_node
+    from cli.queue_export import exported_pages, lines
 
-    node = chosen_node(name, folder, config)
-    cursor: dict[str, int] = {"after": 0, "last": 0, "worker": NOWHERE}
+    pages = exported_pages(chosen_node(name, folder, config), client)
     written = cut = 0
     with ExitStack() as stack:
         out: BinaryIO | None = None if file is not None else sys.stdout.buffer
         while True:
-            control = ControlClient(node)
             try:
-                answer = control.try_request("queue_page", client=client, **cursor)
+                messages = next(pages, None)
             except RequestFailed as error:
                 before = f" Messages that were written before: {written}." if written else ""
                 refuse(f"{error}{before}", error.code)
-            finally:
-                control.close()
+            if messages is None:
+                break
             if out is None:
                 assert file is not None
                 out = stack.enter_context(_new_file(file))
-            for message in answer["messages"]:
-                cut += message["payload"] is None
-                _write(out, file, json.dumps(_exported(message)).encode() + b"\n")
-            written += len(answer["messages"])
-            if not answer["next"]:
-                break
-            cursor = {"after": answer["next"], "last": answer["last"], "worker": answer["worker"]}
+            cut += len([message for message in messages if message["payload"] is None])
+            _write(out, file, lines(messages))
+            written += len(messages)
+        assert out is not None  # there is at least one page
         out.flush()
     if file is not None:
         typer.echo(f"Wrote {counted(written, 'message')}.", err=True)
@@ -144,41 +137,13 @@ def _new_file(file: Path) -> BinaryIO:
         refuse(f"The file {file} cannot be made: {error.strerror}.")
 
 
-def _write(out: BinaryIO, file: Path | None, line: bytes) -> None:
+def _write(out: BinaryIO, file: Path | None, data: bytes) -> None:
     try:
-        out.write(line)
+        out.write(data)
     except BrokenPipeError:
         raise
     except OSError as error:
         refuse(f"{file or 'The output'} cannot be written: {error.strerror}.")
-
-
-def _exported(message: dict[str, Any]) -> dict[str, Any]:
-    properties = _properties(base64.b64decode(message["properties"]))
-    keys = ("topic", "payload", "qos", "retain", "expires_in", "age")
-    return {**{key: message[key] for key in keys}, "properties": properties}
-
-
-def _properties(section: bytes) -> dict[str, Any]:
-    """The properties of a message by their names in MQTT; correlation data in base64."""
-    from broker.mqtt import properties as known
-    from broker.mqtt.fields import encode_length
-    from broker.mqtt.packets import PUBLISH
-
-    names = {
-        known.PAYLOAD_FORMAT_INDICATOR: "payload_format_indicator",
-        known.CONTENT_TYPE: "content_type",
-        known.RESPONSE_TOPIC: "response_topic",
-        known.CORRELATION_DATA: "correlation_data",
-        known.SUBSCRIPTION_IDENTIFIER: "subscription_identifiers",
-        known.USER_PROPERTY: "user_properties",
-    }
-    data = encode_length(len(section)) + section
-    found, _ = known.decode_properties(data, 0, len(data), PUBLISH)
-    return {
-        names[identifier]: base64.b64encode(value).decode() if isinstance(value, bytes) else value
-        for identifier, value in found.items()
-    }
 
 
 def _facts(answer: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,16 +1,17 @@
 # The pages: built once per browser, and updated each second.
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from nicegui import ui
 
 from analytics.dashboard import charts, words
+from analytics.dashboard.client_nodes import Answer, ClientNodes
 from analytics.dashboard.model import NONE, Board, Cell, Row, Story, client_page, lately
 from analytics.dashboard.parts import Notes, Sentence, Table, box, link, set_attributes, set_classes, set_options, text
 from analytics.dashboard.reader import SPANS, Reader
+from analytics.dashboard.session_card import SessionCard
 
 EVERY: Final = 1.0  # seconds
 ASK_EVERY: Final = 2.0  # seconds between requests to the nodes, while the page of a client is open
@@ -40,18 +41,6 @@ LOGO: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The reply of a node about a client."""
-
-    node: str
-    paragraphs: tuple[str, ...]
-    known: bool  # false: the only paragraph says why there is no information
-
-
-AskWhy = Callable[[str], Sequence[Answer]]
-
-
 def head() -> None:
     """Add the HTML head of all pages."""
     ui.add_head_html(f"<script>{THEME}</script><style>{STYLE}</style>", shared=True)
@@ -64,12 +53,13 @@ def build_board(reader: Reader) -> None:
     ui.timer(EVERY, page.show)
 
 
-def build_client(reader: Reader, ask_why: AskWhy, name: str) -> None:
-    """The page of a client."""
-    page = _ClientPage(reader, ask_why, name)
+def build_client(reader: Reader, nodes: ClientNodes, name: str, operates: bool, signs_in: bool) -> None:
+    """The page of a client. *operates*: for an operator. *signs_in*: there is a token to become one."""
+    page = _ClientPage(reader, nodes, name, operates, signs_in)
     page.show()
     ui.timer(EVERY, page.show)
     ui.timer(ASK_EVERY, page.ask, immediate=True)
+    ui.timer(ASK_EVERY, page.session.ask, immediate=True)
 
 
 class _Top:
@@ -349,9 +339,9 @@ def _small(title: str, columns: Sequence[tuple[str, str]]) -> Table:
 
 
 class _ClientPage:
-    def __init__(self, reader: Reader, ask_why: AskWhy, name: str) -> None:
+    def __init__(self, reader: Reader, nodes: ClientNodes, name: str, operates: bool, signs_in: bool) -> None:
         self._reader = reader
-        self._ask_why = ask_why
+        self._nodes = nodes
         self._name = name
         self._before: Sequence[Answer] | None = None
         self._top = _Top()
@@ -363,6 +353,7 @@ class _ClientPage:
                 self._answers = box("div", "answers", role="status")
                 with self._answers:
                     text("p", "Loading …", "fine")
+            self.session = SessionCard(nodes, name, operates, signs_in)
             with box("section", "card", aria_labelledby="lately"):
                 text("h2", "In the last 10 seconds", id="lately")
                 self._lately = text("p")
@@ -386,7 +377,7 @@ class _ClientPage:
 
     async def ask(self) -> None:
         """Request a diagnosis from the nodes, while the page is open."""
-        answers = await asyncio.to_thread(self._ask_why, self._name)  # `run.io_bound` hides a cancellation
+        answers = await asyncio.to_thread(self._nodes.why, self._name)  # `run.io_bound` hides a cancellation
         if answers == self._before:
             return
         self._before = answers

@@ -1,20 +1,24 @@
 # The HTTP server of the dashboard.
 #
-# The dashboard is read-only. access.py decides which requests it answers.
+# access.py decides which requests it answers, and which come from operators. For all others it is read-only.
 import signal
 import socket
 from collections.abc import Callable, Collection
+from itertools import chain
 from types import FrameType
 from typing import Any, Final
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from nicegui import Client, app, background_tasks, ui
 
 from analytics.dashboard import page
-from analytics.dashboard.access import Access
-from analytics.dashboard.page import LOGO, TITLE, AskWhy
+from analytics.dashboard.access import OPERATOR, Access
+from analytics.dashboard.client_nodes import ClientNodes, NodeRefused
+from analytics.dashboard.page import LOGO, TITLE
 from analytics.dashboard.reader import Reader
+from analytics.dashboard.session_card import EXPORT
 
 BACKLOG: Final = 128
 # Seconds that a page may be silent. After more it loads itself anew, which closes what its reader has opened; with the
@@ -40,12 +44,16 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     listener: socket.socket,
     reader: Reader,
-    ask_why: AskWhy,
+    nodes: ClientNodes,
     ready: Callable[[], None],
     hosts: Collection[str] = (),
     token: str = "",
+    operator_token: str = "",
 ) -> None:
-    """Serve until SIGINT or SIGTERM; call *ready* when the server accepts requests. *hosts*, *token*: see Access."""
+    """Serve until SIGINT or SIGTERM; call *ready* when the server accepts requests.
+
+    *hosts*, *token*, *operator_token*: see Access.
+    """
     page.head()
 
     @ui.page("/", title=TITLE)
@@ -53,8 +61,8 @@ def serve(
         page.build_board(reader)
 
     @ui.page("/client/{name:path}", title=f"A client - {TITLE}")
-    def client(name: str) -> None:
-        page.build_client(reader, ask_why, name)
+    def client(name: str, request: Request) -> None:
+        page.build_client(reader, nodes, name, request.scope[OPERATOR], operator_token != "")
 
     def begin() -> None:
         background_tasks.create(reader.run(), name="reader")
@@ -63,6 +71,11 @@ def serve(
     app.on_startup(begin)
     app.on_shutdown(end_pages)
     served: Any = FastAPI(openapi_url=None)
+
+    def export_queue(request: Request, node: str, client: str) -> Response:
+        return export(nodes, node, client, request.scope[OPERATOR])
+
+    served.add_api_route(EXPORT, export_queue)
     ui.run_with(
         served,
         title=TITLE,
@@ -72,12 +85,29 @@ def serve(
         dark=False,
         reconnect_timeout=RECONNECT,
     )
-    served = Access(served, hosts, token)
+    served = Access(served, hosts, token, operator_token)
     # uvicorn stops at these signals and raises them again for the previous handlers, which must not end the process.
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGTERM, _ignore)
     config = uvicorn.Config(served, log_level="warning", timeout_graceful_shutdown=ENDING, ws_max_size=1 << 20)
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def export(nodes: ClientNodes, node: str, client: str, operates: bool) -> Response:
+    """Return what waits for *client* at *node* as a file to download, if an operator asks."""
+    if not operates:
+        return PlainTextResponse("Only operators may export what waits for a client.\n", 403)
+    pages = nodes.export(node, client)
+    try:
+        first = next(pages, b"")
+    except NodeRefused as error:
+        return PlainTextResponse(f"{error}\n", 404)
+    headers = {
+        "content-disposition": 'attachment; filename="queue.jsonl"',  # without the client id, which may be anything
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(chain([first], pages), media_type="application/x-ndjson", headers=headers)
 
 
 def end_pages() -> None:

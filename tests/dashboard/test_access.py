@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analytics.dashboard.access import COOKIE, SIGN_IN, Access
+from analytics.dashboard.access import COOKIE, OPERATOR, SIGN_IN, Access
 from tests.cli.running import weir
 
 TOKEN = "0123456789abcdef"
@@ -16,7 +16,14 @@ async def inner(scope: Any, receive: Any, send: Any) -> None:
 
 
 def asked(
-    host: str = HERE, path: str = "/", cookie: str = "", form: str = "", kind: str = "http", token: str = TOKEN
+    host: str = HERE,
+    path: str = "/",
+    cookie: str = "",
+    form: str = "",
+    kind: str = "http",
+    token: str = TOKEN,
+    operator_token: str = "",
+    answers: Any = inner,
 ) -> tuple[Any, dict[bytes, bytes], bytes]:
     """Status, headers and body of the answer to a request; *form*: it is a POST."""
     said: list[Any] = []
@@ -29,8 +36,8 @@ def asked(
     async def send(message: Any) -> None:
         said.append(message)
 
-    asyncio.run(Access(inner, ["Weir.example"], token)(scope, receive, send))
-    first = said[0]
+    asyncio.run(Access(answers, ["Weir.example"], token, operator_token)(scope, receive, send))
+    first: dict[str, Any] = said[0] if said else {"status": 0}
     return (
         first.get("status", first.get("code")),
         dict(first.get("headers", ())),
@@ -99,3 +106,39 @@ def test_beyond_loopback_it_does_not_start_without_hosts_and_a_token(
     said = weir("dashboard", "--host", "0.0.0.0", "--folder", str(tmp_path), *arguments)
 
     assert (2, True) == (said.returncode, sentence in said.stderr), said.stderr
+
+
+OPERATORS = "fedcba9876543210"
+
+
+def test_only_the_token_of_operators_makes_an_operator() -> None:
+    """Whoever may look, or is on the machine, could purge queues and end sessions."""
+    seen: list[bool] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope[OPERATOR])
+
+    def cookie_for(given: str, token: str) -> str:
+        headers = asked(path=SIGN_IN, form=f"token={given}", token=token, operator_token=OPERATORS)[1]
+        return headers[b"set-cookie"].decode().split("; ")[0]
+
+    for token in ("", TOKEN):
+        readers = ["", f"{COOKIE}={OPERATORS}"] if not token else [cookie_for(token, token)]
+        for cookie in [*readers, cookie_for(OPERATORS, token)]:
+            assert 0 == asked(cookie=cookie, token=token, operator_token=OPERATORS, answers=note)[0]
+        assert 0 == asked(cookie=cookie, kind="websocket", token=token, operator_token=OPERATORS, answers=note)[0]
+    assert [False, False, True, True, False, True, True] == seen
+
+
+def test_without_a_token_of_operators_there_are_none() -> None:
+    """An empty token would be one."""
+    seen: list[bool] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope[OPERATOR])
+
+    asked(cookie=f"{COOKIE}=", token="", answers=note)
+    asked(path=SIGN_IN, form="token=", token="", answers=note)
+    assert [False, False] == seen
+    assert 403 == asked(path=SIGN_IN, form="token=", token="", operator_token=OPERATORS)[0]
+    assert 200 == asked(path=SIGN_IN, token="", operator_token=OPERATORS)[0]
