@@ -219,6 +219,8 @@ class Process:
     def _move_redis(self, address: RedisAddress) -> None:
         now = self.worker.base.clock()
         self._registry_client.move(address, now)
+        if self.worker.links.durable_store is not None:
+            self.worker.links.durable_store.move(address, now)
         self.worker.reports.move(address, now)
 
     def _reopen_log(self) -> None:

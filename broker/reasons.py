@@ -286,6 +286,7 @@ class StoreFailure(Enum):
     FORBIDDEN = ("forbidden", "the access rules of Redis forbid a command that Weir needs")
     MEMORY_FULL = ("memory_full", "Redis has reached its maxmemory")
     CANNOT_WRITE = ("cannot_write", "Redis cannot write its append-only file: look at its disk")
+    REPLICAS = ("replicas", "too few replicas of Redis have what is stored")
     SCRIPT_UNKNOWN = ("script_unknown", "Redis does not have Weir's script any more")
     REFUSED = ("refused", "Redis answered with an error")
     MALFORMED_REPLY = ("malformed_reply", "the answer is not in the protocol of Redis")

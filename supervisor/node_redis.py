@@ -14,7 +14,7 @@ import redis
 import trio
 
 from broker.config.budget import redis_memory
-from broker.config.schema import MEMORY, Config
+from broker.config.schema import MEMORY, REPLICATED, Config
 from broker.config.sources import without_password
 from broker.control.machine import memory_limit
 from broker.log import Log
@@ -34,6 +34,10 @@ FAILOVER: Final = (
     "a sentinel may name a replica as the next master, which lacks the last writes that the former one has answered: "
     "store.durability is kept as long as the master is the same"
 )
+FAILOVER_REPLICATED: Final = (
+    "a sentinel may name any replica as the next master, and only store.replicas of them have each write: what was "
+    "acknowledged survives a failover for certain if store.replicas is the number of all replicas"
+)
 
 
 class NodeRedis:
@@ -42,6 +46,7 @@ class NodeRedis:
         self._url = config.redis.url
         self._ca = config.redis.ca
         self._durability = config.store.durability
+        self._replicas = config.store.replicas
         self._format = Keys(config.redis.prefix).format
         self._settings: Settings = {}  # of the server that was examined last
         self._unsuitable = ""  # why that server does not keep the promise of the node
@@ -84,13 +89,15 @@ class NodeRedis:
         found = find_redis(self._url, self._ca, self._examine)
         if found.unsuitable:
             raise RedisUnusable(found.unsuitable)
-        address, gives = str(found.address), durability_of(self._settings)
+        address = str(found.address)
+        gives = REPLICATED if self._durability == REPLICATED else durability_of(self._settings)
         told = described(self._settings)
         self._log.info("redis_durability", address=address, configured=self._durability, gives=gives, settings=told)
         for remark in found.remarks:
             self._log.warning("redis_log", address=address, text=remark)
         if self._durability != MEMORY and self._url.startswith("redis+sentinel:"):
-            self._log.warning("redis_log", address=address, text=FAILOVER)
+            text = FAILOVER_REPLICATED if self._durability == REPLICATED else FAILOVER
+            self._log.warning("redis_log", address=address, text=text)
         if not self.cluster_key:
             self._log.warning("redis_not_sealed", setting="redis.key_file")
         return found.address
@@ -105,7 +112,9 @@ class NodeRedis:
         """One sentence on why *server* does not keep what the node promises; "": it does."""
         name = without_password(self._url)
         self._settings = read_settings(server, told)
-        wrong = shortfall(self._settings, self._durability, name)
+        if self._durability == REPLICATED:
+            server.wait(0, 1)  # or its user may not do it, which is told at the start
+        wrong = shortfall(self._settings, self._durability, name, self._replicas)
         if wrong or self._durability == MEMORY:
             return wrong
         return claim_format(server, self._format, name)

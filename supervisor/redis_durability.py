@@ -1,8 +1,12 @@
 # What a Redis server promises for a write that it has answered, by its settings.
 #
-#   memory   nothing: it has no append-only file, or answers before a write is in it, or evicts keys when it is full
-#   process  the write is in the append-only file: it survives kill -9 of the server, and perhaps no loss of power
-#   power    the write is on the disk and survives loss of power
+#   memory      nothing: it has no append-only file, or answers before a write is in it, or evicts keys when it is full
+#   process     the write is in the append-only file: it survives kill -9 of the server, and perhaps no loss of power
+#   power       the write is on the disk and survives loss of power
+#   replicated  as process, and it has enough replicas that workers can wait for: `store.replicas` of them
+#
+# A server with `appendfsync always` and replicas gives both "power" and "replicated". One that keeps nothing itself
+# does not give "replicated": when it is started again without data, its replicas delete theirs.
 #
 # `appendfsync everysec` promises nothing: while its sync runs, the server keeps writes in memory for up to 2 s and
 # answers them all the same. `no-appendfsync-on-rewrite` takes from `always` what it promises, for minutes.
@@ -13,7 +17,7 @@ from typing import Any, Final
 
 import redis
 
-from broker.config.schema import MEMORY, POWER, PROCESS
+from broker.config.schema import MEMORY, POWER, PROCESS, REPLICATED
 
 ALWAYS: Final = "always"
 EVERY_SECOND: Final = "everysec"
@@ -25,7 +29,11 @@ NEEDED: Final[dict[str, dict[str, Sequence[str]]]] = {
     MEMORY: {},
     PROCESS: {"appendonly": ["yes"], "appendfsync": [ALWAYS, "no"]},
     POWER: {"appendonly": ["yes"], "appendfsync": [ALWAYS], "no-appendfsync-on-rewrite": ["no"]},
+    REPLICATED: {"appendonly": ["yes"], "appendfsync": [ALWAYS, "no"]},
 }
+REPLICAS: Final = "replicas"  # among the settings: how many replicas confirm writes now; missing if none does
+ONLINE: Final = "online"  # the state of a replica that has the data and is sent each write
+MOST_LAG: Final = 10  # seconds since a replica has confirmed anything, as min-replicas-max-lag; it does each second
 
 Settings = Mapping[str, str]  # by name; those that the server does not tell are missing
 
@@ -39,37 +47,56 @@ def read_settings(server: "redis.Redis", told: Mapping[str, Any]) -> Settings:
     requests = server.pipeline(transaction=False)
     for name in ASKED:
         requests.config_get(name)
-    settings = _from_info(told)
+    settings = from_info(told)
     for name, answer in zip(ASKED, requests.execute(raise_on_error=False), strict=True):
         if isinstance(answer, dict) and answer.get(name) is not None:  # otherwise it is an error, or empty
             settings[name] = str(answer[name])
     return settings
 
 
-def _from_info(told: Mapping[str, Any]) -> dict[str, str]:
+def from_info(told: Mapping[str, Any]) -> dict[str, str]:
+    """What a server *told* with INFO, as far as it did, by the names of settings."""
     settings = {}
     if "aof_enabled" in told:
         settings["appendonly"] = "yes" if told["aof_enabled"] else "no"
     for name, field in (("maxmemory", "maxmemory"), (EVICTION, "maxmemory_policy")):
         if field in told:
             settings[name] = str(told[field])
+    count = told.get("connected_slaves", 0)
+    replicas = [told.get(f"slave{number}") for number in range(count if isinstance(count, int) else 0)]
+    confirming = sum(isinstance(one, dict) and _confirms(one) for one in replicas)
+    if confirming:
+        settings[REPLICAS] = str(confirming)
     return settings
+
+
+def _confirms(replica: Mapping[str, Any]) -> bool:
+    """Whether *replica*, as INFO tells it, has the data and confirms what it is sent."""
+    lag = replica.get("lag")
+    return replica.get("state") == ONLINE and isinstance(lag, int) and lag <= MOST_LAG
 
 
 def described(settings: Settings) -> str:
     """The settings for a log line."""
-    return ", ".join(f"{name} {settings.get(name, 'not told') or 'empty'}" for name in ASKED)
+    told = [f"{name} {settings.get(name, 'not told') or 'empty'}" for name in ASKED]
+    if REPLICAS in settings:
+        told.append(f"{REPLICAS} {settings[REPLICAS]}")
+    return ", ".join(told)
 
 
 def durability_of(settings: Settings) -> str:
-    """The class that a server with *settings* gives."""
+    """The class that a server with *settings* gives without its replicas."""
     return next(durability for durability in (POWER, PROCESS, MEMORY) if not any(_lacking(settings, durability)))
 
 
-def shortfall(settings: Settings, durability: str, server: str) -> str:
-    """One sentence on why *server*, which has *settings*, does not give *durability*; "": it does."""
+def shortfall(settings: Settings, durability: str, server: str, replicas: int = 1) -> str:
+    """One sentence on why *server*, which has *settings*, does not give *durability*; "": it does.
+
+    *replicas*: how many replicas have to have each write, for "replicated".
+    """
     wrong, untold = _lacking(settings, durability)
-    if not wrong and not untold:
+    missing = durability == REPLICATED and int(settings.get(REPLICAS, "0")) < replicas
+    if not wrong and not untold and not missing:
         return ""
     given = durability_of(settings)
     reasons, remedies = [], []
@@ -79,6 +106,11 @@ def shortfall(settings: Settings, durability: str, server: str) -> str:
     if untold:
         reasons.append(f"does not tell its {_listed(untold)}")
         remedies.append("allow its user the command CONFIG GET")
+    if missing:
+        have = settings.get(REPLICAS, "0")
+        one = "replica that confirms what it is sent"
+        reasons.append(f"has {have} {one if have == '1' else 'replicas that confirm what they are sent'}")
+        remedies.append(f"connect replicas to it until there are {replicas}")
     if "appendfsync" in wrong and settings.get("appendfsync") == EVERY_SECOND:
         reasons[0] += ", as with appendfsync everysec it answers some writes up to 2 s before they are in its file"
     return (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from broker.config.schema import PROCESS, Config
+from broker.config.schema import MEMORY, PROCESS, Config
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.worker_id import WorkerId
@@ -18,6 +18,8 @@ from tests.inprocess import Broker, Client, Clock
 def stored(config: Config | None = None) -> Config:
     """*config* of a node whose sessions are stored."""
     config = config or Config()
+    if config.store.durability != MEMORY:
+        return config
     return replace(config, store=replace(config.store, durability=PROCESS))
 
 

@@ -19,6 +19,7 @@ from supervisor.redis_server import RedisServer, candidates, configuration, iden
 PATIENCE: Final = 30.0  # seconds for what should take milliseconds
 HOST: Final = "127.0.0.1"
 PORTS: Final = (10_000, 20_000)
+SYNCS_AT_ONCE: Final = "repl-diskless-sync-delay 0\n"  # a line of redis.conf: it does not wait for further replicas
 
 
 def installed() -> list[RedisServer]:
@@ -124,3 +125,18 @@ class RunningRedis:
                 return probe.recv(100)
             except OSError:
                 return b""
+
+
+def replicate(primary: RunningRedis, *replicas: RunningRedis) -> None:
+    """Make *replicas* those of *primary*, which has a port and SYNCS_AT_ONCE; return when they confirm each write."""
+    deadline = time.monotonic() + PATIENCE
+    for replica in replicas:
+        with replica.client() as client:
+            client.replicaof(HOST, primary.address.port)
+    with primary.client() as client:
+        confirmed = 0
+        while confirmed < len(replicas):
+            assert time.monotonic() < deadline, [(each.folder / "redis.log").read_text() for each in replicas]
+            client.set("probe", "")
+            client.delete("probe")
+            confirmed = client.wait(len(replicas), 50)

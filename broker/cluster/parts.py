@@ -21,7 +21,7 @@ from broker.cluster.seal import Seal
 from broker.cluster.session_claims import SessionClaims
 from broker.cluster.takeover import TakeoverRequests
 from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
-from broker.config.schema import MEMORY, ClusterQuota, QuotaScope
+from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope
 from broker.net.dialling import Dialler
 from broker.overload.gate import Gate
 from broker.overload.level import store_of
@@ -37,6 +37,7 @@ from broker.routing.routes import Routes
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
@@ -119,8 +120,17 @@ class ClusterLinks:
         if redis is None or base.config.store.durability == MEMORY:
             return None
         worker, me, keys = base.worker, base.worker.incarnation_text.encode(), Keys(base.config.redis.prefix)
-        dialler = Dialler(base.reactor, base.internal_errors.report)
-        commands = CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-durable", base.log)
+        commands = self._connection(redis, "durable")
+        replication: Replication | None = None
+        if base.config.store.durability == REPLICATED:
+            replication = Replication(
+                self._connection(redis, "replicas"),
+                commit_number=keys.commit_number(me),
+                mark=keys.mark(me),
+                replicas=base.config.store.replicas,
+                counters=base.counters,
+                log=base.log,
+            )
         self.store_gate = gate = throttle.add_gate(store_of(str(worker)), base.clock())
         commit = GroupCommit(
             commands,
@@ -131,13 +141,20 @@ class ClusterLinks:
             gate=StoreGate(gate, throttle.opened),
             counters=base.counters,
             bodies=SharedBodies(keys, me, base.config.limits.queue_ttl),
+            replication=replication,
         )
         self.durable_store = DurableStore(
             commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl
         )
         self.durable_store.store_retained(retained, self.stamps, most_unwritten)
-        commands.start(base.clock())
+        self.durable_store.start(base.clock())
         return self.durable_store
+
+    def _connection(self, redis: RedisAddress, purpose: str) -> CommandPipeline:
+        """A connection for durable sessions, which is not started."""
+        base, worker = self._base, self._base.worker
+        dialler = Dialler(base.reactor, base.internal_errors.report)
+        return CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-{purpose}", base.log)
 
     def quotas(self) -> Quotas:
         config = self._base.config

@@ -33,6 +33,7 @@ from broker.config.values import KIB, MIB
 MEMORY: Final = "memory"
 PROCESS: Final = "process"
 POWER: Final = "power"
+REPLICATED: Final = "replicated"
 
 # The largest packet: five bytes of fixed header and a remaining length of 268 435 455 (1.5.5).
 LARGEST_PACKET: Final = 268_435_460
@@ -367,8 +368,10 @@ class Store:
     """Sessions that outlive their connection: where they are kept, with their subscriptions and messages."""
 
     # What they survive. "memory": nothing that ends their worker; "process": kill -9 of any process; "power": also loss
-    # of power, for a sync of the disk before each answer. The last two keep them in Redis.
-    durability: str = choice(MEMORY, MEMORY, PROCESS, POWER)
+    # of power, for a sync of the disk before each answer; "replicated": also loss of the machine of Redis, as replicas
+    # have it before each answer. The last three keep them in Redis.
+    durability: str = choice(MEMORY, MEMORY, PROCESS, POWER, REPLICATED)
+    replicas: int = number(1, least=1, most=100)  # with "replicated": all that may become the primary, to lose nothing
     # How long storing a message for a connected client may wait for its acknowledgement, which makes it needless.
     hold: float = duration(0.002, most=1.0)
     # Messages that the node's clients may have stored, one for each receiver; 0 = no limit, as gates follow the store.
@@ -441,6 +444,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     if config.limits.queue_qos0 and config.store.durability != MEMORY:
         # Delivered again after a crash, it would come twice; and no gate would bound what waits for a slow store.
         found.append(("limits.queue_qos0", f'false, as store.durability = "{config.store.durability}" stores no QoS 0'))
+    if config.store.durability == REPLICATED and not config.redis.url:
+        right = 'the URL of a server with replicas, as store.durability = "replicated": the private server has none'
+        found.append(("redis.url", right))
     if not config.redis.prefix or set(config.redis.prefix) & set("{} "):  # Redis Cluster hashes the part between braces
         found.append(("redis.prefix", "a word without braces or spaces"))
     found += _overload_contradictions(config.overload)

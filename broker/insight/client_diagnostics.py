@@ -109,8 +109,12 @@ class ClientDiagnostics:
         }
 
     def _stores(self, now: float) -> list[StoreFacts]:
-        trouble = None if self._durable is None else self._durable.trouble(now)
-        return [] if trouble is None else [{"resource": store_of(str(self._worker)), "why": trouble.label}]
+        durable = self._durable
+        trouble = None if durable is None else durable.trouble(now)
+        if durable is None or trouble is None:
+            return []
+        replicas, needed = durable.missing_replicas()
+        return [{"resource": store_of(str(self._worker)), "why": trouble.label, "replicas": replicas, "needed": needed}]
 
     def configured(self, session: Session) -> ConfiguredFacts | None:
         """The override of the configuration that applies to the client of *session*."""

@@ -194,7 +194,10 @@ def _stores(facts: Facts) -> str:
             "it has to be stored for them."
         )
     for store in facts["stores"]:
-        told.append(f"{_capital(place(store['resource']))} stores nothing now: {STORE_WORDS[store['why']]}.")
+        why = STORE_WORDS[store["why"]]
+        if store["needed"]:
+            why += f" ({store['replicas']} of {store['needed']})"
+        told.append(f"{_capital(place(store['resource']))} stores nothing now: {why}.")
     return " ".join(told)
 
 

@@ -188,6 +188,8 @@ class StoreFacts(TypedDict):
 
     resource: str
     why: str  # the label of a StoreFailure
+    replicas: int  # that have what was stored last; of interest if some are missing
+    needed: int  # replicas that have to have it; 0: none
 
 
 class Facts(TypedDict):

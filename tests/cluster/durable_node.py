@@ -20,7 +20,7 @@ class Durable:
 
     def __init__(self, redis: RunningRedis, config: Config | None = None) -> None:
         self.redis = redis
-        self._config = stored(config)
+        self.config = stored(config)
         self._incarnations = 0
         self.worker = self._start()
 
@@ -29,7 +29,7 @@ class Durable:
         clock = Clock()
         clock.now = now
         broker = Broker(
-            self._config,
+            self.config,
             clock=clock,
             redis=self.redis.address,
             identity=WorkerId("weir", 0, self._incarnations),

@@ -346,6 +346,16 @@ def test_a_worker_restores_what_its_supervisor_describes() -> None:
     assert not [key for key in over_the_link if key.startswith(("node.", "admin."))]
 
 
+def test_the_private_server_has_no_replicas() -> None:
+    """A node would start that never acknowledges anything."""
+    wanted = from_assignments(["store.durability=replicated", "redis.url=redis://far"])
+    with pytest.raises(ConfigError) as refused:
+        load(None, {}, wanted[:1], default_file=NOWHERE)
+
+    assert 'as store.durability = "replicated": the private server has none.' in str(refused.value)
+    assert "replicated" == load(None, {}, wanted, default_file=NOWHERE).config.store.durability
+
+
 def test_qos_0_is_not_kept_where_sessions_are_stored() -> None:
     """An operator would believe that it waits, while it is dropped; or get it twice after a crash."""
     both = from_assignments(["limits.queue_qos0=true", "store.durability=process"])

@@ -129,13 +129,17 @@ def said(found: Facts) -> str:
 
 def test_who_waits_for_a_store_is_told_which_and_why() -> None:
     """Whoever waits for a PUBACK would be told that nothing is wrong."""
-    full = [{"resource": "weir/1 store", "why": "memory_full"}]
+    full = [{"resource": "weir/1 store", "why": "memory_full", "replicas": 0, "needed": 0}]
 
     assert (
         "3 publishes of it have durable receivers and no acknowledgement yet: they have to acknowledge it first, or it "
         "has to be stored for them. The store of worker 1 of node weir stores nothing now: Redis has reached its "
         "maxmemory."
     ) in said(facts(unacknowledged=3, stores=full))
+    lone = [{"resource": "weir/1 store", "why": "replicas", "replicas": 1, "needed": 2}]
+    assert "stores nothing now: too few replicas of Redis have what is stored (1 of 2)." in said(
+        facts(unacknowledged=1, stores=lone)
+    )
     assert "1 publish of it has durable" in said(facts(unacknowledged=1))
     assert "stores nothing" not in said(facts(unacknowledged=1))
     assert "stores nothing" not in said(facts(stores=full))  # it publishes nothing that needs it

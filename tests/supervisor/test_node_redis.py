@@ -8,12 +8,12 @@ import pytest
 import redis
 import trio
 
-from broker.config.schema import MEMORY, POWER, PROCESS, Config, Redis, Store
+from broker.config.schema import MEMORY, POWER, PROCESS, REPLICATED, Config, Redis, Store
 from supervisor import node_redis
 from supervisor.folder import NodeFolder
 from supervisor.node_redis import NodeRedis
 from supervisor.redis_server import RedisUnusable
-from tests.redis_servers import HOST, PATIENCE, SERVERS, RunningRedis, free_port
+from tests.redis_servers import HOST, PATIENCE, SERVERS, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 from tests.supervisor.test_embedded_redis import Log
 
 pytestmark = pytest.mark.system  # real servers
@@ -95,6 +95,33 @@ def test_a_newer_format_is_refused_by_those_who_read_it(start_redis: StartRedis,
     node_redis_of(url, MEMORY, tmp_path, Log())
     node_redis_of(url, PROCESS, tmp_path, Log(), "other")
     assert [b"other:format", b"weir:format"] == keys_of(server)
+
+
+def test_replicas_are_needed_at_the_start(start_redis: StartRedis, tmp_path: Path) -> None:
+    """A node would begin whose publishers are never answered, or promise what no replica has."""
+    weak = "user weak on >secret ~* &* +@all -wait\n"
+    server = start_redis(more=SYNCS_AT_ONCE + weak, port=free_port())
+    url, log, least = f"unix://{server.socket}", Log(), "min-replicas-to-write"
+    with server.client() as client:
+        client.config_set(least, 1)  # it refuses writes
+    said = refusal(url, REPLICATED, tmp_path)
+    assert said == (
+        f'store.durability is "replicated", and {url} has 0 replicas that confirm what they are sent: connect replicas '
+        'to it until there are 1, or set store.durability to "power".'
+    )
+    assert [] == keys_of(server)
+    with server.client() as client:
+        client.config_set(least, 0)
+        replicate(server, start_redis())
+        client.config_set(least, 1)
+    node_redis_of(url, REPLICATED, tmp_path, log)
+    (told,) = log.named("redis_durability")
+    assert (REPLICATED, REPLICATED) == (told["configured"], told["gives"])
+    assert str(told["settings"]).endswith("replicas 1")
+
+    said = refusal(f"unix://weak:secret@{server.socket}", REPLICATED, tmp_path)
+    assert "denies its user a command that Weir needs" in said
+    assert "wait" in said.lower()
 
 
 @pytest.fixture

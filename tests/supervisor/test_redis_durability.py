@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config.schema import MEMORY, POWER, PROCESS
-from supervisor.redis_durability import Settings, described, durability_of, read_settings, shortfall
-from tests.redis_servers import SERVERS, RunningRedis
+from broker.config.schema import MEMORY, POWER, PROCESS, REPLICATED
+from supervisor.redis_durability import Settings, described, durability_of, from_info, read_settings, shortfall
+from tests.redis_servers import SERVERS, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 
 StartRedis = Callable[..., RunningRedis]
 
@@ -85,11 +85,26 @@ def test_the_settings_of_a_server_say_what_it_promises(settings: Settings, gives
             'store.durability is "process", and it gives "memory" and does not tell its appendfsync: set appendonly to '
             'yes there and allow its user the command CONFIG GET, or set store.durability to "memory".',
         ),
+        (
+            but(replicas="1"),
+            REPLICATED,
+            'store.durability is "replicated", and it has 1 replica that confirms what it is sent: connect replicas to '
+            'it until there are 2, or set store.durability to "power".',
+        ),
+        (
+            but(appendonly="no"),
+            REPLICATED,
+            'store.durability is "replicated", and it gives "memory" and has 0 replicas that confirm what they are '
+            "sent: set appendonly to yes there and connect replicas to it until there are 2, or set store.durability "
+            'to "memory".',
+        ),
+        (but(replicas="2"), REPLICATED, ""),
+        (but(replicas="2", appendfsync="no", no_appendfsync_on_rewrite=None), REPLICATED, ""),
     ],
 )
 def test_a_shortfall_is_a_sentence_that_says_what_to_change(settings: Settings, wanted: str, sentence: str) -> None:
     """An administrator would have to find out which settings of Redis a class needs."""
-    assert sentence == shortfall(settings, wanted, "it")
+    assert sentence == shortfall(settings, wanted, "it", replicas=2)
 
 
 def test_settings_are_described_with_those_that_are_not_told() -> None:
@@ -98,6 +113,17 @@ def test_settings_are_described_with_those_that_are_not_told() -> None:
         "appendonly yes, appendfsync not told, no-appendfsync-on-rewrite no, maxmemory 0, maxmemory-policy noeviction, "
         "save empty"
     ) == described(but(appendfsync=None))
+
+
+def test_replicas_count_that_confirm_what_they_are_sent() -> None:
+    """A replica that copies the data still, or is stuck, would count, and publishers wait once the node has begun."""
+    online = {"ip": "::1", "port": 1, "state": "online", "offset": 5, "lag": 1}
+    told = {"connected_slaves": 5, "slave0": online, "slave1": online | {"state": "wait_bgsave"}}
+    told |= {"slave2": online | {"lag": 11}, "slave3": "damaged", "slave5": online}
+
+    assert {"replicas": "1"} == from_info(told)
+    assert {} == from_info({"connected_slaves": 0})
+    assert described(but(replicas="1")).endswith("save empty, replicas 1")
 
 
 def settings_of(server: RunningRedis, **options: str) -> Settings:
@@ -113,6 +139,16 @@ def test_a_server_of_each_version_tells_its_settings(start_redis: StartRedis, se
     other = settings_of(start_redis(server, more="appendfsync everysec\nsave 60 1000\nmaxmemory 1mb\n"))
     assert but(appendfsync="everysec", save="60 1000", maxmemory="1048576") == other
     assert MEMORY == durability_of(settings_of(start_redis(server, more="appendonly no\n")))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: ".".join(map(str, server.version)))
+def test_a_server_of_each_version_tells_its_replicas(start_redis: StartRedis, server: object) -> None:
+    """A version that tells of replicas in another form would be refused."""
+    primary = start_redis(server, more=SYNCS_AT_ONCE, port=free_port())
+    replicate(primary, start_redis(server))
+
+    assert but(replicas="1") == settings_of(primary)
 
 
 @pytest.mark.system

@@ -20,6 +20,8 @@
 #
 # What the server refuses (no memory, no disk, still loading) is sent again after a pause, for as long as it takes.
 # Nothing is committed meanwhile, so publishers wait, and the gate of the store bounds what they may send.
+#
+# With `store.durability = "replicated"` a transaction is committed when replicas have it as well (replication.py).
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -28,6 +30,7 @@ from hiredis import ReplyError
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
+from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store_gate import StoreGate
 from broker.store.redis.connection import packed
@@ -59,7 +62,7 @@ class Writer(Protocol):
         ...
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
-        """The server has carried out what `collect()` returned last, but for single commands with *errors*."""
+        """What `collect()` returned last is stored, but for single commands with *errors*."""
         ...
 
 
@@ -75,16 +78,18 @@ class GroupCommit:
         gate: StoreGate,
         counters: Counters,
         bodies: SharedBodies,
+        replication: Replication | None = None,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
         *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
-        written.
+        written. *replication*: says when replicas have it; None: nobody waits for replicas.
         """
         self.now = 0.0  # at the last tick
         self._commands = commands
         self.counters = counters
+        self.replication: Final = replication
         self._fence_key = fence
         self._number_key = commit_number
         self._hold = hold
@@ -101,6 +106,7 @@ class GroupCommit:
         self._under_way: Transaction | None = None
         self._begun_at = 0.0  # when it was sent for the first time
         self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
+        self._replies: list[object] = []  # to it, while it waits for replicas
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
         self._again_at = 0.0  # when it is sent again, if it was refused; 0.0: it was not
@@ -157,12 +163,17 @@ class GroupCommit:
         return self._under_way is None and not self._dirty and not self._held
 
     def stalled(self, now: float) -> bool:
-        """Whether the server refuses what is to be written, is not there, or takes long."""
-        return self._under_way is not None and (self._again_at > 0 or now - self._begun_at > STALLED)
+        """Whether the server refuses what is to be written, is not there, or takes long; or replicas are missing."""
+        if self._under_way is None:
+            return False
+        return self._again_at > 0 or now - self._begun_at > STALLED or self._unreplicated() is not None
 
     def trouble(self, now: float) -> StoreFailure | None:
         """Why nothing is stored now; TIMEOUT: the server takes long."""
-        return (self._failure or StoreFailure.TIMEOUT) if self.stalled(now) else None
+        return (self._unreplicated() or self._failure or StoreFailure.TIMEOUT) if self.stalled(now) else None
+
+    def _unreplicated(self) -> StoreFailure | None:
+        return None if self.replication is None else self.replication.trouble
 
     def when_written(self, then: Callable[[], None]) -> None:
         """Call *then* once everything is carried out that is to be written by now, but for what is held."""
@@ -207,7 +218,7 @@ class GroupCommit:
     def answered(self, reply: object, now: float) -> None:
         """The server has carried out the transaction under way."""
         assert isinstance(reply, list)
-        self._committed(reply[0], reply[FIRST:], now)
+        self._executed(reply[0], reply[FIRST:], now)
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         """The server has refused the transaction under way, or nobody knows whether it was carried out."""
@@ -218,18 +229,37 @@ class GroupCommit:
         if failure is not StoreFailure.LOST:  # then `redis_ready()` goes on
             self._again_at = now + PAUSE
 
-    def _committed(self, fence: object, replies: list[object], now: float) -> None:
-        """*replies* to the writes; none if they are not known."""
+    def _executed(self, fence: object, replies: list[object], now: float) -> None:
+        """The server has the transaction under way. *replies* to the writes; none if they are not known."""
         if not isinstance(fence, list):  # the key of the fence is damaged: nothing is committed before it can be read
             self._uncertain = True
             self._again_at = now + PAUSE
             return
-        self._took = min(now - self._begun_at, GATHERED)
-        parts, self._parts = self._parts, []
-        self._under_way = self._failure = None
         if fence:
             self._fence_length += len(fence)
             self.fenced(fence, now)
+        if self.replication is None:
+            self._committed(replies, now)
+            return
+        former = self._under_way
+        assert former is not None
+        self._replies = replies
+        self.replication.confirm(former.number, self._replicated, now)
+
+    def _replicated(self, found: bool, now: float) -> None:
+        """Replicas have the transaction under way; not *found*: the server does not have it, but the one before."""
+        replies, self._replies = self._replies, []
+        if found:
+            self._committed(replies, now)
+        else:
+            self._uncertain = True
+            self._again_at = now + PAUSE
+
+    def _committed(self, replies: list[object], now: float) -> None:
+        """All that was promised for the transaction under way is done. *replies*: see `_executed()`."""
+        self._took = min(now - self._begun_at, GATHERED)
+        parts, self._parts = self._parts, []
+        self._under_way = self._failure = None
         at = 0
         for writer, count in parts:
             errors = [reply for reply in replies[at : at + count] if isinstance(reply, ReplyError)]
@@ -254,7 +284,7 @@ class GroupCommit:
         self._uncertain = False
         fence, number = reply
         if number == str(former.number).encode():
-            self._committed(fence, [], now)
+            self._executed(fence, [], now)
         else:
             self._again(now)
 

@@ -1,6 +1,7 @@
 # The durable sessions and the retained messages of a worker, and the connection to Redis that all of them share.
 #
-# It is a connection of its own: a claim must not wait behind a transaction of a megabyte.
+# It is a connection of its own: a claim must not wait behind a transaction of a megabyte. For replicas there is another
+# one (replication.py), over which nothing is read.
 import zlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
@@ -28,6 +29,7 @@ from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
 from broker.store.durable.sweeper import Sweeper
+from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
 from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
@@ -108,6 +110,25 @@ class DurableStore(OnReady):
         """Why nothing is stored now."""
         return StoreFailure.UNREACHABLE if self._commands.state != READY else self.commit.trouble(now)
 
+    def missing_replicas(self) -> tuple[int, int]:
+        """How many replicas have what was stored last, and how many have to; (0, 0): none is missing."""
+        replication = self.commit.replication
+        if replication is None or not replication.missing():
+            return 0, 0
+        return replication.have, replication.needed
+
+    def start(self, now: float) -> None:
+        """Connect to Redis."""
+        self._commands.start(now)
+        if self.commit.replication is not None:
+            self.commit.replication.commands.start(now)
+
+    def move(self, address: RedisAddress, now: float) -> None:
+        """Redis is at *address* from now on."""
+        self._commands.move(address, now)
+        if self.commit.replication is not None:
+            self.commit.replication.commands.move(address, now)
+
     def begin(self, client: bytes) -> SessionRecord:
         """What stores the session of *client*, of which nothing is stored yet; see `restore()`."""
         keys = self._slices[zlib.crc32(client) % SLICES]
@@ -156,6 +177,9 @@ class DurableStore(OnReady):
             due = min(due, self.retained.tick(now), self.retained_load.tick(now))
         due = min(due, self._dropped.tick(now))
         due = min(due, self.commit.tick(now))
+        replication = self.commit.replication
+        if replication is not None:
+            due = min(due, replication.tick(now))
         if self._reads:
             if now < self._reads_at:
                 due = min(due, self._reads_at)
@@ -172,7 +196,9 @@ class DurableStore(OnReady):
 
     def waits(self) -> bool:
         """Whether a reply of the server is still to come."""
-        return self._commands.statistics.waiting > 0
+        replication = self.commit.replication
+        waiting = 0 if replication is None else replication.commands.statistics.waiting
+        return self._commands.statistics.waiting + waiting > 0
 
     def redis_ready(self, now: float) -> None:
         self.commit.redis_ready(now)

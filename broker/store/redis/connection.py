@@ -43,6 +43,7 @@ CODES: Final = {
     "NOPERM": StoreFailure.FORBIDDEN,
     "OOM": StoreFailure.MEMORY_FULL,
     "MISCONF": StoreFailure.CANNOT_WRITE,
+    "NOREPLICAS": StoreFailure.REPLICAS,
     "NOSCRIPT": StoreFailure.SCRIPT_UNKNOWN,
 }
 # After these failures the connection is made again: perhaps the supervisor has found another server meanwhile.

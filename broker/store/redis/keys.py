@@ -19,6 +19,8 @@
 #                                       when its sessions were adopted
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py);
 #                                       both as long as it is among the owners below, and FENCED_FOR after that
+#   PREFIX:mark:INCARNATION     string  written behind a transaction that replicas have to have; for LEASE
+#                                       (store/durable/replication.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions
 #   PREFIX:format               string  the version of the format of what is durable: DURABLE_FORMAT of the newest build
 #   PREFIX:metrics              stream  the log `weir.metrics`: each entry has the field `record` (metrics/record.py)
@@ -67,6 +69,7 @@ class Keys:
 
         self._fences = f"{prefix}:fence:".encode()
         self._commits = f"{prefix}:commit:".encode()
+        self._marks = f"{prefix}:mark:".encode()
         self._durable_owners = f"{prefix}:owners:".encode()
 
     def overload(self, db: int) -> bytes:
@@ -101,6 +104,9 @@ class Keys:
     def records(self, number: int) -> bytes:
         """How the keys of durable sessions in slice *number* begin, before the incarnation of their owner."""
         return f"{self._prefix}:{{{number}}}:session:".encode()
+
+    def mark(self, incarnation: bytes) -> bytes:
+        return self._marks + incarnation
 
     def sessions(self, number: int, incarnation: bytes) -> "SessionKeys":
         """The keys of the durable sessions of a worker in slice *number*."""

@@ -15,6 +15,7 @@ from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
+from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
@@ -23,7 +24,7 @@ from broker.store.redis.keys import Keys
 from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 from tests.session.receiver import PLENTY, Receiver, message
-from tests.store.durable.model import ModelRedis
+from tests.store.durable.model import ModelRedis, ModelReplica
 from tests.store.loop import Lines
 
 CLIENT: Final = b"client"
@@ -38,6 +39,13 @@ def incarnation(number: int) -> bytes:
     return b"%016x" % number
 
 
+def replication_of(commands: CommandPipeline, number: int, replicas: int, log: Lines) -> Replication:
+    """What says whether *replicas* replicas have what the worker *number* has stored."""
+    me, counters = incarnation(number), Counters()
+    number_key, mark = KEYS.commit_number(me), KEYS.mark(me)
+    return Replication(commands, commit_number=number_key, mark=mark, replicas=replicas, counters=counters, log=log)
+
+
 def store_of(
     commands: CommandPipeline,
     number: int,
@@ -45,6 +53,7 @@ def store_of(
     clock: Callable[[], float],
     ttl: float = WEEK,
     workers: int = 1,
+    replication: Replication | None = None,
 ) -> DurableStore:
     """The store of the worker *number*, the first of *workers*; `fenced` of its commit is to be set.
 
@@ -66,6 +75,7 @@ def store_of(
         gate=gate,
         counters=Counters(),
         bodies=SharedBodies(KEYS, me, ttl),
+        replication=replication,
     )
     return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), workers, budget, wall, ttl)
 
@@ -141,10 +151,11 @@ class DurableWorker:
         queue: int = PLENTY,
         expects: bool = False,
         ttl: float = WEEK,
+        replica: ModelReplica | None = None,
     ) -> None:
         """*queue*: how many messages may wait; *ttl*: for how many seconds.
 
-        *expects*: the session comes later, from a worker that lives.
+        *expects*: the session comes later, from a worker that lives. *replica*: has to have what is stored.
         """
         self.redis = redis
         self.now = now
@@ -152,11 +163,20 @@ class DurableWorker:
         self.number = number
         self.budget = MessageBudget(PLENTY)
         self.fenced: list[bytes] = []
-        self.commands = CommandPipeline(redis, RedisAddress(path="/model"), "test", Lines())
-        self.store = store_of(self.commands, number, self.budget, lambda: self.now + self.jump, ttl)
+        self.log = Lines()
+        self.commands = CommandPipeline(redis, RedisAddress(path="/model"), "test", self.log)
+        self.connections = [redis]
+        replication: Replication | None = None
+        if replica is not None:
+            self.connections.append(ModelRedis(redis.server, replica))
+            second = CommandPipeline(self.connections[1], RedisAddress(path="/model"), "second", self.log)
+            replication = replication_of(second, number, 1, self.log)
+        self.store = store_of(
+            self.commands, number, self.budget, lambda: self.now + self.jump, ttl, replication=replication
+        )
         self.store.commit.fenced = lambda clients, now: self.fenced.extend(clients)
         self.owner = OneSession(self.store, self.budget, queue)
-        self.commands.start(now)
+        self.store.start(now)
         if expects:
             redis.values[KEYS.durable_owners("node")][incarnation(number)] = b"0"  # it has begun before
             self.store._owner = self.owner
@@ -185,8 +205,9 @@ class DurableWorker:
 
     def turn(self, seconds: float = HOLD) -> None:
         """Redis executes and answers everything, and some time passes."""
-        self.redis.execute()
-        self.redis.answer(self.now)
+        for redis in self.connections:
+            redis.execute()
+            redis.answer(self.now)
         self.tick(seconds)
 
     def pass_time(self, seconds: float) -> None:
@@ -208,7 +229,11 @@ class DurableWorker:
 
     def settle(self) -> None:
         """Take turns until everything is stored, and nothing is under way."""
-        self.until(lambda: self.store.commit.idle() and not self.redis.busy())
+        self.until(lambda: self.store.commit.idle() and not self.busy())
+
+    def busy(self) -> bool:
+        """Whether a command or a reply is under way."""
+        return any(redis.busy() for redis in self.connections)
 
     def connect(self, window: int = 65535) -> None:
         self.owner.record.store_head(EXPIRY, None, True)

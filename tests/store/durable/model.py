@@ -68,15 +68,26 @@ class ModelServer:
         self.changed = self.knows_script = False
 
 
+class ModelReplica:
+    """A replica of the server. It gets what it lacks when WAIT is executed, and not before."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, Any] = {}
+        self.away = False  # it gets and confirms nothing
+
+
 class ModelRedis:
     """A `ByteStream` with the server behind it."""
 
-    def __init__(self, server: ModelServer | None = None) -> None:
-        """*server*: that of another connection."""
+    def __init__(self, server: ModelServer | None = None, replica: ModelReplica | None = None) -> None:
+        """*server*: that of another connection. *replica*: of the server."""
         self.server = server or ModelServer()
         self.values = self.server.values
         self.ends = self.server.ends
+        self.replica = replica
+        self._wrote = False  # over this connection
         self.connection: RedisConnection | None = None
+        self.address: RedisAddress | None = None  # that was connected to last
         self._received: deque[list[bytes]] = deque()  # commands that are not executed
         self._answers: deque[bytes] = deque()  # that the worker has not received
         self._reader = Reader()
@@ -91,7 +102,9 @@ class ModelRedis:
         if self.server.down:
             return "nobody listens"
         self.connection = connection
+        self.address = address
         self._reader = Reader()
+        self._wrote = False
         return ""
 
     def write(self, data: bytes) -> None:
@@ -176,8 +189,10 @@ class ModelRedis:
         if name in (b"CLIENT", b"SCRIPT", b"PING"):
             self.server.knows_script |= name == b"SCRIPT"
             return b"OK"
+        if name == b"WAIT":
+            return self._wait()
         if name not in READS:
-            self.server.changed = True
+            self.server.changed = self._wrote = True
         if name in (b"EVALSHA", b"EVAL"):
             keys = int(words[0])
             if key == REDUCE:
@@ -210,6 +225,13 @@ class ModelRedis:
         if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET"):
             return self._of_hash(name, key, words)
         return self._of_set(name, key, words)
+
+    def _wait(self) -> int:
+        """How many replicas have what was written over this connection; others may lack all."""
+        if self.replica is None or self.replica.away or not self._wrote:
+            return 0
+        self.replica.values = dict(self.values)  # no value is changed in place
+        return 1
 
     def _value(self, key: bytes, kind: type[Kind]) -> Kind:
         value = self.values.get(key, kind())

@@ -3,9 +3,10 @@
 # A history has random steps: publishes, acknowledgements, connections of the client that come and go, commands that the
 # server executes and answers that arrive, one by one, a connection to Redis that is cut anywhere, a server that refuses
 # writes, a worker that is killed and replaced by one that knows only what is stored, and a session that moves to
-# another worker while one of the two may be killed. Some messages expire, and all end when they have waited for long
-# enough: what has ended is never sent and leaves Redis, and nothing else is dropped. Some have shared bodies, which are
-# in Redis as long as a pack refers to them.
+# another worker while one of the two may be killed. In some, a replica has to have what is acknowledged, and the server
+# ends with the worker: the next one has what the replica had. Some messages expire, and all end when they have waited
+# for long enough: what has ended is never sent and leaves Redis, and nothing else is dropped. Some have shared bodies,
+# which are in Redis as long as a pack refers to them.
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from broker.store.durable.pack import Pack, add_body, decode_pack
 from broker.store.durable.shared_bodies import COUNT
 from broker.store.redis.connection import packed
 from tests.store.durable.durable_worker import HOLD, WALL, DurableWorker, answered, incarnation
-from tests.store.durable.model import ModelRedis
+from tests.store.durable.model import ModelRedis, ModelReplica
 
 HISTORIES = int(os.environ.get("WEIR_HISTORIES", "120"))
 STEPS = 400
@@ -97,15 +98,20 @@ class History:
         self.stalled = 0.0  # seconds that messages may have waited to be stored
         self.expired = 0  # messages, at all workers
         self.drained_at = 0.0  # when the client read last: what it reads was sent after that
-        self.worker = DurableWorker(self.redis, ttl=self.ttl)
+        self.replica = self.random.choice([None, ModelReplica()])
+        self.worker = DurableWorker(self.redis, ttl=self.ttl, replica=self.replica)
         self.other = OtherSession()
 
     def kill_worker(self) -> None:
         """The next worker knows nothing but what is stored."""
         self.ends(self.worker)
         self.redis.server.full = False
+        if self.replica is not None:
+            self.replica.away = False
+            self.redis.values.clear()
+            self.redis.values.update(self.replica.values)
         self.workers += 1
-        self.worker = DurableWorker(self.redis, self.workers, self.worker.now, ttl=self.ttl)
+        self.worker = DurableWorker(self.redis, self.workers, self.worker.now, ttl=self.ttl, replica=self.replica)
         self.other = OtherSession()
         self.connect()
 
@@ -115,7 +121,8 @@ class History:
             sent.safe = sent.safe or sent.settled()
         self.crashed = True
         self.count_expired(worker)
-        worker.redis.cut(worker.now)
+        for redis in worker.connections:
+            redis.cut(worker.now)
 
     def count_expired(self, worker: DurableWorker) -> None:
         self.expired += worker.client.dropped(DropReason.EXPIRED)
@@ -126,7 +133,9 @@ class History:
         former.disconnect()
         former.redis.server.full = False
         self.workers += 1
-        new = DurableWorker(ModelRedis(self.redis.server), self.workers, former.now, expects=True, ttl=self.ttl)
+        self.return_replica()
+        wire, replica = ModelRedis(self.redis.server), self.replica
+        new = DurableWorker(wire, self.workers, former.now, expects=True, ttl=self.ttl, replica=replica)
         killed = self.random.choice(["", "", "former", "new, early", "new, late"])
         self.pass_time(former, new)
         if killed == "new, early":
@@ -159,11 +168,16 @@ class History:
             if self.random.random() < 0.3:
                 self.publish(self.random.choice(self.bursts))
             for worker in (former, new):
-                worker.redis.execute(self.random.choice([0, 1, 5]))
-                worker.redis.answer(worker.now, self.random.choice([0, 1, 5]))
+                for redis in worker.connections:
+                    redis.execute(self.random.choice([0, 1, 5]))
+                    redis.answer(worker.now, self.random.choice([0, 1, 5]))
                 worker.tick(self.random.choice([0.0, HOLD]))
                 if self.random.random() < 0.01:
-                    worker.redis.cut(worker.now)
+                    self.random.choice(worker.connections).cut(worker.now)
+
+    def return_replica(self) -> None:
+        if self.replica is not None:
+            self.replica.away = False
 
     # The clients.
 
@@ -251,9 +265,11 @@ class History:
             self.read()
             self.acknowledge(random.choice([1, 1, 2, 3, 100]))
         elif what == "execute":
-            self.redis.execute(random.choice([1, 2, 5, 100]))
+            for redis in self.worker.connections:
+                redis.execute(random.choice([1, 2, 5, 100]))
         elif what == "answer":
-            self.redis.answer(self.worker.now, random.choice([1, 2, 5, 100]))
+            for redis in self.worker.connections:
+                redis.answer(self.worker.now, random.choice([1, 2, 5, 100]))
         elif what == "wait":
             self.age(random.choice([0.0, HOLD / 2, HOLD, 0.2]))
         elif what == "age":
@@ -267,9 +283,11 @@ class History:
         elif what == "disconnect":
             self.disconnect()
         elif what == "cut":
-            self.redis.cut(self.worker.now)
+            random.choice(self.worker.connections).cut(self.worker.now)
         elif what == "fill":
             self.redis.server.full = random.random() < 0.2
+            if self.replica is not None:
+                self.replica.away = random.random() < 0.2
         elif what == "move":
             self.move()
         else:
@@ -285,6 +303,7 @@ class History:
         """The client is away and time passes: what has ended leaves, and the counts are those of what is there."""
         worker, queue = self.worker, self.worker.queue
         self.redis.server.full = False
+        self.return_replica()
         self.disconnect()
         worker.settle()
         worker.pass_time(self.random.choice([3.0, 5.0, 20.0]))
@@ -319,6 +338,7 @@ class History:
         if self.random.random() < 0.5:
             self.look()
         self.redis.server.full = False
+        self.return_replica()
         self.connect()
         self.worker.until(self.at_rest)
         now = self.worker.now
@@ -337,7 +357,7 @@ class History:
         self.read()
         self.acknowledge(1000)
         worker = self.worker
-        idle = worker.store.commit.idle() and not self.redis.busy()
+        idle = worker.store.commit.idle() and not worker.busy()
         return idle and not worker.queue.count and not worker.session.inflight()
 
 
