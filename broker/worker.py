@@ -84,9 +84,8 @@ class Worker:
 
         *connections*: how many clients may be connected. *threads*: the executor of the offload, if not its own.
         *redis*: where sessions are registered. *alone*: no other worker registers sessions there. *neighbours*:
-        replaces the other workers in requests for sessions.
-        *clock* is monotonic and *wall* Unix time, in seconds. *trace*: the file for decisions of overload protection;
-        "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`.
+        replaces the other workers in requests for sessions. *clock* is monotonic and *wall* Unix time, in seconds.
+        *trace*: the file of decisions; "" for none. *will_settled*: see `RegisteredStore`. *cluster_key*: see `Seal`.
         """
         worker = identity or WorkerId(config.node.name, 0, 0)
         limits, delivery, overload, files = config.limits, config.delivery, config.overload, AccessFiles(config.access)
@@ -142,6 +141,7 @@ class Worker:
             lag=self.reactor.take_lag,
             outbound=self.outbound_budget.fill,
             memory=partial(memory_use, budget.memory),
+            redis=links.store_fill,
             tell=self.reports.tell,
             now=clock(),
         )

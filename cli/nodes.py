@@ -128,6 +128,8 @@ def show_status(answer: dict[str, Any]) -> None:
         f"{counted(gauges.get('subscriptions', 0), 'subscription')}, "
         f"{counted(gauges.get('retained', 0), 'retained message')}"
     )
+    if gauges.get("store_fill"):
+        screen.print(f"Redis uses {100 * gauges['store_fill']:.0f} % of its maxmemory")
     numbers = ("pid", "up", "clients", "in", "out", "CPU", "memory", "deaths")
     table = table_of("worker", "state", *numbers, right=("worker", *numbers))
     for one in answer["workers"]:

@@ -30,6 +30,10 @@ from supervisor.redis_durability import Settings, described, durability_of, read
 from supervisor.redis_server import RedisUnusable, find_server
 
 LOOKUP: Final = 2.0  # seconds between two; the client of a persistent session waits as long for Redis
+UNLIMITED: Final = (
+    "maxmemory is 0, so nobody can tell how full Redis is before its machine has no memory left: set maxmemory, and "
+    "publishers are slowed down in time"
+)
 FAILOVER: Final = (
     "a sentinel may name a replica as the next master, which lacks the last writes that the former one has answered: "
     "store.durability is kept as long as the master is the same"
@@ -95,6 +99,8 @@ class NodeRedis:
         self._log.info("redis_durability", address=address, configured=self._durability, gives=gives, settings=told)
         for remark in found.remarks:
             self._log.warning("redis_log", address=address, text=remark)
+        if self._durability != MEMORY and self._settings.get("maxmemory") == "0":
+            self._log.warning("redis_log", address=address, text=UNLIMITED)
         if self._durability != MEMORY and self._url.startswith("redis+sentinel:"):
             text = FAILOVER_REPLICATED if self._durability == REPLICATED else FAILOVER
             self._log.warning("redis_log", address=address, text=text)

@@ -26,7 +26,7 @@ from broker.overload.wait_list import SLOT, CreditWaits, TimeSlots, WaitList, of
 from broker.reasons import PauseReason
 
 POLL: Final = 0.01  # seconds between two checks of waiting clients, as in a worker
-OWN: Final = ("lag", "outbound", "memory", "connect")  # signals that do not belong to a gate
+OWN: Final = ("lag", "outbound", "memory", "redis", "connect")  # signals that do not belong to a gate
 BUSIEST: Final = 10  # steps of the level over which the maximum work of a worker is measured
 EVER: Final = math.inf
 

@@ -34,7 +34,8 @@ from broker.delivery.completion import Completion
 from broker.metrics.counters import Counters
 from broker.net.reactor import Reactor
 from broker.net.stream import Stream
-from broker.overload.level import store_of, without_gate
+from broker.overload.gate import Gate
+from broker.overload.level import store_memory_of, store_of, without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
 from broker.routing.hybrid_clock import HybridClock
@@ -128,7 +129,9 @@ class Mesh(LaneListener):
         control_stream = Stream(control, name, unbounded(control.fileno(), self._reactor.dirty))
         now, resource = self._clock(), str(worker)
         gate = self._throttle.add_gate(resource, now, without_gate(resource))
-        store = None if self._durable is None else self._throttle.add_gate(store_of(resource), now)
+        store: Gate | None = None
+        if self._durable is not None:
+            store = self._throttle.add_gate(store_of(resource), now, (store_memory_of(resource),))
         peer = Peer(worker, data_stream, control_stream, gate, store)
         self._announcements.joined(peer)
         self._peers.all.append(peer)

@@ -24,7 +24,7 @@ from broker.cluster.takeovers import RegisteredTakeovers, Takeovers
 from broker.config.schema import MEMORY, REPLICATED, ClusterQuota, QuotaScope
 from broker.net.dialling import Dialler
 from broker.overload.gate import Gate
-from broker.overload.level import store_of
+from broker.overload.level import store_memory_of, store_of
 from broker.overload.protection import Protection
 from broker.overload.quotas.lease import Leases
 from broker.overload.quotas.quotas import Quotas
@@ -131,7 +131,8 @@ class ClusterLinks:
                 counters=base.counters,
                 log=base.log,
             )
-        self.store_gate = gate = throttle.add_gate(store_of(str(worker)), base.clock())
+        memory = (store_memory_of(str(worker)),)
+        self.store_gate = gate = throttle.add_gate(store_of(str(worker)), base.clock(), memory)
         commit = GroupCommit(
             commands,
             fence=keys.fence(me),
@@ -155,6 +156,11 @@ class ClusterLinks:
         base, worker = self._base, self._base.worker
         dialler = Dialler(base.reactor, base.internal_errors.report)
         return CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-{purpose}", base.log)
+
+    def store_fill(self) -> float:
+        """How full the store of durable sessions is, as a share; 0.0: not known, or there is none."""
+        client = self.registry_client
+        return 0.0 if client is None or self.durable_store is None else client.memory.fill()
 
     def quotas(self) -> Quotas:
         config = self._base.config

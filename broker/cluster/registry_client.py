@@ -11,6 +11,7 @@ from broker.net.reactor import Reactor
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY
 from broker.store.redis.keys import Keys
+from broker.store.redis.memory import RedisMemory
 from broker.store.redis.pipeline import CommandPipeline
 from broker.worker_id import WorkerId
 
@@ -37,6 +38,7 @@ class RegistryClient:
         """
         self.keys = Keys(prefix)
         self.commands = CommandPipeline(Dialler(reactor, failed), address, f"weir-{worker.node}-{worker.shard}", log)
+        self.memory = RedisMemory(self.commands)
         self.registry = Registry(
             self.commands,
             self.keys,
@@ -51,7 +53,7 @@ class RegistryClient:
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called after whatever sends commands."""
-        return min(self.registry.tick(now), self.commands.tick(now))
+        return min(self.registry.tick(now), self.memory.tick(now), self.commands.tick(now))
 
     def settled(self) -> bool:
         """Whether Redis has been told everything, or cannot be told: no will of ours is published a second time."""

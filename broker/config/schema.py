@@ -278,6 +278,8 @@ class Overload:
     outbound_percent: int = number(70, least=1, most=100)
     # Target: used part of the memory limit; the rest is for the time that throttling takes.
     memory_percent: int = number(85, least=1, most=100)
+    # Target: used part of the maxmemory of Redis, with durable sessions; beyond maxmemory it stores nothing.
+    redis_percent: int = number(85, least=1, most=100)
     # Target: the wait of a CONNECT; clients give up after 5 to 60 s.
     connect_delay: float = duration(1.0, least=0.001, most=3600.0)
     connects_per_second: int = number(4000)  # of the node; two cores can do 5500 and nothing else; 0 = no limit

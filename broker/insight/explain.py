@@ -34,6 +34,7 @@ PARTS: Final = {
     "memory": "the memory of ",
     "outbound": "the outbound bytes of ",
     "store": "the store of ",
+    "store memory": "the memory of the store of ",
     "store rate": "the store rate of ",
 }
 

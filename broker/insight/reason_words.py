@@ -179,6 +179,7 @@ SIGNALS: Final = {
     "lag": Signal("clients wait too long to be served", "overload.lag", False),
     "outbound": Signal("too many bytes wait to be sent to clients", "overload.outbound_percent", True),
     "memory": Signal("the memory is nearly used up", "overload.memory_percent", True),
+    "redis": Signal("the memory of Redis is nearly used up", "overload.redis_percent", True),
     "connect": Signal("CONNECTs wait too long for their turn", "overload.connect_delay", False),
 }
 GATE_SETTING: Final = "overload.gate_delay"  # of the signals that are named after a gate

@@ -51,7 +51,7 @@ class WorkerMetrics:
         self._outbound_budget = outbound_budget
         self._reactor = base.reactor
         self._loop = loop
-        self._redis = None if links.registry_client is None else links.registry_client.commands
+        self._redis = links.registry_client
         self._store_gate = links.store_gate
         self._publishing = protocol.publishing
         self._resident_bytes = resident_bytes
@@ -82,6 +82,7 @@ class WorkerMetrics:
             shared_subscriptions=shared,
             store_waiting=0 if gate is None else gate.count,
             store_ms=0.0 if gate is None else (gate.capacity()[1] + gate.delay(now)) * 1e3,
+            store_fill=0.0 if self._redis is None else self._redis.memory.fill(),
             retained=retained.count,
             retained_bytes=retained.bytes,
             retained_unwritten=retained.unwritten,
@@ -123,7 +124,8 @@ class WorkerMetrics:
         changes = self._counters.retained_set + self._counters.retained_deleted
         found = {"retained": Store(self._retained.statistics().bytes, self._retained_limit, changes)}
         if self._redis is not None:
-            found["redis"] = Store(0, 0, self._redis.statistics.sent)
+            memory = self._redis.memory
+            found["redis"] = Store(memory.used, memory.limit, self._redis.commands.statistics.sent)
         if self._store_gate is not None:
             found["sessions"] = Store(0, 0, self._counters.store_commands)
         return found

@@ -14,6 +14,7 @@ class Gauges:
     shared_subscriptions: int = 0
     store_waiting: int = 0  # publishes that wait for the store of durable sessions here
     store_ms: float = 0.0  # that they wait
+    store_fill: float = 0.0  # share of its memory that Redis uses
     retained: int = 0
     retained_bytes: int = 0
     retained_unwritten: int = 0

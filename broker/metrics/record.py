@@ -179,7 +179,7 @@ RECORD: Final = Group(
             "name of the store",
             Group(
                 {
-                    "used_bytes": _whole("bytes", "that it holds for the worker; 0: not known"),
+                    "used_bytes": _whole("bytes", "that it holds, redis for all its workers; 0: not known"),
                     "limit_bytes": _whole("bytes", "that it may hold; 0: not known"),
                     "ops": _whole("1", "operations"),
                 }

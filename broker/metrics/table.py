@@ -390,6 +390,15 @@ GAUGES: Final = (
         scale=1e-3,
     ),
     GaugeRow(
+        "store_fill",
+        "store_fill",
+        "Share of its maxmemory that Redis uses, 0 to 1; 0: not known, or there is no limit.",
+        node=GREATEST,
+        prometheus="store_fill",
+        topics=("weir/store/fill",),
+        form=".3f",
+    ),
+    GaugeRow(
         "retained",
         "retained",
         "Retained messages.",

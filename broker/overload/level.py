@@ -29,6 +29,11 @@ def store_of(worker: str) -> str:
     return f"{worker} store"
 
 
+def store_memory_of(worker: str) -> str:
+    """The memory of the store of *worker*, which its gate does not measure: a store may be quick and nearly full."""
+    return f"{worker} store memory"
+
+
 def store_rate_of(worker: str) -> str:
     """What the configuration lets publishers at *worker* have stored."""
     return f"{worker} store rate"
@@ -100,7 +105,7 @@ class Signal:
 
 
 class Signals:
-    """The signals of a worker: four of its own, and one for each gate."""
+    """The signals of a worker: five of its own, and one for each gate."""
 
     def __init__(self, settings: Overload, here: str) -> None:
         """*here*: the resource that is this worker itself; every publish to its clients needs it, and its memory."""
@@ -113,6 +118,8 @@ class Signals:
         self.lag = self._add("lag", settings.lag, here)  # seconds that the oldest ready socket has waited
         self.outbound = self._add("outbound", settings.outbound_percent / 100, outbound)  # share of the budget
         self.memory = self._add("memory", settings.memory_percent / 100, memory)  # share of the limit
+        redis = store_memory_of(here)
+        self.redis = self._add("redis", settings.redis_percent / 100, redis)  # share of its maxmemory
         self.connect = self._add("connect", settings.connect_delay, "")  # seconds that the oldest CONNECT has waited
         self.worst = 0.0  # targets, at the last look
         self.worst_name = ""  # the name of the worst signal; "" while all are 0

@@ -35,11 +35,13 @@ class OverloadMonitor:
         lag: Callable[[], float],
         outbound: Callable[[], float],
         memory: Callable[[], float],
+        redis: Callable[[], float],
         tell: Callable[[bytes, float], None],
         now: float,
     ) -> None:
         """*lag*: seconds that a ready client has waited at most since the last call. *outbound* and *memory*: the used
-        share of the outbound budget and of the memory limit. *tell*: sends a report to all workers.
+        share of the outbound budget and of the memory limit. *redis*: that of the memory of Redis, 0.0 if it is not
+        known or of no interest. *tell*: sends a report to all workers.
         """
         self.level = Level(settings)
         self._local = Level(settings)  # by the signals of this worker alone, which are all that a CONNECT needs
@@ -50,6 +52,7 @@ class OverloadMonitor:
         self._lag = lag
         self._outbound = outbound
         self._memory = memory
+        self._redis = redis
         self._tell = tell
         self._injected: dict[str, Injected] = {}
         self._step = now
@@ -70,6 +73,7 @@ class OverloadMonitor:
         signals.lag.measure(self._lag(), now)
         signals.outbound.measure(self._outbound(), now)
         signals.memory.measure(self._memory(), now)
+        signals.redis.measure(self._redis(), now)
         signals.connect.measure(self._connects.oldest(now), now)
         protection.throttle.measure_gates(now)
         self._inject(now)

@@ -320,15 +320,16 @@ def test_protection_that_is_off_is_told() -> None:
     assert "credits, and gets" not in told
 
 
-@pytest.mark.parametrize("signal", ["lag", "outbound", "memory", "connect", "weir/1", ""])
+@pytest.mark.parametrize("signal", ["lag", "outbound", "memory", "redis", "connect", "weir/1", ""])
 def test_each_cause_has_its_words(signal: str) -> None:
     """The text would name a level without the setting of its cause."""
     target = 0.5
     told = said(facts(level={**OVERLOADED, "cause": signal, "value": 1.5, "target": target}))
 
-    amount = {"outbound": "75 %", "memory": "75 %", "": "It falls"}.get(signal, "750 ms")
+    amount = {"outbound": "75 %", "memory": "75 %", "redis": "75 %", "": "It falls"}.get(signal, "750 ms")
     assert amount in told
-    setting = {"outbound": "outbound_percent", "memory": "memory_percent", "connect": "connect_delay", "lag": "lag"}
+    setting = {"connect": "connect_delay", "lag": "lag"}
+    setting |= {name: f"{name}_percent" for name in ("outbound", "memory", "redis")}
     assert f"overload.{setting.get(signal, 'gate_delay')}" in told or not signal
 
 

@@ -86,6 +86,7 @@ class Protected:
             self.log,
             lag=self._take_lag,
             outbound=lambda: 0.0,
+            redis=lambda: 0.0,
             memory=lambda: 0.0,
             tell=lambda report, now: self.told.append(report),
             now=self.now,
