@@ -391,7 +391,11 @@ class Broker(Probe):
         sock = socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)  # before it connects, or it is late
-        sock.connect(address)
+        try:
+            sock.connect(address)
+        except OSError:
+            sock.close()
+            raise
         sock.setblocking(False)
         client = Client(self, sock, version)
         self._clients.append(client)
