@@ -225,7 +225,7 @@ class Worker:
             resident_bytes,
         )
         self.reload = Reload(base, files.acl, self.authenticator, self.transports, self.routes, protocol.lifecycle)
-        self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers, self.routes.backlog)
+        self.hand_over = SessionHandOver(base, links.store, cluster.takeovers, links.peers, self.routes)
         housekeeping = Housekeeping(self.retained, addresses, self.authenticator, self.queue_budget, clock)
         tasks: list[Callable[[], Awaitable[None]]] = [
             upgrades.run,

@@ -50,10 +50,10 @@ class Announcements(Neighbours):
     def lost(self, filter: bytes, durable: bool) -> None:
         self._tell_change(wire.LOST_DURABLE if durable else wire.LOST, filter)
 
-    def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:
+    def shared(self, share: bytes, filter: bytes, members: int, ready: int, durable: bool) -> None:
         if self._peers.all:
             self._sequence += 1
-            self._peers.tell(wire.members(self._sequence, share, filter, members, ready))
+            self._peers.tell(wire.members(self._sequence, share, filter, members, ready, durable))
 
     def _tell_change(self, kind: int, filter: bytes) -> None:
         if self._peers.all:

@@ -1,7 +1,8 @@
 # Confirmations: a publish that has durable receivers at another worker is acknowledged when they are done with it.
 #
-# A worker reports the filters of its durable subscribers beside those of all (GAINED_DURABLE). For a topic that one of
-# them matches, the other workers use a `ConfirmingPeer` instead of the peer: behind each publish of QoS 1 or 2 it
+# A worker reports the filters of its durable subscribers beside those of all (GAINED_DURABLE), and in which groups of
+# shared subscriptions it has durable members. For a topic that one of them matches, and for such a group, the other
+# workers use a `ConfirmingPeer` instead of the peer: behind each publish of QoS 1 or 2 it
 # writes CONFIRM, and the publish waits until the peer says, in SETTLED, that all receivers there are done with it: at
 # once if none of them needs time. Nothing waits for receivers in memory alone.
 #
@@ -41,6 +42,7 @@ class ConfirmingPeer(Neighbour):
         """*write* appends to the data lane of *peer*. *store*: the gate of publishes that are to be confirmed."""
         super().__init__(peer.worker, peer.gate, True, store)
         self.filters: dict[bytes, None] = {}  # of durable subscribers there
+        self.shared: dict[tuple[bytes, bytes], None] = {}  # (share name, filter) of groups with durable members there
         self.orphaned = False  # the peer is gone, and nobody has adopted its sessions yet
         self._peer = peer
         self._write = write
@@ -50,8 +52,7 @@ class ConfirmingPeer(Neighbour):
     def offer(self, message: Message, now: float) -> None:
         """While the worker is orphaned its gate is closed: only what needs no gate comes, and has to come again."""
         if message.qos:
-            self._number += 1
-            self._waiting[self._number] = Unconfirmed(message.hold(), message.size, now)
+            self._wait_for(message, now)
         if not self.orphaned:
             if not message.retain:  # then it was written already
                 self._write(wire.token(message))
@@ -64,7 +65,18 @@ class ConfirmingPeer(Neighbour):
             self._peer.offer_run(run)
 
     def offer_shared(self, share: bytes, filter: bytes, message: Message, hop: int, now: float) -> None:
-        self._peer.offer_shared(share, filter, message, hop, now)
+        if message.qos:
+            self._wait_for(message, now)
+            if self.store is not None:
+                self.store.take(1, message.size, now)
+        if not self.orphaned:  # without its token: messages for a group may come by several lanes, in another order
+            self._peer.offer_shared(share, filter, message, hop, now)
+            if message.qos:
+                self._write(CONFIRM)
+
+    def _wait_for(self, message: Message, now: float) -> None:
+        self._number += 1
+        self._waiting[self._number] = Unconfirmed(message.hold(), message.size, now)
 
     def settled(self, ranges: list[tuple[int, int]], now: float) -> None:
         """The peer has confirmed the publishes with these numbers."""

@@ -78,9 +78,7 @@ class ControlLane(Handler):
             for completion in peer.confirming.take(wire.read_settled(body), now):
                 self._listener.abandoned(completion, now)
         elif kind == wire.MEMBERS:
-            sequence, share, filter, members, quick = wire.read_members(body)
-            self._routes.set_remote_members(share, filter, peer, members, quick)
-            self._taken(sequence)
+            self._take_members(*wire.read_members(body))
         elif kind == wire.CONFIRMED:
             peer.promise(*wire.read_confirmed(body))
             self._listener.confirmed(peer)
@@ -101,6 +99,21 @@ class ControlLane(Handler):
             self._listener.reported(body, now)
         elif not self._listener.about_session(peer, kind, body):
             raise MeshError(f"a frame of kind {kind} on the control lane")
+
+    def _take_members(
+        self, sequence: int, share: bytes, filter: bytes, members: int, quick: int, durable: bool
+    ) -> None:
+        """Members are those of the peer, or if any is durable, those of the neighbour that confirms."""
+        peer, routes = self._peer, self._routes
+        neighbour, other = (peer.confirming, peer) if durable else (peer, peer.confirming)
+        if durable:
+            peer.confirming.shared[share, filter] = None
+        else:
+            peer.confirming.shared.pop((share, filter), None)
+        routes.set_remote_members(share, filter, neighbour, members, quick)
+        if routes.has_remote_members(share, filter, other):
+            routes.set_remote_members(share, filter, other, 0, 0)
+        self._taken(sequence)
 
     def _taken(self, sequence: int) -> None:
         if sequence:  # 0: part of a full synchronisation, which nothing waits for

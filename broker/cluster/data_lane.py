@@ -196,8 +196,10 @@ class DataLane(Handler):
             return self._deliver(stream, message, now) if flags & wire.DELIVER else PUBLISH_COST
         if kind == wire.SHARED:
             share, filter, hop, message = wire.read_shared(data, start, stop)
+            self._latest = None
             if not self._routes.shared_group(share, filter).deliver(message, now, hop):
                 self._counters.dropped(DropReason.NO_SHARED_MEMBER, 1)
+            self._latest = message.completion
             return PUBLISH_COST + (message.size >> BYTES_PER_UNIT_SHIFT)
         if kind == wire.BARRIER:
             self._peer.tell(wire.frame(wire.PASSED, data[start:stop]))

@@ -92,7 +92,7 @@ class FullSync:
         for _ in range(min(PAGE, len(progress.groups))):
             group = progress.groups.pop()
             if len(group):
-                peer.tell(wire.members(0, group.share, group.filter, len(group), group.ready()))
+                peer.tell(wire.members(0, group.share, group.filter, *group.here()))
         if not progress.filters and not progress.groups and self._adopted():
             progress.interest_told = True
             peer.tell(wire.frame(wire.ALL_TOLD))

@@ -106,6 +106,7 @@ class Mesh(LaneListener):
         self._clock = clock
         self._failed = failed
         self._abandon = abandon
+        self._adopted = adopted
         self._full_sync = FullSync(peers, routes, retained, adopted)
         self._shared_members = SharedMembers(routes, announcements)
         self._lanes: dict[Peer, DataLane] = {}
@@ -162,6 +163,9 @@ class Mesh(LaneListener):
         self._check_complete()
 
     def _check_complete(self) -> None:
+        if self._durable is not None:
+            all_here = len(self._peers.all) + 1 >= self._durable.workers and not self._orphaned
+            self._routes.set_members_known(all_here and self._adopted() and self.complete())
         if self._when_complete and self.complete():
             waiting, self._when_complete = self._when_complete, []
             for then in waiting:
@@ -186,7 +190,7 @@ class Mesh(LaneListener):
         peer.confirming.orphaned = True
         self._abandon_all(peer, now)
         del self._lanes[peer]
-        if peer.confirming.filters:
+        if peer.confirming.filters or peer.confirming.shared:
             peer.gate.reset(now)
             peer.gate.block()
             self._orphaned.append(peer)
@@ -201,7 +205,8 @@ class Mesh(LaneListener):
         peer.confirming.gone = True
         self._routes.invalidate()
         self._abandon_all(peer, now)
-        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, []))
+        groups = [self._routes.shared_group(*key) for key in peer.confirming.shared]
+        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, groups))
         self._throttle.remove_gate(peer.gate, now)
         if peer.confirming.store is not None:
             self._throttle.remove_gate(peer.confirming.store, now)

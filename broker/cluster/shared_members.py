@@ -34,7 +34,7 @@ class SharedMembers:
         """Tell the peers the numbers of *group* if they have changed."""
         group.check_members()
         group.retry_elsewhere()
-        here = (len(group), group.ready())
+        here = group.here()
         if here != group.announced:
             group.announced = here
             self._announcements.shared(group.share, group.filter, *here)

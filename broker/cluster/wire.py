@@ -34,7 +34,7 @@ ALL_RETAINED: Final = 5  # the sender has told all its retained messages
 # Frames on the control lane.
 GAINED: Final = 16  # sequence, filter
 LOST: Final = 17
-MEMBERS: Final = 18  # sequence, members, writable members, length of the share name, share name, filter
+MEMBERS: Final = 18  # sequence, members, writable ones, whether any is durable, length of the share name, it, filter
 CONFIRMED: Final = 19  # the sequence of the last change that was taken; the bytes written to the data lane before
 RETELL: Final = 24  # asks for the retained messages again: a peer that was to tell its part has died
 SYNC: Final = 23  # a sequence number without a change, to be confirmed
@@ -73,7 +73,7 @@ _HEAD: Final = struct.Struct(">IB")
 _RUN: Final = struct.Struct(">BIIIH")
 _MESSAGE: Final = struct.Struct(">BBQQdHHI")
 _NUMBER: Final = struct.Struct(">Q")
-_MEMBERS: Final = struct.Struct(">QIIH")
+_MEMBERS: Final = struct.Struct(">QII?H")
 _RANGE: Final = struct.Struct(">QI")
 
 
@@ -129,16 +129,16 @@ def read_settled(body: bytes) -> list[tuple[int, int]]:
     return list(_RANGE.iter_unpack(body))
 
 
-def members(sequence: int, share: bytes, filter: bytes, count: int, quick: int) -> bytes:
+def members(sequence: int, share: bytes, filter: bytes, count: int, quick: int, durable: bool) -> bytes:
     """MEMBERS."""
-    return frame(MEMBERS, _MEMBERS.pack(sequence, count, quick, len(share)) + share + filter)
+    return frame(MEMBERS, _MEMBERS.pack(sequence, count, quick, durable, len(share)) + share + filter)
 
 
-def read_members(body: bytes) -> tuple[int, bytes, bytes, int, int]:
-    """(sequence, share, filter, members, quick)"""
-    sequence, count, quick, length = _MEMBERS.unpack_from(body)
+def read_members(body: bytes) -> tuple[int, bytes, bytes, int, int, bool]:
+    """(sequence, share, filter, members, quick, durable)"""
+    sequence, count, quick, durable, length = _MEMBERS.unpack_from(body)
     start = _MEMBERS.size
-    return sequence, body[start : start + length], body[start + length :], count, quick
+    return sequence, body[start : start + length], body[start + length :], count, quick, durable
 
 
 def run(what: Run) -> bytes:

@@ -6,7 +6,7 @@ import trio
 from broker.cluster.peers import Peers
 from broker.cluster.takeovers import Takeovers
 from broker.protocol.essentials import Essentials
-from broker.session.subscription import Backlog
+from broker.routing.routes import Routes
 from broker.store.sessions import SessionStore
 
 OFFERED_AT_ONCE: Final = 100  # sessions on their way to other workers
@@ -15,12 +15,12 @@ PAUSE: Final = 0.005  # seconds between two looks at how many have gone
 
 class SessionHandOver:
     def __init__(
-        self, base: Essentials, store: SessionStore, takeovers: Takeovers, peers: Peers, backlog: Backlog
+        self, base: Essentials, store: SessionStore, takeovers: Takeovers, peers: Peers, routes: Routes
     ) -> None:
         self._store = store
         self._takeovers = takeovers
         self._peers = peers
-        self._backlog = backlog
+        self._routes = routes
         self._reactor = base.reactor
         self._log = base.log
 
@@ -40,6 +40,7 @@ class SessionHandOver:
                 await trio.sleep(PAUSE)
             self._takeovers.offer(session)
             self._reactor.wake()
-        while self._peers.all and (self.sessions_here() or self._backlog.lists):  # which follow the last members
+        # What waits in memory for shared subscriptions follows the last members.
+        while self._peers.all and (self.sessions_here() or self._routes.waits_in_memory()):
             await trio.sleep(PAUSE)
         self._log.info("sessions_handed_over", sessions=len(sessions) - self.sessions_here())

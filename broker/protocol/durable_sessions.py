@@ -17,6 +17,8 @@ from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
+from broker.store.durable.group_queue import is_group
+from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 from broker.worker_id import WorkerId
@@ -39,6 +41,7 @@ class DurableSessions:
     def __init__(
         self,
         durable: DurableStore,
+        shared: SharedLists,
         sessions: SessionLifecycle,
         lifecycle: ConnectionLifecycle,
         subscribing: Subscribing,
@@ -49,8 +52,9 @@ class DurableSessions:
         clock: Callable[[], float],
         when_confirmed: WhenConfirmed,
     ) -> None:
-        """*durable*: where they are stored."""
+        """*durable*: where they are stored, and what waits for their *shared* subscriptions."""
         self._durable = durable
+        self._shared = shared
         self._sessions = sessions
         self._lifecycle = lifecycle
         self._subscribing = subscribing
@@ -89,7 +93,7 @@ class DurableSessions:
         self._waiting.append(then)
 
     def has(self, client_id: str) -> bool:
-        return self._store.find(client_id) is not None
+        return self._store.find(client_id) is not None or self._shared.has(client_id.encode(errors="surrogateescape"))
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
@@ -147,6 +151,9 @@ class DurableSessions:
     # What the store tells.
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
+        if is_group(session.client_id.encode()):
+            self._shared.adopt(session)
+            return
         adopted = self._sessions.adopt(session, now)
         if not adopted.ended:
             self._enrolling += 1
@@ -193,6 +200,10 @@ class DurableSessions:
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self._counters.sessions_damaged += 1
+        name = client_id.encode(errors="surrogateescape")
+        if is_group(name):
+            self._shared.damaged(name, why)
+            return
         self._log.error("session_damaged", client=client_id, why=why)
         session = self._session(client_id) if here else None
         if session is None:

@@ -44,6 +44,7 @@ from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.origin import Origin
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
+from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import Claims, SessionStore
 
@@ -176,8 +177,12 @@ class ProtocolParts:
         )
         self.durable: DurableSessions | None = None
         if durable is not None:
+            shared = SharedLists(durable, routes, base.worker, limits.queue_bytes, queue_budget, base.log)
+            routes.backlog.store = shared
+            routes.backlog.members_known = False  # until the mesh says so
             self.durable = DurableSessions(
                 durable,
+                shared,
                 self.sessions,
                 self.lifecycle,
                 self.subscribing,

@@ -51,8 +51,10 @@ class Neighbours:
         """Report that the last subscriber for *filter* at this worker is gone, or the last *durable* one."""
         raise NotImplementedError
 
-    def shared(self, share: bytes, filter: bytes, members: int, ready: int) -> None:
-        """Report how many members of a shared subscription are at this worker, and how many of them are ready."""
+    def shared(self, share: bytes, filter: bytes, members: int, ready: int, durable: bool) -> None:
+        """Report how many members of a shared subscription are at this worker, how many of them are ready, and whether
+        any is *durable*.
+        """
         raise NotImplementedError
 
     def gates(self) -> list[Gate]:

@@ -207,7 +207,9 @@ class Route:
             self._add_store(neighbour.store)
 
     def _add_store(self, gate: Gate) -> None:
-        """There is a durable receiver whose messages are stored behind *gate*. It stays while the route is valid."""
+        """There is a durable receiver, or a durable member of a shared subscription, whose messages are stored behind
+        *gate*. It stays while the route is valid.
+        """
         if self.stores is None:
             self.stores = []
         if gate not in self.stores:
@@ -242,6 +244,9 @@ class Route:
         self.shared.append(group)
         if group.remote:
             self.crossing = True
+        store = group.store_gate()
+        if store is not None:
+            self._add_store(store)
         self.receivers += 1
         self.price += 1 + SHARED_PRICE
         self.size += RECEIVER_BYTES

@@ -35,7 +35,7 @@ from broker.routing.overlapping import audience, merged, overlaps
 from broker.routing.patterns import patterns_of_worker
 from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
 from broker.routing.shared import SharedGroup
-from broker.routing.shared_backlog import SharedBacklog
+from broker.routing.shared_backlog import SharedBacklog, WaitingList
 from broker.routing.sizes import GROUP, MEMBER, SUBSCRIPTION
 from broker.session.principal import Principal
 from broker.session.session import Session
@@ -229,9 +229,36 @@ class Routes:
     def set_remote_members(self, share: bytes, filter: bytes, neighbour: Neighbour, members: int, ready: int) -> None:
         """*neighbour* has *members* members of a shared subscription, *ready* of which would take a message at once."""
         group = self._group(share, filter)
-        if group.set_remote_members(neighbour, members, ready):
-            self._changed(filter)  # the route knows whether messages cross to other workers
+        durable = group.durable
+        if group.set_remote_members(neighbour, members, ready) or group.durable != durable:
+            self._changed(filter)  # the route knows whether messages cross to other workers, or may be stored
         self._forget_empty(group)
+
+    def has_remote_members(self, share: bytes, filter: bytes, neighbour: Neighbour) -> bool:
+        """Whether *neighbour* has reported members of a shared subscription."""
+        group = self._shared.get((share, filter))
+        return group is not None and neighbour in group.remote
+
+    def adopt_list(self, share: bytes, filter: bytes, waiting: WaitingList) -> None:
+        """*waiting*, of a worker that has ended, is a list of messages for a shared subscription at this worker."""
+        group = self._group(share, filter)
+        group.add_list(waiting)
+        group.retry()
+
+    def waits_in_memory(self) -> bool:
+        """Whether messages wait for members of shared subscriptions that would end with this worker."""
+        return any(cast(SharedGroup, group).waits_in_memory() for group in self.backlog.groups())
+
+    def set_members_known(self, known: bool) -> None:
+        """Whether all workers of the node have told their members: a group that has none is gone then, with its list.
+
+        Otherwise its members may be those of a worker that has died, or that did not begin yet.
+        """
+        became_known = known and not self.backlog.members_known
+        self.backlog.members_known = known
+        if became_known:
+            for group in self.backlog.groups():
+                self._forget_empty(cast(SharedGroup, group))
 
     def shared_group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of a shared subscription; an empty one that is not kept, if there is none."""
@@ -272,15 +299,20 @@ class Routes:
         if len(group) == 0:
             self._shared_here += 1
             self.patterns.add(group.filter, True, subscription.session.client_id)
-        members = len(group)
+        members, durable = len(group), group.durable
         group.join(subscription)
         self._members += len(group) - members
+        if group.durable != durable:
+            self._changed(group.filter)
         self._announce(group)
 
     def _leave(self, subscription: Subscription) -> None:
         group = self._shared[subscription.share, subscription.filter]
+        durable = group.durable
         group.leave(subscription)
         self._members -= 1
+        if group.durable != durable:
+            self._changed(group.filter)
         self._announce(group)
         if len(group) == 0:
             self._shared_here -= 1
@@ -290,8 +322,8 @@ class Routes:
     def _announce(self, group: SharedGroup) -> None:
         """Tell the other workers how many members of *group* are at this worker."""
         if self._neighbours is not None:
-            group.announced = (len(group), group.ready())
-            self._neighbours.shared(group.share, group.filter, len(group), group.ready())
+            group.announced = members, ready, durable = group.here()
+            self._neighbours.shared(group.share, group.filter, members, ready, durable)
 
     def _group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of a shared subscription, made if there is none."""
@@ -313,7 +345,7 @@ class Routes:
 
     def _forget_empty(self, group: SharedGroup) -> None:
         """Remove *group* if it has no member at any worker."""
-        if len(group) or group.remote:
+        if len(group) or group.remote or (not self.backlog.members_known and group.waits_stored()):
             return
         group.discard()
         filter = group.filter

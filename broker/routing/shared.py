@@ -27,20 +27,26 @@
 # members; at another one while the gate of that one is closed, which may cost the order of messages. The list stays
 # there. Its first messages are passed to another worker with ready members, at most BATCH for each of them whenever it
 # reports or confirms what it was passed, so as fast as they are taken there. All of them are passed when the last
-# member here has left. When the last member of all workers has left, the list is discarded and counted. A list is in
-# the memory of one worker and is lost with it, as the sessions of that worker and their queues are. The roads not
+# member here has left. When the last member of all workers has left, the list is discarded and counted. The roads not
 # taken: a list at the publisher's worker alone needs a report for each message that a member elsewhere takes; a list at
 # one home of the group has each message cross twice.
+#
+# A list in memory is lost with its worker, as the sessions there and their queues are. A group is *durable* if a member
+# of it at any worker is: then what begins to wait is stored, and a publish of QoS 1 or 2 is answered when its message
+# is stored in a list, or a durable member has stored or acknowledged it, at whichever worker (for that, workers with
+# durable members are neighbours that confirm). The worker that follows one that has died adopts its lists: a group may
+# have several here, which are drained one after the other. A member without a durable session has what it is sent in
+# memory, as all sessions of that kind: what it has not acknowledged is lost with its worker, or with its connection.
 from typing import Final, cast
 
 from broker.mqtt.topics import SHARE_PREFIX
 from broker.overload.gate import Gate
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
+from broker.routing.member_ring import Member, MemberRing
 from broker.routing.neighbour import Neighbour
-from broker.routing.shared_backlog import SharedBacklog
+from broker.routing.shared_backlog import ListHolder, SharedBacklog, WaitingList
 from broker.session.message import Message
-from broker.session.queue import Holder, MemoryQueue
 from broker.session.session import Session
 from broker.session.subscriber import Subscriber
 from broker.session.subscription import Subscription
@@ -51,45 +57,6 @@ HOPS: Final = 2  # workers, beside that of its publisher, that a message may go 
 MOST_HOPS: Final = 255  # a byte
 SKIPS: Final = 16  # waiting messages that are skipped at once, as no ready member may read their topics
 BATCH: Final = 16  # waiting messages that another worker is passed at once for each ready member that it reported
-
-
-class Member:
-    def __init__(self, subscription: Subscription) -> None:
-        self.subscription = subscription
-        self.ring: MemberRing | None = None
-        self.before: Member | None = None  # in its ring
-        self.after: Member | None = None
-
-
-class MemberRing:
-    """A linked list of members in the order of their turns. All operations are O(1)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.turn: Member | None = None
-        self.next_check: Member | None = None  # the member whose state is checked next
-
-    def add(self, member: Member) -> None:
-        """Add *member*; all others have their turn before it."""
-        turn = self.turn
-        member.ring = self
-        self.count += 1
-        if turn is None:
-            self.turn = self.next_check = member.before = member.after = member
-            return
-        last = cast(Member, turn.before)
-        member.before, member.after = last, turn
-        last.after = turn.before = member
-
-    def remove(self, member: Member) -> None:
-        before, after = cast(Member, member.before), cast(Member, member.after)
-        before.after, after.before = after, before
-        member.ring = member.before = member.after = None  # no cycle for the collector
-        self.count -= 1
-        if self.turn is member:
-            self.turn = after if self.count else None
-        if self.next_check is member:
-            self.next_check = after if self.count else None
 
 
 class RemoteMembers:
@@ -117,14 +84,17 @@ class SharedGroup(Subscriber):
         self.filter = filter
         self._key = b"%b%b/%b" % (SHARE_PREFIX, share, filter)  # of subscriptions in their sessions
         self._backlog = backlog
-        self._waiting: MemoryQueue | None = None  # None: no message waits
+        self.durable = False  # a member at any worker is, and lists are stored
+        self._durable_here = 0  # durable members at this worker
+        self._waiting: WaitingList | None = None  # the oldest list; None: no message waits
+        self._newer: list[WaitingList] | None = None  # further ones, in order; None: there is one list at most
         self._authoriser = authoriser
         self._members: dict[Subscription, Member] = {}
         self._ready = MemberRing()
         self._slow = MemberRing()
         self._absent = MemberRing()
         self.remote: dict[Neighbour, RemoteMembers] = {}
-        self.announced = (0, 0)  # what was reported to other workers: members at this worker, ready ones of them
+        self.announced = (0, 0, False)  # what was reported to other workers: see `here()`
         self._credit = 0  # of this worker, as `RemoteMembers.credit`
 
     def __len__(self) -> int:
@@ -135,9 +105,26 @@ class SharedGroup(Subscriber):
         """The number of members at this worker that were ready when they were last checked."""
         return self._ready.count
 
+    def here(self) -> tuple[int, int, bool]:
+        """Of this worker: members, ready ones of them, and whether any is durable."""
+        return len(self._members), self._ready.count, self._durable_here > 0
+
     def waiting(self) -> int:
         """The number of messages that wait at this worker."""
-        return 0 if self._waiting is None else self._waiting.count
+        return sum([each.count() for each in self._lists()])
+
+    def waits_in_memory(self) -> bool:
+        """Whether messages wait that would end with this worker."""
+        return any(not each.stored for each in self._lists())
+
+    def waits_stored(self) -> bool:
+        """Whether there is a list here that would outlive this worker."""
+        return any(each.stored for each in self._lists())
+
+    def _lists(self) -> list[WaitingList]:
+        if self._waiting is None:
+            return []
+        return [self._waiting] if self._newer is None else [self._waiting, *self._newer]
 
     def check_members(self) -> None:
         """Check some members of each ring, so that the report to other workers is not too old."""
@@ -149,18 +136,31 @@ class SharedGroup(Subscriber):
         """*neighbour* has *members* members, *ready* of them ready; true if it had none, or has none any more."""
         known = self.remote.get(neighbour)
         if members == 0:
-            return self.remote.pop(neighbour, None) is not None
+            left = self.remote.pop(neighbour, None) is not None
+            self._look_whether_durable()
+            return left
         if known is None:
             known = self.remote[neighbour] = RemoteMembers()
+            self._look_whether_durable()
         new = known.members == 0
         known.members = members
         known.ready = ready
         self.retry_elsewhere()
         return new
 
+    def _look_whether_durable(self) -> None:
+        stored = self._backlog.store is not None
+        self.durable = stored and (self._durable_here > 0 or any(each.confirms for each in self.remote))
+
+    def store_gate(self) -> Gate | None:
+        """The gate of the store that messages for the group may have to wait for; None if nothing of it is stored."""
+        store = self._backlog.store
+        return store.gate if self.durable and store is not None else None
+
     def retry(self) -> None:
         """Go on with what waits, soon."""
-        self._backlog.retry(self._key)
+        if self._waiting is not None:
+            self._backlog.retry(self._key)
 
     def retry_elsewhere(self) -> None:
         """Pass some of what waits to workers whose last report has ready members, soon."""
@@ -176,11 +176,15 @@ class SharedGroup(Subscriber):
         if self._members:
             return None
         self._forget_gone()
+        closed: Gate | None = None
         for neighbour in self.remote:
-            if neighbour.gate.open:
+            gate, store = neighbour.gate, neighbour.store
+            if gate.open and store is not None:
+                gate = store
+            if gate.open:
                 return None
-        first = next(iter(self.remote), None)
-        return None if first is None else first.gate
+            closed = closed or gate
+        return closed
 
     def join(self, subscription: Subscription) -> None:
         """Add a member. A member that has subscribed again is ready until it is checked."""
@@ -188,7 +192,11 @@ class SharedGroup(Subscriber):
         if member is None:
             member = self._members[subscription] = Member(subscription)
             self._ready.add(member)
-            subscription.session.backlog = self._backlog
+            session: Session = subscription.session
+            session.backlog = self._backlog
+            if session.storage is not None:
+                self._durable_here += 1
+                self._look_whether_durable()
         else:
             _move(member, self._ready)
         if self._waiting is not None:
@@ -198,6 +206,10 @@ class SharedGroup(Subscriber):
         """KeyError if it is no member."""
         member = self._members.pop(subscription)
         cast(MemberRing, member.ring).remove(member)
+        session: Session = subscription.session
+        if session.storage is not None:
+            self._durable_here -= 1
+            self._look_whether_durable()
         if self._waiting is not None and not self._members:
             self._backlog.retry(self._key)
 
@@ -210,10 +222,11 @@ class SharedGroup(Subscriber):
 
     def discard(self) -> None:
         """Drop what waits: the last member of all workers has left."""
-        waiting = self._waiting
-        if waiting is not None:
-            self._backlog.counters.dropped(DropReason.NO_SHARED_MEMBER, waiting.clear())
-            self._end_list()
+        if self._waiting is not None:
+            dropped = sum([each.clear() for each in self._lists()])
+            self._backlog.counters.dropped(DropReason.NO_SHARED_MEMBER, dropped)
+            self._waiting = self._newer = None
+            self._backlog.end(self._key)
 
     def deliver(self, message: Message, now: float, hop: int = 0) -> bool:
         """Offer *message* to one member; false if there is none for it. *hop*: how many workers have passed it on."""
@@ -245,57 +258,74 @@ class SharedGroup(Subscriber):
     def deliver_waiting(self, most: int, now: float) -> int:
         """Give up to *most* of the messages that wait to members that can be sent them; return how many were handled.
 
-        Fewer than *most*: no member can be sent more now.
+        Fewer than *most*: no member can be sent more now, or they are being read.
         """
-        waiting = self._waiting
+        waiting = next((each for each in self._lists() if each.count()), None)
         if waiting is None:
+            self.end_finished_lists()
             return 0
         self._forget_gone()
         self._check(self._slow, FEW_CHECKS, 1)
         self._check(self._absent, FEW_CHECKS, 1)
+        if waiting.stored:  # it is not read for nobody
+            self._check(self._ready, FEW_CHECKS, 1)
+            if not self._ready.count and self._neighbour_for_waiting() is None:
+                waiting.rest()
+                return 0
         handled = 0
         skipped: list[Message] = []  # no ready member may read their topics
-        while handled < most and len(skipped) < SKIPS:
-            message = waiting.pop()
+        nobody_ready = False
+        while handled < most and len(skipped) < SKIPS and not nobody_ready:
+            message = waiting.take()
             if message is None:
                 break
             if message.expired(now):
                 self._backlog.counters.dropped(DropReason.EXPIRED, 1)  # [MQTT-3.3.2-5]
-            elif not self._give(message, now):
-                if self._authoriser is None or not self._ready.count:
-                    skipped.append(message)
-                    break
-                if self._readable(message.topic):
+                waiting.dropped(message, now)
+            elif not self._give(waiting, message, now):
+                nobody_ready = self._authoriser is None or not self._ready.count
+                if nobody_ready or self._readable(message.topic):
                     skipped.append(message)
                     continue
                 self._backlog.counters.dropped(DropReason.MAY_NOT_READ, 1)
-            self._backlog.budget.release(message)
+                waiting.dropped(message, now)
             handled += 1
         waiting.put_back(skipped)
-        if not waiting.count:
-            self._end_list()
+        if nobody_ready:
+            waiting.rest()
+        self.end_finished_lists()
         return handled
 
-    def _give(self, message: Message, now: float) -> bool:
-        """Send *message*, which has waited, to a ready member of this worker, or pass it to another worker."""
+    def _give(self, waiting: WaitingList, message: Message, now: float) -> bool:
+        """Send *message*, from *waiting*, to a ready member of this worker, or pass it to another worker."""
         member = self._next_ready(message.topic, message.qos)
         if member is not None:
             member.session.offer(_variant_for(member, message), now)
+            waiting.given(message, True, now)
             return True
-        neighbour = self._next_with_room() if self._members else self._largest()
-        if neighbour is None or not neighbour.gate.open:
-            if any(there.ready for there in self.remote.values()):
-                self._backlog.hold(self._key)
+        neighbour = self._neighbour_for_waiting()
+        if neighbour is None:
             return False
         self.remote[neighbour].room -= 1
         neighbour.offer_shared(self.share, self.filter, message, HOPS, now)
+        waiting.given(message, False, now)
         return True
+
+    def _neighbour_for_waiting(self) -> Neighbour | None:
+        """The worker that is passed a message that waits, as no member here is ready; None: no worker can be now."""
+        neighbour = self._next_with_room() if self._members else self._largest()
+        if neighbour is not None and neighbour.gate.open:
+            return neighbour
+        if any(there.ready for there in self.remote.values()):
+            self._backlog.hold(self._key)
+        return None
 
     def _forget_gone(self) -> None:
         """Forget workers that have ended: those that remove them from all groups do that in pages."""
         for neighbour in self.remote:
             if neighbour.gone:
                 self.remote = {each: there for each, there in self.remote.items() if not each.gone}
+                self._look_whether_durable()
                 return
 
     def _next_with_room(self) -> Neighbour | None:
@@ -315,19 +345,32 @@ class SharedGroup(Subscriber):
 
     def _wait(self, message: Message, now: float) -> None:
         """Have *message* wait for the first member that can be sent it."""
-        waiting = self._waiting
-        if waiting is None:
-            waiting = self._waiting = self._backlog.begin_list(self._key, self)
-            waiting.bind(ListHolder(self))
+        lists = self._lists()
+        if lists and (lists[-1].stored or not self.durable):
+            waiting = lists[-1]
+        else:
+            waiting = self._backlog.begin_list(self._key, self, self.durable)
+            self.add_list(waiting)
         dropped = waiting.append(message, self._backlog.queue, now)
         if dropped:
             self._dropped(waiting, dropped)
-        if waiting.count:
+        if waiting.count():
             self._backlog.retry(self._key)
         else:
-            self._end_list()
+            self.end_finished_lists()
 
-    def _dropped(self, waiting: MemoryQueue, count: int) -> None:
+    def add_list(self, waiting: WaitingList) -> None:
+        """*waiting* is a list of this group, too: a new one, or that of a worker that has ended."""
+        waiting.bind(GroupListHolder(self, waiting))
+        if self._waiting is None:
+            self._backlog.keep(self._key, self)
+            self._waiting = waiting
+        elif self._newer is None:
+            self._newer = [waiting]
+        else:
+            self._newer.append(waiting)
+
+    def _dropped(self, waiting: WaitingList, count: int) -> None:
         """Count messages that were dropped as too many wait; a member that is not ready is told the reason."""
         self._backlog.dropped(self, waiting, count)
         ring = self._slow if self._slow.count else self._absent
@@ -337,15 +380,31 @@ class SharedGroup(Subscriber):
             session: Session = member.subscription.session
             session.missed(DropReason.SHARED_FULL, count)
 
-    def list_expired(self, count: int) -> None:
-        """*count* messages of the list have ended."""
-        self._backlog.counters.dropped(DropReason.EXPIRED, count)
-        if self._waiting is not None and not self._waiting.count:
-            self._end_list()
+    def list_dropped(self, waiting: WaitingList, reason: DropReason, count: int) -> None:
+        """*waiting* has dropped *count* messages by itself: they have ended, or too many wait."""
+        if reason is DropReason.QUEUE_FULL:
+            self._dropped(waiting, count)
+        else:
+            self._backlog.counters.dropped(reason, count)
+        self.end_finished_lists()
 
-    def _end_list(self) -> None:
-        self._waiting = None
-        self._backlog.end(self._key)
+    def end_finished_lists(self) -> None:
+        """Forget the lists, from the oldest on, of which no message is left."""
+        while self._waiting is not None and self._waiting.finished():
+            self._waiting.clear()
+            self._waiting = self._newer.pop(0) if self._newer else None
+            self._newer = self._newer or None
+            if self._waiting is None:
+                self._backlog.end(self._key)
+
+    def forget_list(self, waiting: WaitingList) -> None:
+        """*waiting* is damaged: what comes from now on waits in another list."""
+        lists = [each for each in self._lists() if each is not waiting]
+        waiting.clear()
+        self._waiting = lists[0] if lists else None
+        self._newer = lists[1:] or None
+        if self._waiting is None:
+            self._backlog.end(self._key)
 
     def _pass_round(self, message: Message, hop: int, now: float) -> bool:
         """Pass *message* to the next worker, where it may wait; false once all workers have had it."""
@@ -487,11 +546,21 @@ def _move(member: Member, ring: MemberRing) -> None:
         ring.add(member)
 
 
-class ListHolder(Holder):
-    """Is told of messages in the list of *group* that have ended."""
+class GroupListHolder(ListHolder):
+    """Tells *group* what becomes of the messages of its list *waiting*."""
 
-    def __init__(self, group: SharedGroup) -> None:
+    def __init__(self, group: SharedGroup, waiting: WaitingList) -> None:
         self._group = group
+        self._waiting = waiting
+
+    def pump(self, now: float) -> None:
+        self._group.retry()
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
-        self._group.list_expired(count)
+        self._group.list_dropped(self._waiting, reason, count)
+
+    def finished(self) -> None:
+        self._group.end_finished_lists()
+
+    def damaged(self) -> None:
+        self._group.forget_list(self._waiting)

@@ -34,12 +34,12 @@ def test_every_change_has_a_number_of_its_own(lanes: Lanes) -> None:
     made = announcements(lanes)
     made.gained(b"a/b", False)
     made.lost(b"a/b", False)
-    made.shared(b"group", b"c", 3, 2)
+    made.shared(b"group", b"c", 3, 2, True)
 
     (gained, lost, members) = told(peer)
     assert (wire.GAINED, (1, b"a/b")) == (gained[0], wire.read_change(gained[1]))
     assert (wire.LOST, (2, b"a/b")) == (lost[0], wire.read_change(lost[1]))
-    assert (wire.MEMBERS, (3, b"group", b"c", 3, 2)) == (members[0], wire.read_members(members[1]))
+    assert (wire.MEMBERS, (3, b"group", b"c", 3, 2, True)) == (members[0], wire.read_members(members[1]))
 
 
 def test_a_subscription_waits_for_every_peer_and_is_not_read_meanwhile(lanes: Lanes) -> None:

@@ -164,7 +164,7 @@ def test_what_the_dead_had_told_brings_no_member_back(nodes: Nodes) -> None:
     node = nodes(1)
     (broker,) = node
     (data, dead_data), (control, dead_control) = socket.socketpair(), socket.socketpair()
-    dead_control.send(wire.members(0, b"group", b"a", 1, 1))
+    dead_control.send(wire.members(0, b"group", b"a", 1, 1, False))
     for end in (dead_data, dead_control):
         end.close()
     for end in (data, control):

@@ -117,6 +117,24 @@ def test_what_is_acknowledged_comes_in_order_whatever_is_killed(start_node: Star
     assert [b"%d" % number for number in range(MESSAGES)] == [each.payload for each in received(subscriber, MESSAGES)]
 
 
+@pytest.mark.parametrize("what", ["workers", "all"])
+def test_what_waits_for_a_group_comes_in_order_whatever_is_killed(start_node: StartNode, what: str) -> None:
+    """Messages for a shared subscription whose members are away would be lost with the worker that has its list."""
+    weir = durable(start_node)
+    member, _ = back(weir, "member")
+    member.subscribe("$share/group/topic", qos=1)
+    member.close()
+    publisher = weir.client("publisher")
+    publish(publisher, MESSAGES)
+    publisher.close()
+
+    weir = kill_workers(weir) if what == "workers" else kill_all(start_node)(weir)
+
+    member, present = back(weir, "member")
+    assert present
+    assert [b"%d" % number for number in range(MESSAGES)] == [each.payload for each in received(member, MESSAGES)]
+
+
 def test_what_was_sent_comes_again_with_its_packet_ids(start_node: StartNode) -> None:
     """A client would take messages for new ones that it has had, or never acknowledge what the node waits for."""
     weir = durable(start_node)

@@ -25,7 +25,7 @@ from broker.store.redis.pipeline import Command
 PATIENCE: Final = 3600.0  # seconds, as for other pages
 PACKS: Final = 16  # of a page: 2 000 messages at most
 PAUSE_PER_PAGE: Final = 0.01  # seconds; of a page that is not full a part of it
-MARK: Final = b"\0"
+MARK: Final = b"\0d"  # the beginning of a name that is no client id: no string of MQTT has a NUL
 
 
 class Submit(Protocol):
@@ -40,7 +40,7 @@ def name_of(client: bytes) -> bytes:
 
 
 def is_dropped(name: bytes) -> bool:
-    """Whether *name*, from an index, is that of a dropped queue; else it is a client id."""
+    """Whether *name*, from an index, is that of a dropped queue."""
     return name.startswith(MARK)
 
 

@@ -118,6 +118,12 @@ class GroupCommit:
             writer.dirty = True
             self._dirty.append(writer)
 
+    def move_last(self, writer: Writer) -> None:
+        """Ask *writer*, which has something to write, behind all others that have now."""
+        if self._dirty[-1] is not writer:
+            self._dirty.remove(writer)
+            self._dirty.append(writer)
+
     def later(self, writer: Writer, now: float) -> None:
         """Ask *writer* for its writes within `store.hold` seconds."""
         if not writer.held and not writer.dirty:

@@ -25,7 +25,7 @@ from hiredis import ReplyError
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from broker.mqtt.topics import check_filter, check_topic
+from broker.mqtt.topics import SHARE_PREFIX, check_filter, check_topic
 from broker.reasons import ProtocolError
 from broker.session.gap import OwedGap, unpack
 from broker.session.message import Message
@@ -84,6 +84,10 @@ class StoredSession:
         self.owed: OwedGap = unpack(gap)
         self.tokens = tokens
         self._subscriptions = subscriptions
+
+    def groups(self) -> list[bytes]:
+        """The keys of the shared subscriptions."""
+        return [key for key in self._subscriptions if key.startswith(SHARE_PREFIX)]
 
     def subscriptions(self, session: Session) -> list[Subscription]:
         """Its subscriptions, for *session*, to which they are not added yet."""
@@ -250,6 +254,10 @@ class SessionRecord(SessionStorage):
 
     def unsubscribed(self, key: bytes) -> None:
         self._remove(key)
+
+    def store_group(self, key: bytes) -> None:
+        """The record is not that of a session, but of messages for the shared subscription under *key*."""
+        self._put(key, bytes(1))
 
     def may_receive(self, packet_id: int, duplicate: bool) -> bool:
         if self._tokens is None:

@@ -21,6 +21,7 @@
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 local op = ARGV[1]
 local LEFT = '\0' -- the field of a record with the time at which the client left (record.py)
+local DROPPED = '\0d' -- the beginning of the name of a dropped queue (dropped_queues.py)
 
 local function exists(key)
   return redis.call('EXISTS', key) == 1
@@ -83,7 +84,7 @@ if op == 'adopt' then
   local ours = redis.call('SMISMEMBER', KEYS[2], unpack(clients))
   for i, client in ipairs(clients) do
     local record = redis.pcall('HGETALL', ARGV[3] .. client) -- an error, if it is no hash
-    if string.byte(client) == 0 then -- a dropped queue, which has no record
+    if string.sub(client, 1, 2) == DROPPED then -- which has no record
       adopted[#adopted + 1] = client
       move(client)
       answers[#answers + 1] = client

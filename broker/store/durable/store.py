@@ -21,6 +21,7 @@ from broker.store.durable.adoption import (
 )
 from broker.store.durable.dropped_queues import DroppedQueues
 from broker.store.durable.group_commit import PAUSE, GroupCommit
+from broker.store.durable.group_queue import GroupQueue, is_group
 from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
@@ -81,7 +82,7 @@ class DurableStore(OnReady):
         self.retained: RetainedStore | None = None
         self.retained_load: RetainedLoad | None = None
         self._worker = worker
-        self.workers: Final = workers
+        self.workers: Final = workers  # of the node
         commands.on_ready(self)
 
     def store_retained(self, retained: Retained, stamps: HybridClock, most_bytes: int) -> None:
@@ -130,12 +131,16 @@ class DurableStore(OnReady):
             self.commit.replication.commands.move(address, now)
 
     def begin(self, client: bytes) -> SessionRecord:
-        """What stores the session of *client*, of which nothing is stored yet; see `restore()`."""
+        """What stores the session of *client*, of which nothing is stored yet; see `restore()`.
+
+        *client* may be the name of a list of messages that wait for a shared subscription (shared_lists.py).
+        """
         keys = self._slices[zlib.crc32(client) % SLICES]
         return SessionRecord(keys, client, self.commit, self, self._wall)
 
     def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
-        return DurableQueue(keys, client, self._budget, self.commit, self, self.expiry)
+        kind = GroupQueue if is_group(client) else DurableQueue
+        return kind(keys, client, self._budget, self.commit, self, self.expiry)
 
     def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, which another worker has still. `take()` follows, or its end."""

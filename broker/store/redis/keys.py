@@ -34,8 +34,10 @@
 # script touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
 #
 # The keys of a durable session have the incarnation of the worker that owns it. Who takes the session renames them, so
-# what its former owner still writes lands where nobody reads. A queue whose session has ended, and which has references
-# to bodies, has a name of its own in place of a client id, with a NUL as no client id has it [MQTT-1.5.4-2].
+# what its former owner still writes lands where nobody reads. Two kinds of lists are stored as sessions are, under names
+# with a NUL in place of CLIENT, as no client id has it [MQTT-1.5.4-2]: what waits for a shared subscription with durable
+# members (store/durable/shared_lists.py), and a queue whose session has ended, and which has references to bodies
+# (store/durable/dropped_queues.py).
 #
 # But for durable sessions, which end with their expiry, and for retained messages nothing stays for ever. Owners and
 # wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at
@@ -49,7 +51,7 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-DURABLE_FORMAT: Final = 2  # of durable sessions; a change that former builds cannot read raises it: 2, references
+DURABLE_FORMAT: Final = 2  # of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 
