@@ -17,7 +17,7 @@ from broker.reasons import CloseReason
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
-from broker.store.durable.group_queue import is_group
+from broker.store.durable.group_queue import is_session
 from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
@@ -151,7 +151,7 @@ class DurableSessions:
     # What the store tells.
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        if is_group(session.client_id.encode()):
+        if not is_session(session.client_id.encode()):
             self._shared.adopt(session)
             return
         adopted = self._sessions.adopt(session, now)
@@ -201,7 +201,7 @@ class DurableSessions:
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self._counters.sessions_damaged += 1
         name = client_id.encode(errors="surrogateescape")
-        if is_group(name):
+        if not is_session(name):
             self._shared.damaged(name, why)
             return
         self._log.error("session_damaged", client=client_id, why=why)

@@ -177,7 +177,9 @@ class ProtocolParts:
         )
         self.durable: DurableSessions | None = None
         if durable is not None:
-            shared = SharedLists(durable, routes, base.worker, limits.queue_bytes, queue_budget, base.log)
+            shared = SharedLists(
+                durable, routes, base.worker, limits.queue_bytes, queue_budget, base.counters, base.log
+            )
             routes.backlog.store = shared
             routes.backlog.members_known = False  # until the mesh says so
             self.durable = DurableSessions(

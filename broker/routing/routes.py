@@ -259,6 +259,8 @@ class Routes:
         if became_known:
             for group in self.backlog.groups():
                 self._forget_empty(cast(SharedGroup, group))
+            if self.backlog.store is not None:
+                self.backlog.store.members_known()
 
     def shared_group(self, share: bytes, filter: bytes) -> SharedGroup:
         """The group of a shared subscription; an empty one that is not kept, if there is none."""

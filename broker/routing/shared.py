@@ -1,11 +1,12 @@
 # A shared subscription: each message goes to one member of the group (4.8.2).
 #
 # A message that was sent to a member belongs to the session of the member: it is sent again when the member is back
-# [MQTT-4.8.2-4], and is gone with the session [MQTT-4.8.2-5] or with a refusal [MQTT-4.8.2-6]. A message of QoS 1 or 2
-# that no member can be sent at once waits in the list of the group (shared_backlog.py) for the first member that can,
-# also one that joins later; it gets the QoS of that member then. Messages that come while others wait are put behind
-# them, so the messages of one publisher are written in their order. QoS 0 never waits. Clients of 3.x may share, too,
-# by the same filters: their specification does not have shared subscriptions, but Mosquitto and HiveMQ offer them.
+# [MQTT-4.8.2-4], and is gone with the session [MQTT-4.8.2-5] or with a refusal [MQTT-4.8.2-6]. If the session is
+# durable, what it had of QoS 1 goes to another member then (store/durable/returned.py). A message of QoS 1 or 2 that no
+# member can be sent at once waits in the list of the group (shared_backlog.py) for the first member that can, also one
+# that joins later; it gets the QoS of that member then. Messages that come while others wait are put behind them, so
+# the messages of one publisher are written in their order. QoS 0 never waits. Clients of 3.x may share, too, by the
+# same filters: their specification does not have shared subscriptions, but Mosquitto and HiveMQ offer them.
 #
 # Members take turns. A *ready* member would be sent the message at once; the others are *slow*, or *absent* if they
 # have no connection. So a slow member costs the group nothing while another is ready.
@@ -46,7 +47,7 @@ from broker.routing.authority import Authoriser
 from broker.routing.member_ring import Member, MemberRing
 from broker.routing.neighbour import Neighbour
 from broker.routing.shared_backlog import ListHolder, SharedBacklog, WaitingList
-from broker.session.message import Message
+from broker.session.message import Message, group_tag, group_variant
 from broker.session.session import Session
 from broker.session.subscriber import Subscriber
 from broker.session.subscription import Subscription
@@ -83,6 +84,7 @@ class SharedGroup(Subscriber):
         self.share = share
         self.filter = filter
         self._key = b"%b%b/%b" % (SHARE_PREFIX, share, filter)  # of subscriptions in their sessions
+        self._tag = group_tag(self._key)
         self._backlog = backlog
         self.durable = False  # a member at any worker is, and lists are stored
         self._durable_here = 0  # durable members at this worker
@@ -300,7 +302,7 @@ class SharedGroup(Subscriber):
         """Send *message*, from *waiting*, to a ready member of this worker, or pass it to another worker."""
         member = self._next_ready(message.topic, message.qos)
         if member is not None:
-            member.session.offer(_variant_for(member, message), now)
+            member.session.offer(self._variant_for(member, message), now)
             waiting.given(message, True, now)
             return True
         neighbour = self._neighbour_for_waiting()
@@ -427,7 +429,7 @@ class SharedGroup(Subscriber):
         member = self._choose_ready(message.topic, message.qos)
         if member is None:
             return False
-        member.session.offer(_variant_for(member, message), now)
+        member.session.offer(self._variant_for(member, message), now)
         return True
 
     def _offer_to_wait(self, message: Message, now: float) -> bool:
@@ -522,6 +524,16 @@ class SharedGroup(Subscriber):
         authoriser = self._authoriser
         return authoriser is None or authoriser.may_receive(subscription.session.principal, topic)
 
+    def _variant_for(self, member: Subscription, message: Message) -> Message:
+        qos = min(message.qos, member.qos)  # [MQTT-4.8.2-3]
+        retain = message.retain and member.retain_as_published
+        session: Session = member.session
+        if session.storage is not None and qos:
+            return group_variant(message, qos, retain, member.identifiers, self._tag)
+        if qos != message.qos or retain != message.retain or member.identifiers:
+            return message.variant(qos, retain, member.identifiers)
+        return message
+
     def _ring_for(self, subscription: Subscription, qos: int) -> MemberRing:
         """The ring that a member belongs to, for a message at *qos*."""
         session: Session = subscription.session
@@ -529,14 +541,6 @@ class SharedGroup(Subscriber):
             return self._absent
         ready = session.ready() if qos and subscription.qos else session.writable()  # QoS 0 needs no place in a window
         return self._ready if ready else self._slow
-
-
-def _variant_for(member: Subscription, message: Message) -> Message:
-    qos = min(message.qos, member.qos)  # [MQTT-4.8.2-3]
-    retain = message.retain and member.retain_as_published
-    if qos != message.qos or retain != message.retain or member.identifiers:
-        return message.variant(qos, retain, member.identifiers)
-    return message
 
 
 def _move(member: Member, ring: MemberRing) -> None:

@@ -100,6 +100,10 @@ class ListStore:
         """A list for the group whose members have their subscriptions under *key*."""
         raise NotImplementedError
 
+    def members_known(self) -> None:
+        """All members of the node are known: go on with what waits for that."""
+        raise NotImplementedError
+
 
 class MemoryList(WaitingList):
     def __init__(self, queue_bytes: int, budget: MessageBudget) -> None:

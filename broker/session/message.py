@@ -4,6 +4,7 @@
 # just one. A Message has its own encoding for both wire formats (3.x and 5.0), made when the first receiver needs it;
 # the packets of two receivers differ only in the two bytes of the packet id. So a Message in a window or in a queue is
 # one reference, whatever the number of its receivers.
+import zlib
 from typing import Final
 
 from broker.delivery.completion import Completion
@@ -171,6 +172,55 @@ class Message:
             expiry = bytes((MESSAGE_EXPIRY_INTERVAL,)) + left.to_bytes(4, "big")
             self._section = encode_length(len(self.properties) + 5) + expiry + self.properties
         return self._section
+
+
+class GroupMessage(Message):
+    """A variant for a durable session, which gets it through a shared subscription and may have to return it.
+
+    *group*: the tag of that subscription, see `group_tag()`. *added*: how many bytes at the end of *properties* are
+    subscription identifiers of the session.
+    """
+
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        expires: float,
+        group: int,
+        added: int,
+    ) -> None:
+        super().__init__(topic, payload, qos, retain, properties, expires)
+        self.group = group
+        self.added = added
+
+    def for_other(self) -> Message:
+        """A message for another member: it shares the bytes, and ends at the same time."""
+        properties = self.properties[: len(self.properties) - self.added]
+        other = Message(self.topic, self.payload, self.qos, self.retain, properties, self.expires)
+        other.ends = self.ends
+        return other
+
+
+def group_tag(key: bytes) -> int:
+    """What tells the shared subscriptions of one session apart, by their keys."""
+    return zlib.crc32(key)
+
+
+def group_variant(message: Message, qos: int, retain: bool, identifiers: bytes, group: int) -> GroupMessage:
+    """A variant of *message* for a member of the shared subscription with the tag *group*."""
+    properties = message.properties + identifiers
+    expires = message.expires
+    variant = GroupMessage(message.topic, message.payload, qos, retain, properties, expires, group, len(identifiers))
+    variant.ends = message.ends
+    variant.original = message.as_published()
+    if qos == message.qos and retain == message.retain:
+        variant.head3 = message.head3
+        if not identifiers:
+            variant.head5 = message.head5
+    return variant
 
 
 RELEASED: Final = Message(b"", b"", 2, False, b"", NEVER)  # stands in a window for a message after its PUBREC

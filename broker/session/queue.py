@@ -236,6 +236,13 @@ class MessageQueue(Expiring):
         """Remove all messages, as the session has ended; return how many waited."""
         raise NotImplementedError
 
+    def end(self, sent: int, sent_bytes: int) -> int:
+        """The session has ended, with *sent* messages in flight; return how many will not be delivered.
+
+        A queue of a member of shared subscriptions may have messages for other members: it says later how many.
+        """
+        return sent + self.clear()
+
 
 class MemoryQueue(MessageQueue):
     """At most *most_bytes* bytes of messages in memory. They share *budget* with all other queues of the worker."""

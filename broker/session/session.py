@@ -139,10 +139,11 @@ class Session(IncomingMessages):
         self.ended = True
         self.detach()
         lost = len([message for message in (self._inflight or {}).values() if message is not RELEASED])
+        size = self._inflight_bytes
         self.restore({})
         self._limits.budget.forget(self)
         if self._queue is not None:
-            lost += self._queue.clear()
+            lost = self._queue.end(lost, size)
         self._queue = self.incoming = self._carried = None
         if lost:
             self._dropped(DropReason.SESSION_ENDED, lost)

@@ -3,7 +3,8 @@
 #   MAGIC, 8 bytes; the version of this format, 2 bytes
 #   frames: the length, 4 bytes, and a list in msgpack, whose first element is the kind of the frame:
 #     HEAD      what Head has, by name; the first frame, and only that
-#     SESSION   client id, fields and values of its record, positions of its marks (store/durable/marks.py)
+#     SESSION   client id, fields and values of its record, positions of its marks (store/durable/marks.py); or the name
+#               of what waits for a shared subscription (store/durable/group_queue.py), and the same of that
 #     PACKS     packs of the queue of the session before, in their order; as many frames as it takes
 #     RETAINED  topics and values
 #     END       how many sessions, packs and retained messages there were; the last frame, and only that

@@ -6,6 +6,9 @@
 #   session is found that is there then; it is read wherever it is. One that is at no worker any more has ended.
 # - Bodies that many queues share are read after the queues that refer to them, and are in the backup in each of these
 #   (whole_packs.py). A queue that waits to be taken apart, as its session has ended, has no record: it is none of them.
+# - What waits for a shared subscription is stored as a session is (store/durable/shared_lists.py), and read before all
+#   sessions, and what returns to one (store/durable/returned.py) before that: a message that moves on meanwhile may be
+#   in the backup twice, and is not missing. What a session that ends meanwhile returns may be missing.
 # - It takes the memory of one slice's client ids and of one call's sessions here, and of the latter in the server: CALL
 #   bytes, or one whole queue (limits.queue_bytes).
 #
@@ -19,6 +22,7 @@ from typing import Any, Final
 import redis
 from redis.exceptions import ResponseError
 
+from broker.store.durable.group_queue import is_group, is_returned, is_session
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
 from supervisor.backup.whole_packs import whole_packs
@@ -73,9 +77,10 @@ class Export:
 
     def run(self) -> None:
         """redis.RedisError, BackupUnusable."""
-        for number in range(SLICES):
-            self._workers = self._find_workers()
-            self._read(number, self._clients(number))
+        for of_kind in (is_returned, is_group, is_session):
+            for number in range(SLICES):
+                self._workers = self._find_workers()
+                self._read(number, [name for name in self._clients(number) if of_kind(name)])
         for number in range(SLICES):
             self._read_retained(self._keys.retained(number))
 

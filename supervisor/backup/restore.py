@@ -28,6 +28,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from broker.session.principal import owner_tag
+from broker.store.durable.group_queue import is_session
 from broker.store.durable.record import HEAD
 from broker.store.durable.tokens import COUNTED, INCOMING
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
@@ -155,7 +156,8 @@ class Restore:
         self._queue = keys.queues + client
         batch.hset(keys.records + client, items=self._kept(fields))
         batch.sadd(keys.index, client)
-        self._write_owner(batch, client, fields, share)
+        if is_session(client):
+            self._write_owner(batch, client, fields, share)
         if marks:
             batch.sadd(keys.released + client, *marks)
         return sum(map(len, fields))

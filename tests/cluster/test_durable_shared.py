@@ -1,6 +1,5 @@
 # Shared subscriptions of durable sessions: what a publisher was answered for reaches a member, whatever ends.
 import gc
-import random
 import time
 from collections.abc import Callable
 
@@ -8,35 +7,41 @@ import pytest
 
 from broker.config.schema import Config, Limits
 from broker.mqtt.packets import (
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    PUBREL,
     V5,
-    Ack,
-    Connect,
     Disconnect,
-    Properties,
     Publish,
-    SubAck,
-    Subscribe,
     Unsubscribe,
-    Wanted,
 )
-from broker.mqtt.properties import RECEIVE_MAXIMUM, SESSION_EXPIRY_INTERVAL
+from broker.mqtt.properties import RECEIVE_MAXIMUM
 from broker.reasons import CloseReason, DropReason
+from tests.cluster.durable_groups import (
+    FILTER,
+    LIST,
+    NUMBERS,
+    Fleet,
+    absent,
+    answers,
+    arrive,
+    end,
+    expire_at_the_next_start,
+    member,
+    nothing_is_stored,
+    payloads,
+    publish,
+    publisher,
+    restart,
+    seeds,
+    stored,
+    taken,
+)
 from tests.cluster.talk import subscribed
 from tests.garbage import ours
 from tests.innode import Node
-from tests.inprocess import Broker, Client
 from tests.redis_servers import RunningRedis
 
 pytestmark = pytest.mark.system  # a real Redis
 
 StartNode = Callable[..., Node]
-LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 10_000}
-FILTER = "$share/group/a"
-LIST = b"*:%b:*\0g*"  # the keys of lists
 
 
 @pytest.fixture
@@ -47,102 +52,6 @@ def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
 @pytest.fixture
 def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
     return lambda workers, config=None: nodes(workers, config, redis, durable=True)
-
-
-def arrive(broker: Broker, name: str = "member", clean: bool = False, window: int = 0) -> Client:
-    """The durable client *name*, which has at most *window* messages in flight."""
-    properties = LASTING | ({RECEIVE_MAXIMUM: window} if window else {})
-    client = broker.connect(name, V5, clean_start=clean, properties=properties)
-    broker.settle()
-    return client
-
-
-def member(broker: Broker, name: str = "member", qos: int = 2, window: int = 0) -> Client:
-    """A durable client that is a member of the group. What waits may come ahead of its SUBACK."""
-    client = arrive(broker, name, window=window)
-    client.send(Subscribe(1, [Wanted(FILTER.encode(), qos)]))
-    packets = client.receive()
-    assert SubAck(1, [qos]) in packets
-    client.inbox.extend([each for each in packets if isinstance(each, Publish)])
-    return client
-
-
-def absent(broker: Broker, name: str = "member", qos: int = 2) -> None:
-    member(broker, name, qos).drop()
-    broker.settle()
-    broker.advance(0.3)
-
-
-def publisher(broker: Broker, *said: bytes, qos: int = 1) -> Client:
-    """A client that has published and waits for its answers."""
-    client = broker.connect("publisher", V5)
-    client.send(*[Publish(b"a", payload, qos, packet_id=number + 1) for number, payload in enumerate(said)])
-    return client
-
-
-def answers(client: Client) -> int:
-    return len([each for each in client.receive() if isinstance(each, Ack)])
-
-
-def publish(broker: Broker, *said: bytes, qos: int = 1) -> None:
-    """Publish, and see the acknowledgements."""
-    client = publisher(broker, *said, qos=qos)
-    broker.settle()
-    broker.advance(0.2)
-    assert len(said) == answers(client)
-    client.drop()
-    broker.settle()
-
-
-def payloads(client: Client) -> list[bytes]:
-    return [each.payload for each in client.receive() if isinstance(each, Publish)]
-
-
-def taken(client: Client, broker: Broker) -> list[bytes]:
-    """Everything that *client* is sent, which it acknowledges, also at QoS 2."""
-    found: list[bytes] = []
-    for _ in range(1000):
-        packets = client.receive()
-        if not packets:
-            broker.advance(0.2)
-            packets = client.receive()
-            if not packets:
-                return found
-        for packet in packets:
-            if isinstance(packet, Publish):
-                found.append(packet.payload)
-                client.send(Ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id))
-            elif isinstance(packet, Ack) and packet.kind == PUBREL:
-                client.send(Ack(PUBCOMP, packet.packet_id))
-    raise AssertionError("there is no end to it")
-
-
-def end(node: Node) -> None:
-    """All workers end as if they were killed."""
-    for broker in list(node):
-        node.workers.remove(broker)
-        broker.close()
-
-
-def restart(node: Node, count: int) -> None:
-    """All workers end as if they were killed, and *count* others begin."""
-    end(node)
-    node._workers = count
-    for _ in range(count):
-        node.start()
-
-
-def stored(redis: RunningRedis) -> int:
-    """How many lists of groups there are."""
-    return len(redis.client().keys(LIST % b"session"))
-
-
-def nothing_is_stored(redis: RunningRedis) -> bool:
-    client = redis.client()
-    return [] == [key for kind in (b"session", b"queue", b"released") for key in client.keys(LIST % kind)]
-
-
-NUMBERS = [b"%d" % number for number in range(200)]  # more than a pack
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -317,13 +226,6 @@ def test_the_last_member_takes_what_waits_with_it(start_node: StartNode, redis: 
     assert 2 == sum(broker.counters.dropped_by_reason[DropReason.NO_SHARED_MEMBER.label] for broker in node)
 
 
-def expire_at_the_next_start(broker: Broker, name: str) -> None:
-    session = broker.session(name)
-    assert session is not None and session.storage is not None
-    session.storage.store_head(0, None, False)
-    broker.settle()
-
-
 def test_a_list_waits_for_the_members_of_workers_that_are_not_there_yet(start_node: StartNode) -> None:
     """After the death of two workers the one that is back first would drop what members of the other one wait for."""
     node = start_node(3)
@@ -443,100 +345,6 @@ def test_a_group_without_durable_members_stores_nothing(start_node: StartNode, r
     assert 0 == stored(redis)
 
 
-def seeds(first: int, last: int) -> list[object]:
-    """Those that take too long for each run."""
-    return [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(first, last + 1)]
-
-
-class Fleet:
-    """Members that come and go, publishers, and workers that die, as *chance* has it."""
-
-    def __init__(self, node: Node, qos: int, seed: int) -> None:
-        self._node = node
-        self._qos = qos
-        self._chance = random.Random(seed)
-        self._members: dict[str, Client | None] = dict.fromkeys(("one", "two", "three"))
-        self._publishers: dict[Broker, Client] = {}
-        self._published = 0
-        self.answered: set[bytes] = set()
-        self.received: list[bytes] = []
-        for number, name in enumerate(self._members):
-            member(node[number % len(node)], name, qos).drop()
-
-    def step(self, deaths: bool) -> None:
-        chance, node = self._chance, self._node
-        what = chance.choice(["publish", "publish", "come", "go", "take", "take", "die" if deaths else "take", "begin"])
-        if what == "publish":
-            self._publish(chance.choice(node.workers), chance.randint(1, 40))
-        elif what == "come":
-            name = chance.choice(list(self._members))
-            client = chance.choice(node.workers).open(V5)
-            client.send(Connect(V5, name, False, 0, properties=LASTING | {RECEIVE_MAXIMUM: chance.choice([2, 10, 99])}))
-            self._members[name] = client
-        elif what == "go":
-            gone = self._members[chance.choice(list(self._members))]
-            if gone is not None:
-                gone.drop()
-        elif what == "take":
-            self.take()
-        elif what == "die" and len(node) > 1:
-            victim = chance.choice(node.workers)
-            self._publishers.pop(victim, None)
-            node.kill(victim)
-        elif what == "begin" and len(node) < 3:
-            node.start()
-        for _ in range(chance.randint(0, 5)):
-            for broker in list(node):
-                broker.turn()
-        if chance.random() < 0.3:
-            node.advance(0.1)
-        self._hear()
-
-    def _publish(self, broker: Broker, count: int) -> None:
-        client = self._publishers.get(broker)
-        if client is None or client.closed:
-            client = self._publishers[broker] = broker.open(V5)
-            client.send(Connect(V5, f"publisher{broker.shard}"))
-        for _ in range(count):
-            self._published += 1
-            client.post(Publish(b"a", b"%d" % self._published, self._qos, packet_id=self._published))
-
-    def _hear(self) -> None:
-        for client in self._publishers.values():
-            for packet in client.receive():
-                if isinstance(packet, Ack) and packet.code < 0x80 and packet.kind != PUBCOMP:
-                    self.answered.add(b"%d" % packet.packet_id)
-                    if packet.kind == PUBREC:
-                        client.post(Ack(PUBREL, packet.packet_id))
-
-    def take(self) -> int:
-        """All members take what they have been sent; how many packets that was."""
-        count = 0
-        for client in [each for each in self._members.values() if each is not None]:
-            for packet in client.receive():
-                count += 1
-                if isinstance(packet, Publish):
-                    self.received.append(packet.payload)
-                    client.post(Ack(PUBACK if packet.qos == 1 else PUBREC, packet.packet_id))
-                elif isinstance(packet, Ack) and packet.kind == PUBREL:
-                    client.post(Ack(PUBCOMP, packet.packet_id))
-        return count
-
-    def end(self) -> None:
-        """All workers are there, then all members, until nothing comes any more."""
-        node = self._node
-        while len(node) < 3:
-            node.start()
-        node.advance(1.0)
-        for name in self._members:
-            self._members[name] = arrive(node[0], name)
-        quiet = 0
-        while quiet < 5:
-            quiet = 0 if self.take() else quiet + 1
-            node.advance(0.2)
-            self._hear()
-
-
 @pytest.mark.parametrize("seed", [0, *seeds(1, 20)])
 def test_whatever_dies_nothing_is_lost_that_was_acknowledged(
     start_node: StartNode, redis: RunningRedis, seed: int
@@ -586,7 +394,7 @@ def test_publishes_for_a_group_wait_at_the_gate_of_the_store(start_node: StartNo
 
 
 def test_a_group_is_durable_while_a_member_is(start_node: StartNode) -> None:
-    """Publishers would wait for workers without durable members, or not wait for those that have one."""
+    """Publishers would wait for workers without durable members, or not wait for those that have one, nor pay."""
     node = start_node(2)
     clean = node[0].connect("clean", V5)
     subscribed(clean, FILTER)
@@ -595,12 +403,16 @@ def test_a_group_is_durable_while_a_member_is(start_node: StartNode) -> None:
         (group,) = node[1].routes.shared_groups()
         return [(there.members, neighbour.confirms) for neighbour, there in group.remote.items()]
 
-    assert [(1, False)] == reported()
+    def priced() -> list[int]:
+        """Receivers that store, for which a publisher pays, at each worker."""
+        return [broker.routes.find(b"a").persistent for broker in node]
+
+    assert ([(1, False)], [0, 0]) == (reported(), priced())
     client = member(node[0])
-    assert [(2, True)] == reported()
+    assert ([(2, True)], [1, 1]) == (reported(), priced())
     client.send(Unsubscribe(2, [FILTER.encode()]))
     node.advance(0.2)
-    assert [(1, False)] == reported()
+    assert ([(1, False)], [0, 0]) == (reported(), priced())
 
 
 def test_a_list_that_has_ended_leaves_no_cycle(start_node: StartNode, garbage: list[object]) -> None:

@@ -24,7 +24,7 @@ from hiredis import ReplyError
 from broker.reasons import StoreFailure
 from broker.store.durable.dropped_queues import DroppedQueues, is_dropped
 from broker.store.durable.group_commit import PAUSE
-from broker.store.durable.group_queue import is_group
+from broker.store.durable.group_queue import is_session
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord, StoredSession, read_record
@@ -61,7 +61,7 @@ class SessionOwner(Protocol):
         ...
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        """*session* was read, and goes on here. It may be a list for a shared subscription: `is_group()`."""
+        """*session* was read, and goes on here. It may be none: `is_session()`."""
         ...
 
     def adopted(self, now: float) -> None:
@@ -324,7 +324,7 @@ class Adoption:
         except ValueError as error:  # also no UTF-8
             set_aside(record, str(error))
             return
-        self.sessions += not is_group(client)
+        self.sessions += is_session(client)
         owner.adopt(AdoptedSession(client_id, stored, record), now)
 
     def _send(self, words: bytes, then: Callable[[object, float], None], now: float, replies: int = 1) -> None:

@@ -14,11 +14,22 @@ from broker.store.durable.pack import StoredMessage, position_of
 from broker.store.durable.queue import DurableQueue
 
 GROUP: Final = b"\0g"  # the beginning of a name that is no client id: no string of MQTT has a NUL
+RETURNED: Final = b"\0r"  # and that of messages that return to groups: returned.py
+
+
+def is_session(name: bytes) -> bool:
+    """Whether *name*, which stands where keys have a client id, is one: it is none of any kind of list."""
+    return not name.startswith(b"\0")
 
 
 def is_group(name: bytes) -> bool:
-    """Whether *name*, which stands where other keys have a client id, is that of the queue of a group."""
+    """Whether *name*, which stands where keys have a client id, is that of the queue of a group."""
     return name.startswith(GROUP)
+
+
+def is_returned(name: bytes) -> bool:
+    """Whether *name*, which stands where keys have a client id, is that of messages that return to groups."""
+    return name.startswith(RETURNED)
 
 
 class GroupQueue(DurableQueue):

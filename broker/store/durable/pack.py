@@ -25,19 +25,21 @@
 #   pack may end; position of the first message; bytes of all messages before it; REFERRING: incarnation of the worker
 #   then for each message:
 #     flags; GAP: positions left out before it; without SAME_TOPIC: length of the topic, topic; length of the payload,
-#     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry
+#     payload; PROPERTIES: their length, properties; EXPIRES: milliseconds from the time of storing to its own expiry;
+#     RETURNS: the tag of the shared subscription it came through, how many bytes at the end of its properties are added
 #     REFERENCE: in place of topic, payload and properties: without SAME_TOPIC the number of the group, else it is that
-#     of the reference before; index; bytes of the message
+#     of the reference before; index; bytes of the message. Never with RETURNS: one member has such a message
 import struct
 from collections.abc import Iterable
 from typing import Final
 
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, GroupMessage, Message
 
 PLAIN: Final = 2  # the first form had no time at which messages end
 REFERRING: Final = 3  # some of its messages are references
 BEHIND: Final = 4  # none is, but there may be some in packs before it
 QOS: Final = 0x03
+RETURNS: Final = 0x03  # in place of QoS 1: the message returns to its shared subscription if its session ends
 RETAIN: Final = 0x04
 SAME_TOPIC: Final = 0x08  # as the message before it
 PROPERTIES: Final = 0x10
@@ -167,7 +169,8 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
     topic = b""
     for stored in messages:
         message = stored.message
-        flags = message.qos
+        returns = message if isinstance(message, GroupMessage) and message.qos == 1 else None
+        flags = message.qos if returns is None else RETURNS
         if message.retain:
             flags |= RETAIN
         body = stored.body
@@ -205,6 +208,9 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
                 out += message.properties
         if message.expires != NEVER:
             _put(out, max(0, round((message.expires - stored_at) * 1000)))
+        if returns is not None:
+            _put(out, returns.group)
+            _put(out, returns.added)
         position = stored.position + 1
     return bytes(out)
 
@@ -257,10 +263,17 @@ def decode_pack(data: bytes, now: float, wall: float) -> Pack:
             expires = stored_here + milliseconds / 1000
             if expires == NEVER:
                 expires = -1.0  # it has expired, whatever the clock of this worker says
-        qos = flags & QOS
-        if qos == QOS or (body is not None and (form != REFERRING or not group)):
+        qos, retain = flags & QOS, flags & RETAIN != 0
+        if body is not None and (form != REFERRING or not group or qos == RETURNS):
             raise DamagedPack(f"flags {flags:#x}")
-        message = Message(b"" if body else topic, payload, qos, flags & RETAIN != 0, properties, expires)
+        if qos == RETURNS:
+            tag, at = _take(data, at, end)
+            added, at = _take(data, at, end)
+            if added > len(properties):
+                raise DamagedPack("a message has fewer properties than were added")
+            message: Message = GroupMessage(topic, payload, 1, retain, properties, expires, tag, added)
+        else:
+            message = Message(b"" if body else topic, payload, qos, retain, properties, expires)
         if body is not None:
             message.size = size
         message.end_by(latest)

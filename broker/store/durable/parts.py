@@ -22,10 +22,11 @@ from typing import Final
 
 from broker.reasons import DropReason
 from broker.session.expiry import NEVER_DUE, ExpirySchedule
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, GroupMessage, Message
 from broker.session.queue import Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack
+from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack, packet_id_of
+from broker.store.durable.queue_state import QueueState
 from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, saves_memory
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep, rest_of
@@ -68,6 +69,9 @@ class QueueParts(MessageQueue):
         self._sweep: Sweep | None = None  # under way
         self._overdue = False  # something has ended in a pack that is read
         self.purging = False  # what is unread stays as it is, but for queue_purge.py
+        self.of_member = False  # of a shared subscription, now or before
+        self.leaves = False  # the session has ended, and the messages are to return to their groups: returned.py
+        self.sent_bytes = 0  # of messages that were in flight then
 
     def _write_soon(self) -> None:
         """Have what is to be written written with the next transaction."""
@@ -104,6 +108,15 @@ class QueueParts(MessageQueue):
         """The position of the last message that this worker has sent, or knows of."""
         return self._sent_to
 
+    def state(self) -> QueueState:
+        """What the next owner cannot read in Redis, once all is stored."""
+        sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
+        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, sorted(self._done_unread), completed)
+
+    def released_ids(self) -> list[int]:
+        """The packet ids whose PUBREL is to be sent again, in order."""
+        return [packet_id_of(position) for position in sorted(self._marks.stored)]
+
     def was_sent(self, position: int) -> bool:
         """Whether the message at *position* may have been sent, over this connection or one before."""
         return position <= max(self._sent_to, self._restored_to)
@@ -115,6 +128,10 @@ class QueueParts(MessageQueue):
     def at_rest(self) -> bool:
         """Whether no page is being read, and no pack that is unread is about to be written."""
         return not self._reading and not self.stored.changing
+
+    def unloads(self) -> bool:
+        """Whether what is stored is to leave the memory, and has not: the client is not connected any more."""
+        return self._unloading
 
     def is_done(self, position: int) -> bool:
         """Whether the message at *position*, which is unread, is done, or was sent and PUBREC has come for it."""
@@ -379,7 +396,8 @@ class QueueParts(MessageQueue):
             writing[stored.position] = message
             completion = message.as_published().completion
             receivers = 0 if completion is None else completion.pending
-            if receivers >= RECEIVERS and saves_memory(receivers, message.size):
+            shared = receivers >= RECEIVERS and not isinstance(message, GroupMessage)  # of which nobody else has one
+            if shared and saves_memory(receivers, message.size):
                 stored.body = bodies.refer(message)
                 refers = True
         stored_at, end, ends = int(wall), int(latest - now + wall) + 1, earliest - now + wall

@@ -25,7 +25,7 @@ from hiredis import ReplyError
 
 from broker.reasons import DropReason
 from broker.session.expiry import ExpirySchedule
-from broker.session.message import Message
+from broker.session.message import GroupMessage, Message
 from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
@@ -35,7 +35,7 @@ from broker.store.durable.parts import QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
-from broker.store.durable.tokens import TakenNumbers
+from broker.store.durable.tokens import TakenNumbers, through_group
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -146,10 +146,6 @@ class DurableQueue(QueueParts):
         for message in early or []:  # it counts in the budget
             self._append(message, self._commit.now)
 
-    def released_ids(self) -> list[int]:
-        """The packet ids whose PUBREL is to be sent again, in order."""
-        return [packet_id_of(position) for position in sorted(self._marks.stored)]
-
     # The port.
 
     def bind(self, holder: Holder) -> None:
@@ -208,7 +204,8 @@ class DurableQueue(QueueParts):
             return False
         if self._taken is None:
             self._taken = TakenNumbers({}, self._late)
-        if self._taken.take(completion.token):
+        token = completion.token
+        if self._taken.take(through_group(token, message.group) if isinstance(message, GroupMessage) else token):
             return False
         self._taken.repeated.append(message)
         self._commit.soon(self)
@@ -294,6 +291,14 @@ class DurableQueue(QueueParts):
             self._commit.soon(self)
         return waited
 
+    def end(self, sent: int, sent_bytes: int) -> int:
+        if not self.of_member or self.moves() or self.damaged or not (sent or self.count):
+            return sent + self.clear()
+        self.leaves = self.purging = True
+        self.sent_bytes = sent_bytes
+        self._due_to = self._last
+        return 0
+
     def _forget(self) -> list[Message]:
         """Give the places of all messages in the budget back; returns those that no one is answered for."""
         for position, message in [*self._new.items(), *self._writing.items()]:
@@ -325,6 +330,7 @@ class DurableQueue(QueueParts):
     def disown(self) -> list[Message]:
         """It has been taken; returns the messages that were not stored for certain."""
         self.count = 0  # those that wait are not lost
+        self.of_member = False
         return self._forget()
 
     def give(self, then: Callable[[], None]) -> None:
@@ -335,11 +341,6 @@ class DurableQueue(QueueParts):
         self._commit.soon(self)
         self._unload()
         self._give_if_stored()
-
-    def state(self) -> QueueState:
-        """What the next owner cannot read in Redis, once all is stored."""
-        sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
-        return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, sorted(self._done_unread), completed)
 
     def _give_if_stored(self) -> None:
         then = self._give

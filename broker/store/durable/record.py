@@ -56,6 +56,7 @@ LEFT: Final = b"\0"
 WILL: Final = b"\0will"
 GAP: Final = b"\0gap"
 SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
+FORMER: Final = 64  # shared subscriptions that a session has left, and that its messages may return to
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
 
@@ -148,6 +149,32 @@ class QueueMaker(Protocol):
         """A queue for the session of *client*, of which nothing is stored yet; see `restore()`."""
         ...
 
+    def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
+        """The session of *client* is about to be removed: return what it leaves in *queue* to *groups*, their keys."""
+        ...
+
+
+class Memberships:
+    """The shared subscriptions that messages of a session may have come through, by key."""
+
+    def __init__(self) -> None:
+        self.current: dict[bytes, None] = {}
+        self.former: dict[bytes, None] = {}  # it has unsubscribed since its queue was empty
+
+    def add(self, key: bytes) -> None:
+        self.current[key] = None
+        self.former.pop(key, None)
+
+    def remove(self, key: bytes, queued: bool) -> None:
+        """*queued*: there may be messages."""
+        if key in self.current:
+            del self.current[key]
+            if queued and len(self.former) < FORMER:
+                self.former[key] = None
+
+    def all(self) -> list[bytes]:
+        return [*self.current, *self.former]
+
 
 class SessionRecord(SessionStorage):
     """A `Writer`. It has the queue of the session, if there is one: most sessions are idle, and have none."""
@@ -175,6 +202,7 @@ class SessionRecord(SessionStorage):
         self._has_will = False  # there is one, or will be
         self._gap = b""  # as it is stored, or will be
         self._tokens: PublishTokens | None = None  # until there are some
+        self._groups: Memberships | None = None  # None: the session never was a member of a group
         self._indexed = False
         self._changed: dict[bytes, bytes] | None = None  # None: nothing
         self._removed: dict[bytes, None] | None = None
@@ -191,6 +219,8 @@ class SessionRecord(SessionStorage):
         self._indexed = self._left = True
         self._has_will = stored.will is not None
         self._gap = stored.gap
+        for key in stored.groups():
+            self._joined(key)
         if stored.tokens.former:
             self._tokens = PublishTokens(stored.tokens.former, stored.tokens.incoming)
 
@@ -199,7 +229,20 @@ class SessionRecord(SessionStorage):
         queue = self._queue
         if queue is None:
             queue = self._queue = self._queues.make_queue(self._keys, self._client)
+            queue.of_member = self._groups is not None
         return queue
+
+    def give_queue(self, queue: DurableQueue) -> None:
+        """*queue* is that of this record."""
+        self._queue = queue
+
+    def _joined(self, key: bytes) -> None:
+        """The session has a shared subscription under *key*."""
+        if self._groups is None:
+            self._groups = Memberships()
+        self._groups.add(key)
+        if self._queue is not None:
+            self._queue.of_member = True
 
     def present_queue(self) -> DurableQueue | None:
         """The queue of the session, if there is one."""
@@ -219,6 +262,8 @@ class SessionRecord(SessionStorage):
 
     def forget_queue(self) -> None:
         self._queue = None
+        if self._groups is not None:
+            self._groups.former = {}
 
     def store_head(self, expiry: int, user: bytes | None, connected: bool) -> None:
         head = msgpack.packb((FORM, expiry, user))
@@ -250,10 +295,15 @@ class SessionRecord(SessionStorage):
         self._gap = gap
 
     def subscribed(self, subscription: Subscription) -> None:
-        self._put(subscription.key(), bytes((subscription_options(subscription),)) + subscription.identifiers)
+        key = subscription.key()
+        self._put(key, bytes((subscription_options(subscription),)) + subscription.identifiers)
+        if subscription.share:
+            self._joined(key)
 
     def unsubscribed(self, key: bytes) -> None:
         self._remove(key)
+        if self._groups is not None:
+            self._groups.remove(key, self._queue is not None)
 
     def store_group(self, key: bytes) -> None:
         """The record is not that of a session, but of messages for the shared subscription under *key*."""
@@ -311,9 +361,14 @@ class SessionRecord(SessionStorage):
             return
         self._ended = True
         self._changed = self._removed = None
-        if self._queue is not None and not self._queue.ended:  # the session does not have it
-            self._queue.clear()
+        queue = self._queue
+        if queue is not None and queue.leaves and self._groups is not None:
+            self._queue = None
+            self._queues.left(self._keys, self._client, queue, self._groups.all())
+        elif queue is not None and not queue.ended:  # the session does not have it
+            queue.clear()
         self._commit.soon(self)
+        self._commit.move_last(self)
 
     def _damaged(self) -> bool:
         """Whether what is stored of the session, or of its queue, cannot be read or written."""

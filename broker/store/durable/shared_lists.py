@@ -19,16 +19,17 @@ from typing import Final, cast
 from broker.delivery.completion import CompletionListener
 from broker.delivery.outbox import Outbox
 from broker.log import Log
+from broker.metrics.counters import Counters
 from broker.mqtt.topics import split_share
 from broker.reasons import DropReason
 from broker.routing.routes import Routes
 from broker.routing.shared_backlog import NOBODY, ListHolder, ListStore, WaitingList
-from broker.session.message import Message
+from broker.session.message import RELEASED, Message
 from broker.session.queue import UNLIMITED, Holder, MessageBudget
-from broker.session.session import RELEASED
 from broker.store.durable.adoption import AdoptedSession, set_aside
-from broker.store.durable.group_queue import GROUP, GroupQueue
+from broker.store.durable.group_queue import GROUP, RETURNED, GroupQueue
 from broker.store.durable.record import SessionRecord
+from broker.store.durable.returned import ReturnedLists
 from broker.store.durable.store import DurableStore
 from broker.worker_id import WorkerId
 
@@ -45,6 +46,7 @@ class SharedLists(ListStore):
         worker: WorkerId,
         queue_bytes: int,
         budget: MessageBudget,
+        counters: Counters,
         log: Log,
     ) -> None:
         """*worker*: this one. *queue_bytes* of messages may wait in a list. Messages in memory count in *budget*."""
@@ -57,6 +59,8 @@ class SharedLists(ListStore):
         self._log = log
         self._number = 0  # of the list that was made last
         self._lists: dict[bytes, SharedList] = {}  # by name
+        self._returned = ReturnedLists(store, routes, worker, budget, counters)
+        store.return_taker = self._returned
 
     def begin(self, key: bytes) -> WaitingList:
         self._number += 1
@@ -68,19 +72,26 @@ class SharedLists(ListStore):
 
     def adopt(self, adopted: AdoptedSession) -> None:
         """Go on with a list that was read, of a worker that has ended."""
+        name = adopted.client_id.encode()
+        if name.startswith(RETURNED):
+            self._returned.adopt(adopted)
+            return
         record, groups = adopted.record, adopted.stored.groups()
         group = split_share(groups[0]) if len(groups) == 1 else None
         if group is None:
             set_aside(record, NOT_OF_A_GROUP)
             return
-        waiting = self._keep(adopted.client_id.encode(), groups[0], record)
+        waiting = self._keep(name, groups[0], record)
         waiting.members_have(record.released_ids())
         share, filter = group
         self._routes.adopt_list(share, filter, waiting)
 
     def has(self, name: bytes) -> bool:
         """Whether the list *name* is here already: it was read, or begun while others were."""
-        return name in self._lists
+        return name in self._lists or self._returned.has(name)
+
+    def members_known(self) -> None:
+        self._returned.go_on(self._store.commit.now)
 
     def damaged(self, name: bytes, why: str) -> None:
         """What is stored of the list *name* cannot be read or written."""
@@ -89,6 +100,7 @@ class SharedLists(ListStore):
         self._log.error("shared_list_damaged", list=name[len(GROUP) :].decode(errors="replace"), filter=filter, why=why)
         if waiting is not None:
             waiting.holder.damaged()
+        self._returned.damaged(name)
 
     def _keep(self, name: bytes, key: bytes, record: SessionRecord) -> "SharedList":
         queue = cast(GroupQueue, record.queue())

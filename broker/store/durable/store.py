@@ -42,6 +42,14 @@ Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: the
 WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 
 
+class ReturnTaker(Protocol):
+    """Returns what sessions leave to the groups it came from: returned.py."""
+
+    def take(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
+        """See `QueueMaker.left()`."""
+        ...
+
+
 class DurableStore(OnReady):
     """Also the `QueueReader` of its queues, and the `QueueMaker` of its records."""
 
@@ -81,6 +89,7 @@ class DurableStore(OnReady):
         self._damaged: list[tuple[DurableQueue, str]] = []  # and why
         self.retained: RetainedStore | None = None
         self.retained_load: RetainedLoad | None = None
+        self.return_taker: ReturnTaker | None = None
         self._worker = worker
         self.workers: Final = workers  # of the node
         commands.on_ready(self)
@@ -141,6 +150,12 @@ class DurableStore(OnReady):
     def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
         kind = GroupQueue if is_group(client) else DurableQueue
         return kind(keys, client, self._budget, self.commit, self, self.expiry)
+
+    def left(self, keys: SessionKeys, client: bytes, queue: DurableQueue, groups: list[bytes]) -> None:
+        if self.return_taker is None:
+            queue.clear()
+        else:
+            self.return_taker.take(keys, client, queue, groups)
 
     def expect(self, client: bytes) -> tuple[SessionRecord, DurableQueue]:
         """What stores the session of *client*, which another worker has still. `take()` follows, or its end."""

@@ -42,6 +42,10 @@ class StoredList:
         """Whether nothing is stored, or to be removed."""
         return not (self.unread or self.read or self.removable or self.changing)
 
+    def is_listed(self) -> bool:
+        """Whether there is a list, once all is carried out but for what is to be removed."""
+        return self.first_unread() + self.unread > 0
+
     def first_unread(self) -> int:
         """The index in the list of the first pack that is unread, once what is under way has been carried out."""
         return self.removable + len(self.read)

@@ -197,6 +197,15 @@ def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
     return found
 
 
+def through_group(token: bytes, group: int) -> bytes:
+    """The token of a publish that a queue gets through the shared subscription with the tag *group*.
+
+    It may get the publish through another subscription, too, of which the shared one is independent (4.8.2).
+    """
+    origin = int.from_bytes(token[:ORIGIN], "big") ^ group
+    return origin.to_bytes(ORIGIN, "big") + token[ORIGIN:]
+
+
 def incoming(packet_id: int) -> bytes:
     return INCOMING + packet_id.to_bytes(2, "big")
 

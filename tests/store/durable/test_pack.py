@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.session.message import NEVER, Message
+from broker.session.message import NEVER, GroupMessage, Message
 from broker.store.durable.pack import (
     BEHIND,
     HEAD,
@@ -155,6 +155,26 @@ def test_packs_behind_references_tell_of_them() -> None:
         Pack(0, 0, 0, 0, [StoredMessage(1, stored(1).message, Reference(1, 1)), stored(2)], WRITER_ID), [stored(2)]
     )
     assert (True, None, b"") == (rest.may_refer(), rest.groups(), rest.writer)
+
+
+def test_a_message_of_a_group_is_one_when_it_is_read_again() -> None:
+    """It would end with its session; or its next receiver would get it changed."""
+    given = GroupMessage(b"t", b"payload", 1, False, b"published" + b"added", NOW + 60.0, 1 << 31, 5)
+    own = stored(2)
+    first, second = decode_pack(encoded([StoredMessage(1, given), own]), NOW, WALL).messages
+
+    assert isinstance(first.message, GroupMessage)
+    assert (1 << 31, 1, b"publishedadded") == (first.message.group, first.message.qos, first.message.properties)
+    other = first.message.for_other()
+    assert (b"published", first.message.ends) == (other.properties, other.ends)
+    assert (fields(own), type(second.message)) == (fields(second), Message)
+
+
+def test_more_bytes_than_a_message_has_were_not_added() -> None:
+    """A damaged pack would be delivered."""
+    pack = encoded([StoredMessage(1, GroupMessage(b"t", b"payload", 1, False, b"", NEVER, 7, 1))])
+    with pytest.raises(DamagedPack):
+        decode_pack(pack, NOW, WALL)
 
 
 def test_a_message_takes_few_bytes_beside_its_own() -> None:

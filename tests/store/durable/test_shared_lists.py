@@ -21,13 +21,13 @@ class Group(ListHolder):
     def __init__(self) -> None:
         self.pumped = 0
         self.ended = 0
-        self.lost = 0
+        self.dropped = 0
 
     def pump(self, now: float) -> None:
         self.pumped += 1
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:
-        self.lost += count
+        self.dropped += count
 
     def finished(self) -> None:
         self.ended += 1
@@ -190,5 +190,5 @@ def test_a_list_that_is_full_drops_its_oldest_messages() -> None:
         lost += waiting.list.append(message(b"%d" % number), 10, waiting.worker.now)
         waiting.worker.settle()
 
-    assert 3 == lost + waiting.group.lost
+    assert 3 == lost + waiting.group.dropped
     assert [b"%d" % number for number in range(3, 13)] == payloads(waiting.take(10))
