@@ -247,6 +247,7 @@ class Route:
         store = group.store_gate()
         if store is not None:
             self._add_store(store)
+            self.persistent += 1  # until the route is made anew, when no member is durable any more
         self.receivers += 1
         self.price += 1 + SHARED_PRICE
         self.size += RECEIVER_BYTES
