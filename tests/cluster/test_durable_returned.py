@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from broker.mqtt.packets import (
     PUBACK,
@@ -20,6 +21,7 @@ from broker.mqtt.packets import (
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, SUBSCRIPTION_IDENTIFIER
 from broker.reasons import DropReason
 from broker.store.durable.returned import AT_ONCE
+from broker.store.durable.shared_bodies import RECEIVERS
 from broker.store.redis.keys import DURABLE_FORMAT, Keys
 from supervisor.backup.backup_file import BackupReader, BackupWriter, Head
 from supervisor.backup.export import Export
@@ -27,7 +29,9 @@ from supervisor.backup.restore import Restore
 from tests.cluster.durable_groups import (
     FILTER,
     LASTING,
+    LIST,
     NUMBERS,
+    RETURNED,
     Fleet,
     absent,
     arrive,
@@ -42,6 +46,7 @@ from tests.cluster.durable_groups import (
     taken,
 )
 from tests.cluster.talk import subscribed
+from tests.cluster.test_durable_backup import Meanwhile
 from tests.garbage import ours
 from tests.innode import Node
 from tests.inprocess import Broker, Client
@@ -50,6 +55,10 @@ from tests.redis_servers import RunningRedis
 pytestmark = pytest.mark.system  # a real Redis
 
 StartNode = Callable[..., Node]
+
+CROWD = [f"crowd-{number}" for number in range(RECEIVERS)]
+BODIES = [b"%0300d" % number for number in range(30)]
+DROPPED = b"*:queue:*\0d*"  # the keys of lists that are taken apart
 
 
 @pytest.fixture
@@ -227,6 +236,85 @@ def test_members_that_leave_lose_nothing_for_their_group(
     assert nothing_is_stored(redis)
 
 
+def references(redis: RunningRedis) -> set[int]:
+    """How many packs refer to the bodies that are stored once, for each group of them."""
+    client = redis.client()
+    return {int(client.hget(key, "") or 0) for key in client.keys("*:bodies:*")}
+
+
+def waiting_widely(node: Node, redis: RunningRedis) -> None:
+    """A list of a group, a member that has left, and one session of CROWD that has ended, all with shared bodies.
+
+    The list that the member has left has messages of its own as well. Nothing has been given to anybody yet.
+    """
+    for name in CROWD:
+        client = arrive(node[0], name)
+        subscribed(client, "a")
+        client.drop()
+    client = leaver(node[0], *BODIES[:10])
+    subscribed(client, "a")
+    client.drop()
+    absent(node[0], "other")
+    publish(node[0], *BODIES[10:])
+    node[0].routes.backlog.members_known = False  # as if another worker had just died
+    assert {RECEIVERS, RECEIVERS + 2} == references(redis)
+    for name in ("leaver", CROWD[0]):
+        node[0].connect(name, V5, clean_start=True).drop()
+    node.settle()
+
+
+def crowd_takes_all(broker: Broker) -> None:
+    for name in CROWD[1:]:
+        client = arrive(broker, name)
+        assert BODIES == taken(client, broker)
+        client.drop()
+    broker.settle()
+    broker.advance(0.3)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_lists_of_groups_let_go_of_bodies_that_others_have(
+    start_node: StartNode, redis: RunningRedis, crash: bool
+) -> None:
+    """A body would be in Redis for a week although nobody waits for it, or be gone while somebody does; and a worker
+    would take apart what waits for a group as if it were what a session has left for nobody.
+    """
+    node = start_node(1)
+    waiting_widely(node, redis)
+    if crash:
+        restart(node, 1)
+    else:
+        node[0].routes.set_members_known(True)
+    node.advance(0.5)
+    assert [] == redis.client().keys(RETURNED % b"queue") + redis.client().keys(DROPPED)
+    assert [1] == [len(redis.client().keys(LIST % b"queue"))]
+
+    assert BODIES == sorted(taken(arrive(node[0], "other"), node[0]))
+    node.advance(0.3)
+    assert nothing_is_stored(redis)
+    assert {RECEIVERS - 1} == references(redis)
+    crowd_takes_all(node[0])
+    assert set() == references(redis)
+    assert [] == redis.client().keys("*:queue:*")
+
+
+def test_a_list_whose_group_has_no_member_any_more_lets_go_of_bodies(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Whoever joins groups and leaves them would fill Redis with what nobody can get."""
+    node = start_node(1)
+    waiting_widely(node, redis)
+    restart(node, 1)
+    arrive(node[0], "other", clean=True).drop()
+    node.advance(1.0)
+
+    assert nothing_is_stored(redis)
+    assert [] == redis.client().keys(DROPPED)
+    assert {RECEIVERS - 1} == references(redis)
+    crowd_takes_all(node[0])
+    assert set() == references(redis)
+
+
 def test_what_was_returned_leaves_no_cycle(start_node: StartNode, garbage: list[object]) -> None:
     """With the collector off between pauses, memory would grow with each session that leaves something (DESIGN 2.9)."""
     node = start_node(2)
@@ -269,17 +357,57 @@ def test_a_backup_has_what_waits_for_groups(
     client.drop()
     node.settle()
     publish(node[0], *NUMBERS[10:100])
-    with BackupWriter(tmp_path / "backup", Head("weir", "0.1.0", DURABLE_FORMAT, time.time(), False)) as backup:
-        taken_now = Export(redis.client(), Keys("weir"), backup)
-        taken_now.run()
-        assert [] == taken_now.unreadable
-        backup.finish()
+    back_up(redis.client(), tmp_path / "backup")
     end(node)
     server = start_redis()
-    with BackupReader(tmp_path / "backup") as found:
-        Restore(server.client(), "weir", "weir", found).run()
+    put_back(server, tmp_path / "backup")
     assert [] == server.client().keys(b"*:owner:\0*")
     other = nodes(2, None, server, durable=True)
 
     assert NUMBERS[10:100] == taken(arrive(other[1], "other"), other[1])
     assert nothing_is_stored(server)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_backup_has_the_bodies_of_what_waits_for_groups(
+    start_node: StartNode,
+    redis: RunningRedis,
+    start_redis: Callable[[], RunningRedis],
+    nodes: Callable[..., Node],
+    tmp_path: Path,
+    meanwhile: bool,
+) -> None:
+    """It would have references to bodies that it has not; or lack what returns to its group *meanwhile*."""
+    node = start_node(1)
+    waiting_widely(node, redis)
+
+    def returns() -> None:
+        if meanwhile:
+            node[0].routes.set_members_known(True)
+            node[0].advance(0.5)
+            assert [] == redis.client().keys(RETURNED % b"session")
+
+    back_up(Meanwhile(redis, returns, after=True), tmp_path / "backup")
+    end(node)
+    server = start_redis()
+    put_back(server, tmp_path / "backup")
+    other = nodes(1, None, server, durable=True)
+
+    assert set() == references(server)
+    found = taken(arrive(other[0], "other"), other[0])
+    assert BODIES == (sorted(set(found)) if meanwhile else sorted(found))
+    assert nothing_is_stored(server)
+    crowd_takes_all(other[0])
+
+
+def back_up(server: Redis, path: Path) -> None:
+    with BackupWriter(path, Head("weir", "0.1.0", DURABLE_FORMAT, time.time(), False)) as backup:
+        taken_now = Export(server, Keys("weir"), backup)
+        taken_now.run()
+        assert [] == taken_now.unreadable
+        backup.finish()
+
+
+def put_back(server: RunningRedis, path: Path) -> None:
+    with BackupReader(path) as found:
+        Restore(server.client(), "weir", "weir", found).run()

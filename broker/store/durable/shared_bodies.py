@@ -19,6 +19,9 @@
 # fence of the worker has grown. What is not reduced for that, or as a queue was damaged, stays until its group expires,
 # which it does after all messages in it have ended.
 #
+# A list that waits for a shared subscription (shared_lists.py) refers to bodies as the queues of sessions do. A message
+# that goes from there to a member is written anew, and so is what returns to a group: one member alone has it.
+#
 # What it costs, in us of the server for each pack: to write it with one message of 300 bytes 1.0 to 1.2 in place of 1.9
 # to 2.1; to remove it, if no other pack of the group is removed with it, 0.9 to 1.6 more. Bodies that save too little
 # memory for that stay in the packs: those of few queues, and small ones, the fewer the queues the larger. So a message

@@ -34,10 +34,11 @@
 # script touches are on one node, and the wills of a dead worker are in SLICES hashes and not in one for each client.
 #
 # The keys of a durable session have the incarnation of the worker that owns it. Who takes the session renames them, so
-# what its former owner still writes lands where nobody reads. Two kinds of lists are stored as sessions are, under names
-# with a NUL in place of CLIENT, as no client id has it [MQTT-1.5.4-2]: what waits for a shared subscription with durable
-# members (store/durable/shared_lists.py), and a queue whose session has ended, and which has references to bodies
-# (store/durable/dropped_queues.py).
+# what its former owner still writes lands where nobody reads. Three kinds of lists have names in place of CLIENT, which
+# begin with a NUL and a letter, as no client id does [MQTT-1.5.4-2]: "g", what waits for a shared subscription with
+# durable members (store/durable/shared_lists.py), and "r", what returns to such a subscription
+# (store/durable/returned.py), are stored as sessions are; "d", queues of sessions that have ended, with references to
+# bodies, which have no records (store/durable/dropped_queues.py).
 #
 # But for durable sessions, which end with their expiry, and for retained messages nothing stays for ever. Owners and
 # wills live for LEASE, and their worker writes them again when a third of it has passed; `release` deletes them at

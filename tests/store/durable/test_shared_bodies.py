@@ -6,6 +6,7 @@ import pytest
 
 from broker.mqtt.packets import Publish
 from broker.reasons import DropReason
+from broker.session.message import group_variant
 from broker.store.durable.dropped_queues import PACKS, is_dropped
 from broker.store.durable.group_commit import WIDE
 from broker.store.durable.pack import decode_pack
@@ -102,6 +103,18 @@ def test_bodies_of_few_queues_and_small_ones_stay_in_the_packs(
     (pack,) = worker.redis.values[worker.queue.key()]
     assert shared == (len(groups(worker)) > 0)
     assert queues < 1000 or len(pack) <= 36  # and two or three of the list
+
+
+def test_a_message_that_may_return_to_its_group_keeps_its_body(worker: DurableWorker) -> None:
+    """A pack has no reference for such a message: its session would be called damaged, and the message be lost."""
+    worker.disconnect()
+    published = message(BODY % 1, 1)
+    hold(published, RECEIVERS)
+    worker.session.offer(group_variant(published, 1, False, b"", 7), worker.now)
+    worker.settle()
+
+    assert [] == groups(worker)
+    assert [BODY % 1] == take_all(DurableWorker(worker.redis, 2, worker.now, ttl=TTL))
 
 
 def test_a_group_is_bounded(worker: DurableWorker) -> None:
