@@ -215,7 +215,9 @@ def test_real_replicas_have_what_was_acknowledged(
     loop.until(done)
 
     assert length(replicas[0], owner) == length(replicas[1], owner) == length(primary, owner)
-    assert 1 == len(loop.log.named("store_replicas_missing")) == len(loop.log.named("store_replicated"))
+    missing = loop.log.named("store_replicas_missing")  # more than once where servers get no time of a processor
+    assert {"replicas": 1, "needed": 2} in missing
+    assert len(missing) == len(loop.log.named("store_replicated"))
 
 
 @pytest.mark.system
