@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from broker.config.schema import MEMORY, POWER, PROCESS
+from broker.store.redis.keys import DURABLE_FORMAT
 from supervisor import aof_sync, redis_process
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.redis_address import open_client
@@ -136,7 +137,7 @@ async def test_its_settings_fit_the_class(folder: Path, server: RedisServer, dur
     async with running(folder, server, durability=durability) as embedded:
         with open_client(embedded.address) as client:
             assert gives == durability_of(read_settings(client, client.info()))
-            assert [None if durability == MEMORY else b"1"] == [client.get("weir:format")]
+            assert [None if durability == MEMORY else b"%d" % DURABLE_FORMAT] == [client.get("weir:format")]
 
 
 @pytest.mark.parametrize("durability", [PROCESS, POWER])

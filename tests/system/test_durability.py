@@ -11,6 +11,7 @@ import redis
 from broker.config.schema import MEMORY, POWER, PROCESS
 from broker.mqtt.packets import Properties
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
+from broker.store.redis.keys import DURABLE_FORMAT
 from tests.redis_servers import RunningRedis
 from tests.system import node
 from tests.system.nodes import Node
@@ -88,7 +89,7 @@ def test_a_newer_format_in_the_folder_is_refused_in_one_sentence(start_durable: 
     """The start would end with a worker that dies, or with exit code 3, and a former version read the data."""
     weir = start_durable(PROCESS)
     with embedded(weir) as client:
-        assert "1" == client.get("weir:format")
+        assert str(DURABLE_FORMAT) == client.get("weir:format")
         client.set("weir:format", "1000")
         before = client.dbsize()
     weir.end()

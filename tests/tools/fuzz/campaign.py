@@ -244,4 +244,4 @@ def counters(port: int) -> dict[str, int]:
             told[message.topic] = message.payload
     client.close()
     wanted = {topic.decode().removeprefix(REASONS): value for topic, value in told.items() if REASONS.encode() in topic}
-    return {name: int(value) for name, value in wanted.items()}
+    return {name: int(float(value)) for name, value in wanted.items()}  # a share is no counter, and stays 0

@@ -51,6 +51,7 @@ def folder() -> Iterator[Path]:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.parametrize(("seed", "faults"), [(352, 8), (154, 6)])  # behind a proxy; with a power cut
 def test_stored_sessions_lose_nothing_whatever_is_harmed(folder: Path, seed: int, faults: int) -> None:
     """An acknowledged message would be lost or doubled with a process, a connection to Redis, or the power."""
