@@ -1,5 +1,5 @@
 # What a session knows of the messages that its client publishes: the packet ids of QoS 2 that wait for their PUBREL.
-from broker.delivery.completion import Completion
+from broker.delivery.completion import Completion, CompletionListener
 from broker.delivery.outbox import Outbox
 from broker.metrics.counters import Counters
 from broker.mqtt.packets import PUBCOMP
@@ -37,7 +37,7 @@ class IncomingMessages(SessionDiagnostics):
     def pubrel(self, packet_id: int) -> bool:
         """PUBREL: forget the id, as the next publish with it is a new one [MQTT-4.3.3-12], and confirm [MQTT-4.3.3-11].
 
-        It is confirmed whatever became of the message meanwhile [MQTT-4.3.3-13].
+        It is confirmed whatever became of the message meanwhile [MQTT-4.3.3-13]; if the id is stored, once it is not.
         """
         out = self.outbox
         incoming = self.incoming
@@ -46,7 +46,10 @@ class IncomingMessages(SessionDiagnostics):
         if known and self._carried is not None:
             self._carried.discard(packet_id)
         if self.storage is not None:
-            known = self.storage.release(packet_id) or known
+            released = self.storage.release(packet_id)
+            if released is not None:
+                released.queue = None if out is None else StoredRelease(self, out, packet_id)
+                return True
         if out is not None:
             answer = PUBCOMP_3 + packet_id.to_bytes(2, "big")
             out.answer(answer if known else unknown_id(self.version, PUBCOMP, packet_id))
@@ -58,3 +61,20 @@ class IncomingMessages(SessionDiagnostics):
         A new connection begins with the whole receive maximum (4.9), so ids of former connections do not count.
         """
         return (self.incoming.count if self.incoming else 0) - (self._carried.count if self._carried else 0)
+
+
+class StoredRelease(CompletionListener):
+    """Sends PUBCOMP once it is stored that a packet id is released, unless the connection has ended."""
+
+    def __init__(self, session: IncomingMessages, outbox: Outbox, packet_id: int) -> None:
+        """*outbox*: of the connection that PUBREL came over."""
+        self._session = session
+        self._outbox = outbox
+        self._packet_id = packet_id
+
+    def advance(self, now: float) -> None:
+        if self._session.outbox is self._outbox:
+            self._outbox.answer(PUBCOMP_3 + self._packet_id.to_bytes(2, "big"))
+
+    def abandoned(self, now: float) -> Outbox | None:
+        return self._outbox

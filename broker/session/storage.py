@@ -2,6 +2,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from broker.delivery.completion import Completion
 from broker.overload.gate import Gate
 from broker.session.limits import SessionLimits
 from broker.session.message import Message
@@ -62,8 +63,11 @@ class SessionStorage:
         """
         raise NotImplementedError
 
-    def release(self, packet_id: int) -> bool:
-        """PUBREL has come for *packet_id*; false if `receive()` was not called for it since the last time."""
+    def release(self, packet_id: int) -> Completion | None:
+        """PUBREL has come for *packet_id*: what is settled once that is stored, which PUBCOMP has to wait for.
+
+        None: nothing is stored of that id. For a PUBREL that comes again before that it is the same one.
+        """
         raise NotImplementedError
 
     def when_stored(self, then: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import msgpack
 from hiredis import ReplyError
 
+from broker.delivery.completion import Completion
 from broker.mqtt.fields import read_length
 from broker.mqtt.packets import V5
 from broker.mqtt.properties import SUBSCRIPTION_IDENTIFIER
@@ -324,11 +325,11 @@ class SessionRecord(SessionStorage):
         self._tokens.due.append(completion)
         self._commit.soon(self)
 
-    def release(self, packet_id: int) -> bool:
-        known = self._tokens is not None and self._tokens.release(packet_id)
-        if known:
-            self._commit.later(self, self._commit.now)
-        return known
+    def release(self, packet_id: int) -> Completion | None:
+        completion = None if self._tokens is None else self._tokens.release(packet_id)
+        if completion is not None:
+            self._commit.soon(self)
+        return completion
 
     def when_stored(self, then: Callable[[], None]) -> None:
         if self.dirty:

@@ -12,6 +12,13 @@
 # [MQTT-4.4.0-1], in the order of the first time [MQTT-4.6.0-1], so it gets the numbers that follow, as it had them.
 # That ends with the first publish that is not a duplicate.
 #
+# PUBCOMP leaves once the removal of the token is stored. With PUBCOMP the client may use the packet id again
+# [MQTT-2.2.1-4]: if the worker died before the removal was stored, the next worker would give the token to another
+# publish, which receivers would take for a repetition. It costs no more transactions while one is under way all the
+# time, as under load, and one for each PUBREL of a client that waits for each answer. To store a checksum with the
+# token, so that PUBCOMP could leave at once, was rejected: a publish may have the topic and the payload of the one
+# before it.
+#
 # If a session is taken from a worker that does not answer, what was on its way to that worker comes again, perhaps
 # behind later publishes of its origin, which have found the new owner. So from then on the queue knows for each origin
 # what came first at the new owner: numbers before that, and above what was stored, are late, and keep their order, too.
@@ -52,7 +59,8 @@ class PublishTokens:
         self._former = former  # the token that another worker counted last, while duplicates may follow it
         self._tokens = tokens  # by packet id, not released
         self._changed: dict[int, None] = {}  # packet ids
-        self._removed: dict[int, None] = {}
+        self._removed: dict[int, Completion] = {}  # those that were released, with what waits until that is stored
+        self._removed_written: dict[int, Completion] = {}  # the same, with the transaction under way
         self._counted = False  # since the last collect()
         self._origin_stored = False
         self._origin_written = False  # with the transaction under way
@@ -68,9 +76,12 @@ class PublishTokens:
         return False
 
     def committed(self) -> list[Completion]:
-        """What `collect()` returned last is stored; the publishes whose tokens are."""
+        """What `collect()` returned last is stored; the publishes whose tokens are, and what waits for removals."""
         self._origin_stored = self._origin_stored or self._origin_written
         written, self.written = self.written, []
+        if self._removed_written:
+            written += self._removed_written.values()
+            self._removed_written = {}
         return written
 
     def receive(self, packet_id: int, duplicate: bool) -> bytes:
@@ -86,17 +97,23 @@ class PublishTokens:
             token = self._origin + self._number.to_bytes(NUMBER, "big")
         self._tokens[packet_id] = token
         self._changed[packet_id] = None
-        self._removed.pop(packet_id, None)
+        former = self._removed.pop(packet_id, None)
+        if former is not None:  # the client did not wait for PUBCOMP: the new token replaces the one to be removed
+            self.due.append(former)
         self._counted = True
         return token
 
-    def release(self, packet_id: int) -> bool:
-        """PUBREL has come; false if nothing is known of *packet_id*."""
+    def release(self, packet_id: int) -> Completion | None:
+        """PUBREL has come; what is settled once that is stored, or None if nothing is stored of *packet_id*.
+
+        If PUBREL comes again before that, it is the same one: however often it comes, no more is kept.
+        """
         if self._tokens.pop(packet_id, None) is None:
-            return False
+            return self._removed.get(packet_id) or self._removed_written.get(packet_id)
         self._changed.pop(packet_id, None)
-        self._removed[packet_id] = None
-        return True
+        completion = self._removed[packet_id] = Completion()
+        completion.pending = 1
+        return completion
 
     def collect(self) -> tuple[list[bytes], list[bytes]]:
         """The fields to remove, and the fields to set: each name is followed by its value."""
@@ -107,7 +124,8 @@ class PublishTokens:
             changed += [incoming(packet_id), self._tokens[packet_id]]
         if self._counted:
             changed += [COUNTED, self._former or self._origin + self._number.to_bytes(NUMBER, "big")]
-        self._changed, self._removed, self._counted = {}, {}, False
+        self._removed_written, self._removed = self._removed, {}
+        self._changed, self._counted = {}, False
         self._origin_written = self._origin != b""
         return removed, changed
 

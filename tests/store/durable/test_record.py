@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 
+from broker.mqtt.packets import PUBCOMP, Ack
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import FENCED
@@ -87,14 +88,55 @@ def test_nobody_waits_for_what_is_stored_already(worker: DurableWorker) -> None:
     worker.settle()
     record.receive(1, False, message(b"x", 2))
     worker.settle()
-    record.release(1)  # is written within `store.hold`
+    record.release(1)
     record.subscribed(subscription(worker.session, b"a"))
-    worker.tick()  # at once
+    worker.tick()
     worker.turn(HOLD)
     worker.settle()
     record.when_stored(partial(called.append, "nothing to store"))
 
     assert ["nothing to store"] == called
+
+
+def test_pubcomp_waits_until_the_packet_id_is_not_stored_any_more(worker: DurableWorker) -> None:
+    """A crash would have the next publish with that id taken for the former one: it would be acknowledged, and lost."""
+    worker.connect()
+    client, session, record = worker.client, worker.session, worker.owner.record
+    record.may_receive(1, False)
+    worker.settle()
+    record.receive(1, False, message(b"x", 2))
+    session.receive(1)
+    worker.settle()
+
+    assert session.pubrel(1)
+    worker.tick()
+    assert [] == client.take()
+    worker.settle()
+    assert [Ack(PUBCOMP, 1)] == client.take()
+    assert not session.pubrel(1)
+    assert [Ack(PUBCOMP, 1)] == client.take()
+
+
+def test_a_connection_gets_pubcomp_for_its_own_pubrel(worker: DurableWorker) -> None:
+    """A client that has come back would get PUBCOMP before it has sent PUBREL, twice, or never."""
+    worker.connect()
+    session, record = worker.session, worker.owner.record
+    record.may_receive(1, False)
+    record.may_receive(2, False)
+    worker.settle()
+    for packet_id in (1, 2):
+        record.receive(packet_id, False, message(b"x", 2))
+        session.receive(packet_id)
+    worker.settle()
+    session.pubrel(1)
+    session.pubrel(2)
+    worker.tick()
+    worker.disconnect()
+    worker.connect()
+    session.pubrel(2)
+    worker.settle()
+
+    assert [Ack(PUBCOMP, 2)] == worker.client.take()
 
 
 def test_who_has_gone_does_not_wait(worker: DurableWorker) -> None:

@@ -109,11 +109,40 @@ def test_a_released_id_is_forgotten(publisher: Publisher) -> None:
     """What is stored would grow with each publish."""
     publisher.receive(1, False)
     publisher.store()
-    assert publisher.tokens.release(1)
-    assert not publisher.tokens.release(1)
+    assert publisher.tokens.release(1) is not None
     publisher.store()
 
+    assert publisher.tokens.release(1) is None
     assert [COUNTED] == list(publisher.stored)
+
+
+def test_a_release_is_done_when_it_is_stored_and_not_before(publisher: Publisher) -> None:
+    """PUBCOMP would leave while a crash would give the token to the next publish with that id; or never.
+
+    Or PUBREL, sent again and again while Redis is away, would fill the memory.
+    """
+    publisher.receive(1, False)
+    publisher.store()
+    released = publisher.tokens.release(1)
+    assert released is not None
+    assert released is publisher.tokens.release(1)
+    publisher.tokens.collect()
+    assert released is publisher.tokens.release(1)
+
+    assert [released] == publisher.tokens.committed()
+    assert publisher.tokens.release(1) is None
+    assert [] == publisher.tokens.committed()
+
+
+def test_a_client_that_uses_an_id_before_its_pubcomp_gets_it_with_the_next_pubrec(publisher: Publisher) -> None:
+    """It would wait for it for ever."""
+    publisher.receive(1, False)
+    publisher.store()
+    released = publisher.tokens.release(1)
+    publisher.receive(1, False)
+    publisher.tokens.collect()
+
+    assert [released] == publisher.tokens.committed()
 
 
 def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publisher: Publisher) -> None:
