@@ -1,4 +1,6 @@
 # The stored list of a shared subscription: what is taken from it, comes back, and is marked. Redis is a model.
+import pytest
+
 from broker.delivery.completion import Completion
 from broker.reasons import DropReason
 from broker.routing.shared_backlog import ListHolder
@@ -9,6 +11,8 @@ from broker.store.durable.shared_lists import SharedList
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import CLIENT, DurableWorker, answered
 from tests.store.durable.model import ModelRedis
+
+pytestmark = pytest.mark.interpreted  # a holder of lists is a compiled class
 
 NAME = b"\0g%016x%08x" % (1, 1)
 KEY = b"$share/group/a"
