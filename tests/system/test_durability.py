@@ -97,7 +97,7 @@ def test_a_newer_format_in_the_folder_is_refused_in_one_sentence(start_durable: 
     settings = {"node.folder": tmp_path / "node", "node.name": "weir", "store.durability": POWER, "--name": "weir"}
     sentence = refused_start(free_port(), tmp_path, settings, packages())
 
-    assert "1000" in sentence.splitlines()[-1] and "this version of Weir knows format 1:" in sentence
+    assert "1000" in sentence.splitlines()[-1] and f"this version of Weir knows format {DURABLE_FORMAT}:" in sentence
     weir = start_durable(MEMORY)
     with embedded(weir) as client:
         assert ("1000", True) == (client.get("weir:format"), client.dbsize() >= before)
