@@ -70,8 +70,6 @@ class Session(IncomingMessages):
         self._carried = None
         if version == V5 and self.incoming is not None and self.incoming.count:
             self._carried = self.incoming.copy()
-        if self.storage is not None:
-            self._queue_to_fill()
 
     def limit(self, limits: SessionLimits) -> None:
         """Apply *limits*. What waits beyond them is dropped when the next message is to wait."""
@@ -232,6 +230,8 @@ class Session(IncomingMessages):
             self._send_once(message, out, now)
             return
         queue = self._queue
+        if queue is None and self.storage is not None:  # idle until now
+            queue = self._queue_to_fill()
         if queue is not None and (queue.count or message.qos == 2):
             self._wait(message, now)
             return
@@ -411,18 +411,18 @@ class Session(IncomingMessages):
         To be called during a delivery, with a message that the client accepts. In a durable session it is sent at QoS 1
         at most, and at QoS 0 while others wait, as their packet ids belong to their places in the queue.
         """
-        out, queue, held, budget = self.outbox, self._queue, self._inflight_bytes, self._limits.budget
+        out, held, budget = self.outbox, self._inflight_bytes, self._limits.budget
         if out is None or not out.writable:
             return False
-        stored = queue is not None and queue.permanent
+        queue = self._queue_to_fill() if self.storage is not None and message.qos else self._queue
         if message.qos:
             inflight = self._inflight = self._inflight or {}
             full = len(inflight) >= self.window or (held > budget.window and not budget.allows(self, held))
             if self._unsent or full:
                 return False
-            if message.qos == 2 and stored:
+            if message.qos == 2 and self.storage is not None:
                 message = message.variant(1, False, b"")
-            if queue is None or not stored or queue.keep(message, now):
+            if queue is None or self.storage is None or queue.keep(message, now):
                 budget.hold(message)
                 self._send(message, inflight, out, now)
                 return True
@@ -442,7 +442,7 @@ class Session(IncomingMessages):
             self.queue_dropped(DropReason.QUEUE_FULL, dropped)
 
     def _queue_to_fill(self) -> MessageQueue:
-        self._queue = self._queue or new_queue(self, self._limits, self.storage)
+        self._queue = self._queue or new_queue(self, self._limits, self.storage, self.outbox is not None)
         return self._queue
 
     def queue_dropped(self, reason: DropReason, count: int) -> None:

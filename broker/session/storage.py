@@ -16,10 +16,10 @@ class SessionStorage:
         """*gate*: publishes of QoS 1 and 2 for the session have to pass it."""
         self.gate: Final = gate
 
-    def open_queue(self, holder: Holder, most_bytes: int) -> MessageQueue:
-        """The queue of the session, which is made if there is none: for messages that wait, and while it is connected.
+    def open_queue(self, holder: Holder, most_bytes: int, connected: bool) -> MessageQueue:
+        """The queue of the session, which is made if there is none: for its first message of QoS 1 or 2.
 
-        See `MessageQueue` for *holder* and *most_bytes*.
+        See `MessageQueue` for *holder* and *most_bytes*. *connected*: a client is.
         """
         raise NotImplementedError
 
@@ -101,8 +101,8 @@ class SessionStorage:
         raise NotImplementedError
 
 
-def new_queue(holder: Holder, limits: SessionLimits, storage: SessionStorage | None) -> MessageQueue:
-    """A queue for *holder*, in its *storage* or else in memory."""
+def new_queue(holder: Holder, limits: SessionLimits, storage: SessionStorage | None, connected: bool) -> MessageQueue:
+    """A queue for *holder*, whose client is *connected* or not, in its *storage* or else in memory."""
     if storage is None:
         return MemoryQueue(limits.queue_bytes, limits.budget, holder)
-    return storage.open_queue(holder, limits.queue_bytes)
+    return storage.open_queue(holder, limits.queue_bytes, connected)

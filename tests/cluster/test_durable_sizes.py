@@ -12,7 +12,7 @@ from broker.worker_id import WorkerId
 from tests.cluster.durable_node import Durable
 from tests.cluster.test_durable import payloads
 from tests.innode import stored
-from tests.inprocess import Broker, Clock
+from tests.inprocess import Broker, Client, Clock
 from tests.redis_servers import RunningRedis
 from tests.routing.test_memory import growth
 from tests.tools.bench.stored_sessions import PAYLOAD, TOPIC, StoredSessions, redis_bytes, stored_sessions
@@ -25,6 +25,8 @@ DEEP = 300  # messages
 # Interpreted; less if compiled. With two filters, one of them with a wildcard, which take 1 000 of them:
 ADOPTED = 2_600
 LEFT = 4_000  # and what the worker has of its claim, and of the cost of its client
+IDLE = 6_000  # and its connection
+SERVED = 11_000  # and a queue, as it has got a message
 
 
 @pytest.fixture
@@ -127,12 +129,39 @@ def test_a_session_whose_client_has_left_is_small_in_its_worker(node: Durable) -
 
 
 def visit(node: Durable, client_id: str) -> None:
-    client = node.connect(client_id)
-    client.send(Subscribe(1, [Wanted(filter % client_id.encode(), 1) for filter in (b"d/%s/command", b"d/%s/+")]))
-    client.receive()
+    client = arrive(node, client_id)
     client.socket.close()
     node.worker.settle()
     node.worker.advance(0.3)
+
+
+def arrive(node: Durable, client_id: str) -> Client:
+    client = node.connect(client_id)
+    client.send(Subscribe(1, [Wanted(filter % client_id.encode(), 1) for filter in (b"d/%s/command", b"d/%s/+")]))
+    client.receive()
+    return client
+
+
+@pytest.mark.no_cover
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(("messages", "most"), [(0, IDLE), (1, SERVED)])
+def test_a_connected_session_is_small_in_its_worker(node: Durable, messages: int, most: int) -> None:
+    """The memory of a worker would bound how many clients may be connected: 8 KiB are the goal for an idle one."""
+    here = [arrive(node, f"warm-{number:08}") for number in range(3)]
+
+    def come() -> None:
+        for number in range(SESSIONS // 4):
+            client_id = f"device-{number:08}"
+            here.append(arrive(node, client_id))
+            if messages:
+                node.publish(b"d/%s/command" % client_id.encode(), b"1")
+                assert [(b"1", 1)] == [each[:2] for each in payloads(here[-1])]
+                here[-1].send(Ack(PUBACK, 1))
+        node.worker.advance(0.3)
+
+    grown = growth(come) / (SESSIONS // 4)
+
+    assert grown <= most, grown
 
 
 def test_a_queue_is_there_only_while_there_is_something_to_remember(node: Durable) -> None:
@@ -144,7 +173,12 @@ def test_a_queue_is_there_only_while_there_is_something_to_remember(node: Durabl
         return session.queue() is not None
 
     client = node.subscriber("client", b"a")
+    assert not has_queue()
+    node.publish(b"a", b"0")
     assert has_queue()
+    assert [(b"0", 1)] == [each[:2] for each in payloads(client)]
+    client.send(Ack(PUBACK, 1))
+    node.worker.advance(0.3)
     client.socket.close()
     node.worker.settle()
     assert not has_queue()

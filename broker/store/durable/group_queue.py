@@ -44,7 +44,7 @@ class GroupQueue(DurableQueue):
             if stored.position > position:
                 break
             at += 1
-        self._ready.insert(at, StoredMessage(position, message))
+        self._ready_to_fill().insert(at, StoredMessage(position, message))
         self.count += 1
         self.waiting_bytes += message.size
         self.size += message.size

@@ -11,12 +11,12 @@ class PubrecMarks:
         self.asked: dict[int, None] = {}  # to be stored
         self.stored: dict[int, StoredPack | None] = {}  # with their packs while those are in the list and were read
         self.completed: list[int] = []  # those with PUBCOMP that are to be removed
-        self.completed_unread: set[int] = set()  # those with PUBCOMP whose packs are unread
+        self.completed_unread: dict[int, None] = {}  # those with PUBCOMP whose packs are unread
         self._writing: dict[int, None] = {}  # in the transaction under way
 
     def restore(self, stored: list[int], completed: list[int]) -> None:
         """Go on with the marks *stored* in Redis; for those *completed*, PUBCOMP has come."""
-        self.completed_unread = set(completed)
+        self.completed_unread = dict.fromkeys(completed)
         self.stored = {position: None for position in stored if position not in self.completed_unread}
 
     def is_empty(self) -> bool:
@@ -43,7 +43,7 @@ class PubrecMarks:
             return False
         pack = self.stored.pop(position)
         if position > ready_to:
-            self.completed_unread.add(position)
+            self.completed_unread[position] = None
         elif pack is None or pack.removed:
             self.completed.append(position)
         else:
@@ -56,7 +56,7 @@ class PubrecMarks:
             self.stored[position] = pack
             return True
         if position in self.completed_unread:
-            self.completed_unread.discard(position)
+            del self.completed_unread[position]
             pack.completed.append(position)
             return True
         return False

@@ -33,6 +33,7 @@ from broker.store.durable.sweep import Sweep, rest_of
 
 READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
 READY_BYTES: Final = 64 * 1024
+NONE_READY: Final[deque[StoredMessage]] = deque()  # of all queues in which none is: never changed
 
 
 class QueueParts(MessageQueue):
@@ -58,8 +59,8 @@ class QueueParts(MessageQueue):
         self._new: dict[int, Message] = {}  # by position
         self._writing: dict[int, Message] = {}  # in the transaction under way
         self._under_way = False  # this queue has a part of the transaction
-        self._ready: deque[StoredMessage] = deque()
-        self._done_unread: set[int] = set()  # messages that are done, in packs that are unread again
+        self._ready: deque[StoredMessage] = NONE_READY
+        self._done_unread: dict[int, None] = {}  # messages that are done, in packs that are unread again
         self._marks = PubrecMarks()
         self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
         self._reading = False
@@ -157,7 +158,7 @@ class QueueParts(MessageQueue):
         dropped = [stored for stored in behind if not keep(stored)]
         if len(kept) < len(ahead):
             dropped += [stored for stored in ahead if not keep(stored)]
-            self._ready = kept
+            self._ready = kept or NONE_READY
         for stored in dropped:
             self._remove(stored, now)
         return len(dropped)
@@ -190,14 +191,14 @@ class QueueParts(MessageQueue):
         if position in self._marks.stored:
             return True
         if position in self._marks.completed_unread:
-            self._marks.completed_unread.discard(position)
+            del self._marks.completed_unread[position]
             self._marks.completed.append(position)
         elif position not in self._done_unread:
             if keep(stored):
                 return True
             self.count -= 1
             self.waiting_bytes -= stored.message.size
-        self._done_unread.discard(position)
+        self._done_unread.pop(position, None)
         return False
 
     def recount(self) -> None:
@@ -214,6 +215,11 @@ class QueueParts(MessageQueue):
     def _has_room(self) -> bool:
         """Whether one more message may be ready."""
         return len(self._ready) < READY and (not self._ready or self.size < READY_BYTES)
+
+    def _ready_to_fill(self) -> deque[StoredMessage]:
+        if self._ready is NONE_READY:
+            self._ready = deque()
+        return self._ready
 
     def _id_is_free(self, position: int) -> bool:
         """Whether no message that is not done has the packet id of *position*."""
@@ -237,7 +243,7 @@ class QueueParts(MessageQueue):
         self.count += 1
         self.waiting_bytes += message.size
         if position == self._ready_to + 1 and not self._resting and self._has_room():
-            self._ready.append(StoredMessage(position, message))
+            self._ready_to_fill().append(StoredMessage(position, message))
             self._ready_to = position
         self._write_soon()
 
@@ -302,13 +308,13 @@ class QueueParts(MessageQueue):
             elif self._keep is not None and not self._keep(stored.message):
                 withheld += 1
             else:
-                self._ready.append(stored)
+                self._ready_to_fill().append(stored)
                 self.stored.pack_of[position] = stored_pack
                 self.size += stored.message.size
                 self._budget.take(stored.message)
                 continue
             stored_pack.left -= 1
-            self._done_unread.discard(position)
+            self._done_unread.pop(position, None)
             if counted:
                 self.count -= 1
                 self.waiting_bytes -= stored.message.size
@@ -325,9 +331,9 @@ class QueueParts(MessageQueue):
         packs = self.stored.read
         if not packs:
             return
-        self._done_unread.update(self.stored.done_positions())
+        self._done_unread.update(dict.fromkeys(self.stored.done_positions()))
         for pack in packs:
-            self._marks.completed_unread.update(pack.completed)
+            self._marks.completed_unread.update(dict.fromkeys(pack.completed))
             self._expiry.set(self, pack.ends)
         self._overdue = False
         sent = len(self.stored.pack_of) - len(self._ready)
@@ -340,7 +346,7 @@ class QueueParts(MessageQueue):
         self._ready_to = packs[0].first - 1
         self._restored_to = max(self._restored_to, self._sent_to)
         self.stored.forget_read()
-        self._ready = deque()
+        self._ready = NONE_READY
 
     def _refill(self) -> None:
         """Have messages ready, if some wait elsewhere: at once if they are in memory."""
@@ -351,7 +357,7 @@ class QueueParts(MessageQueue):
                 if position > self._ready_to:
                     if not self._has_room():
                         break
-                    self._ready.append(StoredMessage(position, message))
+                    self._ready_to_fill().append(StoredMessage(position, message))
                     self._ready_to = position
         else:
             self._reading = True

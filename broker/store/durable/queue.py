@@ -16,7 +16,6 @@
 # sweep (sweep.py) from the packs that are unread. The packs that are read stay whole. What may have been sent at QoS 2
 # stays until its client is back [MQTT-4.3.3-7], which gets PUBREL for it: the client would remember its packet id for
 # ever, and take another message for it. After a crash that is all that is stored. QoS 1 needs no such care.
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
@@ -31,7 +30,7 @@ from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, packet_id_of, position_of
-from broker.store.durable.parts import QueueParts
+from broker.store.durable.parts import NONE_READY, QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
@@ -139,7 +138,7 @@ class DurableQueue(QueueParts):
         else:
             self._restored_to = state.sent_to
             self._sent_to = max(self._sent_to, state.sent_to)
-            self._done_unread = set(state.done)
+            self._done_unread = dict.fromkeys(state.done)
             self.count, self.waiting_bytes, self.exact = state.count, state.waiting_bytes, state.exact
         self._marks.restore(released, [] if state is None else state.completed)
         early, self._early = self._early, None
@@ -312,7 +311,7 @@ class DurableQueue(QueueParts):
         if self._taken is not None:
             unanswered += self._taken.repeated + self._taken.repeated_due
             self._taken = None
-        self._new, self._writing, self._ready, self._early = {}, {}, deque(), None
+        self._new, self._writing, self._ready, self._early = {}, {}, NONE_READY, None
         return unanswered
 
     def moves(self) -> bool:

@@ -255,10 +255,12 @@ class SessionRecord(SessionStorage):
 
     # The port.
 
-    def open_queue(self, holder: Holder, most_bytes: int) -> MessageQueue:
+    def open_queue(self, holder: Holder, most_bytes: int, connected: bool) -> MessageQueue:
         queue = self.queue()
         queue.bind(holder)
         queue.limit(most_bytes)
+        if connected:
+            queue.wake()
         return queue
 
     def forget_queue(self) -> None:

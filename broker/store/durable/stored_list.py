@@ -79,6 +79,8 @@ class StoredList:
             return None
         self.removable += 1
         pack = self.read.popleft()
+        if not self.read:
+            self.read = NOTHING_READ
         pack.removed = True
         self._reduce(pack.groups)
         return pack
