@@ -302,9 +302,12 @@ class Publishing:
         # delivered to the current subscribers.
         if message.retain and self._retaining.retain(message, session, now) is not None:
             if qos and connection.version == V5:
-                self._answers.write(connection, encode_answer(connection, qos, identifier, QUOTA_EXCEEDED), now)
-                if qos == 2 and session.storage is not None:
-                    session.storage.release(packet_id)
+                answer = encode_answer(connection, qos, identifier, QUOTA_EXCEEDED)
+                released = None if qos == 1 or session.storage is None else session.storage.release(packet_id)
+                if released is None:
+                    self._answers.write(connection, answer, now)
+                else:  # as PUBCOMP, see tokens.py: with this answer the packet id is free
+                    self._answers.write_in_order(connection, released, answer, now)
                 return PUBLISH_COST
             self._neighbours.not_retained(message)
         if qos == 2:

@@ -375,25 +375,6 @@ def test_a_session_that_was_taken_is_closed_and_leaves_nothing(node: Durable) ->
     assert [] == redis.keys("*:session:*") + redis.keys("*:queue:*")
 
 
-def test_a_retained_publish_that_is_refused_costs_no_exchange_of_qos_2(nodes_of: Callable[..., Durable]) -> None:
-    """A QoS 1 publish with the packet id of an exchange of QoS 2 would have that exchange's message stored twice."""
-    node = nodes_of(Config(retained=Retained(messages=1)))
-    node.subscriber("reader", b"a", qos=2).socket.close()
-    publisher = node.connect("writer", V5)
-    publisher.send(Publish(b"a", b"1", 2, packet_id=7), Publish(b"kept", b"1", 1, True, packet_id=1))
-    assert {PUBREC, PUBACK} == {each.kind for each in publisher.receive() if isinstance(each, Ack)}
-
-    publisher.send(Publish(b"other", b"1", 1, True, packet_id=7))
-
-    assert [Ack(PUBACK, 7, CloseReason.QUOTA_EXCEEDED.code)] == publisher.receive()
-    node.worker.advance(0.3)
-    node.kill()
-    publisher = node.connect("writer", V5)
-    publisher.send(Publish(b"a", b"1", 2, packet_id=7, dup=True))
-    assert [Ack(PUBREC, 7)] == publisher.receive()
-    assert [(b"1", 1, True)] == payloads(node.connect("reader"))
-
-
 def test_the_oldest_messages_of_an_absent_client_make_room(nodes_of: Callable[..., Durable]) -> None:
     """A queue would grow without end in Redis."""
     node = nodes_of(Config(limits=Limits(queue=300)))

@@ -12,7 +12,8 @@
 # [MQTT-4.4.0-1], in the order of the first time [MQTT-4.6.0-1], so it gets the numbers that follow, as it had them.
 # That ends with the first publish that is not a duplicate.
 #
-# PUBCOMP leaves once the removal of the token is stored. With PUBCOMP the client may use the packet id again
+# PUBCOMP leaves once the removal of the token is stored, and so does a PUBREC that refuses a publish which has got a
+# token. With PUBCOMP the client may use the packet id again
 # [MQTT-2.2.1-4]: if the worker died before the removal was stored, the next worker would give the token to another
 # publish, which receivers would take for a repetition. It costs no more transactions while one is under way all the
 # time, as under load, and one for each PUBREL of a client that waits for each answer. To store a checksum with the
