@@ -1,21 +1,26 @@
 # python -m tests.tools.faults durable --faults 1000 [--seed N]: durable sessions under faults, judged by their history.
 #
-# The plan of a run follows from its seed; what happens then follows from the machine, too. So a seed repeats the
-# faults, and a violation that depends on a moment may need several runs with that seed.
+# A campaign consists of runs, each with a node, a history and a seed of its own, so its memory is that of one run. The
+# plan of a run follows from its seed; what happens then follows from the machine, too. So a seed repeats the faults,
+# and a violation that depends on a moment may need several runs with that seed.
 import argparse
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
+import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from tests.tools.faults.durable.run import DurableRun, Outcome
 
-EACH: Final = 20  # faults of one run: a node and a history of their own
+EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
+MESSAGES: Final = 10_000  # for each fault
+SUMS: Final = ("published", "acknowledged", "delivered", "repeated", "late", "violations", "wills lost or doubled")
 
 
 def options() -> argparse.ArgumentParser:
@@ -23,46 +28,103 @@ def options() -> argparse.ArgumentParser:
         prog="python -m tests.tools.faults durable", description="Harm a node with stored sessions."
     )
     parser.add_argument("--faults", type=int, default=1000, help=f"how many (default 1000), {EACH} in each run")
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=MESSAGES,
+        help=f"that are acknowledged for each fault (default {MESSAGES}); 0: only those of the slow clients",
+    )
     parser.add_argument("--seed", type=int, help="of the first run, each has the next one; random if it is left out")
     parser.add_argument("--workers", type=int, default=2, help="of the node (default 2)")
     parser.add_argument("--each", type=int, default=EACH, help=f"faults of one run (default {EACH})")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the folders of runs that fail are to stay")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a run that fails")
     return parser
 
 
 def report(outcome: Outcome) -> str:
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in outcome.figures.items())
+    figures = ", ".join(f"{name} {value:.8g}" for name, value in outcome.figures.items())
     lines = [f"seed {outcome.seed} ({outcome.told}): {'FAILED' if outcome.failures else 'well'}; {figures}"]
     if outcome.failures:
         lines += [f"  {fault}" for fault in outcome.faults]
     return "\n".join([*lines, *(f"  ! {failure}" for failure in outcome.failures)])
 
 
-def main(words: Sequence[str]) -> int:
-    arguments = options().parse_args(words)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # or the node would outlive its run
-    first = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
-    totals: Counter[str] = Counter()
-    failed = 0
-    left = arguments.faults
-    seed = first
-    while left > 0:
-        folder = Path(tempfile.mkdtemp(prefix="weir-"))
-        outcome = DurableRun(folder, seed, arguments.workers, min(left, arguments.each)).go()
-        print(report(outcome), flush=True)
-        totals.update({name: int(value) for name, value in outcome.figures.items()})
+class Summary:
+    """What all runs of a campaign found."""
+
+    def __init__(self) -> None:
+        self.failed: list[int] = []  # seeds
+        self._runs = 0
+        self._faults: Counter[str] = Counter()
+        self._verdicts: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._began = time.monotonic()
+
+    def add(self, outcome: Outcome) -> None:
+        self._runs += 1
+        self._faults += outcome.kinds
+        self._verdicts += outcome.verdicts
+        self._sums.update({name: int(outcome.figures.get(name, 0)) for name in SUMS})
         if outcome.failures:
-            failed += 1
-            kept = folder if arguments.keep is None else arguments.keep / f"seed-{seed}"
-            if kept != folder:
-                shutil.move(folder, kept)
-            print(f"  kept in {kept}", flush=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        left -= arguments.each
-        seed += 1
-    print(f"{failed} of {seed - first} runs failed; {totals['faults']} faults, {totals['acknowledged']} acknowledged")
-    return 1 if failed else 0
+            self.failed.append(outcome.seed)
+
+    def __str__(self) -> str:
+        minutes = (time.monotonic() - self._began) / 60
+        faults = self._faults.total()
+        lines = [f"{len(self.failed)} of {self._runs} runs failed; {faults} faults in {minutes:.1f} minutes:"]
+        lines += [f"  {number:6} {kind}" for kind, number in self._faults.most_common()]
+        lines += ["messages:", *(f"  {self._sums[name]:9} {name}" for name in SUMS)]
+        if self._verdicts:
+            lines += ["verdicts:", *(f"  {number:6} {kind}" for kind, number in self._verdicts.most_common())]
+        if self.failed:
+            lines.append(f"seeds of runs that failed: {' '.join(map(str, self.failed))}")
+        return "\n".join(lines)
+
+
+def run(folder: Path, seed: int, workers: int, faults: int, messages: int) -> Outcome:
+    """One run; whatever ends it too early is a failure of it."""
+    try:
+        return DurableRun(folder, seed, workers, faults, messages=messages).go()
+    except Exception:
+        return Outcome(seed, "did not end", failures=[traceback.format_exc()])
+
+
+def campaign(arguments: argparse.Namespace, one_run: Callable[[Path, int, int, int, int], Outcome] = run) -> Summary:
+    """All runs that *arguments* ask for, each told when it ends. *one_run*: see `run()`."""
+    seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
+    summary = Summary()
+    left = arguments.faults
+    try:
+        while left > 0 and (arguments.keep_going or not summary.failed):
+            folder = Path(tempfile.mkdtemp(prefix="weir-"))
+            faults = min(left, arguments.each)
+            outcome = one_run(folder, seed, arguments.workers, faults, faults * arguments.messages)
+            print(report(outcome), flush=True)
+            summary.add(outcome)
+            if outcome.failures:
+                print(f"  kept in {_keep(folder, seed, arguments.keep)}", flush=True)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+            left -= faults
+            seed += 1
+    finally:
+        print(summary, flush=True)
+    return summary
+
+
+def main(words: Sequence[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # or the node would outlive its run
+    return 1 if campaign(options().parse_args(words)).failed else 0
+
+
+def _keep(folder: Path, seed: int, keep: Path | None) -> Path:
+    """Where the logs, the data and the history of a run that failed are from now on."""
+    if keep is None:
+        return folder
+    kept = keep / f"seed-{seed}-{folder.name}"
+    shutil.move(folder, kept)
+    return kept
 
 
 if __name__ == "__main__":

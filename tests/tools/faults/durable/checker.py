@@ -71,7 +71,7 @@ class Violation:
         return f"{self.kind}: {self.at:.3f} s: {self.client}: {self.what}"
 
 
-@dataclass
+@dataclass(slots=True)
 class Publish:
     """One operation."""
 
@@ -83,7 +83,7 @@ class Publish:
     answered: float | None = None  # when it was acknowledged with success; None: maybe, or refused
 
 
-@dataclass
+@dataclass(slots=True)
 class Receipt:
     """A message in one session."""
 
@@ -126,9 +126,12 @@ class Checker:
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.publishes: dict[Message, Publish] = {}
+        self.acknowledged = 0  # publishes, with success
+        self.delivered = 0  # to all sessions, without what came again
         self.repeated = 0  # deliveries that came again, and may
         self.late = 0  # packets to connections that another one had replaced
         self._sessions: dict[str, Session] = defaultdict(Session)
+        self._by_topic: dict[str, list[Message]] = defaultdict(list)
         self._place = 0
 
     def check(self, history: Iterable[Event]) -> list[Violation]:
@@ -145,14 +148,20 @@ class Checker:
 
     def missing(self) -> list[tuple[str, Message]]:
         """(client, message) of what is owed and has not come."""
-        owed = [(message, publish) for message, publish in self.publishes.items() if publish.answered is not None]
-        return [
-            (client, message)
-            for client, session in self._sessions.items()
-            if session.filters
-            for message, publish in owed
-            if message not in session.receipts and session.wants(publish)
-        ]
+        found = []
+        for client, session in self._sessions.items():
+            for topic, messages in self._by_topic.items():
+                if any(matches(each, topic) for each in session.filters):
+                    found += [
+                        (client, each)
+                        for each in messages
+                        if each not in session.receipts and self._owed(each, session)
+                    ]
+        return found
+
+    def _owed(self, message: Message, session: Session) -> bool:
+        publish = self.publishes[message]
+        return publish.answered is not None and session.wants(publish)
 
     def take(self, event: Event) -> None:
         self._place += 1
@@ -184,8 +193,7 @@ class Checker:
                 if released is not None and released[0] in session.receipts:
                     session.receipts[released[0]].finished = event.at
             case Died():
-                will = Publish(event.topic, self._place, False, will=True, answered=event.at)
-                self.publishes[event.client, 1] = will
+                self._begin((event.client, 1), Publish(event.topic, self._place, False, will=True, answered=event.at))
             case Kept():
                 self._kept(event)
             case Rollback():
@@ -225,9 +233,13 @@ class Checker:
         session.unanswered[event.number] = None
         publish = self.publishes.get((event.client, event.number))
         if publish is None:
-            self.publishes[event.client, event.number] = Publish(event.topic, self._place, event.deletes)
+            self._begin((event.client, event.number), Publish(event.topic, self._place, event.deletes))
         else:
             publish.times += 1
+
+    def _begin(self, message: Message, publish: Publish) -> None:
+        self.publishes[message] = publish
+        self._by_topic[publish.topic].append(message)
 
     def _answered(self, session: Session, event: Answered) -> None:
         message = (event.client, event.number)
@@ -238,6 +250,7 @@ class Checker:
         session.unanswered.pop(event.number, None)
         if event.code >= ERROR:
             return
+        self.acknowledged += 1
         publish.answered = event.at
         if event.code == NO_SUBSCRIBERS:
             for client, other in self._sessions.items():
@@ -258,6 +271,7 @@ class Checker:
         receipt = session.receipts.get(message)
         if receipt is None:
             session.receipts[message] = Receipt(session.connection, packet_id)
+            self.delivered += 1
             line = (message[0], event.topic)
             if message[1] < session.last.get(line, 0) and self._keeps_order(session, message):
                 self._found(REORDERED, event, f"{message} came first after {session.last[line]}", message)
@@ -313,9 +327,8 @@ class Checker:
     # Retained messages.
 
     def _kept(self, event: Kept) -> None:
-        sent = {
-            number: publish for (_, number), publish in self.publishes.items() if publish.topic == event.topic
-        }  # one publisher a topic
+        messages = self._by_topic[event.topic]  # one publisher a topic
+        sent = {message[1]: self.publishes[message] for message in messages}
         known = max((number for number, publish in sent.items() if publish.answered is not None), default=0)
         if event.number is None:
             if known and not any(publish.deletes and number >= known for number, publish in sent.items()):

@@ -94,6 +94,7 @@ class Link:
         self._client = client
         self._reader = PacketReader(V5, LIMIT)
         self._out = bytearray()
+        self._wants_out = True  # it is told when the socket takes bytes
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -108,7 +109,9 @@ class Link:
     def say(self, packet: Packet) -> None:
         if self._sock is not None:
             self._out += encode(packet, V5)
-            self._run.loop.change(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            if not self._wants_out:
+                self._wants_out = True
+                self._run.loop.change(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def close(self, politely: bool = False) -> None:
         sock = self._sock
@@ -139,6 +142,7 @@ class Link:
                 elif not self.address:
                     self.address = "{}:{}".format(*sock.getsockname())
                 if not self._out:
+                    self._wants_out = False
                     self._run.loop.change(sock.fileno(), select.EPOLLIN)
             data = sock.recv(READ) if mask & ~select.EPOLLOUT else b"."
         except BlockingIOError:
@@ -192,6 +196,7 @@ class DurableClient:
         self.outgoing: dict[int, Outgoing] = {}  # by packet id, in the order of sending
         self.number = 0  # of its last publish
         self.refused = 0  # CONNECTs and publishes, with a reason
+        self.sessions = 0  # that began with a connection
         self.discarded = 0  # its publishes, with a session that was not there any more
         self.heard: Callable[[Publish], None] = _ignore
         self.link: Link | None = None
@@ -371,6 +376,7 @@ class DurableClient:
         link.welcome = True
         self._note(Connected(self._run.at(), self.client_id, packet.session_present))
         if not packet.session_present:
+            self.sessions += 1
             self._subscribed = False
             self._unreleased.clear()
             self.discarded += len(self.outgoing)

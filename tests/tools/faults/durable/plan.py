@@ -19,6 +19,7 @@ STOP_REDIS: Final = "stop Redis"
 STOP_SUPERVISOR: Final = "stop supervisor"
 KILL_SUPERVISOR: Final = "kill supervisor"
 KILL_NODE: Final = "kill node"  # all its processes at once; it is started again
+STOP_NODE: Final = "stop node"  # all its processes
 RESTART: Final = "stop and start the node"  # as a user would
 CUT_POWER: Final = "cut power"  # and what was not synced is lost
 TAKE_WHILE_STOPPED: Final = "stop worker and supervisor, take its sessions"  # the worker goes on and finds them gone
@@ -36,6 +37,7 @@ ANYWHERE: Final = {
     STOP_SUPERVISOR: 1,
     KILL_SUPERVISOR: 1,
     KILL_NODE: 1,
+    STOP_NODE: 1,
     RESTART: 1,
     CUT_POWER: 3,
     TAKE_WHILE_STOPPED: 3,
@@ -48,6 +50,7 @@ BRIEF: Final = 0.8  # seconds that a worker may be stopped and lives
 MOST_BYTES: Final = 20_000  # that pass before a cut
 MOST_DEATHS: Final = 6  # of workers between two starts of the node: with ten in a minute it gives up
 MOST_RESTARTS: Final = 2
+CALM: Final = 0.3  # of all faults have time before them, so that what the others did is over
 RESTARTS: Final = (KILL_SUPERVISOR, KILL_NODE, RESTART, CUT_POWER)
 
 
@@ -58,6 +61,7 @@ class Planned:
     worker: int  # its shard, where one is meant
     seconds: float  # that something is stopped, late, or half-open
     number: int  # of bytes until a cut
+    calm: bool = False  # it waits until as much as planned was published
 
     def __str__(self) -> str:
         told = {
@@ -67,7 +71,7 @@ class Planned:
             CUT_REQUESTS: f"after {self.number} bytes",
             CUT_REPLIES: f"after {self.number} bytes",
         }
-        timed = (STOP_REDIS, STOP_SUPERVISOR, DELAY, HALF_OPEN)
+        timed = (STOP_REDIS, STOP_SUPERVISOR, STOP_NODE, DELAY, HALF_OPEN)
         return f"{self.kind} {told.get(self.kind, f'{self.seconds:.2f} s' if self.kind in timed else '')}".rstrip()
 
 
@@ -102,5 +106,6 @@ def plan(random: Random, server: str, durability: str, workers: int, faults: int
         pause = random.choice(PAUSES) + random.random() * 0.2
         if brisk:
             pause, seconds = pause / 4, seconds / 2
-        planned.append(Planned(pause, kind, random.randrange(workers), seconds, number))
+        calm = random.random() < CALM
+        planned.append(Planned(pause, kind, random.randrange(workers), seconds, number, calm))
     return planned

@@ -2,12 +2,14 @@
 #
 # The run has one thread, which sees everything that all clients send and get in one order. So what is written in the
 # history before something else has happened before it. Only the proxy has a thread of its own.
+import gzip
 import os
 import re
 import shlex
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,6 +39,7 @@ from tests.tools.faults.durable.history import (
     Subscribed,
     concerns,
 )
+from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import BEHIND_PROXY, EMBEDDED, Planned, plan
 from tests.tools.faults.durable.power import DAMAGED_TAILS, TAILS, compile_recorder, cut
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
@@ -51,6 +54,9 @@ QUIET: Final = 4.0  # seconds without a delivery, after which no more is expecte
 LOOK: Final = 0.1  # seconds between two looks at the log of the node
 PUMP: Final = 0.02  # seconds between two bursts of a publisher
 BURST: Final = 5  # messages, at most
+LANES: Final = ((1, 0), (2, 0), (1, 50), (2, 20))  # QoS and receive maximum (0: the default) of each
+LANE_PUMP: Final = 0.01  # seconds
+CATCH_UP: Final = 20.0  # seconds, at most, until the lanes have published what is planned before a fault
 WINDOW: Final = 20  # publishes of one client that are not done
 TOPICS: Final = 3  # of each publisher
 RETAINED_TOPICS: Final = 4
@@ -69,12 +75,19 @@ class Outcome:
     told: str  # the server and its class
     faults: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)  # of faults
+    verdicts: Counter[str] = field(default_factory=Counter)  # kinds of violations
     figures: dict[str, float] = field(default_factory=dict)
 
 
 class DurableRun:
-    def __init__(self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False) -> None:
-        """*folder*: for this run, with a short path. *brisk*: see `plan()`. AssertionError: the node does not serve."""
+    def __init__(
+        self, folder: Path, seed: int, workers: int, faults: int, brisk: bool = False, messages: int = 0
+    ) -> None:
+        """*folder*: for this run, with a short path. *brisk*: see `plan()`. *messages*: that are to be acknowledged.
+
+        AssertionError: the node does not serve.
+        """
         random = Random(seed)
         self._setup = random.choice((EMBEDDED, BEHIND_PROXY))
         self._durability = random.choice((PROCESS, POWER))
@@ -83,6 +96,7 @@ class DurableRun:
         self._random = Random(random.random())  # of everything that depends on time
         self._folder = folder
         self._workers = workers
+        self._messages = messages
         self._history: list[Event] = []
         self._checker = Checker()
         self._loop = Loop()
@@ -115,10 +129,14 @@ class DurableRun:
         try:
             self._until(self._all_up, "all clients are connected")
             self._load()
-            for planned in self._plan:
+            for number, planned in enumerate(self._plan):
                 self._turn(planned.pause)
+                if planned.calm:
+                    self._catch_up(number / len(self._plan))
                 self._note(Fault(self._clients.at(), "", str(planned)))
+                self.outcome.kinds[planned.kind] += 1
                 self._inflict(planned)
+            self._catch_up(1.0)
             self._recover()
         except AssertionError as error:
             self.outcome.failures.append(str(error))
@@ -193,7 +211,13 @@ class DurableRun:
             DurableClient(run, "away-2", filter="d/p1/#", qos=2),
         ]
         self._watcher = DurableClient(run, "watcher", filter="w/#")
-        self._lasting = [*self._publishers, *self._retainers, *self._subscribers, *self._away, self._watcher]
+        self._lanes = []
+        if self._messages:
+            self._lanes = [Lane(run, f"b{number}", *each) for number, each in enumerate(LANES)]
+        self._roaming = [*self._publishers, *self._retainers, self._watcher]
+        for lane in self._lanes:
+            self._roaming += [lane.publisher, lane.subscriber]
+        self._lasting = [*self._roaming, *self._subscribers, *self._away]
 
     def _all_up(self) -> bool:
         return all(one.up for one in self._lasting)
@@ -208,7 +232,9 @@ class DurableRun:
             self._every(lambda: uniform(0.5, 5.0), lambda one=client: self._roam(one, 0.1, 1.0))  # type: ignore[misc]
         for client in self._away:
             self._every(lambda: uniform(0.5, 2.0), lambda one=client: self._roam(one, 0.05, 6.0))  # type: ignore[misc]
-        for client in [*self._publishers, *self._retainers, self._watcher]:
+        for lane in self._lanes:
+            self._every(lambda: LANE_PUMP, lane.publish)
+        for client in self._roaming:
             self._every(lambda: uniform(1.0, 8.0), lambda one=client: self._roam(one, 0.0, 0.5))  # type: ignore[misc]
         self._every(lambda: 1.0, self._let_one_die)
         self._every(lambda: LOOK, self._node_look)
@@ -263,6 +289,12 @@ class DurableRun:
         if was_up:
             self._note(Died(self._clients.at(), one.client_id, f"w/{one.client_id}"))
 
+    def _catch_up(self, share: float) -> None:
+        """Wait until *share* of the messages is acknowledged, or CATCH_UP is over."""
+        until = time.monotonic() + CATCH_UP
+        while self._checker.acknowledged < share * self._messages and time.monotonic() < until:
+            self._loop.turn(0.02)
+
     # Faults.
 
     def _inflict(self, planned: Planned) -> None:
@@ -277,6 +309,9 @@ class DurableRun:
                 self._stop(self._redis(), planned.seconds)
             case kinds.STOP_SUPERVISOR:
                 self._stop(self._node.process.pid, planned.seconds)
+            case kinds.STOP_NODE:
+                for pid in self._node.processes():
+                    self._stop(pid, planned.seconds)
             case kinds.TAKE_WHILE_STOPPED:
                 self._take_while_stopped(planned)
             case kinds.REWRITE:
@@ -449,6 +484,7 @@ class DurableRun:
         finished = not outcome.failures
         violations = checker.check([]) if finished else checker.violations
         outcome.faults = [f"{event.at:.3f} s: {event.what}" for event in self._history if isinstance(event, Fault)]
+        outcome.verdicts.update(one.kind for one in violations)
         serious = [one for one in violations if one.kind not in KNOWN_WEAK]
         by_kind: dict[str, list[Violation]] = {}
         for one in serious:
@@ -459,14 +495,18 @@ class DurableRun:
             if "Traceback" in line or '"exception"' in line:
                 outcome.failures.append(f"logged: {line[:2000]}")
         if outcome.failures:
-            (self._folder / "history").write_text("".join(f"{event}\n" for event in self._history))
+            with gzip.open(self._folder / "history.gz", "wt", compresslevel=1) as file:
+                file.writelines(f"{event}\n" for event in self._history)
         outcome.figures |= {
-            "faults": len(self._plan),
-            "acknowledged": sum(one.answered is not None for one in checker.publishes.values()),
+            "faults": outcome.kinds.total(),
+            "published": len(checker.publishes),
+            "acknowledged": checker.acknowledged,
+            "delivered": checker.delivered,
             "events": len(self._history),
             "repeated": checker.repeated,
             "late": checker.late,
             "violations": len(serious),
+            "seconds": self._clients.at(),
             "wills lost or doubled": len(violations) - len(serious),
             "refused": sum(one.refused for one in self._lasting),
             "worst s rolled back": self._worst_rollback,

@@ -14,7 +14,8 @@ from random import Random
 import pytest
 
 from broker.config.schema import POWER, PROCESS
-from tests.tools.faults.durable.__main__ import report
+from tests.tools.faults.durable.__main__ import Summary, campaign, options, report
+from tests.tools.faults.durable.__main__ import run as run_one
 from tests.tools.faults.durable.plan import (
     BEHIND_PROXY,
     CUT_POWER,
@@ -34,7 +35,7 @@ from tests.tools.faults.durable.power import (
     read_record,
 )
 from tests.tools.faults.durable.proxy import TO_CLIENT, Proxy
-from tests.tools.faults.durable.run import DurableRun
+from tests.tools.faults.durable.run import DurableRun, Outcome
 
 PATIENCE = 10.0  # seconds for what should take milliseconds
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
@@ -78,6 +79,61 @@ def test_power_is_cut_where_something_syncs() -> None:
     kinds = {each.kind for each in plan(Random(1), BEHIND_PROXY, PROCESS, 2, 500)}
     assert CUT_POWER not in kinds
     assert CUT_POWER in {each.kind for each in plan(Random(1), BEHIND_PROXY, POWER, 2, 500)}
+
+
+# A campaign.
+
+
+def outcome(seed: int, *failures: str) -> Outcome:
+    found = Outcome(seed, "embedded", failures=list(failures))
+    found.kinds.update({KILL_WORKER: 2, CUT_POWER: 1})
+    found.verdicts.update(["lost"] if failures else [])
+    found.figures = {"acknowledged": 1000, "delivered": 5000}
+    return found
+
+
+def test_a_summary_adds_up_what_the_runs_found() -> None:
+    """The seed of a failure, or its kind, would be lost in a thousand lines."""
+    summary = Summary()
+    for found in (outcome(7), outcome(8, "lost"), outcome(9, "lost")):
+        summary.add(found)
+    told = str(summary).splitlines()
+
+    assert told[0].startswith("2 of 3 runs failed; 9 faults in ")
+    assert ["6 kill worker", "3 cut power"] == [line.strip() for line in told[1:3]]
+    assert "     3000 acknowledged" in str(summary)
+    assert "     2 lost" in str(summary)
+    assert "seeds of runs that failed: 8 9" == told[-1]
+
+
+@pytest.mark.parametrize(("words", "seeds"), [([], [1, 2]), (["--keep-going"], [1, 2, 3])])
+def test_a_campaign_keeps_what_a_failure_left_and_goes_on_if_it_is_asked_to(
+    tmp_path: Path, words: list[str], seeds: list[int]
+) -> None:
+    """The logs of a failure would be gone, or the first one would end a night's runs."""
+    asked: list[int] = []
+
+    def run(folder: Path, seed: int, workers: int, faults: int, messages: int) -> Outcome:
+        asked.append(seed)
+        (folder / "node.log").write_text(f"{faults} faults, {messages} messages")
+        return outcome(seed, *(["lost"] if seed == 2 else []))
+
+    given = ["--seed", "1", "--faults", "50", "--messages", "10", "--keep", f"{tmp_path}", *words]
+    summary = campaign(options().parse_args(given), run)
+
+    assert seeds == asked
+    assert [2] == summary.failed
+    (kept,) = tmp_path.iterdir()
+    assert "20 faults, 200 messages" == (kept / "node.log").read_text()
+
+
+def test_a_node_that_does_not_start_is_a_failure_of_its_run(tmp_path: Path) -> None:
+    """It would end the campaign, without a summary."""
+    (tmp_path / "node").write_text("a file, where the node wants its folder")
+    found = run_one(tmp_path, 1, 2, 1, 0)
+
+    assert [1] == [len(found.failures)]
+    assert "did not end" == found.told
 
 
 # Power.
