@@ -207,7 +207,9 @@ class IncomingSessions:
             session = self._transfer.finish_import(imported)
             session.transfer_filter = None
             incoming.imported = None
-        self._conclude(incoming, incoming.failed or TakeoverResult(session, incoming.epoch))
+        adopted = not there and not incoming.lives  # perhaps, by the worker that follows the source
+        result = TakeoverResult(session, incoming.epoch, nowhere=adopted, unanswered=adopted)
+        self._conclude(incoming, incoming.failed or result)
 
     def _abandon(self, incoming: IncomingSession, result: TakeoverResult) -> None:
         """The session will not come, or not in time; a durable one comes, but not for this claim."""
@@ -249,7 +251,8 @@ class IncomingSessions:
             if incoming.lives or _survives(incoming):
                 self._check(incoming)
             else:
-                self._conclude(incoming, incoming.failed or TakeoverResult(None, incoming.epoch, unanswered=True))
+                result = TakeoverResult(None, incoming.epoch, nowhere=True, unanswered=True)
+                self._conclude(incoming, incoming.failed or result)
 
     def tick(self, now: float) -> None:
         """Abandon what takes too long: the client will have gone."""

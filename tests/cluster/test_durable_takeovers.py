@@ -490,6 +490,32 @@ def test_a_client_is_refused_while_a_worker_is_missing_that_may_have_its_session
     assert [(b"1", 1, True)] == messages(arrive(node[0]))
 
 
+def test_a_session_is_not_begun_anew_if_the_next_worker_adopts_it_while_it_moves(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its client would have two: an empty one, and one with what was acknowledged to publishers."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publish(third, b"1")
+    third.stopped = True  # the move cannot be completed without it
+    client = coming(taker)
+    assert [] == client.receive()
+    node.kill(giver)
+    follower = node.start(0)
+    deadline = time.monotonic() + PATIENCE
+    while "session 4" not in stored_at(redis) and time.monotonic() < deadline:
+        follower.turn()
+    third.stopped = False
+    node.advance(3)
+    if not client.connack.session_present:
+        client = arrive(taker)
+
+    assert [(b"1", 1, True)] == messages(client)
+    assert [1] == sessions(node)
+    assert ["queue 2", "session 2"] == stored_at(redis)
+
+
 def replies_of(broker: Broker) -> Stream:
     """What comes from Redis to the part of *broker* that stores sessions."""
     store = broker.worker.links.durable_store
