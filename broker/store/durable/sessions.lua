@@ -12,7 +12,8 @@
 --             of a dropped queue (dropped_queues.py)
 --   give   a worker gives one session away
 --          KEYS both indexes; ARGV op, client id, keys of the former owner, keys of the new one
---          -> 1; 0: there is no such session
+--          -> 1; 0: there is no such session, or it was taken before: this may arrive long after the death of the worker,
+--             behind writes to keys that nobody reads any more
 --   take   a worker takes one session from a worker that has ended or does not answer
 --          KEYS as for adopt; ARGV as for adopt up to the time, with the client id
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
@@ -116,7 +117,7 @@ if op == 'give' or op == 'take' then
     redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
     redis.call('SREM', KEYS[1], client)
   end
-  local found = exists(ARGV[3] .. client)
+  local found = redis.call('SISMEMBER', KEYS[1], client) == 1 and exists(ARGV[3] .. client)
   if found then
     redis.call('SREM', KEYS[1], client)
     redis.call('SADD', KEYS[2], client)

@@ -341,7 +341,7 @@ class ModelRedis:
             if words[0] == b"take" and client in self._value(keys[1], set):
                 self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
                 self._of_set(b"SREM", keys[0], [client])
-            found = words[2] + client in self.values
+            found = client in self._value(keys[0], set) and words[2] + client in self.values
             if found:
                 self._of_set(b"SREM", keys[0], [client])
                 self._of_set(b"SADD", keys[1], [client])

@@ -110,3 +110,34 @@ def test_queues_that_are_to_be_taken_apart_come_with_the_sessions(
         assert 3 == client.exists(*[ours.queues + name for name in names])
         assert [b""] == client.lrange(fence, 0, -1)
         assert 0 < client.ttl(fence) <= FENCED_FOR
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("adopts", [True, False])
+def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
+    start_redis: StartRedis, every_server: RedisServer, adopts: bool
+) -> None:
+    """Its last transaction may wait in a socket: a part of a record would replace the session where it is by then."""
+    former, heir, taker = (KEYS.sessions(0, incarnation(number)) for number in (1, 2, 3))
+    fence = KEYS.fence(incarnation(1))
+    head = msgpack.packb((FORM, EXPIRY, None))
+    with start_redis(every_server).client() as client:
+        client.hset(former.records + b"me", mapping={HEAD: head, b"a": b"\1"})
+        client.rpush(former.queues + b"me", b"pack")
+        client.sadd(former.index, b"me")
+        theirs = [former.records, former.queues, former.released]
+        if adopts:
+            own = [heir.records, heir.queues, heir.released]
+            client.eval(SCRIPT, 3, former.index, heir.index, fence, "adopt", 9, *theirs, *own, b"9.0", RECORDS, 60)
+        else:
+            heir = taker
+            own = [heir.records, heir.queues, heir.released]
+            client.eval(SCRIPT, 3, former.index, heir.index, fence, "take", b"me", *theirs, *own, b"9.0")
+        client.hset(former.records + b"me", LEFT, b"8.0")
+        client.rpush(former.queues + b"me", b"late")
+        given = [taker.records, taker.queues, taker.released]
+
+        assert 0 == client.eval(SCRIPT, 2, former.index, taker.index, "give", b"me", *theirs, *given)
+        assert {HEAD: head, b"a": b"\1", LEFT: b"9.0"} == client.hgetall(heir.records + b"me")
+        assert [b"pack"] == client.lrange(heir.queues + b"me", 0, -1)
+        assert adopts is not client.sismember(taker.index, b"me")
