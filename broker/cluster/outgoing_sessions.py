@@ -37,7 +37,7 @@ class OutgoingSession:
         self.exported = exported
         self.filter = TransferFilter(False)
         self.unmarked = unmarked
-        self.waiting: list[Callable[[], None]] = []  # peers that ask for it meanwhile: answered when it is decided
+        self.waiting: list[Callable[[], None]] = []  # who asks for it meanwhile: answered when it is decided
         self.switched = False  # this worker's own publishes do not go to it any more
         self.passed = False  # all peers have processed what this worker accepted from its client
         self.leaving = False  # it is being taken out of the routes, or has been
@@ -58,6 +58,7 @@ class OutgoingSessions:
         self._barriers = barriers
         self._transfer = transfer
         self._claims = claims
+        claims.when_decided = self._when_decided
         self._clock = clock
         self._pending: dict[tuple[int, int], OutgoingSession] = {}  # by shard of the asking peer, and its number
         self._undecided: dict[str, OutgoingSession] = {}  # by client id
@@ -87,6 +88,13 @@ class OutgoingSessions:
             outgoing.waiting.append(partial(self.asked, peer, number, epoch, user, wanted, client_id))
             return
         self._claims.give_up(client_id, epoch, user, partial(self._given_up, peer, number, epoch, wanted))
+
+    def _when_decided(self, client_id: str, then: Callable[[], None]) -> None:
+        outgoing = self._undecided.get(client_id)
+        if outgoing is None or outgoing.exported.session.ended or not outgoing.exported.stored:
+            then()
+        else:
+            outgoing.waiting.append(then)
 
     def _given_up(self, peer: Peer, number: int, epoch: int, wanted: bool, result: TakeoverResult) -> None:
         session = result.session
@@ -210,7 +218,7 @@ class OutgoingSessions:
         self._decide(outgoing)
 
     def _decide(self, outgoing: OutgoingSession) -> None:
-        """It is clear whether this worker has the session: answer the peers that asked for it meanwhile."""
+        """It is clear whether this worker has the session: answer who asked for it meanwhile."""
         client_id = outgoing.exported.session.client_id
         if self._undecided.get(client_id) is outgoing:
             del self._undecided[client_id]

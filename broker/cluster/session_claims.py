@@ -3,6 +3,8 @@
 # A claim asks the registry first, or, when Redis is away, the workers of the node. The former owner hands the session
 # over (takeover.py); only then the claimant is answered. Claims of one client id are taken in turn, and so are peers
 # that ask for a session while this worker is claiming it. A claim whose client is gone when it succeeds is released.
+# While a durable session is on its way from here to another worker, a claim of it waits: if the other worker does not
+# answer, the claim would read the session in Redis, where it is that of this worker still, and would have it twice.
 #
 # A session of another user is not given up. Where it is on this worker, the claim is refused before anything changes.
 # Otherwise Redis refuses if the session is at another node, and the worker that has it if it is at this node: only that
@@ -30,6 +32,8 @@ from broker.store.sessions import Claimant
 UNDECIDED: Final = -1
 MOST_WAITING: Final = 20  # claims of one client id that wait at once: each would take over from the one before
 NOTHING_DUE: Final = float("inf")
+# Calls its second argument once no durable session of the client id is on its way from this worker to another one.
+WhenDecided = Callable[[str, Callable[[], None]], None]
 
 
 class SessionClaimsStatistics:
@@ -67,6 +71,7 @@ class SessionClaims:
         self.seal = seal
         self.durable = durable
         self.forced = forced
+        self.when_decided: WhenDecided = _nothing_leaves
         self._claims: dict[str, _Claim] = {}  # under way, by client id
 
     def claim(self, claimant: Claimant) -> None:
@@ -88,6 +93,10 @@ class SessionClaims:
         claimant = claim.claimant
         self._claims[claimant.client_id] = claim
         self.store.claim_begins(claimant.client_id)
+        self.when_decided(claimant.client_id, partial(self._begin, claim))
+
+    def _begin(self, claim: "_Claim") -> None:
+        claimant = claim.claimant
         if self.session_of_other_user(claimant) is not None:
             claim.of_other_user()
             return
@@ -364,6 +373,10 @@ def _will_of(session: Session, seal: Seal) -> bytes:
     user = session.principal.user
     record = encode(will.fields(), min(will.delay, session.expiry), None if user is None else user.decode())
     return sealed(seal, session.client_id, record)
+
+
+def _nothing_leaves(client_id: str, then: Callable[[], None]) -> None:
+    then()
 
 
 def _ignore(result: TakeoverResult) -> None:
