@@ -40,6 +40,17 @@ class Neighbour(Subscriber):
         raise NotImplementedError
 
 
+class ColdReceiver:
+    """The cold sessions of this worker, as one receiver of a route: whoever has messages for them reads them."""
+
+    def __init__(self, store: Gate) -> None:
+        self.store: Final = store  # the gate of publishes of QoS 1 and 2 that are for cold sessions
+
+    def offer(self, message: Message, now: float) -> None:
+        """Deliver *message*, of QoS 1 or 2, to each cold session that it is for; hold it until all are done."""
+        raise NotImplementedError
+
+
 class Neighbours:
     """All other workers of the node."""
 
@@ -49,6 +60,14 @@ class Neighbours:
 
     def lost(self, filter: bytes, durable: bool) -> None:
         """Report that the last subscriber for *filter* at this worker is gone, or the last *durable* one."""
+        raise NotImplementedError
+
+    def cold_gained(self, entry: bytes) -> None:
+        """Report the first cold session at this worker with *entry* in its interest."""
+        raise NotImplementedError
+
+    def cold_lost(self, entry: bytes) -> None:
+        """Report that the last cold session with *entry* is warm or gone."""
         raise NotImplementedError
 
     def shared(self, share: bytes, filter: bytes, members: int, ready: int, durable: bool) -> None:

@@ -1,0 +1,637 @@
+# The index of cold sessions: which absent sessions a message is for, when they are in Redis and not here.
+#
+# A session whose client is away and that has nothing under way need not be in memory. Its worker keeps its client id,
+# when it ends, under which incarnation of the worker its keys are, and a hash of each filter of QoS 1 or 2
+# (interest.py). There may be millions of such sessions, so nothing here is an object for each:
+# - Sessions and their filters have numbers. What belongs to number n is in segments of 1 024 numbers, in flat arrays:
+#   to grow is to add a segment, and nothing is ever moved. Numbers that are free are used again.
+# - A client id or a hash is found by *linear hashing*: when there are too many in a table, one bucket of it is split.
+#   So no addition pays for all before it. Buckets are found by Python's hash of bytes, which has a secret, so that
+#   nobody can choose client ids or filters that end in one bucket.
+# - The filters of equal hash are a chain, the latest first; only the first of a chain is in a bucket. A million
+#   sessions may share one filter, and each is added and removed at the cost of the first.
+# - The text of client ids is in one bytearray a segment, compacted when half of it is of sessions that have left.
+# - Deadlines are not sorted. A segment knows the soonest of its deadlines, or a sooner one: when it has come, the
+#   segment is looked through, which costs some 50 us. Of a million sessions that live a week, 1 024 end in ten minutes.
+#
+# A topic may have a million receivers here, so they are found in steps, by a ColdWalk. A walk finds the sessions that
+# were cold when it began and still are when it comes to them. Sessions are numbered as they are added (`stamp`), and
+# chains are in the order of the stamps, so a walk can say whether it has still to come to a session (`owes`): one that
+# becomes warm meanwhile is to have the message, too, and only once.
+#
+# Memory stays as large as it was for the most sessions, until there are none at all.
+from array import array
+from typing import Final
+
+from broker.routing.interest import HASH, TopicHashes, entries_of
+from broker.routing.neighbour import Neighbours
+
+NEVER: Final = 0xFFFFFFFF  # a deadline, in seconds
+NONE: Final = 0xFFFFFFFF  # no session, no node
+SHAPES: Final = 64  # distinct shapes: so many hashes a topic costs at most
+NAME: Final = 1024  # bytes of a client id: with a longer one a session is always warm
+
+BITS: Final = 10
+SEGMENT: Final = 1 << BITS  # numbers of a segment
+LOW: Final = SEGMENT - 1
+FIRST: Final = 128  # with the number of a shape: the node is the first of its chain
+SHAPE: Final = 127
+
+PART: Final = 4096  # buckets of one array
+FEWEST: Final = 64  # buckets
+LOAD: Final = 2  # entries of a bucket on average, at most
+GARBAGE: Final = 4096  # bytes of a segment's text that are not worth a compaction
+SCANNED: Final = 16  # segments looked through in one call
+
+# Bytes of a segment beside the text of client ids, and of a bucket; `size()` is tested against the allocator.
+SESSIONS_BYTES: Final = SEGMENT * (4 + 4 + 4 + 4 + 2 + 8) + 900
+NODES_BYTES: Final = SEGMENT * (4 + 4 + 4 + 4 + 1 + HASH) + 800
+INDEX_BYTES: Final = 2000
+
+
+class _Sessions:
+    """SEGMENT sessions."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()  # client ids, each behind its length in two bytes
+        self.garbage = 0  # bytes of it that are of sessions that have left
+        self.soonest = NEVER  # no deadline is sooner
+        self.offset: array[int] = _numbers(NONE)  # in `text`; NONE: the number is free
+        self.node: array[int] = _numbers(NONE)  # the first of the session's filters
+        self.deadline: array[int] = _numbers(NEVER)
+        self.link: array[int] = _numbers(NONE)  # the next session of the bucket, or the next free number
+        self.owner = array("H", bytes(2 * SEGMENT))
+        self.stamp = array("Q", bytes(8 * SEGMENT))
+
+    def name(self, at: int) -> bytes:
+        start = self.offset[at]
+        text = self.text
+        stop = start + 2 + (text[start] << 8 | text[start + 1])
+        return bytes(text[start + 2 : stop])
+
+    def compact(self) -> None:
+        text, self.text = self.text, bytearray()
+        offset = self.offset
+        for at in range(SEGMENT):
+            start = offset[at]
+            if start != NONE:
+                offset[at] = len(self.text)
+                self.text += text[start : start + 2 + (text[start] << 8 | text[start + 1])]
+        self.garbage = 0
+
+
+class _Nodes:
+    """SEGMENT nodes, each a filter of a session."""
+
+    def __init__(self) -> None:
+        self.session: array[int] = _numbers(NONE)
+        self.sibling: array[int] = _numbers(NONE)  # the next filter of the same session, or the next free number
+        self.later: array[int] = _numbers(NONE)  # the next node of the chain, whose session was added before
+        self.before: array[int] = _numbers(
+            NONE
+        )  # the one before; of the first in a chain: the next chain of the bucket
+        self.shape = bytearray(SEGMENT)  # the number of the shape, and FIRST
+        self.hash = bytearray(HASH * SEGMENT)
+
+
+class _Buckets:
+    """A table for linear hashing: the buckets of the half that is split are numbered behind the others."""
+
+    def __init__(self) -> None:
+        self.count = FEWEST
+        self._whole = FEWEST  # buckets when the round of splits began
+        self._parts: list[array[int]] = [array("I")]
+        for _ in range(FEWEST):
+            self._parts[0].append(NONE)
+
+    def number(self, key: bytes) -> int:
+        """The bucket of *key*."""
+        found = hash(key) & (2 * self._whole - 1)
+        return found if found < self.count else found - self._whole
+
+    def get(self, number: int) -> int:
+        return self._parts[number >> 12][number & 4095]
+
+    def set(self, number: int, first: int) -> None:
+        self._parts[number >> 12][number & 4095] = first
+
+    def grow(self) -> int:
+        """Add a bucket; the number of the one whose content is to be divided between itself and the new one."""
+        if not self.count & (PART - 1):
+            self._parts.append(array("I"))
+        self._parts[-1].append(NONE)
+        split = self.count - self._whole
+        self.count += 1
+        if self.count == 2 * self._whole:
+            self._whole = self.count
+        return split
+
+
+class ColdIndex:
+    """The cold sessions of a worker. `neighbours` are told the first and the last session of an entry."""
+
+    def __init__(self) -> None:
+        self.neighbours: Neighbours | None = None
+        self._stamp = 0  # of the last session that was added
+        self._hashes = TopicHashes(b"")  # of the last topic
+        self._walks: list[ColdWalk] = []  # that have not come to their end
+        self._shapes: list[bytes] = []  # by number
+        self._numbers: dict[bytes, int] = {}  # of the shapes that are used
+        self._chains: list[int] = []  # by number of the shape
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count = 0
+        self._filters = 0  # distinct ones
+        self._text = 0  # bytes of client ids, with those of sessions that have left
+        self._next_deadline = NEVER
+        self._sessions: list[_Sessions] = []
+        self._nodes: list[_Nodes] = []
+        self._session_numbers = 0  # those that were ever used are smaller
+        self._node_numbers = 0
+        self._free_session = NONE
+        self._free_node = NONE
+        self._clients = _Buckets()
+        self._heads = _Buckets()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def filters(self) -> int:
+        """The number of distinct entries."""
+        return self._filters
+
+    def size(self) -> int:
+        """Bytes of memory."""
+        if not self._count:
+            return INDEX_BYTES
+        text = self._text + (self._text >> 3)
+        buckets = 4 * (self._clients.count + self._heads.count)
+        return INDEX_BYTES + SESSIONS_BYTES * len(self._sessions) + NODES_BYTES * len(self._nodes) + text + buckets
+
+    # Changes.
+
+    def add(self, client: bytes, deadline: int, interest: bytes, owner: int) -> bool:
+        """Add the session of *client*, or replace it; O(filters).
+
+        *deadline*: when it ends, as Unix time in seconds, or NEVER. *owner*: a number from 0 to 65535. False: it is not
+        added, as *interest* is malformed, or has a shape for which there is no room, or *client* is too long: the
+        session has to be warm. Walks that have not come to the session that is replaced do not find the new one.
+        """
+        entries = entries_of(interest)
+        if entries is None or len(client) > NAME or not self._has_room(entries):
+            return False
+        former = self._find(client)
+        session = self._new_session(client, deadline, owner)
+        segment = self._sessions[session >> BITS]
+        first = NONE
+        for entry in entries:
+            first = self._add_node(session, entry, first)
+        segment.node[session & LOW] = first
+        if former != NONE:  # not before: neighbours are always told of what both have
+            self._remove(former)
+        return True
+
+    def discard(self, client: bytes) -> bool:
+        """Remove the session of *client*; false if it is not cold. O(filters)."""
+        session = self._find(client)
+        if session == NONE:
+            return False
+        self._remove(session)
+        return True
+
+    def set_owner(self, client: bytes, owner: int) -> bool:
+        """The session of *client* has another owner; false if it is not cold."""
+        session = self._find(client)
+        if session == NONE:
+            return False
+        self._sessions[session >> BITS].owner[session & LOW] = owner
+        return True
+
+    # Questions.
+
+    def find(self, client: bytes) -> int:
+        """The owner of the session of *client*; -1 if it is not cold."""
+        session = self._find(client)
+        return -1 if session == NONE else int(self._sessions[session >> BITS].owner[session & LOW])
+
+    def matches(self, topic: bytes) -> bool:
+        """Whether a session has a filter that matches *topic*, or has the hash of one. O(shapes)."""
+        if self._count:
+            hashes = self.hashes(topic)
+            for shape in self._numbers:
+                wanted = hashes.of(shape)
+                if wanted and self._head(wanted) != NONE:
+                    return True
+        return False
+
+    def matching(self, topic: bytes) -> list[bytes]:
+        """The clients whose sessions have such a filter, each once."""
+        walk = self.walk(topic)
+        found: list[bytes] = []
+        while not walk.done:
+            found += walk.take(SEGMENT)
+        return found
+
+    def walk(self, topic: bytes) -> "ColdWalk":
+        """A walk over these clients in steps."""
+        wanted: list[bytes] = []
+        if self._count:
+            hashes = self.hashes(topic)
+            for shape in self._numbers:
+                digest = hashes.of(shape)
+                if digest and self._head(digest) != NONE:
+                    wanted.append(digest)
+        return ColdWalk(self, wanted, self._stamp)
+
+    def expired(self, now: float, most: int) -> list[bytes]:
+        """Up to *most* clients whose deadline has passed. Each is returned once, and stays here until `discard()`.
+
+        There may be more of them, as the work of one call is bounded: then `next_deadline()` is not later than *now*.
+        """
+        found: list[bytes] = []
+        if now < self._next_deadline:
+            return found
+        scanned = 0
+        soonest = NEVER
+        for segment in self._sessions:
+            if segment.soonest <= now and scanned < SCANNED and len(found) < most:
+                scanned += 1
+                self._expire(segment, now, most, found)
+            soonest = min(soonest, segment.soonest)
+        self._next_deadline = soonest
+        return found
+
+    def _expire(self, segment: _Sessions, now: float, most: int, found: list[bytes]) -> None:
+        deadline = segment.deadline
+        for at in range(SEGMENT):
+            if deadline[at] <= now:
+                if len(found) == most:
+                    return  # `soonest` stays, so the rest is found by the next call
+                deadline[at] = NEVER
+                found.append(segment.name(at))
+        segment.soonest = min(deadline)
+
+    def next_deadline(self) -> float:
+        """When `expired()` has something to do, as Unix time; infinity if it never has."""
+        return float("inf") if self._next_deadline == NEVER else float(self._next_deadline)
+
+    def names(self, start: int, most: int) -> tuple[list[bytes], int]:
+        """Up to *most* client ids from the place *start* on, and the place of the next; -1 if there are no more."""
+        found: list[bytes] = []
+        for session in range(start, min(start + 4 * most, self._session_numbers)):
+            segment = self._sessions[session >> BITS]
+            if segment.offset[session & LOW] != NONE:
+                if len(found) == most:
+                    return found, session
+                found.append(segment.name(session & LOW))
+        after = start + 4 * most
+        return found, after if after < self._session_numbers else -1
+
+    def entries(self, start: int, most: int) -> tuple[list[bytes], int]:
+        """The distinct entries in the next *most* buckets, from *start* on, and where to go on; -1 if it is the end.
+
+        An entry that is there all the time is returned once or twice, whatever is added and removed between two calls.
+        """
+        found: list[bytes] = []
+        if not self._count:
+            return found, -1
+        stop = min(start + most, self._heads.count)
+        for number in range(start, stop):
+            node = self._heads.get(number)
+            while node != NONE:
+                segment = self._nodes[node >> BITS]
+                found.append(self._entry(segment, node & LOW))
+                node = segment.before[node & LOW]
+        return found, stop if stop < self._heads.count else -1
+
+    def hashes(self, topic: bytes) -> TopicHashes:
+        """The hashes of *topic*, which are kept until the next topic: a topic is often looked for several times."""
+        if self._hashes.topic != topic:
+            self._hashes = TopicHashes(topic)
+        return self._hashes
+
+    # Sessions.
+
+    def _find(self, client: bytes) -> int:
+        if not self._count:
+            return NONE
+        if len(client) > NAME:
+            return NONE
+        key = len(client).to_bytes(2, "big") + client
+        session = self._clients.get(self._clients.number(client))
+        while session != NONE:
+            segment = self._sessions[session >> BITS]
+            at = session & LOW
+            if segment.text.startswith(key, segment.offset[at]):
+                return session
+            session = segment.link[at]
+        return NONE
+
+    def _new_session(self, client: bytes, deadline: int, owner: int) -> int:
+        session = self._free_session
+        if session != NONE:
+            self._free_session = self._sessions[session >> BITS].link[session & LOW]
+        else:
+            session = self._session_numbers
+            self._session_numbers += 1
+            if not session & LOW:
+                self._sessions.append(_Sessions())
+        segment = self._sessions[session >> BITS]
+        at = session & LOW
+        segment.offset[at] = len(segment.text)
+        segment.text += len(client).to_bytes(2, "big")
+        segment.text += client
+        self._text += 2 + len(client)
+        segment.deadline[at] = deadline
+        segment.soonest = min(segment.soonest, deadline)
+        self._next_deadline = min(self._next_deadline, deadline)
+        segment.owner[at] = owner
+        self._stamp += 1
+        segment.stamp[at] = self._stamp
+        self._count += 1
+        if self._count > LOAD * self._clients.count:
+            self._split_clients()
+        number = self._clients.number(client)
+        segment.link[at] = self._clients.get(number)
+        self._clients.set(number, session)
+        return session
+
+    def _split_clients(self) -> None:
+        clients = self._clients
+        split = clients.grow()
+        session = clients.get(split)
+        clients.set(split, NONE)
+        while session != NONE:
+            segment = self._sessions[session >> BITS]
+            at = session & LOW
+            following = segment.link[at]
+            number = clients.number(segment.name(at))
+            segment.link[at] = clients.get(number)
+            clients.set(number, session)
+            session = following
+
+    def _remove(self, session: int) -> None:
+        segment = self._sessions[session >> BITS]
+        at = session & LOW
+        client = segment.name(at)
+        node = segment.node[at]
+        while node != NONE:
+            node = self._remove_node(node)
+        self._unlink_client(session, segment.link[at], client)
+        segment.offset[at] = NONE
+        segment.node[at] = NONE
+        segment.deadline[at] = NEVER
+        segment.link[at] = self._free_session
+        self._free_session = session
+        segment.garbage += 2 + len(client)
+        if segment.garbage > GARBAGE and 2 * segment.garbage > len(segment.text):
+            self._text -= segment.garbage
+            segment.compact()
+        self._count -= 1
+        if not self._count:
+            self._clear()
+
+    def _unlink_client(self, session: int, following: int, client: bytes) -> None:
+        number = self._clients.number(client)
+        before = self._clients.get(number)
+        if before == session:
+            self._clients.set(number, following)
+            return
+        while True:
+            segment = self._sessions[before >> BITS]
+            behind = segment.link[before & LOW]
+            if behind == session:
+                segment.link[before & LOW] = following
+                return
+            before = behind
+
+    # Filters.
+
+    def _has_room(self, entries: list[bytes]) -> bool:
+        """Whether the shapes of *entries* are known, or may be added."""
+        added: set[bytes] = set()
+        for entry in entries:
+            shape = entry[1:-HASH]
+            if shape not in self._numbers:
+                added.add(shape)
+        return not added or len(self._numbers) + len(added) <= SHAPES
+
+    def _head(self, wanted: bytes) -> int:
+        """The first node of the chain with the hash *wanted*."""
+        node = self._heads.get(self._heads.number(wanted))
+        while node != NONE:
+            segment = self._nodes[node >> BITS]
+            at = node & LOW
+            if segment.hash.startswith(wanted, at * HASH):
+                return node
+            node = segment.before[at]
+        return NONE
+
+    def _add_node(self, session: int, entry: bytes, sibling: int) -> int:
+        """A new node, the first of its chain."""
+        node = self._free_node
+        if node != NONE:
+            self._free_node = self._nodes[node >> BITS].sibling[node & LOW]
+        else:
+            node = self._node_numbers
+            self._node_numbers += 1
+            if not node & LOW:
+                self._nodes.append(_Nodes())
+        segment = self._nodes[node >> BITS]
+        at = node & LOW
+        digest = entry[-HASH:]
+        segment.session[at] = session
+        segment.sibling[at] = sibling
+        segment.hash[at * HASH : at * HASH + HASH] = digest
+        former = self._head(digest)
+        segment.later[at] = former
+        if former == NONE:
+            segment.shape[at] = FIRST | self._shape_number(entry[1:-HASH])
+            self._filters += 1
+            if self._filters > LOAD * self._heads.count:
+                self._split_heads()
+            number = self._heads.number(digest)
+            segment.before[at] = self._heads.get(number)
+            self._heads.set(number, node)
+            if self.neighbours is not None:
+                self.neighbours.cold_gained(entry)
+            return node
+        there = self._nodes[former >> BITS]
+        segment.shape[at] = there.shape[former & LOW]
+        there.shape[former & LOW] &= SHAPE
+        segment.before[at] = there.before[former & LOW]
+        self._replace_head(digest, former, node)
+        there.before[former & LOW] = node
+        return node
+
+    def _remove_node(self, node: int) -> int:
+        """Remove *node* from its chain; the next filter of the same session."""
+        segment = self._nodes[node >> BITS]
+        at = node & LOW
+        later = segment.later[at]
+        before = segment.before[at]
+        sibling = segment.sibling[at]
+        for walk in self._walks:
+            if walk.node == node:
+                walk.node = later
+        if not segment.shape[at] & FIRST:
+            self._nodes[before >> BITS].later[before & LOW] = later
+            if later != NONE:
+                self._nodes[later >> BITS].before[later & LOW] = before
+        elif later != NONE:
+            there = self._nodes[later >> BITS]
+            there.shape[later & LOW] |= FIRST
+            there.before[later & LOW] = before
+            self._replace_head(self._digest(segment, at), node, later)
+        else:
+            entry = self._entry(segment, at)
+            self._replace_head(entry[-HASH:], node, before)
+            self._filters -= 1
+            self._forget_shape(segment.shape[at] & SHAPE)
+            if self.neighbours is not None:
+                self.neighbours.cold_lost(entry)
+        segment.sibling[at] = self._free_node
+        self._free_node = node
+        return sibling
+
+    def _replace_head(self, digest: bytes, node: int, by: int) -> None:
+        """In the bucket of *digest*, put *by* where *node* is; what follows *by* there is known to it."""
+        number = self._heads.number(digest)
+        before = self._heads.get(number)
+        if before == node:
+            self._heads.set(number, by)
+            return
+        while True:
+            segment = self._nodes[before >> BITS]
+            behind = segment.before[before & LOW]
+            if behind == node:
+                segment.before[before & LOW] = by
+                return
+            before = behind
+
+    def _split_heads(self) -> None:
+        heads = self._heads
+        split = heads.grow()
+        node = heads.get(split)
+        heads.set(split, NONE)
+        while node != NONE:
+            segment = self._nodes[node >> BITS]
+            at = node & LOW
+            following = segment.before[at]
+            number = heads.number(self._digest(segment, at))
+            segment.before[at] = heads.get(number)
+            heads.set(number, node)
+            node = following
+
+    def _digest(self, segment: _Nodes, at: int) -> bytes:
+        return bytes(segment.hash[at * HASH : at * HASH + HASH])
+
+    def _entry(self, segment: _Nodes, at: int) -> bytes:
+        shape = self._shapes[segment.shape[at] & SHAPE]
+        return bytes((len(shape),)) + shape + self._digest(segment, at)
+
+    def _shape_number(self, shape: bytes) -> int:
+        """The number of *shape*, which has one more chain."""
+        number = self._numbers.get(shape, -1)
+        if number < 0:
+            number = self._chains.index(0) if 0 in self._chains else len(self._chains)
+            if number == len(self._chains):
+                self._chains.append(0)
+                self._shapes.append(b"")
+            self._shapes[number] = shape
+            self._numbers[shape] = number
+        self._chains[number] += 1
+        return number
+
+    def _forget_shape(self, number: int) -> None:
+        self._chains[number] -= 1
+        if not self._chains[number]:
+            del self._numbers[self._shapes[number]]
+
+
+class ColdWalk:
+    """The clients for a topic, found in steps: those of sessions that were cold when it began, and still are.
+
+    A session that is warmed before the walk has come to it is not found any more; `owes()` says so before.
+    """
+
+    def __init__(self, index: ColdIndex, wanted: list[bytes], stamp: int) -> None:
+        """*wanted*: the hashes of the filters that match the topic. Sessions behind *stamp* were added later."""
+        self.node = NONE  # the next one; the index moves it when it removes that node
+        self.done = not wanted
+        self._index = index
+        self._wanted = wanted
+        self._stamp = stamp
+        self._chain = -1  # its place in `wanted`
+        if wanted:
+            index._walks.append(self)
+            self._next_chain()
+
+    def take(self, most: int) -> list[bytes]:
+        """The next clients, for *most* steps. There may be none although the walk is not done."""
+        index = self._index
+        single = len(self._wanted) == 1
+        found: list[bytes] = []
+        for _ in range(most):
+            while self.node == NONE and not self.done:
+                self._next_chain()
+            if self.done:
+                break
+            nodes = index._nodes[self.node >> BITS]
+            session = nodes.session[self.node & LOW]
+            sessions = index._sessions[session >> BITS]
+            if sessions.stamp[session & LOW] <= self._stamp and (single or self._place(session) == self._chain):
+                found.append(sessions.name(session & LOW))
+            self.node = nodes.later[self.node & LOW]
+        while self.node == NONE and not self.done:
+            self._next_chain()
+        return found
+
+    def owes(self, client: bytes) -> bool:
+        """Whether `take()` has still to return *client*."""
+        if self.done:
+            return False
+        index = self._index
+        session = index._find(client)
+        if session == NONE:
+            return False
+        stamp = index._sessions[session >> BITS].stamp[session & LOW]
+        place = self._place(session)
+        if place < self._chain or stamp > self._stamp:
+            return False
+        if place > self._chain:
+            return place < len(self._wanted)
+        there = index._nodes[self.node >> BITS].session[self.node & LOW]
+        return bool(stamp <= index._sessions[there >> BITS].stamp[there & LOW])
+
+    def stop(self) -> None:
+        """End the walk."""
+        if not self.done:
+            self.done = True
+            self._index._walks.remove(self)
+
+    def _next_chain(self) -> None:
+        self._chain += 1
+        if self._chain == len(self._wanted):
+            self.stop()
+        else:
+            self.node = self._index._head(self._wanted[self._chain])
+
+    def _place(self, session: int) -> int:
+        """The first chain of the walk that *session* is in; the number of chains if it is in none. O(filters)."""
+        wanted = self._wanted
+        index = self._index
+        place = len(wanted)
+        node = index._sessions[session >> BITS].node[session & LOW]
+        while node != NONE and place:
+            nodes = index._nodes[node >> BITS]
+            digest = index._digest(nodes, node & LOW)
+            if digest in wanted:
+                place = min(place, wanted.index(digest))
+            node = nodes.sibling[node & LOW]
+        return place
+
+
+def _numbers(value: int) -> "array[int]":
+    return array("I", value.to_bytes(4, "little") * SEGMENT)

@@ -1,0 +1,268 @@
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from broker.routing.cold_index import NAME, NEVER, SHAPES, ColdIndex, ColdWalk
+from broker.routing.interest import entries_of, entry_of, interest_of
+from broker.routing.neighbour import Neighbours
+from tests.routing.reference import filters, matches, topics
+
+clients = st.integers(0, 30).map(lambda number: b"c%d" % number)
+
+
+def interest(*wanted: bytes) -> bytes:
+    found = interest_of(wanted)
+    assert found is not None
+    return found
+
+
+def index_of(sessions: dict[bytes, list[bytes]]) -> ColdIndex:
+    index = ColdIndex()
+    for client, wanted in sessions.items():
+        assert index.add(client, NEVER, interest(*wanted), 0)
+    return index
+
+
+class Peers(Neighbours):
+    """What they have been told."""
+
+    def __init__(self) -> None:
+        self.entries: Counter[bytes] = Counter()
+
+    def cold_gained(self, entry: bytes) -> None:
+        self.entries[entry] += 1
+
+    def cold_lost(self, entry: bytes) -> None:
+        self.entries[entry] -= 1
+
+
+class Session:
+    def __init__(self, deadline: int, wanted: list[bytes], owner: int) -> None:
+        self.deadline = deadline
+        self.wanted = wanted
+        self.owner = owner
+        self.expired = False
+
+    def waits_for(self, topic: bytes) -> bool:
+        return any(matches(filter, topic) for filter in self.wanted)
+
+
+class Walk:
+    """A walk over an index, and who has to be found by it."""
+
+    def __init__(self, topic: bytes, walk: ColdWalk, owed: set[bytes]) -> None:
+        self.topic = topic
+        self.walk = walk
+        self.owed = owed
+
+
+class Model(RuleBasedStateMachine):
+    """An index beside a dict. Its clients are few, so sessions are replaced, and its filters short, so they meet."""
+
+    walks = Bundle("walks")
+
+    @initialize(many=st.sampled_from([0, 0, 300]))
+    def begin(self, many: int) -> None:
+        self.index = ColdIndex()
+        self.peers = Peers()
+        self.index.neighbours = self.peers
+        self.sessions: dict[bytes, Session] = {}
+        self.open: list[Walk] = []
+        self.now = 100
+        for number in range(many):  # tables have been split
+            self.add(b"m%d" % number, NEVER, [b"many", b"%d/+" % number], 7)
+
+    @rule(
+        client=clients,
+        deadline=st.integers(90, 130) | st.just(NEVER),
+        wanted=st.lists(filters, max_size=4, unique=True),
+        owner=st.integers(0, 65535),
+    )
+    def add(self, client: bytes, deadline: int, wanted: list[bytes], owner: int) -> None:
+        assert self.index.add(client, deadline, interest(*wanted), owner)
+        self.sessions[client] = Session(deadline, wanted, owner)
+        for walk in self.open:
+            walk.owed.discard(client)
+
+    @rule(client=clients)
+    def discard(self, client: bytes) -> None:
+        for walk in self.open:
+            assert walk.walk.owes(client) == (client in walk.owed)
+            walk.owed.discard(client)
+        assert self.index.discard(client) == (self.sessions.pop(client, None) is not None)
+
+    @rule(client=clients, owner=st.integers(0, 65535))
+    def set_owner(self, client: bytes, owner: int) -> None:
+        assert self.index.set_owner(client, owner) == (client in self.sessions)
+        if client in self.sessions:
+            self.sessions[client].owner = owner
+
+    @rule(client=clients)
+    def find(self, client: bytes) -> None:
+        session = self.sessions.get(client)
+        assert self.index.find(client) == (-1 if session is None else session.owner)
+
+    @rule(topic=topics | st.just(b"many"))
+    def match(self, topic: bytes) -> None:
+        expected = sorted(client for client, session in self.sessions.items() if session.waits_for(topic))
+        assert expected == sorted(self.index.matching(topic))
+        assert bool(expected) == self.index.matches(topic)
+
+    @rule(target=walks, topic=topics | st.just(b"many"))
+    def walk(self, topic: bytes) -> Walk:
+        owed = {client for client, session in self.sessions.items() if session.waits_for(topic)}
+        walk = Walk(topic, self.index.walk(topic), owed)
+        self.open.append(walk)
+        return walk
+
+    @rule(walk=walks, most=st.integers(1, 5))
+    def take(self, walk: Walk, most: int) -> None:
+        found = walk.walk.take(most)
+        assert len(found) <= most
+        assert len(set(found)) == len(found)
+        assert set(found) <= walk.owed
+        walk.owed -= set(found)
+        if walk.walk.done:
+            assert not walk.owed
+
+    @rule(walk=consumes(walks), to_the_end=st.booleans())
+    def finish(self, walk: Walk, to_the_end: bool) -> None:
+        while to_the_end and not walk.walk.done:
+            self.take(walk, 100)
+        walk.walk.stop()
+        self.open.remove(walk)
+
+    @rule(seconds=st.integers(0, 10), most=st.integers(1, 4))
+    def expire(self, seconds: int, most: int) -> None:
+        self.now += seconds
+        due = [c for c, session in self.sessions.items() if session.deadline <= self.now and not session.expired]
+        found = self.index.expired(self.now, most)
+        assert len(found) == min(most, len(due))
+        assert set(found) <= set(due)
+        for client in found:
+            self.sessions[client].expired = True
+        assert len(found) == len(due) or self.index.next_deadline() <= self.now
+
+    @invariant()
+    def counts(self) -> None:
+        if hasattr(self, "index"):
+            assert len(self.sessions) == len(self.index)
+            wanted = {entry_of(filter) for session in self.sessions.values() for filter in session.wanted}
+            assert len(wanted) == self.index.filters()
+            assert dict.fromkeys(wanted, 1) == +self.peers.entries
+
+    @rule(most=st.integers(1, 50))
+    def list_all(self, most: int) -> None:
+        names: list[bytes] = []
+        entries: list[bytes] = []
+        place = 0
+        while place >= 0:
+            page, place = self.index.names(place, most)
+            assert len(page) <= most
+            names += page
+        place = 0
+        while place >= 0:
+            page, place = self.index.entries(place, most)
+            entries += page
+        assert sorted(names) == sorted(self.sessions)
+        assert sorted(entries) == sorted(+self.peers.entries)
+
+
+@pytest.mark.interpreted  # Peers
+def test_an_index_is_a_dict_of_sessions() -> None:
+    """A session would miss a message, get one twice, or never end; a peer would not send what is for one."""
+    run_state_machine_as_test(Model, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+
+
+@given(st.dictionaries(clients, st.lists(filters, max_size=4, unique=True)), topics)
+def test_a_match_is_what_the_rules_say(sessions: dict[bytes, list[bytes]], topic: bytes) -> None:
+    """A message would not wake a session that waits for it [MQTT-3.3.2-3], or deliver twice to one."""
+    expected = sorted(client for client, wanted in sessions.items() if any(matches(w, topic) for w in wanted))
+
+    assert expected == sorted(index_of(sessions).matching(topic))
+
+
+def test_a_message_for_thousands_finds_them_in_steps() -> None:
+    """A publish for a fleet that is away would hold the loop until all of it is found."""
+    index = index_of({b"%d" % number: [b"all", b"all/#"] for number in range(5000)})
+    walk = index.walk(b"all")
+    found = walk.take(10)
+    index.discard(found[-1])  # found before: it changes nothing
+    index.discard(b"17")
+    assert index.add(b"new", NEVER, interest(b"all"), 0)
+    while not walk.done:
+        step = walk.take(100)
+        assert len(step) <= 100
+        found += step
+
+    assert sorted(found) == sorted(b"%d" % number for number in range(5000) if number != 17)
+    assert walk.take(10) == []
+
+
+def test_a_topic_costs_a_bounded_number_of_hashes() -> None:
+    """Clients with filters of many shapes would make each publish of all others slow."""
+    index = ColdIndex()
+    for number in range(SHAPES):
+        assert index.add(b"%d" % number, NEVER, interest(b"/".join([b"a"] * (number + 1) + [b"+"])), 0)
+
+    assert not index.add(b"one more", NEVER, interest(b"a/#"), 0)
+    assert index.add(b"a known one", NEVER, interest(b"a/+"), 0)
+    assert -1 == index.find(b"one more")
+    assert index.discard(b"5")
+    assert index.add(b"one more", NEVER, interest(b"a/#"), 0)
+
+
+def test_what_cannot_be_read_is_not_added() -> None:
+    """A record that somebody has written to Redis would end a worker, or a session be lost."""
+    index = ColdIndex()
+
+    assert not index.add(b"client", NEVER, b"\0abc", 0)
+    assert not index.add(b"c" * (NAME + 1), NEVER, b"", 0)
+    assert not index.discard(b"c" * (NAME + 1))
+    assert 0 == len(index)
+    assert index.add(b"c" * NAME, NEVER, b"", 3)
+    assert 3 == index.find(b"c" * NAME)
+
+
+def test_numbers_and_text_are_used_again() -> None:
+    """The memory of a worker would grow as long as sessions come and go."""
+    index = ColdIndex()
+    names = [b"client-%d" % number for number in range(2000)]
+    for name in names:
+        index.add(name, NEVER, interest(name, b"x/+"), 0)
+    size = index.size()
+    for _ in range(20):
+        random.Random(1).shuffle(names)
+        for name in names[:1000]:
+            assert index.discard(name)
+        for name in names[:1000]:
+            assert index.add(name, NEVER, interest(name, b"x/+"), 0)
+
+    assert index.size() < 1.3 * size
+    assert sorted(names) == sorted(index.matching(b"x/1"))
+    for name in names:
+        index.discard(name)
+    assert index.size() == ColdIndex().size()
+
+
+def test_malformed_shapes_match_nothing() -> None:
+    """What somebody has written to Redis would fail each publish."""
+    index = ColdIndex()
+    for number in range(40):
+        shape = random.Random(number).randbytes(2 + number % 5)
+        index.add(b"%d" % number, NEVER, bytes((len(shape),)) + shape + bytes(8), 0)
+
+    assert entries_of(interest(b"a")) == [entry_of(b"a")]
+    assert [] == index.matching(b"a/b/c")
