@@ -8,6 +8,7 @@
 # A retained message is written to every peer by the worker where it was set: all workers hold all of them.
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from broker.cluster import wire
 from broker.cluster.peer import Peer
@@ -19,6 +20,8 @@ from broker.overload.gate import Gate
 from broker.routing.neighbour import Neighbours
 from broker.session.message import Message
 from broker.worker_id import WorkerId
+
+COLD_ENTRIES: Final = 256  # entries of cold sessions in one frame
 
 
 class Confirmation:
@@ -43,6 +46,8 @@ class Announcements(Neighbours):
         self._failed = failed
         self._sequence = 0  # of the last change that was told
         self._waiting: deque[Confirmation] = deque()
+        self._cold: list[bytes] = []  # entries of cold sessions that are not told yet, all gained or all lost
+        self._cold_kind = wire.COLD_GAINED
 
     def gained(self, filter: bytes, durable: bool) -> None:
         self._tell_change(wire.GAINED_DURABLE if durable else wire.GAINED, filter)
@@ -50,18 +55,45 @@ class Announcements(Neighbours):
     def lost(self, filter: bytes, durable: bool) -> None:
         self._tell_change(wire.LOST_DURABLE if durable else wire.LOST, filter)
 
+    def cold_gained(self, entry: bytes) -> None:
+        self._tell_cold(wire.COLD_GAINED, entry)
+
+    def cold_lost(self, entry: bytes) -> None:
+        self._tell_cold(wire.COLD_LOST, entry)
+
+    def _tell_cold(self, kind: int, entry: bytes) -> None:
+        """Entries are told together with the next ones, or before anything else is told.
+
+        They may wait, as until something is told of the filters of a session, peers know of it by these.
+        """
+        if self._peers.all:
+            if kind != self._cold_kind or len(self._cold) == COLD_ENTRIES:
+                self._flush_cold()
+                self._cold_kind = kind
+            self._cold.append(entry)
+
+    def _flush_cold(self) -> None:
+        entries = self._cold
+        if entries:
+            self._cold = []
+            self._sequence += 1
+            self._peers.tell(wire.change(self._cold_kind, self._sequence, b"".join(entries)))
+
     def shared(self, share: bytes, filter: bytes, members: int, ready: int, durable: bool) -> None:
         if self._peers.all:
+            self._flush_cold()
             self._sequence += 1
             self._peers.tell(wire.members(self._sequence, share, filter, members, ready, durable))
 
     def _tell_change(self, kind: int, filter: bytes) -> None:
         if self._peers.all:
+            self._flush_cold()
             self._sequence += 1
             self._peers.tell(wire.change(kind, self._sequence, filter))
 
     def joined(self, peer: Peer) -> None:
         """*peer* is new: a full synchronisation tells it all changes up to now, so nothing waits for their numbers."""
+        self._flush_cold()
         peer.confirmed = self._sequence
 
     def when_confirmed(self, stream: Stream | None, then: Callable[[], None], besides: WorkerId | None = None) -> None:
@@ -72,6 +104,7 @@ class Announcements(Neighbours):
         if not self._but(besides):
             then()
             return
+        self._flush_cold()
         self._sequence += 1
         self._peers.tell(wire.number(wire.SYNC, self._sequence))
         if stream is not None:

@@ -1,13 +1,18 @@
 # The control lane from a peer: the filters of its subscribers, and how much of what was sent to it it has processed.
 #
 # It is a lane of its own, so that it never waits behind messages.
+from typing import Final
+
 from broker.cluster import wire
 from broker.cluster.lane_listener import LaneListener, MeshError
 from broker.cluster.peer import Peer
 from broker.net.stream import Handler, Stream
 from broker.overload.quantum import FILTER_COST
 from broker.reasons import CloseReason
+from broker.routing.interest import entries_of
 from broker.routing.routes import Routes
+
+ENTRY_COST: Final = 2  # for each byte of entries of cold sessions: one has some 10 bytes and takes 1 us
 
 
 class ControlLane(Handler):
@@ -30,8 +35,11 @@ class ControlLane(Handler):
             if body > end or stop > end:
                 stream.needs = max(body, stop) - position if body <= end else body - position
                 break
-            self._take(data[body - 1], data[body:stop], now)
+            kind = data[body - 1]
+            self._take(kind, data[body:stop], now)
             spent += FILTER_COST
+            if kind == wire.COLD_GAINED or kind == wire.COLD_LOST:
+                spent += ENTRY_COST * (stop - body)
             position = stop
         stream.position = position
         stream.left = end - position
@@ -71,6 +79,8 @@ class ControlLane(Handler):
             peer.confirming.filters.pop(filter, None)
             self._routes.remove_neighbour(filter, peer.confirming)
             self._taken(sequence)
+        elif kind == wire.COLD_GAINED or kind == wire.COLD_LOST:
+            self._take_cold(kind, *wire.read_change(body))
         elif kind == wire.SETTLED:
             peer.confirming.settled(wire.read_settled(body), now)
             self._listener.stored(peer, now)
@@ -113,6 +123,16 @@ class ControlLane(Handler):
         routes.set_remote_members(share, filter, neighbour, members, quick)
         if routes.has_remote_members(share, filter, other):
             routes.set_remote_members(share, filter, other, 0, 0)
+        self._taken(sequence)
+
+    def _take_cold(self, kind: int, sequence: int, told: bytes) -> None:
+        entries = entries_of(told, len(told))
+        if entries is None:
+            raise MeshError("malformed entries of cold sessions")
+        if kind == wire.COLD_GAINED:
+            self._routes.add_cold_elsewhere(entries, self._peer.confirming)
+        else:
+            self._routes.remove_cold_elsewhere(entries, self._peer.confirming)
         self._taken(sequence)
 
     def _taken(self, sequence: int) -> None:

@@ -31,6 +31,7 @@ class Progress:
         self.filters = filters
         self.groups = groups
         self.topics = topics
+        self.cold = 0  # where the entries of cold sessions go on that are to be told; -1: they all are
         self.interest_told = False
 
 
@@ -93,9 +94,24 @@ class FullSync:
             group = progress.groups.pop()
             if len(group):
                 peer.tell(wire.members(0, group.share, group.filter, *group.here()))
-        if not progress.filters and not progress.groups and self._adopted():
+        if progress.filters or progress.groups or not self._adopted():
+            return
+        if progress.cold >= 0:
+            self._tell_cold(progress)
+        if progress.cold < 0:
             progress.interest_told = True
             peer.tell(wire.frame(wire.ALL_TOLD))
+
+    def _tell_cold(self, progress: Progress) -> None:
+        """Tell a page of entries of cold sessions. Only when all sessions are adopted, so they are not told twice."""
+        index = self._routes.cold
+        if index is None:
+            progress.cold = -1
+            return
+        self._routes.announce_cold()
+        entries, progress.cold = index.entries(progress.cold, PAGE)
+        if entries:
+            progress.peer.tell(wire.change(wire.COLD_GAINED, 0, b"".join(entries)))
 
     def _tell_retained(self, progress: Progress) -> bool:
         """Tell a page of retained messages; true if that was the last."""

@@ -8,7 +8,8 @@
 #   that hangs. Nothing is sent to that peer any more, and nothing waits for it. What it has told of its subscribers is
 #   withdrawn, page by page; messages that it sent before are still delivered, as they were acknowledged.
 # - The durable sessions of a dead worker are adopted by the one that follows it. Until that has told all its filters,
-#   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody.
+#   publishes for them wait at the gate of the dead worker: what is acknowledged meanwhile would reach nobody. The same
+#   holds for its cold sessions, of which peers know hashes only (routing/remote_interest.py).
 # - If all workers of a node start at once, nobody remembers anything. So with stored sessions a worker also waits for
 #   peers that have not joined yet: it has to know what is subscribed to at each shard before it takes a publish. It
 #   waits for as long as that takes, and says so: its supervisor starts a worker of each shard again, or ends the node.
@@ -38,6 +39,7 @@ from broker.overload.gate import Gate
 from broker.overload.level import store_memory_of, store_of, without_gate
 from broker.overload.throttle import Throttle
 from broker.routing.fanout import Deliveries
+from broker.routing.hash_set import HashSet
 from broker.routing.hybrid_clock import HybridClock
 from broker.routing.neighbour import Neighbour
 from broker.routing.retained import Retained
@@ -53,12 +55,22 @@ NOTHING_DUE: Final = 3600.0  # seconds
 
 
 class Withdrawal:
-    """What *neighbour*, which is gone, has left in the routes: members of *groups*, and *filters*."""
+    """What *neighbour*, which is gone, has left in the routes: members of *groups*, and *filters*.
 
-    def __init__(self, neighbour: Neighbour, filters: dict[bytes, None], groups: list[SharedGroup]) -> None:
+    *cold*: what its cold sessions wanted, which is not in the routes any more.
+    """
+
+    def __init__(
+        self,
+        neighbour: Neighbour,
+        filters: dict[bytes, None],
+        groups: list[SharedGroup],
+        cold: HashSet | None = None,
+    ) -> None:
         self.neighbour = neighbour
         self.filters = filters
         self.groups = groups
+        self.cold = cold
 
 
 class Mesh(LaneListener):
@@ -190,7 +202,8 @@ class Mesh(LaneListener):
         peer.confirming.orphaned = True
         self._abandon_all(peer, now)
         del self._lanes[peer]
-        if peer.confirming.filters or peer.confirming.shared:
+        confirming = peer.confirming
+        if confirming.filters or confirming.shared or self._routes.has_cold_elsewhere(confirming):
             peer.gate.reset(now)
             peer.gate.block()
             self._orphaned.append(peer)
@@ -203,10 +216,11 @@ class Mesh(LaneListener):
     def _withdraw_durable(self, peer: Peer, now: float) -> None:
         """Nobody waits any more for the durable sessions of *peer*, which is gone."""
         peer.confirming.gone = True
+        cold = self._routes.forget_cold_elsewhere(peer.confirming)
         self._routes.invalidate()
         self._abandon_all(peer, now)
         groups = [self._routes.shared_group(*key) for key in peer.confirming.shared]
-        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, groups))
+        self._withdrawing.append(Withdrawal(peer.confirming, peer.confirming.filters, groups, cold))
         self._throttle.remove_gate(peer.gate, now)
         if peer.confirming.store is not None:
             self._throttle.remove_gate(peer.confirming.store, now)
@@ -227,6 +241,8 @@ class Mesh(LaneListener):
     def all_told(self, peer: Peer) -> None:
         peer.told_all = True
         self._told.add(peer.shard)
+        if self._routes.has_cold_elsewhere(peer.confirming):
+            self._routes.invalidate()  # its cold sessions were never told by their filters
         for orphaned in [each for each in self._orphaned if each.shard == peer.shard]:
             self._orphaned.remove(orphaned)
             self._withdraw_durable(orphaned, self._clock())
@@ -322,7 +338,10 @@ class Mesh(LaneListener):
         for _ in range(min(PAGE, len(filters))):
             filter, _nothing = filters.popitem()
             self._routes.remove_neighbour(filter, neighbour)
-        return not (filters or groups)
+        cold = withdrawal.cold
+        if cold is not None and cold.forget(PAGE):
+            withdrawal.cold = None
+        return not (filters or groups or withdrawal.cold is not None)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be."""

@@ -40,6 +40,8 @@ RETELL: Final = 24  # asks for the retained messages again: a peer that was to t
 SYNC: Final = 23  # a sequence number without a change, to be confirmed
 GAINED_DURABLE: Final = 26  # sequence, filter: of durable subscribers, beside GAINED and LOST
 LOST_DURABLE: Final = 27
+COLD_GAINED: Final = 30  # sequence, entries of interest (routing/interest.py): of cold sessions, beside filters
+COLD_LOST: Final = 31
 SETTLED: Final = 28  # ranges of publishes that are confirmed: (the number of the first, how many)
 UNSETTLED: Final = 29  # the same, of publishes that never will be
 DONE: Final = 20  # bytes of the data lane that were processed since its beginning
@@ -92,7 +94,7 @@ def read_number(body: bytes) -> int:
 
 
 def change(kind: int, sequence: int, filter: bytes) -> bytes:
-    """GAINED or LOST."""
+    """GAINED or LOST. For COLD_GAINED and COLD_LOST, *filter* is entries."""
     return _HEAD.pack(9 + len(filter), kind) + _NUMBER.pack(sequence) + filter
 
 

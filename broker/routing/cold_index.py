@@ -3,11 +3,8 @@
 # A session whose client is away and that has nothing under way need not be in memory. Its worker keeps its client id,
 # when it ends, under which incarnation of the worker its keys are, and a hash of each filter of QoS 1 or 2
 # (interest.py). There may be millions of such sessions, so nothing here is an object for each:
-# - Sessions and their filters have numbers. What belongs to number n is in segments of 1 024 numbers, in flat arrays:
-#   to grow is to add a segment, and nothing is ever moved. Numbers that are free are used again.
-# - A client id or a hash is found by *linear hashing*: when there are too many in a table, one bucket of it is split.
-#   So no addition pays for all before it. Buckets are found by Python's hash of bytes, which has a secret, so that
-#   nobody can choose client ids or filters that end in one bucket.
+# - Sessions and their filters have numbers, and are in flat arrays (cold_segments.py). Free numbers are used again.
+# - A client id or a hash is found in tables that grow by one bucket at a time (linear_hashing.py).
 # - The filters of equal hash are a chain, the latest first; only the first of a chain is in a bucket. A million
 #   sessions may share one filter, and each is added and removed at the cost of the first.
 # - The text of client ids is in one bytearray a segment, compacted when half of it is of sessions that have left.
@@ -20,111 +17,33 @@
 # becomes warm meanwhile is to have the message, too, and only once.
 #
 # Memory stays as large as it was for the most sessions, until there are none at all.
-from array import array
 from typing import Final
 
+from broker.routing.cold_segments import (
+    BITS,
+    FIRST,
+    LOW,
+    NO_DEADLINE,
+    NODES_BYTES,
+    NONE,
+    SEGMENT,
+    SESSIONS_BYTES,
+    SHAPE,
+    Buckets,
+    Nodes,
+    Sessions,
+)
 from broker.routing.interest import HASH, TopicHashes, entries_of
 from broker.routing.neighbour import Neighbours
 
-NEVER: Final = 0xFFFFFFFF  # a deadline, in seconds
-NONE: Final = 0xFFFFFFFF  # no session, no node
 SHAPES: Final = 64  # distinct shapes: so many hashes a topic costs at most
 NAME: Final = 1024  # bytes of a client id: with a longer one a session is always warm
 
-BITS: Final = 10
-SEGMENT: Final = 1 << BITS  # numbers of a segment
-LOW: Final = SEGMENT - 1
-FIRST: Final = 128  # with the number of a shape: the node is the first of its chain
-SHAPE: Final = 127
-
-PART: Final = 4096  # buckets of one array
-FEWEST: Final = 64  # buckets
 LOAD: Final = 2  # entries of a bucket on average, at most
 GARBAGE: Final = 4096  # bytes of a segment's text that are not worth a compaction
 SCANNED: Final = 16  # segments looked through in one call
 
-# Bytes of a segment beside the text of client ids, and of a bucket; `size()` is tested against the allocator.
-SESSIONS_BYTES: Final = SEGMENT * (4 + 4 + 4 + 4 + 2 + 8) + 900
-NODES_BYTES: Final = SEGMENT * (4 + 4 + 4 + 4 + 1 + HASH) + 800
 INDEX_BYTES: Final = 2000
-
-
-class _Sessions:
-    """SEGMENT sessions."""
-
-    def __init__(self) -> None:
-        self.text = bytearray()  # client ids, each behind its length in two bytes
-        self.garbage = 0  # bytes of it that are of sessions that have left
-        self.soonest = NEVER  # no deadline is sooner
-        self.offset: array[int] = _numbers(NONE)  # in `text`; NONE: the number is free
-        self.node: array[int] = _numbers(NONE)  # the first of the session's filters
-        self.deadline: array[int] = _numbers(NEVER)
-        self.link: array[int] = _numbers(NONE)  # the next session of the bucket, or the next free number
-        self.owner = array("H", bytes(2 * SEGMENT))
-        self.stamp = array("Q", bytes(8 * SEGMENT))
-
-    def name(self, at: int) -> bytes:
-        start = self.offset[at]
-        text = self.text
-        stop = start + 2 + (text[start] << 8 | text[start + 1])
-        return bytes(text[start + 2 : stop])
-
-    def compact(self) -> None:
-        text, self.text = self.text, bytearray()
-        offset = self.offset
-        for at in range(SEGMENT):
-            start = offset[at]
-            if start != NONE:
-                offset[at] = len(self.text)
-                self.text += text[start : start + 2 + (text[start] << 8 | text[start + 1])]
-        self.garbage = 0
-
-
-class _Nodes:
-    """SEGMENT nodes, each a filter of a session."""
-
-    def __init__(self) -> None:
-        self.session: array[int] = _numbers(NONE)
-        self.sibling: array[int] = _numbers(NONE)  # the next filter of the same session, or the next free number
-        self.later: array[int] = _numbers(NONE)  # the next node of the chain, whose session was added before
-        self.before: array[int] = _numbers(
-            NONE
-        )  # the one before; of the first in a chain: the next chain of the bucket
-        self.shape = bytearray(SEGMENT)  # the number of the shape, and FIRST
-        self.hash = bytearray(HASH * SEGMENT)
-
-
-class _Buckets:
-    """A table for linear hashing: the buckets of the half that is split are numbered behind the others."""
-
-    def __init__(self) -> None:
-        self.count = FEWEST
-        self._whole = FEWEST  # buckets when the round of splits began
-        self._parts: list[array[int]] = [array("I")]
-        for _ in range(FEWEST):
-            self._parts[0].append(NONE)
-
-    def number(self, key: bytes) -> int:
-        """The bucket of *key*."""
-        found = hash(key) & (2 * self._whole - 1)
-        return found if found < self.count else found - self._whole
-
-    def get(self, number: int) -> int:
-        return self._parts[number >> 12][number & 4095]
-
-    def set(self, number: int, first: int) -> None:
-        self._parts[number >> 12][number & 4095] = first
-
-    def grow(self) -> int:
-        """Add a bucket; the number of the one whose content is to be divided between itself and the new one."""
-        if not self.count & (PART - 1):
-            self._parts.append(array("I"))
-        self._parts[-1].append(NONE)
-        split = self.count - self._whole
-        self.count += 1
-        if self.count == 2 * self._whole:
-            self._whole = self.count
-        return split
 
 
 class ColdIndex:
@@ -144,15 +63,15 @@ class ColdIndex:
         self._count = 0
         self._filters = 0  # distinct ones
         self._text = 0  # bytes of client ids, with those of sessions that have left
-        self._next_deadline = NEVER
-        self._sessions: list[_Sessions] = []
-        self._nodes: list[_Nodes] = []
+        self._next_deadline = NO_DEADLINE
+        self._sessions: list[Sessions] = []
+        self._nodes: list[Nodes] = []
         self._session_numbers = 0  # those that were ever used are smaller
         self._node_numbers = 0
         self._free_session = NONE
         self._free_node = NONE
-        self._clients = _Buckets()
-        self._heads = _Buckets()
+        self._clients = Buckets()
+        self._heads = Buckets()
 
     def __len__(self) -> int:
         return self._count
@@ -174,7 +93,7 @@ class ColdIndex:
     def add(self, client: bytes, deadline: int, interest: bytes, owner: int) -> bool:
         """Add the session of *client*, or replace it; O(filters).
 
-        *deadline*: when it ends, as Unix time in seconds, or NEVER. *owner*: a number from 0 to 65535. False: it is not
+        *deadline*: when it ends, as Unix time in seconds, or NO_DEADLINE. *owner*: a number from 0 to 65535. False: it is not
         added, as *interest* is malformed, or has a shape for which there is no room, or *client* is too long: the
         session has to be warm. Walks that have not come to the session that is replaced do not find the new one.
         """
@@ -225,6 +144,19 @@ class ColdIndex:
                     return True
         return False
 
+    def count(self, topic: bytes, most: int) -> int:
+        """How many sessions `matching()` would find, or *most* if there are more. A session counts for each filter."""
+        found = 0
+        if self._count:
+            hashes = self.hashes(topic)
+            for shape in self._numbers:
+                wanted = hashes.of(shape)
+                node = self._head(wanted) if wanted else NONE
+                while node != NONE and found < most:
+                    found += 1
+                    node = self._nodes[node >> BITS].later[node & LOW]
+        return found
+
     def matching(self, topic: bytes) -> list[bytes]:
         """The clients whose sessions have such a filter, each once."""
         walk = self.walk(topic)
@@ -253,7 +185,7 @@ class ColdIndex:
         if now < self._next_deadline:
             return found
         scanned = 0
-        soonest = NEVER
+        soonest = NO_DEADLINE
         for segment in self._sessions:
             if segment.soonest <= now and scanned < SCANNED and len(found) < most:
                 scanned += 1
@@ -262,19 +194,19 @@ class ColdIndex:
         self._next_deadline = soonest
         return found
 
-    def _expire(self, segment: _Sessions, now: float, most: int, found: list[bytes]) -> None:
+    def _expire(self, segment: Sessions, now: float, most: int, found: list[bytes]) -> None:
         deadline = segment.deadline
         for at in range(SEGMENT):
             if deadline[at] <= now:
                 if len(found) == most:
                     return  # `soonest` stays, so the rest is found by the next call
-                deadline[at] = NEVER
+                deadline[at] = NO_DEADLINE
                 found.append(segment.name(at))
         segment.soonest = min(deadline)
 
     def next_deadline(self) -> float:
         """When `expired()` has something to do, as Unix time; infinity if it never has."""
-        return float("inf") if self._next_deadline == NEVER else float(self._next_deadline)
+        return float("inf") if self._next_deadline == NO_DEADLINE else float(self._next_deadline)
 
     def names(self, start: int, most: int) -> tuple[list[bytes], int]:
         """Up to *most* client ids from the place *start* on, and the place of the next; -1 if there are no more."""
@@ -336,7 +268,7 @@ class ColdIndex:
             session = self._session_numbers
             self._session_numbers += 1
             if not session & LOW:
-                self._sessions.append(_Sessions())
+                self._sessions.append(Sessions())
         segment = self._sessions[session >> BITS]
         at = session & LOW
         segment.offset[at] = len(segment.text)
@@ -381,7 +313,7 @@ class ColdIndex:
         self._unlink_client(session, segment.link[at], client)
         segment.offset[at] = NONE
         segment.node[at] = NONE
-        segment.deadline[at] = NEVER
+        segment.deadline[at] = NO_DEADLINE
         segment.link[at] = self._free_session
         self._free_session = session
         segment.garbage += 2 + len(client)
@@ -437,7 +369,7 @@ class ColdIndex:
             node = self._node_numbers
             self._node_numbers += 1
             if not node & LOW:
-                self._nodes.append(_Nodes())
+                self._nodes.append(Nodes())
         segment = self._nodes[node >> BITS]
         at = node & LOW
         digest = entry[-HASH:]
@@ -524,10 +456,10 @@ class ColdIndex:
             heads.set(number, node)
             node = following
 
-    def _digest(self, segment: _Nodes, at: int) -> bytes:
+    def _digest(self, segment: Nodes, at: int) -> bytes:
         return bytes(segment.hash[at * HASH : at * HASH + HASH])
 
-    def _entry(self, segment: _Nodes, at: int) -> bytes:
+    def _entry(self, segment: Nodes, at: int) -> bytes:
         shape = self._shapes[segment.shape[at] & SHAPE]
         return bytes((len(shape),)) + shape + self._digest(segment, at)
 
@@ -631,7 +563,3 @@ class ColdWalk:
                 place = min(place, wanted.index(digest))
             node = nodes.sibling[node & LOW]
         return place
-
-
-def _numbers(value: int) -> "array[int]":
-    return array("I", value.to_bytes(4, "little") * SEGMENT)

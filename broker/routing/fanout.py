@@ -45,6 +45,9 @@ class PagedPublish(PagedWork):
     The groups of a route keep the places of their receivers, so a position in a group stays right: a receiver that
     leaves leaves a hole, and new receivers are added behind the end. If the route replaces a group, the former group
     is served, with receivers that left after that.
+
+    Cold sessions are offered the message at once, as they may be warm when their turn would come. No session may become
+    cold while there are such publishes: it would leave a hole, and not get what it was a receiver of.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class PagedPublish(PagedWork):
         crossed: bool,
         origin: WorkerId,
         counters: Counters,
+        now: float,
     ) -> None:
         """*crossed*: it was published at another worker, which has chosen a member of each shared subscription."""
         super().__init__(origin)
@@ -68,6 +72,11 @@ class PagedPublish(PagedWork):
         self._publisher = publisher
         self._counters = counters
         self._groups: list[Group] = list(route.groups)
+        cold = route.cold
+        if cold is not None:
+            self._groups.remove(cold)
+            if message is not None:
+                cold.deliver(message, 0, 0, publisher, now)
         self._ends = [len(group.sessions) for group in self._groups]
         self._group = 0
         self._receiver = 0
@@ -258,7 +267,9 @@ class Deliveries:
         crossed: bool,
     ) -> None:
         self.unfinished.append(
-            PagedPublish(route, message, run, publisher, source, crossed, self._origin.worker, self._counters)
+            PagedPublish(
+                route, message, run, publisher, source, crossed, self._origin.worker, self._counters, self._clock()
+            )
         )
         if source is not None:
             self._source_pause.pause(source)

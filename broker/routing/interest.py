@@ -47,14 +47,14 @@ def entry_of(filter: bytes) -> bytes:
     return bytes((len(shape),)) + shape + hash_of(filter)
 
 
-def entries_of(interest: bytes) -> list[bytes] | None:
-    """The entries of *interest*, each once. None: it is malformed, or has more than FILTERS of them."""
+def entries_of(interest: bytes, most: int = FILTERS) -> list[bytes] | None:
+    """The entries of *interest*, each once. None: it is malformed, or has more than *most* of them."""
     found: dict[bytes, None] = {}
     at = 0
     end = len(interest)
     while at < end:
         stop = at + 1 + interest[at] + HASH
-        if stop > end or interest[at] == 1 or len(found) == FILTERS:
+        if stop > end or interest[at] == 1 or len(found) == most:
             return None
         found[interest[at:stop]] = None
         at = stop
@@ -77,10 +77,14 @@ class TopicHashes:
         """The hash of the filter with *shape* that matches the topic; empty if there is none. O(levels)."""
         known = self._hashes.get(shape)
         if known is None:
-            known = self._hashes[shape] = self._hash(shape) if shape else hash_of(self.topic)
+            filter = self.filter(shape)
+            known = self._hashes[shape] = hash_of(filter) if filter else b""
         return known
 
-    def _hash(self, shape: bytes) -> bytes:
+    def filter(self, shape: bytes) -> bytes:
+        """The filter with *shape* that matches the topic; empty if there is none. O(levels)."""
+        if not shape:
+            return self.topic
         if not self._names:
             self._names = self.topic.split(b"/")
         names = self._names
@@ -97,4 +101,4 @@ class TopicHashes:
             path[at] = b"+"
         if shape[1]:
             path.append(b"#")
-        return hash_of(b"/".join(path))
+        return b"/".join(path)

@@ -4,10 +4,12 @@
 # in pages keeps its place by position. Adding and removing a receiver costs the same with twenty receivers as with
 # twenty thousand, or a storm of subscribes to one topic would take the square of their number. The size of a route in
 # bytes is estimated while it changes, so that the cache of routes can bound its memory.
+from collections.abc import Callable
 from typing import Final
 
 from broker.overload.gate import Gate
-from broker.routing.neighbour import Neighbour
+from broker.routing.cold_index import ColdIndex
+from broker.routing.neighbour import ColdReceiver, Neighbour
 from broker.routing.overlapping import EVERYONE, SELF, Kind
 from broker.routing.shared import SharedGroup
 from broker.routing.sizes import ROUTE
@@ -27,6 +29,7 @@ FEW_RECEIVERS: Final = 64  # the same for the receivers of a group
 IDENTIFIERS_PRICE: Final = 5  # a group with subscription identifiers: its packets are made anew for each message
 SHARED_PRICE: Final = 8  # a shared group, which looks at some members before it chooses one
 CROSSING_PRICE: Final = 2  # another worker: a packet is made for it alone
+COLD_PRICE: Final = 20  # a cold session, which is read from Redis
 
 RESERVED: Final = b"$SYS/"  # the beginning of topics that only the broker publishes to
 
@@ -118,6 +121,31 @@ class Group:
                 session.offer_run(run, self.identifiers, now)
 
 
+class ColdGroup(Group):
+    """The cold sessions that messages to one topic are for. They are looked for at each message of QoS 1 or 2.
+
+    It has no places and is of a QoS of its own, so no session is added to it. When it finds that no cold session is
+    left, *forget* is called with the topic, and has the route made again.
+    """
+
+    def __init__(self, index: ColdIndex, receiver: ColdReceiver, forget: Callable[[bytes], None]) -> None:
+        super().__init__(-1, False, b"", EVERYONE)
+        self._index = index
+        self._receiver = receiver
+        self._forget = forget
+
+    def deliver(self, message: Message, start: int, stop: int, publisher: Session | None, now: float) -> None:
+        if message.qos == 0:
+            return
+        if self._index.matches(message.topic):
+            self._receiver.offer(message, now)
+        else:
+            self._forget(message.topic)
+
+    def deliver_run(self, run: Run, start: int, stop: int, publisher: Session | None, now: float) -> None:
+        pass
+
+
 class Route:
     """The receivers of *topic*. *slot*, *epoch* and *era* say whether the route is up to date, see routes.py."""
 
@@ -134,6 +162,7 @@ class Route:
         self.price = 0  # units of cost for delivering one message
         self.size = len(topic) + ROUTE  # bytes, about
         self.reserved = topic.startswith(RESERVED)
+        self.cold: ColdGroup | None = None  # one of `groups`
         self.guarded = self.reserved  # a publish has to be allowed by `Routes.may_publish()`
         self.publishers: dict[Principal, bool] | None = None  # the remembered verdicts
         self.slot = slot
@@ -216,6 +245,19 @@ class Route:
             self.stores.append(gate)
             self.crossing = True
             self.size += RECEIVER_BYTES
+
+    def add_cold(self, group: ColdGroup, store: Gate, sessions: int) -> None:
+        """Deliver messages of QoS 1 and 2 to cold sessions, too, of which there are *sessions* or more."""
+        group.place = len(self.groups)
+        self.groups.append(group)
+        if self._kinds is not None:
+            self._kinds[group.kind()] = group
+        self.cold = group
+        self.persistent += sessions
+        self._add_store(store)
+        self.receivers += 1
+        self.price += sessions * COLD_PRICE
+        self.size += group.size
 
     def gates_of(self, qos: int) -> list[Gate]:
         """The gates that a publish of *qos* has to pass."""

@@ -20,6 +20,8 @@
 #
 # Whether a session may read a topic is decided when the route is made or patched, and whether a client may publish to
 # it when it first does. Without an authoriser a publish pays nothing for that, with one a lookup in a small dict.
+# Sessions that are in Redis only (*cold*, cold_index.py) are one receiver together, if any of them has a filter that
+# matches the topic when the route is made.
 # Other workers of the node are receivers, too: a worker with a matching filter gets the message once and matches it
 # again. Their filters are in an index of their own, and a change of them has the routes concerned made again. Why no
 # route per (publisher, topic)? Authorisation would be the only thing that depends on the publisher.
@@ -29,14 +31,18 @@ from typing import Final, cast
 from broker.mqtt.topics import check_topic
 from broker.reasons import CloseReason, ProtocolError
 from broker.routing.authority import Authoriser
+from broker.routing.cold_index import ColdIndex
 from broker.routing.filters import FilterIndex, first_level, is_wildcard, matches
-from broker.routing.neighbour import Neighbour, Neighbours
+from broker.routing.hash_set import HashSet
+from broker.routing.neighbour import ColdReceiver, Neighbour, Neighbours
 from broker.routing.overlapping import audience, merged, overlaps
 from broker.routing.patterns import patterns_of_worker
-from broker.routing.route import RECEIVER_BYTES, RESERVED, Route
+from broker.routing.remote_interest import RemoteInterest
+from broker.routing.route import RECEIVER_BYTES, RESERVED, ColdGroup, Route
 from broker.routing.shared import SharedGroup
 from broker.routing.shared_backlog import SharedBacklog, WaitingList
 from broker.routing.sizes import GROUP, MEMBER, SUBSCRIPTION
+from broker.session.message import Message
 from broker.session.principal import Principal
 from broker.session.session import Session
 from broker.session.subscription import Subscription
@@ -47,6 +53,7 @@ PUBLISHERS: Final = 10  # publishers that a route remembers the right of: as man
 PUBLISHERS_BYTES: Final = 352  # of that dict
 UNLIMITED: Final = 1 << 40  # patterns
 RETRIED: Final = 64  # shared subscriptions whose waiting messages are passed on at one confirmation of a worker
+COUNTED: Final = 64  # cold sessions that the price of a publish is for, if there are more
 MANY_SUBSCRIPTIONS: Final = 100  # of a session: with more, all routes are made again instead of those of each filter
 
 
@@ -76,6 +83,9 @@ class Routes:
         self.patterns = patterns_of_worker(patterns)
         self.visits = 0  # levels and receivers that were visited and not charged yet, see take_visits()
         self.backlog = backlog
+        self.cold: ColdIndex | None = None  # None: no session of this worker is ever cold
+        self.cold_elsewhere = RemoteInterest()
+        self._cold_receiver: ColdReceiver | None = None
         self._neighbours = neighbours
         self._shard = shard
         self._groups = FilterIndex()
@@ -175,6 +185,8 @@ class Routes:
             subscription.identifiers,
             audience(subscription),
         )
+        if route.cold is None:  # the session may be cold now
+            self._add_cold(route)
         self._size += route.size - before
         self._shrink(self._limit, self._topics)
 
@@ -214,7 +226,71 @@ class Routes:
         self.visits = 0
         return visits
 
+    # Sessions that are in Redis only.
+
+    def set_cold(self, index: ColdIndex, receiver: ColdReceiver) -> None:
+        """*index* has the cold sessions of this worker, and *receiver* is offered messages for them.
+
+        A session that becomes cold is added to *index* before its subscriptions are removed here, and one that becomes
+        warm is discarded there after they were added here, in the same turn: so no worker ever misses it. Whoever adds
+        others to *index* calls `invalidate()` behind them.
+        """
+        self.cold = index
+        self._cold_receiver = receiver
+
+    def announce_cold(self) -> None:
+        """Tell changes of the index from now on: before, other workers wait until they are told all that is in it."""
+        if self.cold is not None:
+            self.cold.neighbours = self._neighbours
+
+    def offer_to(self, session: Session, message: Message, now: float) -> None:
+        """Offer *message* to *session* alone, as the route of its topic does if the session has subscribed to it."""
+        topic = message.topic
+        subscriptions: list[Subscription] = []
+        for subscription in session.subscriptions.values():
+            if (
+                not subscription.share
+                and matches(subscription.filter, topic)
+                and self._may_receive(subscription, topic)
+            ):
+                subscriptions.append(subscription)
+        if subscriptions:
+            route = Route(topic, 0, 0, 0)
+            _add_merged(route, subscriptions)
+            for group in route.groups:
+                group.deliver(message, 0, len(group.sessions), None, now)
+
+    def _add_cold(self, route: Route) -> None:
+        """Make the cold sessions a receiver of *route*, if one of them has a filter that matches its topic."""
+        index, receiver = self.cold, self._cold_receiver
+        if index is not None and receiver is not None and len(index):
+            sessions = index.count(route.topic, COUNTED)
+            if sessions:
+                route.add_cold(ColdGroup(index, receiver, self._drop), receiver.store, sessions)
+
     # What other workers report.
+
+    def add_cold_elsewhere(self, entries: list[bytes], neighbour: Neighbour) -> None:
+        """*neighbour* has cold sessions with these *entries*: those that have been told by their filters so far.
+
+        Otherwise `invalidate()` is to be called, before the filters of other workers are forgotten for them.
+        """
+        for entry in entries:
+            self.cold_elsewhere.gained(entry, neighbour)
+
+    def remove_cold_elsewhere(self, entries: list[bytes], neighbour: Neighbour) -> None:
+        """*neighbour* has no cold session with any of these *entries*."""
+        for entry in entries:
+            filter = self.cold_elsewhere.lost(entry, neighbour)
+            if filter:
+                self._changed(filter)
+
+    def forget_cold_elsewhere(self, neighbour: Neighbour) -> HashSet | None:
+        """*neighbour* is gone, with its cold sessions. Returns what is to be freed in steps."""
+        return self.cold_elsewhere.forget(neighbour)
+
+    def has_cold_elsewhere(self, neighbour: Neighbour) -> bool:
+        return neighbour in self.cold_elsewhere.sets
 
     def add_neighbour(self, filter: bytes, neighbour: Neighbour) -> None:
         """*neighbour* has its first subscriber for *filter*."""
@@ -283,13 +359,14 @@ class Routes:
     def subscription_bytes(self) -> int:
         """The memory of the subscriptions at this worker, without their filters."""
         subscriptions = self.index.subscribers() + self._members
-        return SUBSCRIPTION * subscriptions + MEMBER * self._members + self.index.crowd_size()
+        cold = 0 if self.cold is None else self.cold.size()
+        return SUBSCRIPTION * subscriptions + MEMBER * self._members + self.index.crowd_size() + cold
 
     def filter_bytes(self) -> int:
         """The memory, at this worker, of the filters and groups of all workers."""
         there, groups = self._neighbour_filters, self._groups
         filters = self.index.size() + there.size() + there.crowd_size() + groups.size() + groups.crowd_size()
-        return filters + GROUP * len(self._shared) + self._shared_text
+        return filters + GROUP * len(self._shared) + self._shared_text + self.cold_elsewhere.size()
 
     def statistics(self) -> tuple[int, int, int]:
         """(routes, subscriptions, shared groups) at this worker; all members of a group count as one subscription."""
@@ -435,10 +512,14 @@ class Routes:
             route.guarded = True
             route.size += PUBLISHERS_BYTES
         if self._neighbour_filters.filters():
-            for neighbour in self._neighbour_filters.match(topic):
-                if not cast(Neighbour, neighbour).gone:
-                    route.add_neighbour(cast(Neighbour, neighbour))
+            for subscriber in self._neighbour_filters.match(topic):
+                if not cast(Neighbour, subscriber).gone:
+                    route.add_neighbour(cast(Neighbour, subscriber))
             self.visits += self._neighbour_filters.visited
+        if self.cold_elsewhere.sets:
+            for neighbour in self.cold_elsewhere.matching(topic):
+                if not neighbour.gone:
+                    route.add_neighbour(neighbour)
         if self._shared:
             for group in self._groups.match(topic):
                 route.add_shared(cast(SharedGroup, group))
@@ -455,6 +536,8 @@ class Routes:
                 _add_one(route, subscription)
         else:
             _add_merged(route, subscriptions)
+        if self.cold is not None:
+            self._add_cold(route)
         return route
 
     def _shrink(self, size: int, topics: int) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 import pytest
 
 from broker.cluster import wire
-from broker.cluster.announcements import Announcements
+from broker.cluster.announcements import COLD_ENTRIES, Announcements
 from broker.cluster.peer import Peer
 from broker.net.pauses import Pause
+from broker.routing.interest import entry_of
 from broker.session.message import NEVER, Message
 from tests.cluster.lanes import Lanes, told, written
 
@@ -137,3 +138,57 @@ def test_without_peers_nothing_is_numbered_and_nothing_waits(lanes: Lanes) -> No
     peer = lanes.join(1)
     made.gained(b"b", False)
     assert (1, b"b") == wire.read_change(told(peer)[0][1])
+
+
+def test_entries_of_cold_sessions_are_told_together(lanes: Lanes) -> None:
+    """Each session that becomes cold would cost a frame to each peer, or a frame be too large to take at once."""
+    peer = lanes.join(1)
+    made = announcements(lanes)
+    entries = [entry_of(b"%d" % number) for number in range(COLD_ENTRIES + 2)]
+    for entry in entries:
+        made.cold_gained(entry)
+    made.cold_lost(entries[0])
+    made.when_confirmed(None, lambda: None)
+
+    assert [
+        wire.change(wire.COLD_GAINED, 1, b"".join(entries[:COLD_ENTRIES])),
+        wire.change(wire.COLD_GAINED, 2, b"".join(entries[COLD_ENTRIES:])),
+        wire.change(wire.COLD_LOST, 3, entries[0]),
+        wire.number(wire.SYNC, 4),
+    ] == [wire.frame(*frame) for frame in told(peer)]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_session_that_becomes_cold_is_told_by_its_entries_before_its_filters_are_lost(
+    lanes: Lanes, durable: bool
+) -> None:
+    """Peers would not send for a moment what the session waits for."""
+    peer = lanes.join(1)
+    made = announcements(lanes)
+    made.cold_gained(entry_of(b"a"))
+    assert [] == told(peer)
+    made.lost(b"a", durable)
+    made.gained(b"a", durable)
+    made.cold_lost(entry_of(b"a"))
+    made.cold_gained(entry_of(b"a"))
+    made.shared(b"group", b"c", 3, 2, True)
+
+    expected = [wire.COLD_GAINED, wire.LOST, wire.GAINED, wire.COLD_LOST, wire.COLD_GAINED, wire.MEMBERS]
+    if durable:
+        expected[1:3] = [wire.LOST_DURABLE, wire.GAINED_DURABLE]
+    assert expected == [kind for kind, _body in told(peer)]
+
+
+def test_a_newcomer_is_not_told_twice_what_waits_to_be_told(lanes: Lanes) -> None:
+    """An entry that was lost again before it is told all would come back behind that."""
+    one = lanes.join(1)
+    made = announcements(lanes)
+    made.cold_gained(entry_of(b"a"))
+    two = lanes.join(2)
+    lanes.peers.all.remove(two)
+    made.joined(two)
+    lanes.peers.all.append(two)
+    made.gained(b"b", False)
+
+    assert [wire.COLD_GAINED, wire.GAINED] == [kind for kind, _body in told(one)]
+    assert [wire.GAINED] == [kind for kind, _body in told(two)]

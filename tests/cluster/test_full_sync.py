@@ -4,9 +4,16 @@ from collections.abc import Iterator
 import pytest
 
 from broker.cluster import wire
+from broker.cluster.announcements import Announcements
 from broker.cluster.full_sync import PAGE, FullSync
 from broker.cluster.peer import Peer
+from broker.config.schema import Overload
+from broker.overload.gate import Gate
+from broker.routing.cold_index import ColdIndex
+from broker.routing.cold_segments import NO_DEADLINE
 from broker.routing.hybrid_clock import HybridClock
+from broker.routing.interest import entries_of, entry_of
+from broker.routing.neighbour import ColdReceiver
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
@@ -28,11 +35,20 @@ class Worker:
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
         self.retained = Retained(10_000, 1 << 20)
-        self.sync = FullSync(lanes.peers, Routes(100, 1 << 20, 10, 100, Party().backlog), self.retained, lambda: True)
+        self.announcements = Announcements(lanes.peers, lanes.reactor, lanes.failures.append)
+        self.routes = Routes(100, 1 << 20, 10, 100, Party().backlog, neighbours=self.announcements)
+        self.adopted = True  # the sessions of its predecessor
+        self.sync = FullSync(lanes.peers, self.routes, self.retained, lambda: self.adopted)
 
     def keep(self, topic: bytes, writer: WorkerId) -> None:
         stamp = HybridClock(writer, lambda: 1000.0).stamp()
         self.retained.merge(Message(topic, b"x", 0, True, b"", NEVER), 0.0, "", stamp)
+
+    def keep_cold(self) -> ColdIndex:
+        """The index of its sessions that are in Redis only."""
+        index = ColdIndex()
+        self.routes.set_cold(index, ColdReceiver(Gate(Overload(), "store", 1, 0.0)))
+        return index
 
     def tell(self) -> int:
         """Tell everything that can be told; how many pages that were."""
@@ -114,3 +130,60 @@ def test_a_peer_that_is_gone_is_told_nothing(lanes: Lanes) -> None:
     worker.tell()
 
     assert ([], 0) == (told(peer), len(worker.sync.pending))
+
+
+def entries(frames: list[tuple[int, bytes]]) -> list[bytes]:
+    """What is told of cold sessions."""
+    found: list[bytes] = []
+    for kind, body in frames:
+        if kind == wire.COLD_GAINED:
+            page = entries_of(wire.read_change(body)[1], len(body))
+            assert page is not None and 0 < len(page) <= 3 * PAGE
+            found += page
+    return found
+
+
+def test_cold_sessions_go_in_pages_once_all_are_adopted(lanes: Lanes) -> None:
+    """A newcomer would not send what a session waits for that is in Redis only; or be told for seconds at once."""
+    worker = Worker(lanes)
+    worker.adopted = False
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+    assert 0 == worker.tell()
+    index = worker.keep_cold()
+    for number in range(5000):
+        assert index.add(b"%d" % number, NO_DEADLINE, entry_of(b"%d" % (number // 2)), 0)
+    assert 0 == worker.tell()
+    worker.adopted = True
+    assert worker.tell() > 5
+
+    frames = told(peer)
+    assert sorted(entry_of(b"%d" % number) for number in range(2500)) == sorted(entries(frames))
+    assert wire.ALL_TOLD == kinds(frames)[-1]
+    assert {0} == {wire.read_number(body) for kind, body in frames if kind == wire.COLD_GAINED}
+
+
+def test_changes_of_cold_sessions_are_told_from_the_first_page_on(lanes: Lanes) -> None:
+    """A session that becomes cold behind its page, or warm before it, would be known wrongly for ever."""
+    worker = Worker(lanes)
+    index = worker.keep_cold()
+    for number in range(1000):
+        index.add(b"%d" % number, NO_DEADLINE, entry_of(b"%d" % number), 0)
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+    worker.sync.step()
+    known = set(entries(told(peer)))
+    assert 0 < len(known) < 1000
+    for number in range(500):
+        index.discard(b"%d" % number)
+        index.add(b"new %d" % number, NO_DEADLINE, entry_of(b"new %d" % number), 0)
+    worker.tell()
+    worker.announcements.when_confirmed(None, lambda: None)
+
+    for kind, body in told(peer):
+        if kind in (wire.COLD_GAINED, wire.COLD_LOST):
+            changed = entries_of(wire.read_change(body)[1], len(body))
+            assert changed is not None
+            known = known | set(changed) if kind == wire.COLD_GAINED else known - set(changed)
+    expected = [b"%d" % number for number in range(500, 1000)] + [b"new %d" % number for number in range(500)]
+    assert {entry_of(filter) for filter in expected} == known

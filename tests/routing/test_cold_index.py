@@ -14,7 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.routing.cold_index import NAME, NEVER, SHAPES, ColdIndex, ColdWalk
+from broker.routing.cold_index import NAME, SHAPES, ColdIndex, ColdWalk
+from broker.routing.cold_segments import NO_DEADLINE
 from broker.routing.interest import entries_of, entry_of, interest_of
 from broker.routing.neighbour import Neighbours
 from tests.routing.reference import filters, matches, topics
@@ -31,7 +32,7 @@ def interest(*wanted: bytes) -> bytes:
 def index_of(sessions: dict[bytes, list[bytes]]) -> ColdIndex:
     index = ColdIndex()
     for client, wanted in sessions.items():
-        assert index.add(client, NEVER, interest(*wanted), 0)
+        assert index.add(client, NO_DEADLINE, interest(*wanted), 0)
     return index
 
 
@@ -82,11 +83,11 @@ class Model(RuleBasedStateMachine):
         self.open: list[Walk] = []
         self.now = 100
         for number in range(many):  # tables have been split
-            self.add(b"m%d" % number, NEVER, [b"many", b"%d/+" % number], 7)
+            self.add(b"m%d" % number, NO_DEADLINE, [b"many", b"%d/+" % number], 7)
 
     @rule(
         client=clients,
-        deadline=st.integers(90, 130) | st.just(NEVER),
+        deadline=st.integers(90, 130) | st.just(NO_DEADLINE),
         wanted=st.lists(filters, max_size=4, unique=True),
         owner=st.integers(0, 65535),
     )
@@ -201,7 +202,7 @@ def test_a_message_for_thousands_finds_them_in_steps() -> None:
     found = walk.take(10)
     index.discard(found[-1])  # found before: it changes nothing
     index.discard(b"17")
-    assert index.add(b"new", NEVER, interest(b"all"), 0)
+    assert index.add(b"new", NO_DEADLINE, interest(b"all"), 0)
     while not walk.done:
         step = walk.take(100)
         assert len(step) <= 100
@@ -215,24 +216,24 @@ def test_a_topic_costs_a_bounded_number_of_hashes() -> None:
     """Clients with filters of many shapes would make each publish of all others slow."""
     index = ColdIndex()
     for number in range(SHAPES):
-        assert index.add(b"%d" % number, NEVER, interest(b"/".join([b"a"] * (number + 1) + [b"+"])), 0)
+        assert index.add(b"%d" % number, NO_DEADLINE, interest(b"/".join([b"a"] * (number + 1) + [b"+"])), 0)
 
-    assert not index.add(b"one more", NEVER, interest(b"a/#"), 0)
-    assert index.add(b"a known one", NEVER, interest(b"a/+"), 0)
+    assert not index.add(b"one more", NO_DEADLINE, interest(b"a/#"), 0)
+    assert index.add(b"a known one", NO_DEADLINE, interest(b"a/+"), 0)
     assert -1 == index.find(b"one more")
     assert index.discard(b"5")
-    assert index.add(b"one more", NEVER, interest(b"a/#"), 0)
+    assert index.add(b"one more", NO_DEADLINE, interest(b"a/#"), 0)
 
 
 def test_what_cannot_be_read_is_not_added() -> None:
     """A record that somebody has written to Redis would end a worker, or a session be lost."""
     index = ColdIndex()
 
-    assert not index.add(b"client", NEVER, b"\0abc", 0)
-    assert not index.add(b"c" * (NAME + 1), NEVER, b"", 0)
+    assert not index.add(b"client", NO_DEADLINE, b"\0abc", 0)
+    assert not index.add(b"c" * (NAME + 1), NO_DEADLINE, b"", 0)
     assert not index.discard(b"c" * (NAME + 1))
     assert 0 == len(index)
-    assert index.add(b"c" * NAME, NEVER, b"", 3)
+    assert index.add(b"c" * NAME, NO_DEADLINE, b"", 3)
     assert 3 == index.find(b"c" * NAME)
 
 
@@ -241,14 +242,14 @@ def test_numbers_and_text_are_used_again() -> None:
     index = ColdIndex()
     names = [b"client-%d" % number for number in range(2000)]
     for name in names:
-        index.add(name, NEVER, interest(name, b"x/+"), 0)
+        index.add(name, NO_DEADLINE, interest(name, b"x/+"), 0)
     size = index.size()
     for _ in range(20):
         random.Random(1).shuffle(names)
         for name in names[:1000]:
             assert index.discard(name)
         for name in names[:1000]:
-            assert index.add(name, NEVER, interest(name, b"x/+"), 0)
+            assert index.add(name, NO_DEADLINE, interest(name, b"x/+"), 0)
 
     assert index.size() < 1.3 * size
     assert sorted(names) == sorted(index.matching(b"x/1"))
@@ -262,7 +263,7 @@ def test_malformed_shapes_match_nothing() -> None:
     index = ColdIndex()
     for number in range(40):
         shape = random.Random(number).randbytes(2 + number % 5)
-        index.add(b"%d" % number, NEVER, bytes((len(shape),)) + shape + bytes(8), 0)
+        index.add(b"%d" % number, NO_DEADLINE, bytes((len(shape),)) + shape + bytes(8), 0)
 
     assert entries_of(interest(b"a")) == [entry_of(b"a")]
     assert [] == index.matching(b"a/b/c")

@@ -19,9 +19,9 @@ def fan_out(party: Party, copies: int = 0, counters: Counters | None = None) -> 
     if copies:
         data = message(b"x", topic=b"t").whole(V5, NOW)
         run = Run(data * copies, V5, copies, b"t", copies, len(data))
-        return PagedPublish(party.routes.find(b"t"), None, run, None, None, False, NOWHERE, counters or Counters())
+        return PagedPublish(party.routes.find(b"t"), None, run, None, None, False, NOWHERE, counters or Counters(), NOW)
     sent = Message(b"t", b"x", 0, False, b"", NEVER)
-    return PagedPublish(party.routes.find(b"t"), sent, None, None, None, False, NOWHERE, counters or Counters())
+    return PagedPublish(party.routes.find(b"t"), sent, None, None, None, False, NOWHERE, counters or Counters(), NOW)
 
 
 def served(party: Party) -> dict[str, int]:
