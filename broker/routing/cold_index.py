@@ -93,9 +93,9 @@ class ColdIndex:
     def add(self, client: bytes, deadline: int, interest: bytes, owner: int) -> bool:
         """Add the session of *client*, or replace it; O(filters).
 
-        *deadline*: when it ends, as Unix time in seconds, or NO_DEADLINE. *owner*: a number from 0 to 65535. False: it is not
-        added, as *interest* is malformed, or has a shape for which there is no room, or *client* is too long: the
-        session has to be warm. Walks that have not come to the session that is replaced do not find the new one.
+        *deadline*: when it ends, as Unix time in seconds, or NO_DEADLINE. *owner*: a number from 0 to 65535. False: it
+        is not added, as *interest* is malformed, or has a shape for which there is no room, or *client* is too long:
+        the session has to be warm. Walks that have not come to the session that is replaced do not find the new one.
         """
         entries = entries_of(interest)
         if entries is None or len(client) > NAME or not self._has_room(entries):
