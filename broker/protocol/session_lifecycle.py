@@ -28,6 +28,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.index import READ, index_value
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
@@ -192,7 +193,15 @@ class SessionLifecycle:
             self.limits.listener.rests(session, now)
         if session.will is not None and session.will.delay == 0:
             self.publish_will(session, now)
+        if session.storage is not None:
+            session.storage.store_index(self._index_value(session, self._wall() + session.expiry))
         self._begin_to_wait(session, now)
+
+    def _index_value(self, session: Session, expires: float) -> bytes:
+        """What the index says of *session*, which has no connection. *expires*: Unix time."""
+        if self.limits.queue_qos0:  # such messages wait in memory alone: the session has to be there
+            return READ
+        return index_value(expires, [key for key, each in session.subscriptions.items() if each.qos])
 
     def _begin_to_wait(self, session: Session, since: float) -> None:
         """The client of *session* is away *since* that time: set the timers of its expiry and of its will."""

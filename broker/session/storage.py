@@ -33,6 +33,13 @@ class SessionStorage:
         """
         raise NotImplementedError
 
+    def store_index(self, value: bytes) -> None:
+        """Store *value*, see store/durable/index.py, beside the client id. To be called while no client is connected.
+
+        A will and shared subscriptions are regarded here.
+        """
+        raise NotImplementedError
+
     def store_will(self, will: Will | None) -> None:
         """Store *will*, or remove the one that is stored."""
         raise NotImplementedError

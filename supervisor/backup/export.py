@@ -2,7 +2,7 @@
 #
 # - What belongs to one session is read in one call, so it fits together: a record, the marks and the queue are of one
 #   moment. Two sessions are of two moments, and a change that is made meanwhile is in the backup or not.
-# - Sessions move between workers, and their keys with them. All indexes of a slice are read in one transaction, so each
+# - Sessions move between workers, and their keys with them. All indexes of a slice are read in one call, so each
 #   session is found that is there then; it is read wherever it is. One that is at no worker any more has ended.
 # - Bodies that many queues share are read after the queues that refer to them, and are in the backup in each of these
 #   (whole_packs.py). A queue that waits to be taken apart, as its session has ended, has no record: it is none of them.
@@ -65,6 +65,14 @@ for at = 3 + workers * 3, #ARGV do
 end
 return found
 """
+# KEYS: indexes -> the client ids in each. That of a worker that ended before DURABLE_FORMAT 3 is a set.
+CLIENTS: Final = """
+local found = {}
+for i, index in ipairs(KEYS) do
+  found[i] = redis.call(redis.call('TYPE', index).ok == 'set' and 'SMEMBERS' or 'HKEYS', index)
+end
+return found
+"""
 
 
 class Export:
@@ -93,11 +101,9 @@ class Export:
 
     def _clients(self, number: int) -> list[bytes]:
         """The client ids of all sessions in the slice *number* at one moment."""
-        with self._server.pipeline(transaction=True) as asked:
-            for worker in self._workers:
-                asked.smembers(self._keys.sessions(number, worker).index)
-            indexes: list[Any] = asked.execute()
-        return sorted(set[bytes]().union(*indexes))
+        indexes = [self._keys.sessions(number, worker).index for worker in self._workers]
+        found: Any = self._server.eval(CLIENTS, len(indexes), *indexes)
+        return sorted(set[bytes]().union(*found))
 
     def _read(self, number: int, clients: list[bytes]) -> None:
         missing: list[bytes] = []

@@ -29,7 +29,8 @@ from redis.exceptions import ResponseError
 
 from broker.session.principal import owner_tag
 from broker.store.durable.group_queue import is_session
-from broker.store.durable.record import HEAD
+from broker.store.durable.index import READ
+from broker.store.durable.record import HEAD, DamagedRecord, read_record
 from broker.store.durable.tokens import COUNTED, INCOMING
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from supervisor.backup.backup_file import PACKS, SESSION, BackupReader, Counts
@@ -155,7 +156,7 @@ class Restore:
         keys = self._keys.sessions(number % SLICES, share_name(share))
         self._queue = keys.queues + client
         batch.hset(keys.records + client, items=self._kept(fields))
-        batch.sadd(keys.index, client)
+        batch.hset(keys.index, client, _index_value(client, fields))
         if is_session(client):
             self._write_owner(batch, client, fields, share)
         if marks:
@@ -204,6 +205,16 @@ def _is_left(key: bytes) -> bool:
     """Whether *key*, behind its hash tag, is one that a restore writes, and no worker."""
     kind, _, name = key.partition(b":")
     return kind == RESTORING or (kind in KINDS and name.startswith(SHARE))
+
+
+def _index_value(client: bytes, fields: list[bytes]) -> bytes:
+    """What the index says of the session of *client*, whose record has *fields*."""
+    if not is_session(client):
+        return READ
+    try:
+        return read_record(fields).index_value()
+    except DamagedRecord:  # or its client was connected
+        return READ
 
 
 def share_name(share: int) -> bytes:

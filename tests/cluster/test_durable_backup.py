@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from broker.cluster.owner import read_owner
 from broker.cluster.registry import UNCERTAIN_FOR
 from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Publish
+from broker.routing.interest import interest_of
 from broker.session.principal import ANONYMOUS
 from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.queue import PACK
@@ -82,6 +83,21 @@ def sessions_of(file: Path) -> dict[bytes, tuple[bytes, list[bytes], list[int], 
 
 def received(client: Client) -> list[tuple[bytes, int, bool]]:
     return [(each.payload, each.packet_id, each.dup) for each in client.receive() if isinstance(each, Publish)]
+
+
+def as_format_2(server: RunningRedis) -> None:
+    """Have the data of *server* as format 2 had it."""
+    with server.client() as asked:
+        for index in asked.keys("*:sessions:*"):
+            clients = asked.hkeys(index)
+            asked.delete(index)
+            asked.sadd(index, *clients)
+
+
+def indexes(server: RunningRedis) -> dict[bytes, bytes]:
+    """What indexes say of each client id."""
+    with server.client() as asked:
+        return {name: value for index in asked.keys("*:sessions:*") for name, value in asked.hgetall(index).items()}
 
 
 def everything(server: RunningRedis) -> dict[bytes, Any]:
@@ -263,7 +279,7 @@ def test_a_queue_that_waits_to_be_taken_apart_is_no_session(node: Durable, tmp_p
     client, keys = node.redis.client(), Keys("weir")
     worker: Any = client.hkeys(keys.durable_owners("weir"))[0]
     of_worker, name = keys.sessions(3, worker), name_of(b"reader-1")
-    client.sadd(of_worker.index, name)
+    client.hset(of_worker.index, name, b"")
     client.rpush(of_worker.queues + name, b"pack")
 
     assert RECEIVERS == len(sessions_of(backed_up(node, tmp_path / "backup")))
@@ -393,6 +409,32 @@ def test_other_keys_of_the_server_are_no_data(start_redis: StartRedis) -> None:
     assert Counts(2, 1, 1) == restored(server, FIRST)
 
 
+def test_data_of_an_older_format_is_backed_up(node: Durable, moved: Callable[..., Durable]) -> None:
+    """A node that was stopped before it was upgraded would have an empty backup. Format 2 had sets as indexes."""
+    node.subscriber("reader", b"a").socket.close()
+    node.publish(b"a", b"1")
+    as_format_2(node.redis)
+
+    assert [b"1"] == [payload for payload, _, _ in received(moved(node).connect("reader"))]
+
+
+def test_a_backup_of_an_older_format_is_restored(start_redis: StartRedis, node: Durable, tmp_path: Path) -> None:
+    """Backups would have to be taken anew after each upgrade. What an index has follows from the record."""
+    node.subscriber("reader", b"a/+", qos=2).socket.close()
+    node.connect("here")
+    node.worker.settle()
+    file = tmp_path / "backup"
+    with BackupWriter(file, head(data_format=2)) as backup:
+        Export(node.redis.client(), Keys("weir"), backup).run()
+        backup.finish()
+    server = start_redis()
+    restored(server, file)
+
+    said = indexes(server)
+    assert {b"reader": interest_of([b"a/+"]), b"here": b""} == {name: value[4:] for name, value in said.items()}
+    assert indexes(node.redis) == said
+
+
 def test_newer_data_is_refused(start_redis: StartRedis, tmp_path: Path) -> None:
     """All sessions would be taken for damaged, one after another."""
     server = start_redis()
@@ -445,7 +487,7 @@ def test_what_a_killed_restore_has_left_is_replaced(start_redis: StartRedis) -> 
         left = Keys("weir").sessions(Keys("weir").slice_of(b"old"), share_name(7))
         asked.hset(left.records + b"old", "", "head")
         asked.rpush(left.queues + b"old", "pack")
-        asked.sadd(left.index, "old")
+        asked.hset(left.index, "old", "")
         asked.hset(Keys("weir").restoring(3), "old", "value")
         asked.set(Keys("weir").owner(b"old"), f"1 {share_name(7).decode()} 7 weir -")
 

@@ -4,12 +4,12 @@
 # the shards that are gone are spread over those that are left.
 #
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
-# 2. Page by page, it has the server rename the keys of each former owner. The answers have the records of the sessions;
-#    of those with messages only the client ids: they are read, a few at a time. Queues of sessions that have ended
-#    come with them (dropped_queues.py). The former owner is removed, once it has nothing left, and its fence and its
-#    commit number end soon: a worker is followed only after its process has ended (supervisor/child.py), so nobody
-#    reads them any more. Those of a worker that is stopped, for however long, stay as it is an owner still: it learns
-#    what was taken from it when it goes on.
+# 2. Page by page, it reads the index of each former owner, and has the server rename the keys of its sessions. The
+#    answers have the records; of sessions with messages only the client ids: they are read, a few at a time. Queues of
+#    sessions that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left,
+#    and its fence and its commit number end soon: a worker is followed only after its process has ended
+#    (supervisor/child.py), so nobody reads them any more. Those of a worker that is stopped, for however long, stay as
+#    it is an owner still: it learns what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
 # What a former owner has written for sessions that had been taken from it is in none of its indexes. Its fence tells
@@ -41,7 +41,7 @@ READ: Final = 64  # sessions that are read in one call: the ends of their queues
 SCANNED: Final = 500  # of the index in one call, about
 FENCED: Final = 300  # sessions of the fence in one call, each with three keys
 
-LAST_CURSOR: Final = b"0"
+FIRST_CURSOR: Final = b"0"  # also what follows the last page
 
 
 class AdoptedSession:
@@ -142,11 +142,12 @@ class Adoption:
         self._former: list[bytes] = []  # owners that have sessions left, perhaps
         self._fenced = 0  # client ids in the fence of the last of them that were looked at
         self._slice = 0
-        self._cursor = LAST_CURSOR  # of the index, where the next page of it begins
-        self._unread: list[bytes] = []  # client ids of the last page
-        self._last_page = False  # that of a former owner in this slice
+        self._cursor = FIRST_CURSOR  # of the index, where the next page of it begins
+        self._unadopted: list[bytes] = []  # client ids of the last page of a former owner
+        self._unread: list[bytes] = []  # client ids that are to be read
         self._scanning = False  # its own index
         self._lost = False  # an answer was
+        self._failed = False  # a command has, since this index was begun
         self._reading: list[bytes] = []  # those of the page under way
         self._command: _Step | None = None  # under way
         self._then: Callable[[object, float], None] = self._joined
@@ -171,7 +172,7 @@ class Adoption:
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         self._script.failed(failure, now)
-        self._lost = True
+        self._lost = self._failed = True
         self._again_at = now + PAUSE
 
     def replied(self, reply: object, now: float) -> None:
@@ -190,36 +191,59 @@ class Adoption:
         fields = cast(list[bytes], reply)
         owners = zip(fields[::2], fields[1::2], strict=True)
         self._former = [owner for owner, shard in owners if owner != self._me and self._follows(shard)]
-        self._slice = 0
-        self._adopt_page(now)
+        self._adopt_next(now)
 
     def _follows(self, shard: bytes) -> bool:
         """Whether this worker has what was *shard*; the first one has what nobody can say of."""
         return (int(shard) if shard.isdigit() else 0) % self._workers == self._shard
 
+    def _adopt_next(self, now: float) -> None:
+        """Go on with the last of the former owners; without any, with the own index, or the end."""
+        self._slice = 0
+        self._cursor = FIRST_CURSOR
+        self._failed = False
+        if self._former:
+            self._scan(now)
+        elif self._lost:
+            self._scanning = True
+            self._scan(now)
+        else:
+            self._all_read(now)
+
+    def _scan(self, now: float) -> None:
+        incarnation = self._me if self._scanning else self._former[-1]
+        index = self._keys.sessions(self._slice, incarnation).index
+        self._send(self._script.call([index], ["scan", self._cursor, SCANNED]), self._scanned, now)
+
+    def _scanned(self, reply: object, now: float) -> None:
+        owner = self._owner
+        assert owner is not None
+        self._cursor, entries = cast(list[Any], reply)
+        found = dict(zip(entries[::2], entries[1::2], strict=True))  # a scan may repeat some
+        if self._scanning:
+            self._unread = [each for each in found if not self._is_dropped(each) and not owner.has(client_id_of(each))]
+            self._read_page(now)
+        else:
+            self._unadopted = list(found)
+            self._adopt_page(now)
+
     def _adopt_page(self, now: float) -> None:
-        if not self._former:
-            if self._lost:
-                self._slice = 0
-                self._scanning = True
-                self._scan(now)
-            else:
-                self._all_read(now)
+        clients, self._unadopted = self._unadopted[:ADOPTED], self._unadopted[ADOPTED:]
+        if not clients:
+            self._page_is_read(now)
             return
         former = self._keys.sessions(self._slice, self._former[-1])
         ours = self._keys.sessions(self._slice, self._me)
-        words: list[str | bytes | int] = ["adopt", ADOPTED, former.records, former.queues, former.released]
+        words: list[str | bytes | int] = ["adopt", former.records, former.queues, former.released]
         words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall(), RECORDS, FENCED_FOR]
         keys = [former.index, ours.index, self._keys.fence(self._former[-1])]
-        self._send(self._script.call(keys, words), self._adopted_page, now)
+        self._send(self._script.call(keys, [*words, *clients]), self._adopted, now)
 
-    def _adopted_page(self, reply: object, now: float) -> None:
+    def _adopted(self, reply: object, now: float) -> None:
         owner = self._owner
         assert owner is not None
-        answers = cast(list[Any], reply)
-        self._last_page = answers[0] < ADOPTED
         wall = self._wall()
-        for answer in answers[1:]:
+        for answer in cast(list[Any], reply):
             if isinstance(answer, list):
                 client, fields = answer
                 self._restore(owner, client, [fields, None, None, 0, []], now, wall)
@@ -228,15 +252,19 @@ class Adoption:
         self._read_page(now)
 
     def _page_is_read(self, now: float) -> None:
-        """Go on with the next page of a former owner, or with the next of them."""
-        if self._last_page:
+        """Go on with the next page of an index, or with the next index."""
+        if self._failed:  # perhaps the server was started anew: then its cursors mean other places
+            self._failed = False
+            self._cursor = FIRST_CURSOR
+        elif self._cursor == FIRST_CURSOR:
             self._slice += 1
         if self._slice < SLICES:
-            self._adopt_page(now)
-            return
-        self._slice = 0
-        self._fenced = 0
-        self._read_fence(now)
+            self._scan(now)
+        elif self._scanning:
+            self._all_read(now)
+        else:
+            self._fenced = 0
+            self._read_fence(now)
 
     def _read_fence(self, now: float) -> None:
         fence = self._keys.fence(self._former[-1])
@@ -263,20 +291,7 @@ class Adoption:
 
     def _removed_owner(self, reply: object, now: float) -> None:
         self._former.pop()
-        self._adopt_page(now)
-
-    def _scan(self, now: float) -> None:
-        index = self._keys.sessions(self._slice, self._me).index
-        self._send(packed("SSCAN", index, self._cursor, "COUNT", SCANNED), self._scanned, now)
-
-    def _scanned(self, reply: object, now: float) -> None:
-        owner = self._owner
-        assert owner is not None
-        cursor, clients = cast(list[Any], reply)
-        self._cursor = cursor
-        once = dict.fromkeys(clients)  # a scan may repeat some
-        self._unread = [each for each in once if not self._is_dropped(each) and not owner.has(client_id_of(each))]
-        self._read_page(now)
+        self._adopt_next(now)
 
     def _is_dropped(self, name: bytes) -> bool:
         """Whether *name*, from an index, is that of a dropped queue: then it is taken apart. Twice does no harm."""
@@ -292,15 +307,10 @@ class Adoption:
             words: list[str | bytes | int] = ["read", ours.records, ours.queues, ours.released, *self._reading]
             self._send(self._script.call([], words), self._read, now)
             return
-        if not self._scanning:
+        if self._scanning:
             self._page_is_read(now)
-            return
-        if self._cursor == LAST_CURSOR:
-            self._slice += 1
-        if self._slice < SLICES:
-            self._scan(now)
         else:
-            self._all_read(now)
+            self._adopt_page(now)
 
     def _all_read(self, now: float) -> None:
         self.done = True

@@ -47,7 +47,7 @@ def is_dropped(name: bytes) -> bool:
 def dropping(keys: SessionKeys, client: bytes, name: bytes) -> list[bytes]:
     """The commands that make the queue of *client* a dropped one, with *name*."""
     rename = packed("RENAME", keys.queues + client, keys.queues + name)  # fails if there is no list: none is found then
-    return [rename, packed("SADD", keys.index, name), packed("DEL", keys.released + client)]
+    return [rename, packed("HSET", keys.index, name, b""), packed("DEL", keys.released + client)]
 
 
 class DroppedQueues:
@@ -105,7 +105,7 @@ class DroppedQueues:
         self._groups = []
         if self._packs == PACKS:
             return [packed("LPOP", keys.queues + name, PACKS)]
-        return [packed("DEL", keys.queues + name), packed("SREM", keys.index, name)]
+        return [packed("DEL", keys.queues + name), packed("HDEL", keys.index, name)]
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
         if self._packs < PACKS:

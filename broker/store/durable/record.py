@@ -13,7 +13,8 @@
 # time.
 #
 # A subscription is a field of its own, so a SUBSCRIBE costs what it brings, however many a session has. The client id
-# is in the index of its worker as long as there is a hash.
+# is in the index of its worker as long as there is a hash, with a value that tells what an absent session waits for
+# (index.py).
 import math
 from collections.abc import Callable
 from importlib.resources import files
@@ -46,6 +47,7 @@ from broker.session.transfer.entries import (
 )
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.index import READ, index_value
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.tokens import PublishTokens, StoredTokens, read_tokens
 from broker.store.redis.connection import packed
@@ -90,6 +92,13 @@ class StoredSession:
     def groups(self) -> list[bytes]:
         """The keys of the shared subscriptions."""
         return [key for key in self._subscriptions if key.startswith(SHARE_PREFIX)]
+
+    def index_value(self) -> bytes:
+        """What an index says of it; see index.py."""
+        if self.will is not None or self.groups():
+            return READ
+        wanted = [key for key, value in self._subscriptions.items() if value[0] & QOS]
+        return index_value(self.left + self.expiry, wanted)
 
     def subscriptions(self, session: Session) -> list[Subscription]:
         """Its subscriptions, for *session*, to which they are not added yet."""
@@ -204,7 +213,8 @@ class SessionRecord(SessionStorage):
         self._gap = b""  # as it is stored, or will be
         self._tokens: PublishTokens | None = None  # until there are some
         self._groups: Memberships | None = None  # None: the session never was a member of a group
-        self._indexed = False
+        self._index: bytes | None = None  # what the index says of it, or will; None: that is not known
+        self._index_due = True  # the index is to be written
         self._changed: dict[bytes, bytes] | None = None  # None: nothing
         self._removed: dict[bytes, None] | None = None
         self._waiting: Callable[[], None] | None = None  # until the next transaction is carried out
@@ -217,7 +227,8 @@ class SessionRecord(SessionStorage):
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
-        self._indexed = self._left = True
+        self._left = True
+        self._index_due = False
         self._has_will = stored.will is not None
         self._gap = stored.gap
         for key in stored.groups():
@@ -273,11 +284,23 @@ class SessionRecord(SessionStorage):
         if head != self._head:
             self._head = head
             self._put(HEAD, head)
+        if self._index != READ:
+            self._index_as(READ)
         if not connected:
             self._put(LEFT, b"%.6f" % self._wall())
         elif self._left:
             self._remove(LEFT)
         self._left = not connected
+
+    def store_index(self, value: bytes) -> None:
+        wanted = READ if self._has_will or (self._groups is not None and self._groups.current) else value
+        if self._index != wanted:
+            self._index_as(wanted)
+
+    def _index_as(self, value: bytes) -> None:
+        self._index = value
+        self._index_due = True
+        self._commit.soon(self)
 
     def store_will(self, will: Will | None) -> None:
         if self._ended or self._given:
@@ -404,11 +427,11 @@ class SessionRecord(SessionStorage):
             self._writing = True
             self._given = True  # asked again for what was held, it must not remove what a later session has stored
             removal = packed("RENAME", key, keys.damaged + client) if self._damaged() else packed("DEL", key)
-            return [removal, packed("SREM", keys.index, client)]
+            return [removal, packed("HDEL", keys.index, client)]
         writes = []
-        if not self._indexed:
-            self._indexed = True
-            writes.append(packed("SADD", keys.index, client))
+        if self._index_due:
+            self._index_due = False
+            writes.append(packed("HSET", keys.index, client, self._index or READ))
         if self._tokens is not None:
             self._collect_tokens(self._tokens)
         if self._removed:  # first: what was removed may have been put since

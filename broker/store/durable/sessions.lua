@@ -3,23 +3,27 @@
 -- broker/store/redis/keys.py describes the keys. But for a fence, all keys of a call are in one slice. Those of sessions
 -- end in a client id, and are given without it, in the order: records, queues, released.
 --
---   adopt  a worker has ended, and all its sessions are those of another one
+--   scan   a page of an index
+--          KEYS the index; ARGV op, cursor, how many entries, about -> {next cursor, {client id, value, ...}}
+--   adopt  a worker has ended, and some of its sessions are those of another one
 --          KEYS index of the former owner, index of the new one, fence of the former owner
---          ARGV op, how many at most, keys of the former owner, keys of the new one, Unix time in seconds, how many
---          bytes of records to return, seconds that the fence stays
---          -> how many there were (less than that many: none is left), then for each {client id, record as of HGETALL};
---             a client id alone: read that session, as it has messages, or as the answer would be longer; or the name
---             of a dropped queue (dropped_queues.py)
+--          ARGV op, keys of the former owner, keys of the new one, Unix time in seconds, how many bytes of records to
+--          return, seconds that the fence stays, client ids
+--          -> for each that is there {client id, record as of HGETALL}; a client id alone: read that session, as it has
+--             messages, or as the answer would be longer; or the name of a dropped queue (dropped_queues.py)
 --   give   a worker gives one session away
 --          KEYS both indexes; ARGV op, client id, keys of the former owner, keys of the new one
 --          -> 1; 0: there is no such session, or it was taken before: this may arrive long after the death of the worker,
 --             behind writes to keys that nobody reads any more
 --   take   a worker takes one session from a worker that has ended or does not answer
---          KEYS as for adopt; ARGV as for adopt up to the time, with the client id
+--          KEYS as for adopt; ARGV op, client id, and as for adopt up to the time
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
+--
+-- The index of a worker that ended before DURABLE_FORMAT 3 is a set, which has no values. Nobody writes such a set: it
+-- becomes empty as its sessions are adopted.
 local op = ARGV[1]
 local LEFT = '\0' -- the field of a record with the time at which the client left (record.py)
 local DROPPED = '\0d' -- the beginning of the name of a dropped queue (dropped_queues.py)
@@ -28,16 +32,35 @@ local function exists(key)
   return redis.call('EXISTS', key) == 1
 end
 
-local function move(client)
-  for kind = 3, 5 do
+-- What the former owner says of its sessions in its index: a list as of HMGET.
+local function values_of(clients)
+  if redis.call('TYPE', KEYS[1]).ok == 'set' then
+    return {}
+  end
+  return redis.call('HMGET', KEYS[1], unpack(clients))
+end
+
+local function is_of_former(client)
+  local is_member = redis.call('TYPE', KEYS[1]).ok == 'set' and 'SISMEMBER' or 'HEXISTS'
+  return redis.call(is_member, KEYS[1], client) == 1
+end
+
+local function leave_former(clients)
+  local remove = redis.call('TYPE', KEYS[1]).ok == 'set' and 'SREM' or 'HDEL'
+  redis.call(remove, KEYS[1], unpack(clients))
+end
+
+-- ARGV has the keys of the former owner from *at* on, those of the new one, and the time.
+local function move(client, at)
+  for kind = at, at + 2 do
     if exists(ARGV[kind] .. client) then
       redis.call('RENAME', ARGV[kind] .. client, ARGV[kind + 3] .. client)
     end
   end
 end
 
-local function left(client)
-  redis.pcall('HSETNX', ARGV[6] .. client, LEFT, ARGV[9]) -- its client was connected; or it is no hash
+local function left(client, at)
+  redis.pcall('HSETNX', ARGV[at + 3] .. client, LEFT, ARGV[at + 6]) -- its client was connected; or it is no hash
 end
 
 local function session(record, queue, released)
@@ -58,77 +81,92 @@ local function complete(client, record)
     connected = connected and record[i] ~= LEFT
   end
   if connected then
-    left(client)
+    left(client, 2)
     record[#record + 1] = LEFT
-    record[#record + 1] = ARGV[9]
+    record[#record + 1] = ARGV[8]
   end
   return bytes
 end
 
--- Most sessions have a record, and nothing beside it: such a session costs two commands, and a part of three.
-if op == 'adopt' then
-  local clients = redis.call('SPOP', KEYS[1], ARGV[2])
-  local answers, bytes = { #clients }, 0
-  if #clients == 0 then
-    return answers
+if op == 'scan' then
+  if redis.call('TYPE', KEYS[1]).ok ~= 'set' then
+    return redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3])
   end
+  local page, entries = redis.call('SSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3]), {}
+  for i, client in ipairs(page[2]) do
+    entries[2 * i - 1], entries[2 * i] = client, ''
+  end
+  return { page[1], entries }
+end
+
+-- Most sessions have a record, and nothing beside it: such a session costs two commands, and a part of four.
+if op == 'adopt' then
+  local clients, beside, adopted, answers, bytes = {}, {}, {}, {}, 0
+  for i = 11, #ARGV do
+    clients[i - 10] = ARGV[i]
+  end
+  for i, client in ipairs(clients) do
+    beside[2 * i - 1], beside[2 * i] = ARGV[3] .. client, ARGV[4] .. client
+  end
+  local values = values_of(clients)
+  leave_former(clients)
   if redis.call('LINDEX', KEYS[3], -1) ~= '' then
     -- what the former owner has sent may arrive after this: then it reduces no count (shared_bodies.py)
     redis.call('RPUSH', KEYS[3], '')
-    redis.call('EXPIRE', KEYS[3], ARGV[11])
-  end
-  local beside, adopted = {}, {}
-  for i, client in ipairs(clients) do
-    beside[2 * i - 1], beside[2 * i] = ARGV[4] .. client, ARGV[5] .. client
+    redis.call('EXPIRE', KEYS[3], ARGV[10])
   end
   local present = redis.call('EXISTS', unpack(beside))
-  local ours = redis.call('SMISMEMBER', KEYS[2], unpack(clients))
+  local ours = redis.call('HMGET', KEYS[2], unpack(clients))
   for i, client in ipairs(clients) do
-    local record = redis.pcall('HGETALL', ARGV[3] .. client) -- an error, if it is no hash
+    local record = redis.pcall('HGETALL', ARGV[2] .. client) -- an error, if it is no hash
+    local value = values[i] or ''
     if string.sub(client, 1, 2) == DROPPED then -- which has no record
       adopted[#adopted + 1] = client
-      move(client)
+      adopted[#adopted + 1] = value
+      move(client, 2)
       answers[#answers + 1] = client
-    elseif #record == 0 and not record.err or ours[i] == 1 then
+    elseif #record == 0 and not record.err or ours[i] then
       -- without a record, or written by the former owner after this session had been taken from it
-      redis.call('DEL', ARGV[3] .. client, beside[2 * i - 1], beside[2 * i])
+      redis.call('DEL', ARGV[2] .. client, beside[2 * i - 1], beside[2 * i])
     else
       adopted[#adopted + 1] = client
+      adopted[#adopted + 1] = value
       if record.err or present > 0 and redis.call('EXISTS', beside[2 * i - 1], beside[2 * i]) > 0 then
-        move(client)
-        left(client)
+        move(client, 2)
+        left(client, 2)
         answers[#answers + 1] = client
       else
-        redis.call('RENAME', ARGV[3] .. client, ARGV[6] .. client)
+        redis.call('RENAME', ARGV[2] .. client, ARGV[5] .. client)
         bytes = bytes + complete(client, record)
-        answers[#answers + 1] = bytes > tonumber(ARGV[10]) and client or { client, record }
+        answers[#answers + 1] = bytes > tonumber(ARGV[9]) and client or { client, record }
       end
     end
   end
   if #adopted > 0 then
-    redis.call('SADD', KEYS[2], unpack(adopted))
+    redis.call('HSET', KEYS[2], unpack(adopted))
   end
   return answers
 end
 
 if op == 'give' or op == 'take' then
   local client = ARGV[2]
-  if op == 'take' and redis.call('SISMEMBER', KEYS[2], client) == 1 then
+  local value = values_of({ client })[1] or ''
+  if op == 'take' and redis.call('HEXISTS', KEYS[2], client) == 1 then
     redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
-    redis.call('SREM', KEYS[1], client)
+    leave_former({ client })
   end
-  local found = redis.call('SISMEMBER', KEYS[1], client) == 1 and exists(ARGV[3] .. client)
+  local found = is_of_former(client) and exists(ARGV[3] .. client)
   if found then
-    redis.call('SREM', KEYS[1], client)
-    redis.call('SADD', KEYS[2], client)
-    move(client)
+    leave_former({ client })
+    redis.call('HSET', KEYS[2], client, value)
+    move(client, 3)
   end
   if op == 'give' then
     return found and 1 or 0
   end
   if found then
     redis.call('RPUSH', KEYS[3], client)
-    left(client)
+    left(client, 3)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)
 end

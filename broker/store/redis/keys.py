@@ -4,7 +4,8 @@
 #                                       id, and the tag of its user (session/principal.py)
 #   PREFIX:{R}:wills:INCARNATION  hash  client id -> "EPOCH DELAY RECORD": the wills of a worker's clients
 #   PREFIX:{R}:dead:INCARNATION string  a dead worker is fenced: its claims are refused; for FENCED_FOR
-#   PREFIX:{R}:sessions:INCARNATION        set   client ids of the durable sessions that a worker owns
+#   PREFIX:{R}:sessions:INCARNATION        hash  client id -> what is known of it unread (store/durable/index.py): the
+#                                       durable sessions that a worker owns
 #   PREFIX:{R}:session:INCARNATION:CLIENT  hash  such a session (store/durable/record.py)
 #   PREFIX:{R}:queue:INCARNATION:CLIENT    list  its messages (store/durable/pack.py)
 #   PREFIX:{R}:released:INCARNATION:CLIENT set   positions of its messages of QoS 2 with PUBREC
@@ -52,7 +53,8 @@ import zlib
 from typing import Final
 
 SLICES: Final = 16
-DURABLE_FORMAT: Final = 2  # of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL
+# Of durable sessions; a change that former builds cannot read raises it: 2, names with a NUL; 3, indexes are hashes.
+DURABLE_FORMAT: Final = 3
 LEASE: Final = 86_400  # seconds; a worker that was cut off from Redis for longer claims its sessions again anyway
 FENCED_FOR: Final = LEASE  # seconds; as long as sessions of a dead worker have an owner
 

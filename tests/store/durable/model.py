@@ -20,9 +20,9 @@ from broker.store.redis.connection import RedisConnection
 Reply = bytes | int | None | Exception | list["Reply"]
 Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
 # What a server refuses whose memory is full: the commands with the flag `denyoom`. A script is refused at the first of
-# these, unless it has written something before: `give`, `take` and `adopt` have, as they begin with SREM or SPOP.
+# these, unless it has written something before: `give`, `take` and `adopt` have, as they begin with HDEL.
 DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
-READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"SSCAN", b"EXISTS"))
+READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"EXISTS"))
 
 
 class ModelServer:
@@ -298,8 +298,6 @@ class ModelRedis:
             known = found >= set(words) or b":released:" not in key or not self.server.strict
             assert known, "what is not in the set is removed"
             return self._keep(key, found - set(words))
-        if name == b"SSCAN":
-            return [b"0", [*sorted(found)]]  # in any order, but the same one in each run
         assert name == b"SMEMBERS", name
         return [*sorted(found)]
 
@@ -316,36 +314,45 @@ class ModelRedis:
 
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
         """What sessions.lua does."""
+        index = self._value(keys[0], dict) if keys else {}
+        if words[0] == b"scan":
+            entries = sorted(index.items())  # in any order, but the same one in each run
+            first, most = int(words[1]), int(words[2])
+            following = first + most if first + most < len(entries) else 0
+            return [b"%d" % following, [part for entry in entries[first : first + most] for part in entry]]
         if words[0] == b"adopt":
-            clients = sorted(self._value(keys[0], set))[: int(words[1])]
-            answers: list[Reply] = [len(clients)]
-            if clients and self._value(keys[2], list)[-1:] != [b""]:
+            answers: list[Reply] = []
+            if self._value(keys[2], list)[-1:] != [b""]:
                 self._of_list(b"RPUSH", keys[2], [b""])
-            for client in clients:
-                self._of_set(b"SREM", keys[0], [client])
+            for client in words[10:]:
+                value = index.get(client, b"")
+                self._of_hash(b"HDEL", keys[0], [client])
+                here = client in self._value(keys[1], dict)
                 if is_dropped(client):
-                    self._of_set(b"SADD", keys[1], [client])
-                    self._move(client, words)
+                    self._of_hash(b"HSET", keys[1], [client, value])
+                    self._move(client, words[1:7])
                     answers.append(client)
-                elif words[2] + client in self.values and self._of_set(b"SADD", keys[1], [client]):
-                    alone = not {words[3] + client, words[4] + client} & self.values.keys()
-                    self._move(client, words)
-                    self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
-                    record = self._of_hash(b"HGETALL", words[5] + client, [])
-                    answers.append([client, record] if alone and len(answers) % 2 else client)  # the answer is bounded
+                elif words[1] + client in self.values and not here:
+                    self._of_hash(b"HSET", keys[1], [client, value])
+                    alone = not {words[2] + client, words[3] + client} & self.values.keys()
+                    self._move(client, words[1:7])
+                    self._of_hash(b"HSETNX", words[4] + client, [LEFT, words[7]])
+                    record = self._of_hash(b"HGETALL", words[4] + client, [])
+                    answers.append([client, record] if alone and not len(answers) % 2 else client)  # it is bounded
                 else:
-                    self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
+                    self._reply(b"DEL", words[1] + client, [words[2] + client, words[3] + client])
             return answers
         if words[0] in (b"give", b"take"):
             client = words[1]
-            if words[0] == b"take" and client in self._value(keys[1], set):
+            value = index.get(client, b"")
+            if words[0] == b"take" and client in self._value(keys[1], dict):
                 self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
-                self._of_set(b"SREM", keys[0], [client])
-            found = client in self._value(keys[0], set) and words[2] + client in self.values
+                self._of_hash(b"HDEL", keys[0], [client])
+            found = client in self._value(keys[0], dict) and words[2] + client in self.values
             if found:
-                self._of_set(b"SREM", keys[0], [client])
-                self._of_set(b"SADD", keys[1], [client])
-                self._move(client, words)
+                self._of_hash(b"HDEL", keys[0], [client])
+                self._of_hash(b"HSET", keys[1], [client, value])
+                self._move(client, words[2:8])
             if words[0] == b"give":
                 return int(found)
             if found:
@@ -356,7 +363,8 @@ class ModelRedis:
         return [self._read(*[words[kind] + client for kind in (1, 2, 3)]) for client in words[4:]]
 
     def _move(self, client: bytes, words: list[bytes]) -> None:
-        for kind in (2, 3, 4):
+        """*words*: the three kinds of keys of the former owner, and those of the new one."""
+        for kind in range(3):
             if words[kind] + client in self.values:
                 self._reply(b"RENAME", words[kind] + client, [words[kind + 3] + client])
 

@@ -12,7 +12,7 @@ from broker.store.durable.adoption import ADOPTED, AdoptedSession
 from broker.store.durable.record import FORM, SCRIPT
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
 from broker.store.redis.connection import packed
-from broker.store.redis.keys import FENCED_FOR
+from broker.store.redis.keys import DURABLE_FORMAT, FENCED_FOR
 from broker.store.redis.pipeline import CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
@@ -310,8 +310,12 @@ class ManySessions:
         raise AssertionError(why)
 
 
-def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop: Loop) -> None:
-    """Sessions beyond a page would be left under the keys of a worker that has ended, or never be read."""
+@pytest.mark.parametrize("data_format", [2, DURABLE_FORMAT])
+def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop: Loop, data_format: int) -> None:
+    """Sessions beyond a page would be left under the keys of a worker that has ended, or never be read.
+
+    Format 2 had sets as indexes.
+    """
     redis = start_redis()
     count = 16 * 2 * ADOPTED
     writes = redis.client().pipeline(transaction=False)
@@ -319,7 +323,10 @@ def test_all_sessions_of_a_large_node_are_adopted(start_redis: StartRedis, loop:
     for number in range(count):
         client = b"client-%d" % number
         keys = KEYS.sessions(KEYS.slice_of(client), incarnation(1))
-        writes.sadd(keys.index, client)
+        if data_format == 2:
+            writes.sadd(keys.index, client)
+        else:
+            writes.hset(keys.index, client, b"")
         writes.hset(keys.records + client, b"", msgpack.packb((FORM, number, None)))
     writes.execute()
     commands = CommandPipeline(loop.wire(), redis.address, "adopter", loop.log)

@@ -270,7 +270,7 @@ def test_a_record_that_cannot_be_read_says_why(fields: list[bytes], why: str) ->
 def test_a_client_id_in_the_index_that_is_none_is_kept_aside(worker: DurableWorker) -> None:
     """What another program writes would keep all sessions from being adopted."""
     keys = KEYS.sessions(KEYS.slice_of(b"\xff"), incarnation(1))
-    worker.redis.values[keys.index] = {b"\xff"}
+    worker.redis.values[keys.index] = {b"\xff": b""}
     worker.redis.values[keys.records + b"\xff"] = dict([HEAD_ONLY[:2], HEAD_ONLY[2:]])
     second = DurableWorker(worker.redis, 2, worker.now)
     second.settle()

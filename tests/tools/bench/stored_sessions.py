@@ -10,6 +10,7 @@ from broker.session.message import NEVER, Message
 from broker.session.queue import UNLIMITED, MessageBudget
 from broker.session.session import Session
 from broker.session.transfer.entries import subscription_of
+from broker.store.durable.index import index_value
 from broker.store.durable.record import SessionRecord
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import packed
@@ -72,8 +73,10 @@ class StoredSessions:
             client_id = f"{prefix}-{number:08}"
             record = self._store.begin(client_id.encode())
             record.store_head(EXPIRY, None, False)
-            for filter in filters_of(client_id):
+            filters = filters_of(client_id)
+            for filter in filters:
                 record.subscribed(subscription_of(self._session, filter, 1, b""))
+            record.store_index(index_value(self._left + EXPIRY, filters))
             records.append(record)
             if len(records) == PAGE or number == count - 1:
                 self._store_all()

@@ -23,6 +23,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.index import index_value
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
 from broker.store.durable.store_gate import StoreGate
@@ -189,6 +190,8 @@ class SimWorker:
         storage = session.storage
         assert storage is not None
         storage.store_head(EXPIRY, None, False)
+        wanted = [key for key, each in session.subscriptions.items() if each.qos]
+        storage.store_index(index_value(self._world.wall() + EXPIRY, wanted))
 
     def _serve(self, link: Link) -> None:
         inbox = link.inbox

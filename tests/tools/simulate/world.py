@@ -10,6 +10,8 @@ from typing import Final
 
 from broker.session.expiry import WEEK
 from broker.session.queue import UNLIMITED
+from broker.store.durable.index import READ, deadline_of
+from broker.store.durable.record import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
 from tests.tools.faults.durable.checker import LOST, REORDERED, Checker, Violation
 from tests.tools.faults.durable.history import Event, Message, matches
@@ -420,7 +422,8 @@ def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[by
             elif not ended and any(field[:2] == b"\0i" for field in value):
                 found.append(f"tokens of publishes that are released in {key!r}")
         elif kind == b"sessions":
-            extra = value - {client for index, client in records.values() if index == key}
+            found += [what for client, each in value.items() if (what := _misleading(server, key, client, each))]
+            extra = value.keys() - {client for index, client in records.values() if index == key}
             if extra:
                 found.append(f"{extra} in the index {key!r}")
         elif kind in (b"fence", b"commit"):
@@ -434,6 +437,19 @@ def left_behind(server: ModelServer, owners: dict[bytes, bytes], workers: set[by
     if set(server.values[KEYS.durable_owners(NODE)]) != workers:
         found.append(f"owners that have ended: {server.values[KEYS.durable_owners(NODE)]}")
     return found
+
+
+def _misleading(server: ModelServer, index: bytes, client: bytes, value: bytes) -> str:
+    """What is wrong with *value*, which *index* has of *client*; "" if it is right, or tells to read the session."""
+    fields = server.values.get(index.replace(b":sessions:", b":session:") + b":" + client)
+    if value == READ or fields is None:
+        return ""
+    try:
+        wanted = read_record([part for field in fields.items() for part in field]).index_value()
+    except DamagedRecord:  # its client is connected, for what is stored
+        wanted = READ
+    right = wanted[4:] == value[4:] and abs(deadline_of(wanted) - deadline_of(value)) <= 1
+    return "" if right else f"{index!r} says {value!r} of {client!r}, and its record {wanted!r}"
 
 
 def _nothing() -> None:

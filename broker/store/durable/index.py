@@ -1,0 +1,35 @@
+# What the index of a worker says of each session: enough to know what an absent one waits for, without reading it.
+#
+# - b"": read the session. Its client is connected, or it has a will, a shared subscription, or more filters than are
+#   worth it; or it is no session (group_queue.py, dropped_queues.py).
+# - Otherwise its client is away: 4 bytes for the Unix time in seconds at which the session expires, rounded up (NEVER:
+#   it does not), and for each filter of QoS 1 or 2 an entry of routing/interest.py.
+#
+# It is written in the transaction that stores that the client has left, or is back. So b"" is never wrong, and another
+# value always right.
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from broker.routing.interest import interest_of
+
+READ: Final = b""
+NEVER: Final = 0xFFFFFFFF
+DEADLINE: Final = 4  # bytes
+MOST_INTEREST: Final = 1024  # bytes: some hundred filters; a page of an index has 500 sessions
+
+
+def index_value(expires: float, filters: Iterable[bytes]) -> bytes:
+    """Of a session without a client, a will and shared subscriptions, with *filters* of QoS 1 and 2.
+
+    *expires*: Unix time in seconds.
+    """
+    interest = interest_of(filters)
+    if interest is None or len(interest) > MOST_INTEREST:
+        return READ
+    return min(max(0, math.ceil(expires)), NEVER).to_bytes(DEADLINE, "big") + interest
+
+
+def deadline_of(value: bytes) -> int:
+    """When the session expires, of which an index has *value*: Unix time, or NEVER."""
+    return int.from_bytes(value[:DEADLINE], "big")
