@@ -4,7 +4,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
-from broker.config.schema import Config, Delivery, Limits, Retained, Store
+from broker.config.schema import Config, Delivery, Limits, Store
 from broker.insight.explain import explain
 from broker.mqtt.packets import (
     PUBACK,

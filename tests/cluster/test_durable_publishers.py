@@ -39,7 +39,6 @@ def test_a_retained_publish_that_is_refused_costs_no_exchange_of_qos_2(nodes_of:
     assert [(b"1", 1, True)] == payloads(node.connect("reader"))
 
 
-
 def test_a_retained_publish_is_refused_once_it_leaves_nothing_in_the_store(nodes_of: Callable[..., Durable]) -> None:
     """After a crash the next publish with its packet id, or the one after it, would be taken for a repetition."""
     node = nodes_of(Config(retained=Retained(messages=1)))
