@@ -16,6 +16,9 @@
 # what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
 # publishes N has not confirmed. N does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
+# If O does not have the session in Redis, another worker of the node may: the worker from which the session is on its way
+# to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
+#
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
 # thousands, and a worker that does not answer for seconds is killed by its supervisor, which has all of them published
 # again, too. They stay counted at the gates of O. So what comes again for other sessions of O waits there, and the next
@@ -76,14 +79,29 @@ class ForcedTakeovers:
     # At the worker that takes a session.
 
     def take(self, client_id: str, former: WorkerId, found: Callable[[], None], then: Callable[[], None]) -> None:
-        """Make the session of *client_id* one of this worker, if *former* has it; then call *then*.
+        """Make the session of *client_id* one of this worker, if *former* or another worker has it; then call *then*.
 
         *found* is called before, as soon as it is one of this worker.
         """
-        self._durable.take(client_id, former, partial(self._read, former, found, then))
+        self._durable.take(client_id, former, partial(self._read, client_id, former, found, then))
+
+    def _found_owner(
+        self,
+        client_id: str,
+        former: WorkerId,
+        found: Callable[[], None],
+        then: Callable[[], None],
+        owner: WorkerId | None,
+    ) -> None:
+        """*owner* has the session of *client_id*, which *former* did not have: see above."""
+        if owner is None or owner == former:
+            then()
+        else:
+            self.take(client_id, owner, found, then)
 
     def _read(
         self,
+        client_id: str,
         former: WorkerId,
         found: Callable[[], None],
         then: Callable[[], None],
@@ -91,7 +109,7 @@ class ForcedTakeovers:
         subscriptions: list[Subscription],
     ) -> None:
         if session is None:
-            then()
+            self._durable.find(client_id, partial(self._found_owner, client_id, former, found, then))
             return
         found()
         self._number += 1

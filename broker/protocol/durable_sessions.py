@@ -140,6 +140,10 @@ class DurableSessions:
         else:
             then(adopted, session.stored.subscriptions(adopted))
 
+    def find(self, client_id: str, then: Callable[[WorkerId | None], None]) -> None:
+        """Call *then* with the other worker of this node that has the session of *client_id* stored, or None."""
+        self._durable.find(client_id.encode(), then, self._clock())
+
     def enrol(self, session: Session, subscriptions: list[Subscription], then: Callable[[], None]) -> None:
         """Register the *subscriptions* of *session*, which was taken; then call *then*."""
         self._subscribing.enrol(session, subscriptions, then)

@@ -521,6 +521,30 @@ def test_a_session_is_not_begun_anew_if_the_next_worker_adopts_it_while_it_moves
     assert ["queue 2", "session 2"] == stored_at(redis)
 
 
+def test_a_session_is_taken_from_the_worker_that_was_giving_it_to_another_one(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """Its client would get an empty session, as the worker that Redis names waits for one that does not answer."""
+    node = start_node(3)
+    giver, taker, third = node
+    subscriber(giver).drop()
+    publish(third, b"1")
+    giver.reactor.pause(lane(giver, third), Pause.FANOUT)  # it cannot complete the move
+    assert [] == coming(taker).receive()
+    giver.stopped = True
+    client = coming(third)
+    third.advance(2.2)  # the taker does not answer, as it waits for the giver
+    giver.reactor.resume(lane(giver, third), Pause.FANOUT)
+    giver.stopped = False
+    node.advance(1)
+    publish(taker, b"2")
+
+    assert [True] == presence(client)
+    assert [b"1", b"2"] == first_of_each(client)
+    assert [2] == sessions(node)
+    assert ["queue 3", "session 3"] == stored_at(redis)
+
+
 @pytest.mark.parametrize("taker_dies", [True, False])
 def test_a_session_that_is_on_its_way_is_not_taken_back_a_second_time(
     start_node: StartNode, redis: RunningRedis, taker_dies: bool

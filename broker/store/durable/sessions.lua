@@ -1,7 +1,7 @@
 -- Durable sessions become those of another worker, and are read. Each call is atomic.
 --
--- broker/store/redis/keys.py describes the keys. But for a fence, all keys of a call are in one slice. Those of sessions
--- end in a client id, and are given without it, in the order: records, queues, released.
+-- broker/store/redis/keys.py describes the keys. But for a fence and the workers, all keys of a call are in one slice. Those
+-- of sessions end in a client id, and are given without it, in the order: records, queues, released.
 --
 --   scan   a page of an index
 --          KEYS the index; ARGV op, cursor, how many entries, about -> {next cursor, {client id, value, ...}}
@@ -19,6 +19,9 @@
 --          KEYS as for adopt; ARGV op, client id, and as for adopt up to the time
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
+--   find   which worker of the node has a session, beside the one that asks
+--          KEYS workers of the node; ARGV op, client id, incarnation of the worker that asks, how the keys of indexes begin
+--          -> {incarnation, shard}; nothing: none has it
 --   read   ARGV op, keys, client ids
 --          -> for each {record as of HGETALL, first pack, last pack, number of packs, released}
 --
@@ -169,6 +172,16 @@ if op == 'give' or op == 'take' then
     left(client, 3)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)
+end
+
+if op == 'find' then
+  local workers = redis.call('HGETALL', KEYS[1])
+  for i = 1, #workers, 2 do
+    if workers[i] ~= ARGV[3] and redis.call('SISMEMBER', ARGV[4] .. workers[i], ARGV[2]) == 1 then
+      return { workers[i], workers[i + 1] }
+    end
+  end
+  return {}
 end
 
 if op == 'read' then

@@ -33,7 +33,7 @@ from broker.store.durable.sweeper import Sweeper
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import READY, packed
 from broker.store.redis.keys import SLICES, Keys, SessionKeys
-from broker.store.redis.pipeline import Command, CommandPipeline, OnReady
+from broker.store.redis.pipeline import CallbackCommand, Command, CommandPipeline, OnReady
 from broker.store.redis.script import Script
 from broker.worker_id import WorkerId
 
@@ -184,6 +184,13 @@ class DurableStore(OnReady):
             words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
             command = self._script.call([theirs.index, ours.index, self._keys.fence(former)], words)
         _Take(self, record, client, not former, command, state, then).send(now)
+
+    def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
+        """Call *then* with the other worker of this node that has the session of *client* stored, if there is one."""
+        keys, worker = self._keys, self._worker
+        indexes = keys.indexes(keys.slice_of(client))
+        words: list[str | bytes | int] = ["find", client, worker.incarnation_text, indexes]
+        _Find(self, worker.node, self._script.call([keys.durable_owners(worker.node)], words), then).send(now)
 
     def tick(self, now: float) -> float:
         """Send what is to be sent now; return the time of the next thing. To be called at the end of each slice."""
@@ -361,6 +368,26 @@ class _Take:
             self._then(None, now)
         else:
             self._then(AdoptedSession(client_id_of(self._client), stored, record), now)
+
+
+class _Find:
+    """Which worker of *node* has a session is to be looked up."""
+
+    def __init__(self, store: DurableStore, node: str, command: bytes, then: Callable[[WorkerId | None], None]) -> None:
+        self._store = store
+        self._node = node
+        self._command = command
+        self._then = then
+
+    def send(self, now: float) -> None:
+        self._store.submit(CallbackCommand(self._command, PATIENCE, self._replied), now)
+
+    def _replied(self, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.not_read(self, failure, self._store.commit.now)
+            return
+        found = cast(list[bytes], reply)
+        self._then(WorkerId(self._node, int(found[1]), int(found[0], 16)) if found else None)
 
 
 class _ReadTaken(Command):

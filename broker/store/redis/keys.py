@@ -110,6 +110,10 @@ class Keys:
         """How the keys of durable sessions in slice *number* begin, before the incarnation of their owner."""
         return f"{self._prefix}:{{{number}}}:session:".encode()
 
+    def indexes(self, number: int) -> bytes:
+        """How the keys of the indexes of durable sessions in slice *number* begin, before the incarnation."""
+        return f"{self._prefix}:{{{number}}}:sessions:".encode()
+
     def mark(self, incarnation: bytes) -> bytes:
         return self._marks + incarnation
 
