@@ -327,6 +327,8 @@ class Adoption:
 
     def _restore(self, owner: SessionOwner, client: bytes, parts: list[Any], now: float, wall: float) -> None:
         """Give *owner* the session that was read as *parts*."""
+        if parts[0] == []:  # another worker has taken it meanwhile: the fence tells
+            return
         record = self._begin(client)
         try:
             client_id = client.decode()

@@ -11,8 +11,8 @@ from broker.store.durable.record import FORM, HEAD, LEFT, SCRIPT
 from broker.store.redis.keys import FENCED_FOR
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
-from tests.store.durable.durable_worker import EXPIRY, KEYS, DurableWorker, incarnation
-from tests.store.durable.model import ModelRedis
+from tests.store.durable.durable_worker import CLIENT, EXPIRY, KEYS, DurableWorker, incarnation
+from tests.store.durable.model import ModelRedis, Reply
 
 StartRedis = Callable[..., RunningRedis]
 
@@ -36,6 +36,36 @@ def test_a_session_is_adopted_whichever_answer_is_lost(commands: int, messages: 
     assert messages == worker.session.waiting()
     assert {b"client"} == {each for key, each in indexes(redis, 2)}
     assert [] == indexes(redis, 1)
+
+
+class TakenMeanwhile(ModelRedis):
+    """The session of CLIENT is taken from the worker 2 by the worker 3 before the worker 2 has read it."""
+
+    def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        if words[0] == b"read":
+            former, taker = (KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(number)) for number in (2, 3))
+            theirs, own = ([each.records, each.queues, each.released] for each in (former, taker))
+            fence = KEYS.fence(incarnation(2))
+            super()._script([former.index, taker.index, fence], [b"take", CLIENT, *theirs, *own, b"1.000000"])
+        return super()._script(keys, words)
+
+
+def test_a_session_that_is_taken_before_its_adopter_has_read_it_is_not_damaged() -> None:
+    """A damage would be reported that there is not, and what the taker has of the session be put aside."""
+    redis = TakenMeanwhile()
+    former = DurableWorker(redis)
+    former.disconnect()
+    former.offer(b"1")
+    former.settle()
+    redis.cut(former.now)
+    worker = DurableWorker(redis, 2, former.now)
+    worker.settle()
+
+    assert worker.owner.found is None
+    assert {} == worker.owner.damage
+    taker = KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(3))
+    assert {taker.records + CLIENT, taker.queues + CLIENT} <= redis.values.keys()
+    assert not [key for key in redis.values if b":damaged:" in key]
 
 
 def indexes(redis: ModelRedis, number: int) -> list[tuple[bytes, bytes]]:
