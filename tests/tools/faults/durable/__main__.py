@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.tools.faults.durable.run import DurableRun, Outcome
+from tests.tools.faults.durable.run import DurableRun, Outcome, shortened
 
 EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
 MESSAGES: Final = 10_000  # for each fault
@@ -35,7 +35,7 @@ def options() -> argparse.ArgumentParser:
         help=f"that are acknowledged for each fault (default {MESSAGES}); 0: only those of the slow clients",
     )
     parser.add_argument("--seed", type=int, help="of the first run, each has the next one; random if it is left out")
-    parser.add_argument("--workers", type=int, default=2, help="of the node (default 2)")
+    parser.add_argument("--workers", type=int, help="of the node (default: 2 or 3, by the seed)")
     parser.add_argument("--each", type=int, default=EACH, help=f"faults of one run (default {EACH})")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the folders of runs that fail are to stay")
     parser.add_argument("--keep-going", action="store_true", help="go on after a run that fails")
@@ -87,7 +87,7 @@ def run(folder: Path, seed: int, workers: int, faults: int, messages: int) -> Ou
     try:
         return DurableRun(folder, seed, workers, faults, messages=messages).go()
     except Exception:
-        return Outcome(seed, "did not end", failures=[traceback.format_exc()])
+        return Outcome(seed, "did not end", failures=[shortened(traceback.format_exc())])
 
 
 def campaign(arguments: argparse.Namespace, one_run: Callable[[Path, int, int, int, int], Outcome] = run) -> Summary:
@@ -99,7 +99,8 @@ def campaign(arguments: argparse.Namespace, one_run: Callable[[Path, int, int, i
         while left > 0 and (arguments.keep_going or not summary.failed):
             folder = Path(tempfile.mkdtemp(prefix="weir-"))
             faults = min(left, arguments.each)
-            outcome = one_run(folder, seed, arguments.workers, faults, faults * arguments.messages)
+            workers = arguments.workers or 2 + seed % 2
+            outcome = one_run(folder, seed, workers, faults, faults * arguments.messages)
             print(report(outcome), flush=True)
             summary.add(outcome)
             if outcome.failures:

@@ -139,7 +139,7 @@ class DurableRun:
             self._catch_up(1.0)
             self._recover()
         except AssertionError as error:
-            self.outcome.failures.append(str(error))
+            self.outcome.failures.append(shortened(str(error)))
         finally:
             self._end()
         self._judge()
@@ -553,6 +553,12 @@ class DurableRun:
         down = [one.client_id for one in self._lasting if not one.up]
         busy = [f"{one.client_id} {list(one.outgoing.values())[:2]}" for one in self._lasting if one.outgoing]
         return f"down: {down}, with publishes: {busy}"
+
+
+def shortened(text: str) -> str:
+    """The first line of *text*, which may have the log of a node behind it, and its end."""
+    first, _, rest = text.partition("\n")
+    return f"{first}\n{rest[-LAST_WORDS:]}" if rest else first
 
 
 def _keep(kept: dict[str, int], packet: Publish) -> None:
