@@ -84,6 +84,11 @@ class Message:
         completion.pending += 1
         return completion
 
+    def is_wide(self, receivers: int) -> bool:
+        """Whether at least so many *receivers* hold the published message."""
+        completion = self.completion if self.original is None else self.original.completion
+        return completion is not None and completion.pending >= receivers
+
     def settle(self, now: float) -> None:
         """Count one receiver that held it as done."""
         completion = self.as_published().completion

@@ -27,8 +27,8 @@ from broker.mqtt.packets import (
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL, WILL_DELAY_INTERVAL
 from broker.reasons import CloseReason, DropReason
 from broker.session.message import NEVER, Message
+from broker.store.durable.pack import PACK
 from broker.store.durable.parts import READY
-from broker.store.durable.queue import PACK
 from broker.store.durable.record import WILL
 from broker.store.redis.keys import Keys
 from tests.cluster.durable_node import EXPIRY, Durable

@@ -15,7 +15,7 @@ from broker.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, V5, Ack, Publis
 from broker.routing.interest import interest_of
 from broker.session.principal import ANONYMOUS
 from broker.store.durable.dropped_queues import name_of
-from broker.store.durable.queue import PACK
+from broker.store.durable.pack import PACK
 from broker.store.durable.shared_bodies import RECEIVERS
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from cli.main import app

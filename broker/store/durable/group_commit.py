@@ -46,6 +46,7 @@ UNCERTAIN: Final = (StoreFailure.LOST, StoreFailure.TIMEOUT)
 
 MULTI: Final = packed("MULTI")
 EXEC: Final = packed("EXEC")
+NO_ERRORS: Final[list[ReplyError]] = []  # never changed
 FIRST: Final = 2  # replies in that of EXEC ahead of those to the writes: of the fence and of the commit number
 
 Fenced = Callable[[list[bytes], float], None]  # the client ids that were added to the fence of this worker; now
@@ -203,7 +204,8 @@ class GroupCommit:
             own = writer.collect(now, wall)
             if own:
                 writes += own
-                size += sum([len(one) for one in own])
+                for one in own:
+                    size += len(one)
                 self._parts.append((writer, len(own)))
                 if size + self.bodies.size >= MOST_BYTES:
                     break
@@ -266,11 +268,10 @@ class GroupCommit:
         self._took = min(now - self._begun_at, GATHERED)
         parts, self._parts = self._parts, []
         self._under_way = self._failure = None
-        at = 0
+        at, sound = 0, not _errors(replies)
         for writer, count in parts:
-            errors = [reply for reply in replies[at : at + count] if isinstance(reply, ReplyError)]
+            writer.committed(NO_ERRORS if sound else _errors(replies[at : at + count]), now)
             at += count
-            writer.committed(errors, now)
         self.gate.carried_out(now)
         if now >= self._gathers_until:
             self._send_next(now)
@@ -361,6 +362,10 @@ class _Look(Command):
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._commit.look_failed(failure, now)
+
+
+def _errors(replies: list[object]) -> list[ReplyError]:
+    return [reply for reply in replies if isinstance(reply, ReplyError)]
 
 
 def _nobody_hears(clients: list[bytes], now: float) -> None:

@@ -50,6 +50,8 @@ WRITER: Final = 8  # bytes of an incarnation
 HEAD: Final = struct.Struct(">BIII")
 LONGEST: Final = 56  # bits of a number
 PACKET_IDS: Final = 65535
+PACK: Final = 128  # messages of a pack
+PACK_BYTES: Final = 64 * 1024  # and about as many bytes of them
 
 
 class DamagedPack(ValueError):
@@ -157,15 +159,45 @@ def groups_of(writer: bytes, messages: Iterable[StoredMessage]) -> Groups | None
 
 def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
     """*pack* as it is stored. *now*: the worker's time; *wall*: the same in Unix time."""
-    messages = pack.messages
-    form = REFERRING if pack.writer else BEHIND if pack.behind else PLAIN
-    out = bytearray(HEAD.pack(form, pack.stored_at, pack.end, pack.due))
-    position = messages[0].position
+    position, stored_at = pack.messages[0].position, pack.stored_at
+    out = _head(position, pack.bytes_before, stored_at, pack.end, pack.due, pack.writer, pack.behind)
+    _put_messages(out, pack.messages, stored_at - wall + now)
+    return bytes(out)
+
+
+def encode_messages(messages: list[StoredMessage], now: float, wall: float) -> bytes:
+    """*messages* as they are behind the head of a pack that is stored now.
+
+    The bytes are the same for all queues that get the same messages, one after the other.
+    """
+    out = bytearray()
+    _put_messages(out, messages, int(wall) - wall + now)
+    return bytes(out)
+
+
+def add_head(
+    messages: bytes, position: int, bytes_before: int, stored_at: int, end: int, due: int, writer: bytes, behind: bool
+) -> bytes:
+    """The pack of *messages* from `encode_messages()`, the first of which has *position*. The rest is as in `Pack`."""
+    out = _head(position, bytes_before, stored_at, end, due, writer, behind)
+    out += messages
+    return bytes(out)
+
+
+def _head(
+    position: int, bytes_before: int, stored_at: int, end: int, due: int, writer: bytes, behind: bool
+) -> bytearray:
+    out = bytearray(HEAD.pack(REFERRING if writer else BEHIND if behind else PLAIN, stored_at, end, due))
     _put(out, position)
-    _put(out, pack.bytes_before)
-    out += pack.writer
+    _put(out, bytes_before)
+    out += writer
+    return out
+
+
+def _put_messages(out: bytearray, messages: list[StoredMessage], stored_at: float) -> None:
+    """Append *messages*. *stored_at*: by the clock of the worker."""
+    position = messages[0].position
     group = 0
-    stored_at = pack.stored_at - wall + now
     topic = b""
     for stored in messages:
         message = stored.message
@@ -212,7 +244,6 @@ def encode_pack(pack: Pack, now: float, wall: float) -> bytes:
             _put(out, returns.group)
             _put(out, returns.added)
         position = stored.position + 1
-    return bytes(out)
 
 
 def decode_pack(data: bytes, now: float, wall: float) -> Pack:

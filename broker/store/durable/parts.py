@@ -22,12 +22,22 @@ from typing import Final
 
 from broker.reasons import DropReason
 from broker.session.expiry import NEVER_DUE, ExpirySchedule
-from broker.session.message import NEVER, GroupMessage, Message
+from broker.session.message import NEVER, Message
 from broker.session.queue import Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import PACKET_IDS, Pack, StoredMessage, StoredPack, encode_pack, packet_id_of
+from broker.store.durable.pack import (
+    PACK,
+    PACK_BYTES,
+    PACKET_IDS,
+    Pack,
+    StoredMessage,
+    StoredPack,
+    add_head,
+    encode_pack,
+    packet_id_of,
+)
 from broker.store.durable.queue_state import QueueState
-from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, saves_memory
+from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep, rest_of
 
@@ -384,6 +394,53 @@ class QueueParts(MessageQueue):
         count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
         return max(1, count)
 
+    def _pack_new(self, due: int, now: float, wall: float) -> list[bytes]:
+        """The packs of what is new up to the position *due*, which is about to be written."""
+        new, ready_to = self._new, self._ready_to
+        first = next(iter(new), 0)
+        if first > ready_to and self._last <= due and self._last - first < len(new) and new[first].is_wide(RECEIVERS):
+            wide = self._bodies.wide(tuple(new.values()), now, wall)
+            if wide is not None:
+                self._writing, self._new = new, {}
+                return [self._pack_wide(first, wide, now, wall)]
+        packs: list[bytes] = []
+        messages: list[StoredMessage] = []
+        size = 0
+        for position, message in new.items():
+            if position > due:
+                break
+            apart = messages and (messages[-1].position <= ready_to) != (position <= ready_to)
+            if apart or len(messages) == PACK or size >= PACK_BYTES:
+                packs.append(self._pack(messages, now, wall))
+                messages, size = [], 0
+            messages.append(StoredMessage(position, message))
+            size += message.size
+        if messages:
+            packs.append(self._pack(messages, now, wall))
+        for position in self._writing:
+            del new[position]
+        return packs
+
+    def _pack_wide(self, first: int, wide: WidePack, now: float, wall: float) -> bytes:
+        """The pack of *wide*, whose first message is at the position *first*; as for `_pack()`."""
+        wide.count()
+        refers = len(wide.writer) > 0
+        stored_at, end, due = self._times(wide.earliest, wide.latest, now, wall)
+        listed = self.stored
+        listed.refers = refers or (listed.refers and (listed.unread > 0 or len(listed.read) > 0))
+        before = listed.stored_bytes
+        listed.unread += 1
+        listed.stored_bytes += wide.size
+        return add_head(wide.messages, first, before, stored_at, end, due, wide.writer, listed.refers)
+
+    def _times(self, earliest: float, latest: float, now: float, wall: float) -> tuple[int, int, int]:
+        """When a pack is stored, ends and is due, whose messages end from *earliest* to *latest*."""
+        stored_at, end, ends = int(wall), int(latest - now + wall) + 1, earliest - now + wall
+        if ends < self.due:
+            self._expiry.set(self, ends)
+        due = stored_at if self._overdue or self._sweep is not None else min(end, int(self.due))
+        return stored_at, end, due
+
     def _pack(self, messages: list[StoredMessage], now: float, wall: float) -> bytes:
         """The pack of *messages*, which are new, and about to be written."""
         latest, earliest, size = 0.0, NEVER_DUE, 0
@@ -400,23 +457,16 @@ class QueueParts(MessageQueue):
                 earliest = ends
             size += message.size
             writing[stored.position] = message
-            completion = message.as_published().completion
-            receivers = 0 if completion is None else completion.pending
-            shared = receivers >= RECEIVERS and not isinstance(message, GroupMessage)  # of which nobody else has one
-            if shared and saves_memory(receivers, message.size):
-                stored.body = bodies.refer(message)
-                refers = True
-        stored_at, end, ends = int(wall), int(latest - now + wall) + 1, earliest - now + wall
-        if ends < self.due:
-            self._expiry.set(self, ends)
-        due = stored_at if self._overdue or self._sweep is not None else min(end, int(self.due))
+            stored.body = bodies.refer(message)
+            refers = refers or stored.body is not None
+        stored_at, end, due = self._times(earliest, latest, now, wall)
         listed = self.stored
         listed.refers = refers or (listed.refers and (listed.unread > 0 or len(listed.read) > 0))
         writer = bodies.writer if refers else b""
         data = encode_pack(Pack(listed.stored_bytes, stored_at, end, due, messages, writer, listed.refers), now, wall)
         groups = bodies.refers(messages) if refers else None
         if messages[0].position <= self._ready_to:
-            first, last = messages[0].position, messages[-1].position
+            first, last, ends = messages[0].position, messages[-1].position, earliest - now + wall
             listed.add_read(StoredPack(first, last, len(messages), ends, groups), messages)
         else:
             listed.unread += 1

@@ -18,7 +18,7 @@
 # ever, and take another message for it. After a crash that is all that is stored. QoS 1 needs no such care.
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from hiredis import ReplyError
 
@@ -37,9 +37,6 @@ from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
 from broker.store.durable.tokens import TakenNumbers, through_group
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
-
-PACK: Final = 128  # messages of a pack
-PACK_BYTES: Final = 64 * 1024
 
 
 class QueueReader(Protocol):
@@ -371,25 +368,9 @@ class DurableQueue(QueueParts):
         writes = self.stored.writes(key, self._bodies) if self.stored.removable or self.stored.changing else []
         if self._marks.asked or self._marks.completed:
             writes += self._marks.collect(self._keys.released + self.client)
-        due = max(self._due_to, self._held_to)
-        packs: list[bytes] = []
-        messages: list[StoredMessage] = []
-        size = 0
-        for position, message in self._new.items():
-            if position > due:
-                break
-            apart = messages and (messages[-1].position <= self._ready_to) != (position <= self._ready_to)
-            if apart or len(messages) == PACK or size >= PACK_BYTES:
-                packs.append(self._pack(messages, now, wall))
-                messages, size = [], 0
-            messages.append(StoredMessage(position, message))
-            size += message.size
-        if messages:
-            packs.append(self._pack(messages, now, wall))
+        packs = self._pack_new(max(self._due_to, self._held_to), now, wall)
         if packs:
             writes.append(packed("RPUSH", key, *packs))
-            for position in self._writing:
-                del self._new[position]
         if self._new:
             self._held_to = self._last
             self._commit.later(self, now)

@@ -38,8 +38,10 @@ from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 from broker.reasons import StoreFailure
-from broker.session.message import Message
+from broker.session.message import GroupMessage, Message
 from broker.store.durable.pack import (
+    PACK,
+    PACK_BYTES,
     DamagedPack,
     Groups,
     Pack,
@@ -47,6 +49,7 @@ from broker.store.durable.pack import (
     StoredMessage,
     add_body,
     encode_body,
+    encode_messages,
     groups_of,
 )
 from broker.store.redis.connection import packed
@@ -85,6 +88,29 @@ class _Group:
         self.size = 0
 
 
+class WidePack:
+    """What the packs of many queues have in common that get the same messages, and nothing else, in a transaction.
+
+    *messages*: as in `encode_messages()`; *size*: their bytes. They end from *earliest* to *latest*. *writer*: of the
+    bodies in *groups* that they refer to; b"": they refer to none.
+    """
+
+    def __init__(
+        self, messages: bytes, size: int, earliest: float, latest: float, writer: bytes, groups: list[_Group]
+    ) -> None:
+        self.messages = messages
+        self.size = size
+        self.earliest = earliest
+        self.latest = latest
+        self.writer = writer
+        self._groups = groups
+
+    def count(self) -> None:
+        """One more queue has such a pack."""
+        for group in self._groups:
+            group.packs += 1
+
+
 class SharedBodies:
     """The shared bodies of the next transaction of a worker."""
 
@@ -99,15 +125,39 @@ class SharedBodies:
         self._groups: dict[int, _Group] = {}
         self._open: dict[tuple[bytes, int], _Group] = {}  # by topic and QoS
         self._references: dict[Message, Reference] = {}
+        self._wide: dict[tuple[Message, ...], WidePack] = {}
         self._reduced: dict[bytes, int] = {}  # packs, by the key of their group
 
-    def refer(self, message: Message) -> Reference:
-        """Where the body of *message* will be; `refers()` follows, for the pack that has it.
-
-        To be called if *message* has RECEIVERS, and `saves_memory()`.
-        """
+    def refer(self, message: Message) -> Reference | None:
+        """Where the body of *message* will be, if it is shared; `refers()` follows, for the pack that has it."""
+        completion = message.as_published().completion
+        receivers = 0 if completion is None else completion.pending
+        if receivers < RECEIVERS or isinstance(message, GroupMessage) or not saves_memory(receivers, message.size):
+            return None  # one member of a group has such a message
         reference = self._references.get(message)
         return self._add(message) if reference is None else reference
+
+    def wide(self, messages: tuple[Message, ...], now: float, wall: float) -> WidePack | None:
+        """The pack of *messages*, which many queues get with the next transaction; None: they are too many for one.
+
+        All of them have a time at which they end.
+        """
+        found = self._wide.get(messages)
+        if found is None:
+            size = sum([message.size for message in messages])
+            if len(messages) > PACK or size - messages[-1].size >= PACK_BYTES:
+                return None
+            found = self._wide[messages] = self._make_wide(messages, size, now, wall)
+        return found
+
+    def _make_wide(self, messages: tuple[Message, ...], size: int, now: float, wall: float) -> WidePack:
+        stored = [StoredMessage(at, message, self.refer(message)) for at, message in enumerate(messages, 1)]
+        groups = groups_of(self.writer, stored)
+        numbers = [] if groups is None else groups.numbers
+        ends = [message.ends for message in messages]
+        encoded = encode_messages(stored, now, wall)
+        writer = self.writer if numbers else b""
+        return WidePack(encoded, size, min(ends), max(ends), writer, [self._groups[number] for number in numbers])
 
     def refers(self, messages: list[StoredMessage]) -> Groups | None:
         """The next transaction writes a pack of *messages*, some of which are references: count it."""
@@ -146,6 +196,8 @@ class SharedBodies:
             self._reduced = {}
         if self._groups:
             self._groups, self._open, self._references = {}, {}, {}
+        if self._wide:
+            self._wide = {}
         self.size = 0
         return writes
 

@@ -80,6 +80,18 @@ def store_of(
     return DurableStore(commands, commit, KEYS, WorkerId("node", 0, number), workers, budget, wall, ttl)
 
 
+def receiver_of(record: SessionRecord, client: str, budget: MessageBudget, queue: int = PLENTY) -> Receiver:
+    """The session of *client*, which is stored by *record*; as for `OneSession`."""
+    receiver = Receiver(expiry=EXPIRY)
+    limits = SessionLimits(inflight=65535, pending=9, queue=queue, queue_bytes=PLENTY, budget=budget)
+    session = receiver.session = Session(client, limits, receiver.counters, record.present_queue())
+    session.storage = record
+    session.expiry = EXPIRY
+    session.limit(limits)
+    session.restore(dict.fromkeys(record.released_ids(), RELEASED))
+    return receiver
+
+
 class OneSession:
     """A `SessionOwner` of one session, that of CLIENT: the stored one, or a new one."""
 
@@ -124,13 +136,7 @@ class OneSession:
 
     def _serve(self, record: SessionRecord) -> None:
         self.record = record
-        self.client = Receiver(expiry=EXPIRY)
-        limits = SessionLimits(inflight=65535, pending=9, queue=self._most, queue_bytes=PLENTY, budget=self._budget)
-        self.client.session = Session("client", limits, self.client.counters, record.present_queue())
-        self.client.session.storage = record
-        self.client.session.expiry = EXPIRY
-        self.client.session.limit(limits)
-        self.client.session.restore(dict.fromkeys(record.released_ids(), RELEASED))
+        self.client = receiver_of(record, "client", self._budget, self._most)
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self.damage[client_id] = why
@@ -239,6 +245,16 @@ class DurableWorker:
         self.owner.record.store_head(EXPIRY, None, True)
         self.client.now = self.now
         self.client.connect(V311, window=window)
+
+    def more(self, count: int) -> list[Receiver]:
+        """Further sessions, whose clients are away: "1", "2" and so on."""
+        found: list[Receiver] = []
+        for number in range(1, count + 1):
+            record = self.store.begin(b"%d" % number)
+            record.store_head(EXPIRY, None, False)
+            found.append(receiver_of(record, str(number), self.budget))
+        self.settle()
+        return found
 
     def disconnect(self) -> None:
         self.owner.record.store_head(EXPIRY, None, False)

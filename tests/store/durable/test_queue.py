@@ -6,9 +6,8 @@ from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
 from broker.store.durable.group_commit import PATIENCE, PAUSE
-from broker.store.durable.pack import PACKET_IDS, PLAIN, DamagedPack, decode_pack
+from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
 from broker.store.durable.parts import READY
-from broker.store.durable.queue import PACK
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 

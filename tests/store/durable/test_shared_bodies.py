@@ -9,8 +9,7 @@ from broker.reasons import DropReason
 from broker.session.message import group_variant
 from broker.store.durable.dropped_queues import PACKS, is_dropped
 from broker.store.durable.group_commit import WIDE
-from broker.store.durable.pack import decode_pack
-from broker.store.durable.queue import PACK
+from broker.store.durable.pack import PACK, PACK_BYTES, decode_pack
 from broker.store.durable.shared_bodies import BODIES, COUNT, GROUP_BYTES, RECEIVERS
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, hold, incarnation
@@ -59,6 +58,61 @@ def take_all(worker: DurableWorker) -> list[bytes]:
     worker.until(taken)
     worker.settle()
     return found
+
+
+def stored_in(worker: DurableWorker, client: str) -> list[list[tuple[int, bytes]]]:
+    """The positions and payloads, b"" of what is shared, in each pack of *client*."""
+    keys = KEYS.sessions(KEYS.slice_of(client.encode()), incarnation(1))
+    packs = [decode_pack(data, worker.now, WALL) for data in worker.redis.values[keys.queues + client.encode()]]
+    return [[(each.position, each.message.payload) for each in pack.messages] for pack in packs]
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_many_queues_have_a_pack_each_with_their_own_positions(worker: DurableWorker, size: int) -> None:
+    """Packs whose messages are encoded once, for all of them, would begin with the numbers of another queue."""
+    others = worker.more(RECEIVERS + 1)
+    for number, other in enumerate(others):
+        for _ in range(number):
+            other.session.offer(message(b"its own", 1), worker.now)
+    worker.settle()
+    for payload in (b"%0*d" % (size, number) for number in range(3)):
+        wide = message(payload, 1)
+        for at, other in enumerate(others):
+            if at or payload[-1:] != b"1":  # the first one does not get the second one
+                other.session.offer(wide, worker.now)
+    worker.settle()
+
+    shown = [b"" if size > 100 else b"%0*d" % (size, number) for number in range(3)]
+    for number, other in enumerate(others):
+        expected = list(enumerate(shown if number else shown[:1] + shown[2:], number + 1))
+        assert expected == stored_in(worker, other.session.client_id)[-1]
+    assert [b"%d" % len(others)] * (size > 100) == [group[COUNT] for group in groups(worker)]
+    for number, other in enumerate(others):
+        other.connect()
+        worker.until(lambda session=other.session: not session.waiting())  # type: ignore[misc]
+        got = [packet for packet in other.take() if isinstance(packet, Publish)]
+        expected_payloads = [b"%0*d" % (size, each) for each in range(3) if number or each != 1]
+        assert [b"its own"] * number + expected_payloads == [packet.payload for packet in got]
+        for packet in got:
+            other.session.puback(packet.packet_id, worker.now)
+        worker.settle()
+    assert [] == groups(worker)
+
+
+@pytest.mark.parametrize(("count", "size"), [(PACK + 1, 1), (3, PACK_BYTES * 2 // 3)])
+def test_what_is_too_much_for_one_pack_is_in_several(worker: DurableWorker, count: int, size: int) -> None:
+    """A queue would have a pack of any size, which is read as a whole."""
+    others = worker.more(RECEIVERS)
+    for number in range(count):
+        wide = message(b"%0*d" % (size, number), 1)
+        for other in others:
+            other.session.offer(wide, worker.now)
+    worker.settle()
+
+    for other in others:
+        packs = stored_in(worker, other.session.client_id)
+        assert 2 == len(packs)
+        assert [*range(1, count + 1)] == [position for pack in packs for position, _ in pack]
 
 
 def test_a_body_of_many_queues_is_stored_once_and_leaves_with_the_last_reference(worker: DurableWorker) -> None:
