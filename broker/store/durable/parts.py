@@ -4,7 +4,7 @@
 #
 #   done        acknowledged, expired or dropped: nothing is left of them, once the packs they were in are removed
 #   sent        in flight; the session has them
-#   ready       the oldest that wait, in memory: READY messages at most
+#   ready       the oldest that wait, in memory: a page and a half at most
 #   unread      in packs of Redis only
 #   new         not stored yet, in memory
 #
@@ -12,6 +12,10 @@
 #
 # The queue of a client that is not connected keeps nothing in memory that is stored. What was sent is unread again, and
 # its session lets go of it: packet ids follow from positions.
+#
+# What is unread is read a page at a time: the next one when half of the last one has been sent. A client that has taken
+# all that was ready before the next page is there gets pages of twice as many messages, up to MOST_READY of them. So
+# only a client that is quicker than Redis costs more memory, and an outbox that is full, or a window, ends the reading.
 #
 # To walk all messages that wait, in order: `waiting_in_memory()` has those ahead of the packs that are unread and those
 # behind. Between them are the packs of the list from the index `stored.first_unread()` on, `stored.unread` of them, in
@@ -41,9 +45,10 @@ from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep, rest_of
 
-READY: Final = 128  # messages that wait in memory, about: some milliseconds of a quick client
+READY: Final = 128  # messages of a page, about, and READY_BYTES: what a client gets first, and a slow one always
 READY_BYTES: Final = 64 * 1024
 NONE_READY: Final[deque[StoredMessage]] = deque()  # of all queues in which none is: never changed
+MOST_READY: Final = 8 * READY  # and of a quick one, as a read takes as long as 100 messages
 
 
 class QueueParts(MessageQueue):
@@ -74,6 +79,8 @@ class QueueParts(MessageQueue):
         self._marks = PubrecMarks()
         self._keep: Callable[[Message], bool] | None = None  # what may be delivered of what is unread
         self._reading = False
+        self._page = READY  # messages of the next page that is read
+        self._starved = False  # the client could have taken more before the last page was there
         self._resting = True  # the client is not connected
         self._unloading = False  # what is stored is to leave the memory, once all is stored
         self._given = False  # another worker has it
@@ -222,6 +229,10 @@ class QueueParts(MessageQueue):
         self.count = len(waiting)
         self.waiting_bytes = sum([message.size for message in waiting])
 
+    def _is_low(self) -> bool:
+        """Whether the next page is to be read: half of the last one has been sent."""
+        return len(self._ready) < self._page >> 1 and self.stored.unread > 0
+
     def _has_room(self) -> bool:
         """Whether one more message may be ready."""
         return len(self._ready) < READY and (not self._ready or self.size < READY_BYTES)
@@ -359,8 +370,13 @@ class QueueParts(MessageQueue):
         self._ready = NONE_READY
 
     def _refill(self) -> None:
-        """Have messages ready, if some wait elsewhere: at once if they are in memory."""
-        if self._ready or self._reading or self.purging or self.damaged or self._given or self._ready_to == self._last:
+        """Have messages ready, if few are and some wait elsewhere: at once if they are in memory."""
+        if self._ready and not self._is_low():
+            return
+        if self._reading:
+            self._starved = self._starved or not self._ready
+            return
+        if self.purging or self.damaged or self._given or self._ready_to == self._last:
             return
         if not self.stored.unread:
             for position, message in self._new.items():
@@ -383,16 +399,22 @@ class QueueParts(MessageQueue):
             sweep.waits = self._under_way or self.stored.changing
             if sweep.waits:
                 return 0, 0
-            return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread))
+            return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread, READY))
         if self._under_way or self.ended or not unread or self.stored.changing:
             self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
             return 0, 0
-        return self.stored.first_unread(), self._page_of(unread)
+        if self._budget.used > self._budget.high:
+            self._page = READY
+        elif self._starved:
+            self._page = min(2 * self._page, MOST_READY)
+        self._starved = False
+        return self.stored.first_unread(), self._page_of(unread, self._page)
 
-    def _page_of(self, unread: int) -> int:
-        """How many of *unread* packs are a page, by what they have on average."""
-        count = min(unread, READY * unread // (self.count + 1), READY_BYTES * unread // (self.waiting_bytes + 1))
-        return max(1, count)
+    def _page_of(self, unread: int, page: int) -> int:
+        """How many of *unread* packs are a page of *page* messages, by what they have on average."""
+        size = page // READY * READY_BYTES
+        by_count, by_size = page * unread // max(1, self.count), size * unread // max(1, self.waiting_bytes)
+        return max(1, min(unread, by_count, by_size))
 
     def _pack_new(self, due: int, now: float, wall: float) -> list[bytes]:
         """The packs of what is new up to the position *due*, which is about to be written."""

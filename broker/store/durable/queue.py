@@ -30,7 +30,7 @@ from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, packet_id_of, position_of
-from broker.store.durable.parts import NONE_READY, QueueParts
+from broker.store.durable.parts import NONE_READY, READY, QueueParts
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
@@ -153,6 +153,7 @@ class DurableQueue(QueueParts):
 
     def rest(self) -> None:
         self._resting = self._unloading = True
+        self._page = READY
         self._unload()
         self._end_if_blank()
 
@@ -223,7 +224,7 @@ class DurableQueue(QueueParts):
         return True
 
     def pop(self) -> Message | None:
-        if not self._ready:
+        if not self._ready or self._is_low():
             self._refill()
             if not self._ready:
                 return None
@@ -505,13 +506,13 @@ class DurableQueue(QueueParts):
 
     # Reading.
 
-    def arrived(self, packs: list[bytes], now: float, wall: float) -> None:
-        """The packs that were read, in their order; none if the list has none there."""
+    def arrived(self, packs: list[bytes], now: float, wall: float) -> int:
+        """The packs that were read, in their order; none if the list has none there. Returns how many messages."""
         if self.ended or self.damaged:
-            return
+            return 0
         if not packs:
             self.damage(f"{self.stored.unread} packs are missing")
-            return
+            return 0
         read: list[Pack] = []
         position = self._ready_to
         for data in packs:
@@ -521,7 +522,7 @@ class DurableQueue(QueueParts):
                     raise DamagedPack("packs are not in order")
             except DamagedPack as error:
                 self.damage(str(error))
-                return
+                return 0
             position = pack.messages[-1].position
             read.append(pack)
         if self._sweep is not None:
@@ -530,6 +531,7 @@ class DurableQueue(QueueParts):
             self._reader.read_bodies(self, read)
         else:
             self.bodies_arrived(read, "", now, wall)
+        return sum([len(pack.messages) for pack in read])
 
     def bodies_arrived(self, read: list[Pack], why: str, now: float, wall: float) -> None:
         """The packs that `read_bodies()` was called for are whole, or *why* they never will be."""

@@ -7,7 +7,9 @@ from broker.session.message import Message
 from broker.session.queue import INFLIGHT
 from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
-from broker.store.durable.parts import READY
+from broker.store.durable.parts import MOST_READY, READY
+from broker.store.durable.store import MESSAGE_UNITS, PAGES
+from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, incarnation
 from tests.store.durable.model import ModelRedis
 
@@ -121,23 +123,118 @@ def test_qos_2_is_sent_when_it_is_stored(worker: DurableWorker) -> None:
     assert [(b"once", 1), (b"behind", 2)] == received(worker)
 
 
-def test_a_long_queue_is_in_redis_and_not_in_memory(worker: DurableWorker) -> None:
-    """A million absent clients would need the memory that Redis is there for."""
-    for number in range(20 * PACK):
+@pytest.mark.parametrize(("window", "most"), [(20, READY), (1000, MOST_READY)])
+def test_a_long_queue_is_in_redis_and_not_in_memory(worker: DurableWorker, window: int, most: int) -> None:
+    """A million absent clients would need the memory that Redis is there for, or slow ones what quick ones need."""
+    for number in range(30 * PACK):
         worker.offer(b"%05d" % number)
     worker.settle()
 
-    assert 20 * PACK == worker.session.waiting() == len(stored(worker))
+    assert 30 * PACK == worker.session.waiting() == len(stored(worker))
     assert 0 == worker.queue.size == worker.session.held_bytes()
-    worker.connect(window=50)
+    worker.connect(window=window)
     payloads: list[bytes] = []
+    largest = 0
     while worker.session.waiting() or worker.session.inflight():
         worker.turn()
-        assert worker.queue.size <= 2 * (READY + PACK) * 6
+        largest = max(largest, worker.queue.size)
         for payload, packet_id in received(worker):
             payloads.append(payload)
             assert worker.session.puback(packet_id, worker.now)
-    assert [b"%05d" % number for number in range(20 * PACK)] == payloads
+    assert [b"%05d" % number for number in range(30 * PACK)] == payloads
+    assert largest <= (most * 3 // 2 + PACK) * 6
+
+
+def reads(worker: DurableWorker) -> list[list[bytes]]:
+    """The reads of queues that Redis has not executed."""
+    return [command for command in worker.redis._received if command[0] == b"LRANGE" and b":queue:" in command[1]]
+
+
+def test_a_quick_client_is_read_ahead_for_in_ever_larger_pages(worker: DurableWorker) -> None:
+    """A client would wait for a round trip to Redis after each 128 messages, or all that waits be in memory at once."""
+    for number in range(30 * PACK):
+        worker.offer(b"%05d" % number)
+    worker.settle()
+    worker.connect()
+    worker.tick()
+    asked: list[int] = []
+    while worker.session.waiting():
+        asked += [int(last) - int(first) + 1 for _, _, first, last in reads(worker)]
+        worker.turn()
+    assert [1, 2, 4, 8, 8] == asked[:5]
+    assert 30 == sum(asked)
+    assert 30 * PACK == len(received(worker))
+
+    worker.disconnect()  # nothing was acknowledged
+    worker.settle()
+    worker.connect()
+    worker.tick()
+    assert 1 == len(reads(worker))
+    assert [b"0", b"0"] == reads(worker)[0][2:]
+
+
+def test_the_next_page_is_read_while_the_last_one_is_sent(worker: DurableWorker) -> None:
+    """Each page would cost a client the round trip to Redis, in which nothing is sent."""
+    for number in range(20 * PACK):
+        worker.offer(b"%05d" % number)
+    worker.settle()
+    worker.connect(window=READY * 3 // 4)
+    worker.turn()
+    worker.turn()
+
+    assert READY // 4 * 6 == worker.queue.size
+    worker.tick()
+    assert 1 == len(reads(worker))
+
+
+def test_pages_are_small_where_memory_is_short(worker: DurableWorker) -> None:
+    """The pages of quick clients would have the sessions with the most messages shed."""
+    for number in range(30 * PACK):
+        worker.offer(b"%05d" % number)
+    worker.settle()
+    worker.budget.high = 0
+    worker.connect()
+    while worker.session.waiting():
+        worker.tick()
+        assert [] == [page for page in reads(worker) if page[2] != page[3]]
+        worker.turn()
+
+
+def test_a_page_counts_as_much_work_as_its_messages(worker: DurableWorker) -> None:
+    """The pages of thousands of clients would be taken in one turn of the loop, and other clients wait for seconds."""
+    others = worker.more(2)
+    for other in others:
+        for number in range(PACK):
+            other.session.offer(message(b"%d" % number, 1), worker.now)
+    worker.settle()
+    for other in others:
+        other.connect()
+    worker.tick()
+    worker.redis.execute()
+
+    assert PACK * MESSAGE_UNITS <= worker.commands.receive(b"".join(worker.redis._answers), 100, worker.now)
+    assert worker.commands.more_replies
+    assert [PACK, 0] == [other.session.inflight() for other in others]
+
+
+def test_many_clients_that_come_back_do_not_fill_the_connection_to_redis(worker: DurableWorker) -> None:
+    """Transactions would wait until the pages of all of them were read."""
+    others = worker.more(2 * PAGES + 10)
+    for other in others:
+        other.session.offer(message(b"x", 1), worker.now)
+    worker.settle()
+    for other in others:
+        other.connect()
+    published = worker.offer(b"later")
+    worker.tick()
+    assert PAGES == len(reads(worker))
+    worker.turn()
+    assert answered(published)
+    worker.redis.cut(worker.now)  # what is under way is read again
+    worker.settle()
+    for other in others:
+        worker.until(lambda session=other.session: not session.waiting())  # type: ignore[misc]
+        assert [b"x"] == [packet.payload for packet in other.take() if isinstance(packet, Publish)]
 
 
 @pytest.mark.parametrize("away", [True, False])
