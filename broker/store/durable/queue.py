@@ -46,6 +46,10 @@ class QueueReader(Protocol):
         """Read a page of *queue*, soon: see `QueueParts.page()`."""
         ...
 
+    def has_bodies(self, queue: "DurableQueue", packs: list[Pack]) -> bool:
+        """Give *packs* shared bodies that were read before; false if there are others: read them."""
+        ...
+
     def read_bodies(self, queue: "DurableQueue", packs: list[Pack]) -> None:
         """Read the shared bodies of *packs*; `DurableQueue.bodies_arrived()` follows."""
         ...
@@ -527,7 +531,7 @@ class DurableQueue(QueueParts):
             read.append(pack)
         if self._sweep is not None:
             self._swept(self._sweep, read, now, wall)
-        elif any(pack.writer for pack in read):
+        elif any(pack.writer for pack in read) and not self._reader.has_bodies(self, read):
             self._reader.read_bodies(self, read)
         else:
             self.bodies_arrived(read, "", now, wall)

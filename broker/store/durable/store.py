@@ -26,6 +26,7 @@ from broker.store.durable.group_queue import GroupQueue, is_group
 from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
+from broker.store.durable.recent_bodies import RecentBodies
 from broker.store.durable.record import SCRIPT, SessionRecord
 from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
@@ -90,6 +91,7 @@ class DurableStore(OnReady):
         self._reads: list[Read] = []  # that are to be sent
         self._pages: deque[_Page] = deque()  # behind them, as long as there is room
         self._pages_left = PAGES  # that may be sent
+        self._recent = RecentBodies()
         self._reads_at = 0.0  # not before this time
         self._damaged: list[tuple[DurableQueue, str]] = []  # and why
         self.retained: RetainedStore | None = None
@@ -249,8 +251,16 @@ class DurableStore(OnReady):
     def read(self, queue: DurableQueue) -> None:
         self._pages.append(_Page(self, queue))
 
+    def has_bodies(self, queue: DurableQueue, packs: list[Pack]) -> bool:
+        return not isinstance(queue, GroupQueue) and self._recent.fill(packs)
+
     def read_bodies(self, queue: DurableQueue, packs: list[Pack]) -> None:
         self._reads.append(_Bodies(self, queue, packs))
+
+    def bodies_read(self, queue: DurableQueue, packs: list[Pack]) -> None:
+        """The bodies of *packs* were read."""
+        if not isinstance(queue, GroupQueue):  # its messages are given to members, each with its own receivers
+            self._recent.keep(packs)
 
     def dropped(self, keys: SessionKeys, name: bytes) -> None:
         self._dropped.add(keys, name)
@@ -350,6 +360,7 @@ class _Bodies:
             self._why = why or f"{missing} bodies are missing"
             self._store.commit.confirm(self._missing)  # the queue may be that of another worker, which has read them
         else:
+            self._store.bodies_read(self._queue, self._packs)
             self._queue.bodies_arrived(self._packs, "", self._store.commit.now, self._store.wall())
 
     def _missing(self) -> None:

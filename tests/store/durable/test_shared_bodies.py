@@ -7,9 +7,12 @@ import pytest
 from broker.mqtt.packets import Publish
 from broker.reasons import DropReason
 from broker.session.message import group_variant
+from broker.session.queue import INFLIGHT, MESSAGE
 from broker.store.durable.dropped_queues import PACKS, PAUSE_PER_MESSAGE, PAUSE_PER_PACK, is_dropped
 from broker.store.durable.group_commit import WIDE
-from broker.store.durable.pack import PACK, PACK_BYTES, decode_pack
+from broker.store.durable.group_queue import GROUP
+from broker.store.durable.pack import PACK, PACK_BYTES, Pack, Reference, StoredMessage, decode_pack
+from broker.store.durable.recent_bodies import MOST, RecentBodies
 from broker.store.durable.shared_bodies import BODIES, COUNT, GROUP_BYTES, RECEIVERS
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, hold, incarnation
@@ -486,3 +489,85 @@ def test_a_deep_queue_with_bodies_is_read_in_order(worker: DurableWorker) -> Non
     worker.disconnect()
 
     assert [*bodies, b"and one without"] == take_all(worker)
+
+
+def body_reads(worker: DurableWorker) -> int:
+    """How many reads of bodies Redis has not executed."""
+    return sum(command[0] == b"HMGET" for command in worker.redis._received)
+
+
+def test_clients_that_come_back_together_read_a_body_once(worker: DurableWorker) -> None:
+    """Each client of a fleet would have the same bodies read, and in memory once more."""
+    others = worker.more(RECEIVERS)
+    for number in range(5):
+        wide = message(BODY % number, 1, expires=worker.now + 1000)
+        for other in others:
+            other.session.offer(wide, worker.now)
+    worker.settle()
+    reads: list[int] = []
+    for other in others:
+        other.connect()
+        for _ in range(5):
+            worker.tick()
+            reads.append(body_reads(worker))
+            worker.turn(0.01)
+        assert [BODY % number for number in range(5)] == [
+            packet.payload for packet in other.take() if isinstance(packet, Publish)
+        ]
+
+    assert 1 == sum(reads)
+    once = 5 * (MESSAGE + len(b"t" + BODY % 1))
+    assert once + 5 * RECEIVERS * INFLIGHT == worker.budget.used
+    for other in others:
+        for packet_id in range(1, 6):
+            assert other.session.puback(packet_id, worker.now)
+    worker.settle()
+    assert 0 == worker.budget.used
+    assert [] == groups(worker)
+
+
+def test_messages_that_differ_in_more_than_their_queue_are_not_shared(worker: DurableWorker) -> None:
+    """A client would get the message of another one: with the retain flag, or for longer than it may wait."""
+    store(worker, BODY % 1)
+    (data,) = worker.redis.values[worker.queue.key()]
+    recent = RecentBodies()
+    whole = decode_pack(data, worker.now, WALL)
+    whole.messages[0].message = message(BODY % 1, 1)
+    whole.messages[0].message.end_by(decode_pack(data, worker.now, WALL).messages[0].message.ends)
+    recent.keep([whole])
+    assert recent.fill([decode_pack(data, worker.now, WALL)])
+    assert recent.fill([decode_pack(data, worker.now + 0.0001, WALL)])  # times are rounded
+    assert not recent.fill([decode_pack(data, worker.now + 0.1, WALL)])
+    for name, value in (("qos", 2), ("retain", True), ("expires", worker.now), ("size", 1)):
+        other = decode_pack(data, worker.now, WALL)
+        setattr(other.messages[0].message, name, value)
+        assert not recent.fill([other])
+
+
+@pytest.mark.parametrize("size", [300, 60_000, 10_000_000])
+def test_recent_bodies_are_bounded(size: int) -> None:
+    """They would be in memory for ever, and count nowhere."""
+    recent = RecentBodies()
+    for number in range(1, 4000):
+        whole = message(b"x" * min(size, MOST), 1)
+        whole.size = size
+        recent.keep([Pack(0, 0, 0, 0, [StoredMessage(1, whole, Reference(number // 4, number % 4))], b"12345678")])
+        assert recent.size <= MOST
+    assert (recent.size > MOST * 2 // 3) == (size < MOST)
+
+
+def test_the_lists_of_groups_have_messages_of_their_own(worker: DurableWorker) -> None:
+    """Two groups would give the same message to members: what one of them has stored would count for both."""
+    store(worker, BODY % 1)
+    worker.connect()
+    worker.until(lambda: worker.session.inflight() > 0)
+    keys = KEYS.sessions(KEYS.slice_of(b"client"), incarnation(1))
+    (data,) = worker.redis.values[keys.queues + b"client"]
+    list_of_group = worker.store.make_queue(keys, GROUP + b"list")
+    assert not worker.store.has_bodies(list_of_group, [decode_pack(data, worker.now, WALL + worker.now)])
+    whole = decode_pack(data, worker.now, WALL + worker.now)
+    assert worker.store.has_bodies(worker.queue, [whole])
+
+    other = DurableWorker(ModelRedis(), ttl=TTL)
+    other.store.bodies_read(other.store.make_queue(keys, GROUP + b"list"), [whole])
+    assert not other.store.has_bodies(other.queue, [decode_pack(data, worker.now, WALL + worker.now)])
