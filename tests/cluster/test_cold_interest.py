@@ -70,6 +70,24 @@ def shelf_of(broker: Broker, **sessions: bytes) -> Shelf:
     return shelf
 
 
+def start(node: Node, shard: int, begin: Callable[[Broker], object]) -> Broker:
+    """Start a worker that has *begin* done before it meets anybody."""
+    waiting, node.workers = node.workers, []
+    broker = node.start(shard)
+    node.workers = waiting
+    begin(broker)
+    for other in waiting:
+        data, control = socket.socketpair(), socket.socketpair()
+        for one in (*data, *control):
+            one.setblocking(False)
+        broker.mesh.join(other.identity, data[0], control[0])
+        other.mesh.join(broker.identity, data[1], control[1])
+    node.workers.append(broker)
+    for each in node._all:
+        each.node = node.workers
+    return broker
+
+
 def neighbours(broker: Broker, topic: bytes) -> list[int]:
     return sorted(neighbour.shard for neighbour in broker.routes.find(topic).neighbours)
 
@@ -127,8 +145,8 @@ def test_what_cold_sessions_of_a_dead_worker_want_waits_for_its_successor(nodes:
     publisher.send(Publish(b"a", b"1", 1, packet_id=1))
     assert [] == publisher.receive()
     bystander = other.connect("bystander", V311)
-    bystander.send(Publish(b"b", b"2", 1, packet_id=1))
-    assert [Ack(PUBACK, 1)] == bystander.receive()
+    bystander.send(Publish(b"b", b"2", 1, packet_id=1), Publish(b"c", b"3", 1, packet_id=2))
+    assert [Ack(PUBACK, 1), Ack(PUBACK, 2)] == bystander.receive()
 
     adopted: list[bool] = []
     index = ColdIndex()
@@ -138,6 +156,7 @@ def test_what_cold_sessions_of_a_dead_worker_want_waits_for_its_successor(nodes:
         broker.mesh._full_sync._adopted = lambda: bool(adopted)
         broker.routes.set_cold(index, shelf)
         assert index.add(b"away", NO_DEADLINE, interest(b"a"), 0)
+        assert index.add(b"new", NO_DEADLINE, interest(b"c"), 0)  # stored right before the worker died, and not told
 
     successor = start(node, 0, begin)
     node.settle()
@@ -148,27 +167,21 @@ def test_what_cold_sessions_of_a_dead_worker_want_waits_for_its_successor(nodes:
     assert [(b"1", [b"away"])] == shelf.offered
     shelf.settle()
     node.settle()
-
     assert [Ack(PUBACK, 1)] == publisher.receive()
+    bystander.send(Publish(b"c", b"4", 1, packet_id=3))
+    assert [] == bystander.receive()  # a route of its topic was made before
+
     assert [successor.identity] == [each.worker for each in other.routes.cold_elsewhere.sets]
 
 
-def start(node: Node, shard: int, begin: Callable[[Broker], None]) -> Broker:
-    """Start a worker that has *begin* done before it meets anybody."""
-    waiting, node.workers = node.workers, []
-    broker = node.start(shard)
-    node.workers = waiting
-    begin(broker)
-    for other in waiting:
-        data, control = socket.socketpair(), socket.socketpair()
-        for one in (*data, *control):
-            one.setblocking(False)
-        broker.mesh.join(other.identity, data[0], control[0])
-        other.mesh.join(broker.identity, data[1], control[1])
-    node.workers.append(broker)
-    for each in node._all:
-        each.node = node.workers
-    return broker
+def test_routes_that_were_made_before_a_worker_came_lead_to_it(nodes: Nodes) -> None:
+    """What its sessions in Redis wait for would not be sent to it, as nothing else says that a route is old."""
+    node = nodes(1)
+    assert [] == neighbours(node[0], b"a/b")
+    start(node, 1, lambda broker: shelf_of(broker, away=b"a/+"))
+    node.settle()
+
+    assert [1] == neighbours(node[0], b"a/b")
 
 
 def test_what_a_dead_worker_wanted_is_freed_in_steps(nodes: Nodes) -> None:

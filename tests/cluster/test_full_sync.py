@@ -17,9 +17,11 @@ from broker.routing.neighbour import ColdReceiver
 from broker.routing.retained import Retained
 from broker.routing.routes import Routes
 from broker.session.message import NEVER, Message
+from broker.session.subscription import Subscription
 from broker.worker_id import WorkerId
 from tests.cluster.lanes import Lanes, told, written
 from tests.routing.party import Party
+from tests.session.receiver import Receiver
 
 
 @pytest.fixture
@@ -161,6 +163,23 @@ def test_cold_sessions_go_in_pages_once_all_are_adopted(lanes: Lanes) -> None:
     assert sorted(entry_of(b"%d" % number) for number in range(2500)) == sorted(entries(frames))
     assert wire.ALL_TOLD == kinds(frames)[-1]
     assert {0} == {wire.read_number(body) for kind, body in frames if kind == wire.COLD_GAINED}
+
+
+def test_a_page_of_filters_does_not_bring_those_of_sessions_that_are_not_adopted_yet(lanes: Lanes) -> None:
+    """The newcomer would take the sessions that are adopted so far for all of them."""
+    worker = Worker(lanes)
+    worker.adopted = False
+    worker.keep_cold().add(b"one", NO_DEADLINE, entry_of(b"a"), 0)
+    subscription = Subscription(Receiver("subscriber").session, b"b", b"")
+    worker.routes.add(subscription)
+    peer = lanes.join(1)
+    worker.sync.begin(peer)
+    worker.tell()
+    assert [wire.GAINED] == kinds(told(peer))
+    worker.adopted = True
+    worker.tell()
+
+    assert [wire.COLD_GAINED, wire.ALL_TOLD] == kinds(told(peer))
 
 
 def test_changes_of_cold_sessions_are_told_from_the_first_page_on(lanes: Lanes) -> None:

@@ -195,6 +195,45 @@ def test_a_match_is_what_the_rules_say(sessions: dict[bytes, list[bytes]], topic
     assert expected == sorted(index_of(sessions).matching(topic))
 
 
+# (what, client, how many are taken, filters that are added)
+Step = tuple[str, bytes, int, list[bytes]]
+few = st.sampled_from([b"c%d" % number for number in range(5)])
+wants = st.lists(st.sampled_from([b"a", b"+", b"#", b"b"]), max_size=3, unique=True)
+steps = st.lists(st.tuples(st.sampled_from(["take", "discard", "add"]), few, st.integers(1, 3), wants), max_size=15)
+
+
+@given(steps, steps)
+def test_a_walk_finds_each_session_that_stays_cold_and_says_which_it_still_owes(
+    before: list[Step], during: list[Step]
+) -> None:
+    """A session that is warmed while a large publish is under way would miss it, or get it twice."""
+    index, wanted = ColdIndex(), dict[bytes, list[bytes]]()
+
+    def change(what: str, client: bytes, names: list[bytes]) -> None:
+        if what == "discard":
+            assert index.discard(client) == (wanted.pop(client, None) is not None)
+        elif what == "add":
+            assert index.add(client, NO_DEADLINE, interest(*names), 0)
+            wanted[client] = names
+
+    for what, client, _most, names in before:
+        change(what, client, names)
+    walk = index.walk(b"a")
+    owed = {client for client, names in wanted.items() if {b"a", b"+", b"#"} & set(names)}
+    for what, client, most, names in [*during, *[("take", b"", 1, list[bytes]())] * 30]:
+        assert owed == {each for each in [b"c%d" % number for number in range(5)] if walk.owes(each)}
+        if what == "take":
+            found = walk.take(most)
+            assert set(found) <= owed and len(set(found)) == len(found)
+            owed -= set(found)
+        else:
+            owed.discard(client)
+            change(what, client, names)
+
+    assert walk.done and not owed
+    assert not index._walks
+
+
 def test_a_message_for_thousands_finds_them_in_steps() -> None:
     """A publish for a fleet that is away would hold the loop until all of it is found."""
     index = index_of({b"%d" % number: [b"all", b"all/#"] for number in range(5000)})

@@ -168,7 +168,8 @@ def test_qos_0_is_nothing_for_cold_sessions() -> None:
     assert [] == party.shelf.taken
 
 
-def test_cold_sessions_come_first_in_a_publish_in_pages() -> None:
+@pytest.mark.parametrize("warmed", [False, True])
+def test_cold_sessions_come_first_in_a_publish_in_pages(warmed: bool) -> None:
     """A session that is warmed between two pages would be missed: it was not cold any more, and came too late."""
     party = Away()
     for number in range(PAGE + 1):
@@ -178,7 +179,8 @@ def test_cold_sessions_come_first_in_a_publish_in_pages() -> None:
     sent = Message(b"a", b"payload", 1, False, b"", 0.0)
     party.deliveries.deliver(party.routes.find(b"a"), sent, None, None, NOW)
     assert [(b"away", b"a")] == party.shelf.taken
-    party.warm("away")
+    if warmed:
+        party.warm("away")
     party.settle()
 
     assert [(b"away", b"a")] == party.shelf.taken

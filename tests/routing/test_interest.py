@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.routing.interest import FILTERS, HASH, LEVELS, TopicHashes, entries_of, entry_of, hash_of, interest_of
@@ -60,6 +60,7 @@ def test_malformed_interest_is_found_out(malformed: bytes) -> None:
 
 
 @given(st.binary(max_size=40), topics)
+@example(b"\1\0\1", b"a")
 def test_no_shape_is_an_error(shape: bytes, topic: bytes) -> None:
     """A malformed shape in Redis would fail each publish."""
     interest = bytes((len(shape),)) + shape + bytes(HASH)
