@@ -16,7 +16,7 @@
 # what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
 # publishes N has not confirmed. N does not wait for O: until O lets go, the client gets nothing that comes from there.
 #
-# If O does not have the session in Redis, another worker of the node may: the worker from which the session is on its way
+# If O does not have the session in Redis, another worker of the node may: the one from which the session is on its way
 # to O, or the one that has adopted it from O meanwhile. The session is taken from that worker in the same way.
 #
 # All publishes that O has not confirmed are meant, not those for the session alone: the filters of a session may be
