@@ -223,6 +223,7 @@ class PauseReason(Enum):
     CREDITS = ("credits", "the client's credits are used up, and its publishes need a busy resource")
     CONNECT = ("connect", "more clients connect than can be accepted at once, and the CONNECT waits for its turn")
     GATE = ("gate", "the client's publishes need a resource that already has as much work as it can do in time")
+    STORE = ("store", "its publish of QoS 2 needs an entry in the store first, which is not stored yet")
     QUOTA_SESSION_MESSAGES = ("quota_session_messages", "the client published as many messages as its quota allows")
     QUOTA_SESSION_BYTES = ("quota_session_bytes", "the client published as many bytes as its quota allows")
     QUOTA_TENANT_MESSAGES = ("quota_tenant_messages", "the tenant published as many messages as its quota allows")

@@ -142,11 +142,12 @@ class ClientDiagnostics:
         if verdict is None or not isinstance(verdict.reason, PauseReason):
             return None
         protection, wait = self._protection, self._config.overload.wait
-        bounded = verdict.gate is not None or verdict.reason is PauseReason.CREDITS
+        store = verdict.reason is PauseReason.STORE
+        bounded = store or verdict.gate is not None or verdict.reason is PauseReason.CREDITS
         return {
             "reason": verdict.reason.label,
             "since": _seconds(now - client.put_off_since),
-            "due": _seconds(max(0.0, verdict.until - now)) if verdict.until else None,
+            "due": _seconds(max(0.0, verdict.until - now)) if verdict.until and not store else None,
             "patience": _seconds(max(0.0, client.waits_since + wait - now)) if bounded else None,
             "gate": None if verdict.gate is None else self._gate(verdict.gate, now),
             "limit": verdict.limit if isinstance(verdict, QuotaExceeded) else "",

@@ -216,6 +216,8 @@ def _resumes(held: HeldFacts) -> str:
         text = f"It continues {_due(due)}"
         if held["reason"] == PauseReason.CREDITS.label and due >= JUST_NOW:
             text += ", or as soon as the resource has no other work"
+    elif held["reason"] == PauseReason.STORE.label:
+        text = "It continues as soon as that is stored"
     else:
         text = "It continues as soon as the resource has room"
     patience = held["patience"]

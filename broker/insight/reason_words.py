@@ -149,6 +149,7 @@ ADVICE: Final[dict[Reason, str]] = {
     ),
     PauseReason.CONNECT: "overload.connects_per_second and overload.connect_burst set how fast a node accepts clients.",
     PauseReason.GATE: "`weir top` shows what keeps that worker busy. node.workers is the number of workers.",
+    PauseReason.STORE: "Storing it takes milliseconds. If this lasts, `weir logs` shows the state of Redis.",
     PauseReason.QUOTA_ASKED: "An answer takes milliseconds. If this lasts, `weir logs` shows the state of Redis.",
 }
 QUOTA_SETTINGS: Final = {

@@ -17,7 +17,7 @@ class Pause:
     SUBSCRIBE: Final = 32  # the other workers have not confirmed a subscription yet
     REPLIES: Final = 64  # the client does not read the replies that it has caused
     ANSWERS: Final = 128  # too many publishes of the client wait for receivers that are not done with them
-    STORE: Final = 256  # what the client has subscribed to, or what its publishes need, is not stored yet
+    STORE: Final = 256  # what the client has subscribed to is not stored yet
 
 
 LABELS: Final = {

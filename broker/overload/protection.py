@@ -21,6 +21,7 @@ from broker.overload.admit import (
     Verdict,
     decide,
     following,
+    waits,
 )
 from broker.overload.client import ProtectedClient
 from broker.overload.cost import Prices
@@ -165,14 +166,41 @@ class Protection:
             recorder.verdict(verdict)
         if verdict.kind == PAUSE:
             self._pause(client, verdict, now)
-        else:
+        elif verdict.kind == ACCEPT:
             self.throttle.settle(client)
-            if verdict.kind == ACCEPT:
-                client.turn -= publish.size + EACH
-            else:
-                account.spent += self.prices.refused(publish.size)
-                self._note(client, verdict, now)
+            client.turn -= publish.size + EACH
+        else:
+            self._refused(client, publish, verdict, now)
         return verdict
+
+    def _refused(self, client: ProtectedClient, publish: Publish, verdict: Verdict, now: float) -> None:
+        self.throttle.settle(client)
+        client.account.spent += self.prices.refused(publish.size)
+        self._note(client, verdict, now)
+
+    def await_store(self, client: ProtectedClient, size: int, now: float) -> Verdict:
+        """Decide about a publish of QoS 2, of *size* bytes, that may not be taken before something else is stored.
+
+        It waits as long as for a gate: if it has to, *client* is paused until `stored()`. That is no sign of overload,
+        as each session has to wait once, and is not noted.
+        """
+        publish = Publish(client.version, 2, size, 0, 0)
+        publish.since = now if client.waits_since == NOT_WAITING else client.waits_since
+        wait = self._settings.wait
+        verdict = waits(publish, Verdict(PAUSE, PauseReason.STORE, publish.since + wait), wait, now)
+        client.judged = None
+        if verdict.kind == PAUSE:
+            self.throttle.pause(client, verdict, now)
+        else:
+            self._refused(client, publish, verdict, now)
+        return verdict
+
+    def stored(self, client: ProtectedClient, now: float) -> None:
+        """What a publish of *client* has waited for is stored: resume the client, if it waits still."""
+        verdict = client.throttled
+        if verdict is not None and verdict.reason is PauseReason.STORE:
+            self.throttle.forget(client)
+            self.throttle.resume(client, now)
 
     def fitting(self, client: ProtectedClient, gates: list[Gate], longest: int, cost: int, now: float) -> int:
         """How many publishes of at most *longest* bytes and *cost* each may follow the one that was accepted last."""

@@ -1,8 +1,9 @@
 # The throttle: the clients that are paused for overload or for a quota, and the gates that some of them wait for.
 #
 # A paused client is not read, and the packet that was put off stays in its input. The client waits at a gate, for
-# credits, or for a quota. When its time has come it is resumed, and its packet is judged again. Every wait has an end:
-# a gate and credits are waited for at most `overload.wait` seconds, a quota until it should have room.
+# credits, for a quota, or until something is stored that its publish needs. When its time has come it is resumed, and
+# its packet is judged again. Every wait has an end: a quota is waited for until it should have room, all else for at
+# most `overload.wait` seconds.
 from collections.abc import Callable
 from math import inf
 from typing import Final, cast
@@ -53,7 +54,7 @@ class Throttle:
         self._soon = soon
         self._queues: dict[Gate, GateQueue] = {}
         self._credits = CreditWaits(settings, ledger)  # clients that wait for credits, and that no gate can help
-        self._quotas = TimeSlots()  # clients that wait for a quota, by when it should have room
+        self._timed = TimeSlots()  # clients that wait for a quota or for the store, by when that ends
         self._look = inf
 
     def waiting(self) -> int:
@@ -99,7 +100,7 @@ class Throttle:
         reason = verdict.reason
         assert isinstance(reason, PauseReason)
         overload = verdict.gate is not None or reason is PauseReason.CREDITS
-        if not overload:
+        if not overload and reason is not PauseReason.STORE:
             client.waits_since = NOT_WAITING
         elif client.waits_since == NOT_WAITING:
             client.waits_since = now
@@ -113,7 +114,7 @@ class Throttle:
         elif overload:
             self._credits.add(client, client.account, client.waits_since, verdict.until, verdict.needed, now)
         else:
-            self._quotas.add(int(verdict.until / SLOT) + 1, client)
+            self._timed.add(int(verdict.until / SLOT) + 1, client)
         client.throttled = verdict
         client.pause()
         self._pauses.begin(client.client_id, reason, now)
@@ -145,7 +146,7 @@ class Throttle:
         elif verdict.reason is PauseReason.CREDITS:
             self._credits.remove(client, verdict.needed)
         elif verdict.gate is None:
-            self._quotas.remove(int(verdict.until / SLOT) + 1, client)
+            self._timed.remove(int(verdict.until / SLOT) + 1, client)
 
     # Time.
 
@@ -175,6 +176,6 @@ class Throttle:
             for client in self._credits.take(self._reports.contended, now):
                 self.resume(cast(ProtectedClient, client), now)
             left = left or len(self._credits) > 0
-        for one in self._quotas.take(int(now / SLOT)):
+        for one in self._timed.take(int(now / SLOT)):
             self.resume(cast(ProtectedClient, one), now)
-        return left or not self._quotas.empty()
+        return left or not self._timed.empty()

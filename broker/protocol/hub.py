@@ -52,7 +52,7 @@ CONNECT_BYTES: Final = 256 * 1024  # will, user name and password are at most 64
 PINGRESP: Final = b"\xd0\x00"
 SUCCESS: Final = 0x00
 # Pauses in which acknowledgements and PINGREQ are taken.
-READS_AHEAD: Final = Pause.OVERLOAD | Pause.ANSWERS | Pause.STORE
+READS_AHEAD: Final = Pause.OVERLOAD | Pause.ANSWERS
 
 
 class Hub(Service):

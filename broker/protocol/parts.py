@@ -118,7 +118,7 @@ class ProtocolParts:
             protection=protection,
             latencies=reactor.latencies,
             answer_pause=StreamPause(reactor, Pause.ANSWERS, True),
-            store_pause=StreamPause(reactor, Pause.STORE, True),
+            clock=clock,
             retained_store=None if durable is None else durable.retained,
             store_rate=rate,
         )

@@ -4,6 +4,7 @@
 # packets to one topic are one run: the route is looked up once, and each receiver gets them in one piece. Order for
 # each PUBLISH: protocol errors, then overload protection and quotas, then authorisation. A publish that has to wait
 # is not taken: its connection is paused, and the publish is read again later.
+from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
@@ -75,13 +76,12 @@ class Publishing:
         protection: Protection,
         latencies: Latencies,
         answer_pause: SourcePause,
-        store_pause: SourcePause,
+        clock: Callable[[], float],
         retained_store: RetainedStore | None,
         store_rate: StoreRate | None,
     ) -> None:
         """*answer_pause* stops reading from a client of whom *receive_maximum* publishes wait for their answers.
 
-        *store_pause* stops reading from a client whose publish waits until something of its session is stored.
         *retained_store*: None: retained messages are in memory only. *store_rate*: None: no limit.
         """
         self._routes = routes
@@ -98,7 +98,7 @@ class Publishing:
         self._protection = protection
         self._prices = protection.prices
         self._store_rate = store_rate
-        self._store_pause = store_pause
+        self._clock = clock
         self._retaining = Retaining(retained, stamps, neighbours, counters, log, retained_store)
         self._answers = PublishAnswers(counters, latencies, receive_maximum, answer_pause)
 
@@ -243,8 +243,10 @@ class Publishing:
         qos = message.qos
         if qos > self._qos:
             raise ProtocolError(CloseReason.QOS_NOT_SUPPORTED, f"QoS {qos}")  # [MQTT-3.2.2-11]
-        if qos == 2 and route.stores is not None and not self._may_receive(connection, session, identifier, duplicate):
-            return 0
+        if qos == 2 and route.stores is not None:
+            verdict = self._await_store(connection, session, message, identifier, duplicate, now)
+            if verdict != GO_ON:
+                return verdict
         counters = self._counters
         cost = self._prices.of(message.size, route.receivers, message.retain, qos)
         client = connection.client
@@ -325,16 +327,24 @@ class Publishing:
                 self._answers.write_in_order(connection, completion, answer, now)
         return units
 
-    def _may_receive(self, connection: Connection, session: Session, identifier: bytes, duplicate: bool) -> bool:
-        """Whether a publish of QoS 2 with receivers that store it may be taken; false: it waits for the store."""
+    def _await_store(
+        self, connection: Connection, session: Session, message: Message, identifier: bytes, duplicate: bool, now: float
+    ) -> int:
+        """Decide whether a publish of QoS 2, with receivers that store it, may get its token: as `_judge()`."""
         storage = session.storage
         packet_id = identifier[0] << 8 | identifier[1]
         if storage is None or session.holds(packet_id) or storage.may_receive(packet_id, duplicate):
-            return True
-        pause, outbox = self._store_pause, connection.outbox
-        pause.pause(outbox)
-        storage.when_stored(partial(pause.resume, outbox))
-        return False
+            return GO_ON
+        client = connection.client
+        assert client is not None
+        verdict = self._protection.await_store(client, message.size, now)
+        if verdict.kind == PAUSE:
+            storage.when_stored(partial(self._stored, client))
+            return 0
+        return self._turn_away(connection, verdict, message, identifier, now)
+
+    def _stored(self, client: ProtectedClient) -> None:
+        self._protection.stored(client, self._clock())
 
     def _busy(self, route: Route, message: Message) -> bool:
         """Whether a gate that *message* needs is not free."""
@@ -382,8 +392,12 @@ class Publishing:
             if rate is not None:
                 rate.take(persistent, now)
             return GO_ON
-        if verdict.kind == PAUSE:
-            return 0
+        return 0 if verdict.kind == PAUSE else self._turn_away(connection, verdict, message, identifier, now)
+
+    def _turn_away(
+        self, connection: Connection, verdict: Verdict, message: Message, identifier: bytes, now: float
+    ) -> int:
+        """Take *message*, which is not accepted; the units used."""
         counters = self._counters
         counters.packets_received += 1
         counters.publishes_received += 1

@@ -3,13 +3,16 @@ from collections.abc import Callable
 
 import pytest
 
-from broker.config.schema import Config, Retained
-from broker.mqtt.packets import PUBACK, PUBREC, V5, Ack, Publish
-from broker.reasons import CloseReason
+from broker.config.schema import Config, Overload, Retained
+from broker.insight.explain import explain
+from broker.mqtt.packets import PUBACK, PUBREC, V5, V311, Ack, Publish
+from broker.reasons import CloseReason, PublishRefusal
 from tests.cluster.durable_node import Durable
 from tests.cluster.test_durable import payloads
 
 pytestmark = pytest.mark.system  # real servers
+
+WAIT = Overload().wait
 
 
 def full(node: Durable, yes: bool) -> None:
@@ -55,3 +58,59 @@ def test_a_retained_publish_is_refused_once_it_leaves_nothing_in_the_store(nodes
     full(node, False)
     assert [Ack(PUBREC, 7, CloseReason.QUOTA_EXCEEDED.code)] == publisher.receive()
     assert [b"1", b"1"] == [payload for payload, _, _ in payloads(node.connect("reader"))]
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_a_publish_that_waits_for_the_store_has_the_deadline_of_a_gate(node: Durable, version: int) -> None:
+    """A client would wait for ever for a store that is full, and `weir why` would say that nothing throttles it."""
+    node.subscriber("reader", b"+", qos=2).socket.close()
+    publisher = node.connect("writer", version)
+    full(node, True)
+
+    publisher.send(Publish(b"a", b"1", 2, packet_id=7))
+
+    node.worker.advance(WAIT - 0.5)
+    assert [] == publisher.receive()
+    told = " ".join(explain(node.worker.diagnostics.facts("writer")))
+    assert " s (store): its publish of QoS 2 needs an entry in the store first" in told
+    assert "It continues as soon as that is stored. If that takes more than " in told
+    node.worker.advance(1.0)
+    if version == V5:
+        (refused,) = publisher.receive()
+        assert isinstance(refused, Ack)
+        assert (PUBREC, 7, PublishRefusal.GATE_TIMEOUT.code) == (refused.kind, refused.packet_id, refused.code)
+        assert "Nothing throttles it." in " ".join(explain(node.worker.diagnostics.facts("writer")))
+    else:
+        assert [] == publisher.receive()
+        assert "gate_timeout" in " ".join(explain(node.worker.diagnostics.facts("writer")))
+
+
+def test_a_publish_goes_on_once_what_it_waits_for_is_stored(node: Durable) -> None:
+    """It would wait for its deadline, or be lost with the wait; or each of these waits would be logged as overload."""
+    node.subscriber("reader", b"+", qos=2).socket.close()
+    publisher = node.connect("writer")
+    full(node, True)
+    publisher.send(Publish(b"a", b"1", 2, packet_id=7))
+    node.worker.advance(2.0)
+    assert [] == publisher.receive()
+    full(node, False)
+
+    assert [Ack(PUBREC, 7)] == publisher.receive()
+    assert [] == node.worker.diagnostics.facts("writer")["decisions"]
+    assert [b"1"] == [payload for payload, _, _ in payloads(node.connect("reader"))]
+
+
+def test_a_client_that_leaves_while_its_publish_waits_for_the_store_leaves_nothing(node: Durable) -> None:
+    """What is stored later would be told to a connection that has ended, or its next one would count as throttled."""
+    node.subscriber("reader", b"+", qos=2).socket.close()
+    publisher = node.connect("writer")
+    full(node, True)
+    publisher.send(Publish(b"a", b"1", 2, packet_id=7))
+    publisher.socket.close()
+    publisher = node.connect("writer")
+    assert node.worker.diagnostics.facts("writer")["held"] is None
+    publisher.send(Publish(b"a", b"2", 2, packet_id=7))
+    full(node, False)
+
+    assert [Ack(PUBREC, 7)] == publisher.receive()
+    assert [b"2"] == [payload for payload, _, _ in payloads(node.connect("reader"))]

@@ -31,6 +31,7 @@ MISSING: Final[dict[Enum, str]] = {
     CloseReason.WEBSOCKET_TEXT: TASKS,
     CloseReason.RECEIVER_MOVED: "it takes a stored session: see tests/cluster/test_durable_takeovers.py",
     CloseReason.SESSION_DAMAGED: "it takes a stored session: see tests/cluster/test_durable.py",
+    PauseReason.STORE: "it takes a stored session: see tests/cluster/test_durable_publishers.py",
     DropReason.RETAINED_UNWRITTEN: "it takes a store: see tests/cluster/test_durable_retained.py",
 }
 LINES: Final[dict[type[Enum], str]] = {
