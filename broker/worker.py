@@ -200,15 +200,7 @@ class Worker:
             self.protection, self.overload_monitor, self.interval_metrics, connects, base.counters, overload
         )
         self.diagnostics = ClientDiagnostics(
-            links,
-            self.reactor,
-            protocol.disconnects,
-            connects,
-            self.protection,
-            self.overload_monitor,
-            config,
-            clock,
-            worker=worker,
+            base, links, protocol.disconnects, connects, self.protection, self.overload_monitor
         )
         self.metrics = WorkerMetrics(
             base,

@@ -1,10 +1,8 @@
 # Everything that a worker knows about one client, for `weir why`. It reads the state of other objects and changes
 # nothing. explain.py makes sentences of the facts.
-from collections.abc import Callable
 from typing import Final, cast
 
 from broker.cluster.parts import ClusterLinks
-from broker.config.schema import Config
 from broker.delivery.catching_up import ClientPace
 from broker.insight.facts import (
     ConfiguredFacts,
@@ -19,6 +17,7 @@ from broker.insight.facts import (
     HeldFacts,
     LevelFacts,
     LimitFacts,
+    LossFacts,
     OverrideFacts,
     PaceFacts,
     PriceFacts,
@@ -27,7 +26,6 @@ from broker.insight.facts import (
     SessionFacts,
     StoreFacts,
 )
-from broker.net.reactor import Reactor
 from broker.overload.admit import Publish
 from broker.overload.client import ProtectedClient
 from broker.overload.connects import Connects
@@ -38,9 +36,11 @@ from broker.overload.protection import Protection
 from broker.overload.quotas.overrides import Limit
 from broker.overload.quotas.quota import QuotaExceeded
 from broker.protocol.connection import Connection
+from broker.protocol.essentials import Essentials
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.reasons import PauseReason
 from broker.session.decisions import Decision
+from broker.session.losses import Loss
 from broker.session.session import Session
 from broker.worker_id import WorkerId
 
@@ -50,27 +50,24 @@ DIGITS: Final = 3  # of times in seconds: milliseconds are precise enough
 class ClientDiagnostics:
     def __init__(
         self,
+        base: Essentials,
         links: ClusterLinks,
-        reactor: Reactor,
         disconnects: RecentDisconnects,
         connects: Connects,
         protection: Protection,
         monitor: OverloadMonitor,
-        config: Config,
-        clock: Callable[[], float],
-        *,
-        worker: WorkerId,
     ) -> None:
         self._store = links.store
-        self._reactor = reactor
+        self._reactor = base.reactor
         self._disconnects = disconnects
         self._connects = connects
         self._protection = protection
         self._monitor = monitor
-        self._config = config
-        self._clock = clock
+        self._config = base.config
+        self._clock = base.clock
+        self._wall = base.wall
         self._durable = links.durable_store
-        self._worker = worker
+        self._worker = base.worker
 
     def facts(self, client_id: str) -> Facts:
         """The facts about *client_id* that this worker has; `facts.knows()` is false if there are none."""
@@ -80,7 +77,6 @@ class ClientDiagnostics:
         client = None if connection is None else connection.client
         publish = None if client is None else client.judged
         decisions = None if session is None else session.decisions
-        drops = None if session is None else session.drops
         return {
             "client": client_id,
             "node": self._worker.node,
@@ -99,7 +95,8 @@ class ClientDiagnostics:
             "limits": [] if client is None else _limits(client, now),
             "reader": None if session is None or connection is None else self._reader(connection, session, now),
             "pace": None if session is None or connection is None else _pace(connection, session),
-            "dropped": {} if drops is None else dict(drops),
+            "losses": [] if session is None else self._losses(session),
+            "untold": 0 if session is None or session.losses is None else session.losses.untold(),
             "decisions": [] if decisions is None else [_decision(one, now) for one in decisions.latest],
             "override": _override(self._protection.limits.get(client_id), now),
             "configured": None if session is None else self.configured(session),
@@ -107,6 +104,18 @@ class ClientDiagnostics:
             "stores": self._stores(now),
             "unanswered": [],
         }
+
+    def _losses(self, session: Session) -> list[LossFacts]:
+        """What was lost for each reason, the latest last."""
+        losses = session.losses
+        if losses is None:
+            return []
+        wall = self._wall()
+        found: list[LossFacts] = []
+        for label, loss in sorted(losses.by_reason().items(), key=_last):
+            first, last = [_seconds(max(0.0, wall - at / 1000)) for at in (loss.first, loss.last)]
+            found.append({"reason": label, "count": loss.count, "first": first, "last": last})
+        return found
 
     def _stores(self, now: float) -> list[StoreFacts]:
         durable = self._durable
@@ -240,6 +249,10 @@ class ClientDiagnostics:
             "waiting": session.waiting(),
             "may_wait": session.may_wait(),
         }
+
+
+def _last(found: tuple[str, Loss]) -> int:
+    return found[1].last
 
 
 def _connection(connection: Connection, now: float) -> ConnectionFacts:

@@ -70,8 +70,8 @@ def explain(facts: Facts) -> list[str]:
         paragraphs.append(_reader(facts["reader"]))
     if facts["pace"] is not None:
         paragraphs.append(_pace(facts["pace"]))
-    if facts["dropped"]:
-        paragraphs.append(_dropped(facts))
+    if facts["losses"] or facts["untold"]:
+        paragraphs.append(_lost(facts))
     if facts["decisions"]:
         paragraphs.append(_decided(facts))
     if facts["unanswered"]:
@@ -370,11 +370,15 @@ def _pace(pace: PaceFacts) -> str:
     )
 
 
-def _dropped(facts: Facts) -> str:
+def _lost(facts: Facts) -> str:
     told = []
-    for label, count in facts["dropped"].items():
+    for one in reversed(facts["losses"]):
+        label = one["reason"]
         happened, helps = words_of(DROP, label, facts["client"])
-        told.append(f"{_count(count, 'message')} did not reach it in this session ({label}): {happened}. {helps}")
+        lost = f"{_count(one['count'], 'message')} did not reach it, {_ago_between(one['first'], one['last'])}"
+        told.append(f"{lost} ({label}): {happened}. {helps}")
+    if facts["untold"]:
+        told.append(f"It is still to be told of {_count(facts['untold'], 'lost message')}, by a gap notice.")
     return " ".join(told)
 
 
@@ -389,8 +393,7 @@ def _decided(facts: Facts) -> str:
     for one in reversed(decisions):
         once, often = KINDS[one["kind"]]
         what = once if one["times"] == 1 else often.format(one["times"])
-        first, last = span(one["first"]), span(one["last"])
-        when = f"{last} ago" if first == last else f"between {first} and {last} ago"
+        when = _ago_between(one["first"], one["last"])
         happened, _ = words_of(one["kind"], one["reason"], facts["client"])
         told.append(f"{when} Weir {what} ({one['reason']}): {happened}")
     helps: list[str] = []
@@ -439,6 +442,12 @@ def span(seconds: float) -> str:
     if seconds < 7200.0:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h" if seconds < 172_800.0 else f"{seconds / 86_400:.0f} days"
+
+
+def _ago_between(first: float, last: float) -> str:
+    """When something happened once or several times, *first* and *last* seconds ago."""
+    earliest, latest = span(first), span(last)
+    return f"{latest} ago" if earliest == latest else f"between {earliest} and {latest} ago"
 
 
 def size(count: int) -> str:

@@ -154,6 +154,15 @@ class PaceFacts(TypedDict):
     left: int  # messages
 
 
+class LossFacts(TypedDict):
+    """Messages that did not reach the client, for one reason."""
+
+    reason: str  # label of a DropReason
+    count: int
+    first: float  # ago
+    last: float  # ago
+
+
 class DecisionFacts(TypedDict):
     """A recent decision about the client, made *times* times in succession."""
 
@@ -210,7 +219,8 @@ class Facts(TypedDict):
     limits: list[LimitFacts]
     reader: ReaderFacts | None
     pace: PaceFacts | None
-    dropped: dict[str, int]  # messages that did not reach it in this session, by label of DropReason
+    losses: list[LossFacts]  # since its session is at this worker, and others that it is still to be told of
+    untold: int  # messages of these that it asked to be told of, and was not
     decisions: list[DecisionFacts]  # the latest is the last
     override: OverrideFacts | None
     configured: ConfiguredFacts | None

@@ -43,16 +43,19 @@ class GapNotices(LossListener):
         wall: Callable[[], float],
     ) -> None:
         """*topic_bytes*: a client id whose gap topic is longer gets no notices. *wall*: Unix time in seconds."""
+        super().__init__()
         self._authoriser = authoriser
         self._topic_bytes = topic_bytes
         self._clock = clock
         self._wall = wall
         self._noted: deque[Session] = deque()
         self._again: deque[tuple[float, Session]] = deque()  # and when; the pause is always the same
+        self.at = self._milliseconds()
 
     def run(self) -> None:
         """Look at sessions that have lost something. To be called several times a second."""
         now = self._clock()
+        self.at = self._milliseconds()
         for _ in range(min(AT_ONCE, len(self._noted))):
             self._look(self._noted.popleft(), now)
         for _ in range(AT_ONCE):

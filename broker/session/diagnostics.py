@@ -31,4 +31,4 @@ class SessionDiagnostics(Holder):
     @property
     def drops(self) -> dict[str, int] | None:
         """Messages that were not delivered, by the label of a DropReason; None if there were none."""
-        return (None if self.losses is None else self.losses.counts) or None
+        return (None if self.losses is None else self.losses.counts()) or None

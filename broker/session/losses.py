@@ -6,6 +6,9 @@
 # lost any more: so the time of the last loss is known to a second. What was told is remembered as the counts that there
 # were. Rejected: a record for each gap that is counted beside the others, and a look at the clock for each drop.
 #
+# Operators want to know when each client lost something, also those that are not told: the first and the last time of
+# each reason, which are as exact as the clock of the `LossListener` is, a fraction of a second.
+#
 # A session that has lost nothing has no Losses, unless its client asks for properties. They take about 500 bytes, and
 # some 200 more once the client was told of a gap.
 from typing import TYPE_CHECKING, Final
@@ -22,11 +25,19 @@ IGNORED: Final = 3  # nobody is to be told: its client has neither subscribed to
 AT_ONCE: Final = -1e9  # seconds: long before any time of a clock
 
 
+class Loss:
+    """Messages that were lost for one reason. *first*, *last*: when, as Unix times in milliseconds."""
+
+    def __init__(self, count: int, first: int, last: int) -> None:
+        self.count = count
+        self.first = first
+        self.last = last
+
+
 class Losses:
     """Times are Unix times in milliseconds, and *now* is the time of the worker in seconds."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, int] = {}  # messages since the session is at this worker, by the label of a DropReason
         self.state = QUIET
         self.asked = False  # its client, the latest if it is away, asked for properties that tell of gaps
         self.queued = False  # it will be looked at again, whatever its state is
@@ -39,6 +50,7 @@ class Losses:
         self.latest = b""  # the topic that was named last
         self.unmarked: Gap | None = None  # for the properties of the next message that is delivered
         self.noticed = False  # its client got a notice of that gap, too
+        self._here: dict[str, Loss] = {}  # since the session is at this worker, by the label of a DropReason
         self._told: dict[str, int] | None = None  # the counts when the client was told last
         self._brought: Gap | None = None  # what was lost at other workers, or before a restart
         self._first = 0
@@ -47,10 +59,14 @@ class Losses:
         self._topics: list[bytes] = []
         self._many = False  # there are more topics than a gap names
 
-    def add(self, label: str, count: int, topic: bytes) -> None:
-        """Count *count* messages. *topic*: b"" if it is unknown, or if *label* is that of no loss."""
-        counts = self.counts
-        counts[label] = counts.get(label, 0) + count
+    def add(self, label: str, count: int, topic: bytes, at: int) -> None:
+        """Count *count* messages, lost *at*. *topic*: b"" if it is unknown, or if *label* is that of no loss."""
+        loss = self._here.get(label)
+        if loss is None:
+            self._here[label] = Loss(count, at, at)
+        else:
+            loss.count += count
+            loss.last = at
         if topic:
             self.named += count
             if topic is not self.latest:
@@ -73,6 +89,23 @@ class Losses:
                 self._many = True
                 self._topics = []
 
+    def counts(self) -> dict[str, int]:
+        """Messages since the session is at this worker, by the label of a DropReason."""
+        return {label: loss.count for label, loss in self._here.items()}
+
+    def by_reason(self) -> dict[str, Loss]:
+        """What was lost here, and elsewhere if the client is still to be told of that."""
+        found = dict(self._here)
+        brought = self._brought
+        if brought is not None:
+            for label, count in brought.counts.items():
+                here = self._here.get(label)
+                if here is None:
+                    found[label] = Loss(count, brought.first, brought.last)
+                else:
+                    found[label] = Loss(count + here.count, brought.first, here.last)
+        return found
+
     def lost(self) -> int:
         """The messages of the gap."""
         return (0 if self._brought is None else self._brought.total()) + self._lost_here()
@@ -84,8 +117,8 @@ class Losses:
         return self.lost() + (0 if self.unmarked is None or self.noticed else self.unmarked.total())
 
     def _lost_here(self) -> int:
-        counts, told = self.counts, self._told
-        lost = sum([count for label, count in counts.items() if label in LOSSES])
+        told = self._told
+        lost = sum([loss.count for label, loss in self._here.items() if label in LOSSES])
         return lost if told is None else lost - sum([count for label, count in told.items() if label in LOSSES])
 
     def stamp(self, at: int) -> bool:
@@ -116,8 +149,8 @@ class Losses:
             return brought
         told = self._told or {}
         counts: dict[str, int] = {}
-        for label, count in self.counts.items():
-            count -= told.get(label, 0)
+        for label, loss in self._here.items():
+            count = loss.count - told.get(label, 0)
             if count > 0 and label in LOSSES:
                 counts[label] = count
         known = not self._many and self.named == self._stamped
@@ -133,7 +166,7 @@ class Losses:
 
     def close_gap(self) -> None:
         """The client has been told of all that was lost so far, or need not be."""
-        self._told = dict(self.counts)
+        self._told = self.counts()
         self._brought = None
         self._stamped = self.named = 0
         self.latest = b""
@@ -156,6 +189,9 @@ class Losses:
 
 class LossListener:
     """The port: who tells clients of gaps, and has them stored. This one tells nobody."""
+
+    def __init__(self) -> None:
+        self.at = 0  # the time, as a Unix time in milliseconds; a fraction of a second ago
 
     def note(self, session: "Session") -> None:
         """*session* has lost something, for the first time since it was looked at. To be called once."""

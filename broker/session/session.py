@@ -558,7 +558,7 @@ class Session(IncomingMessages):
         """Remember that *count* messages did not reach the client, which are counted elsewhere. *topic*: if known."""
         losses, label = self.losses or Losses(), reason.label
         self.losses = losses
-        losses.add(label, count, topic)
+        losses.add(label, count, topic, self._limits.listener.at)
         if losses.state == QUIET and losses.begins(label):
             self._limits.listener.note(self)
 
@@ -569,7 +569,7 @@ class Session(IncomingMessages):
         counters.dropped_by_reason[label] += count
         if losses is None:
             losses = self.losses = Losses()
-        losses.add(label, count, topic)
+        losses.add(label, count, topic, self._limits.listener.at)
         if losses.state == QUIET and losses.begins(label):
             self._limits.listener.note(self)
 

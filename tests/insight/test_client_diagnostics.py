@@ -1,10 +1,12 @@
 # What a worker knows of one client: that it is so.
 from collections.abc import Callable
 
-from broker.config.schema import Config, Delivery, Quotas, QuotaScope
+from broker.config.schema import Config, Delivery, Limits, Quotas, QuotaScope
 from broker.insight.facts import Facts
 from broker.mqtt.packets import V5, Publish
+from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.overload.quotas.overrides import Limit
+from broker.reasons import DropReason
 from tests.cluster.talk import subscribed
 from tests.innode import Node
 from tests.inprocess import Broker
@@ -143,3 +145,29 @@ def test_an_administrators_decision_is_told_while_it_holds(brokers: Brokers) -> 
     assert None is facts(broker, "other")["override"]
     broker.advance(60.1)
     assert None is facts(broker)["override"]
+
+
+def test_what_a_client_lost_is_told_with_the_first_and_the_last_time(brokers: Brokers) -> None:
+    """Nobody could tell a loss of yesterday from one that goes on, also where the client asks for no notices."""
+    broker = brokers(Config(limits=Limits(queue=3)))
+    wall = 1_800_000_000.0
+    broker.worker.protocol.gaps._wall = broker.diagnostics._wall = lambda: wall + broker.clock.now
+    client = broker.connect("phone", V5, clean_start=False, properties={SESSION_EXPIRY_INTERVAL: 10_000})
+    subscribe(client, "a", qos=1)
+    client.drop()
+    publisher = broker.connect("publisher")
+    for now, count in ((2000.0, 5), (2060.0, 1), (2100.0, 1)):
+        broker.clock.now = now
+        broker.look_at_gaps()
+        publisher.post(*[Publish(b"a", b"x", 1, packet_id=number + 1) for number in range(count)])
+        broker.settle()
+    broker.clock.now = 2130.0
+    broker.look_at_gaps()
+    session = broker.session("phone")
+    assert session is not None
+    session.missed(DropReason.EXPIRED, 2)
+    told = facts(broker)
+
+    lost = {"reason": "queue_full", "count": 4, "first": 130.0, "last": 30.0}
+    assert [lost, {"reason": "expired", "count": 2, "first": 0.0, "last": 0.0}] == told["losses"]
+    assert 0 == told["untold"]

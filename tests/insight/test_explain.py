@@ -101,7 +101,8 @@ def facts(**known: object) -> Facts:
             "may_wait": 1000,
         },
         "pace": None,
-        "dropped": {},
+        "losses": [],
+        "untold": 0,
         "decisions": [],
         "override": None,
         "configured": None,
@@ -262,14 +263,29 @@ def test_a_quota_is_told_with_its_rate_its_setting_and_when_it_has_room() -> Non
 def test_a_slow_reader_is_told_what_it_is_owed_and_what_it_missed() -> None:
     """The text would not say that the client reads too slowly."""
     slow = {**facts()["reader"], "writable": False, "unsent": 2 << 20, "stalled": 12.0, "waiting": 7}  # type: ignore[dict-item]
-    told = said(facts(reader=slow, dropped={"not_writable": 1}))
+    lost = [{"reason": "not_writable", "count": 1, "first": 3.0, "last": 3.0}]
+    told = said(facts(reader=slow, losses=lost))
 
     assert "It reads too slowly. 2048 KiB wait to be sent to it, and 7 of at most 1000 messages are queued" in told
     assert "(1024 KiB) and not yet below the low one (512 KiB): QoS 0 is skipped meanwhile." in told
     assert "It has read nothing for 12 s; after 60 s its connection is closed (delivery.slow_consumer_timeout)." in told
-    assert "1 message did not reach it in this session (not_writable)" in told
+    assert "1 message did not reach it, 3.0 s ago (not_writable): " in told
     full = {**facts()["reader"], "unacknowledged": 1024, "waiting": 3}  # type: ignore[dict-item]
     assert "It has 1024 messages to acknowledge first" in said(facts(reader=full))
+
+
+def test_who_lost_messages_is_told_how_many_why_and_when() -> None:
+    """An operator could not tell an old loss from one that goes on, or whether the client knows of it."""
+    losses = [
+        {"reason": "expired", "count": 2, "first": 300.0, "last": 240.0},
+        {"reason": "queue_full", "count": 70, "first": 400.0, "last": 1.5},
+    ]
+    told = said(facts(losses=losses, untold=72))
+
+    assert told.index("70 messages did not reach it, between 7 min and 1.5 s ago (queue_full): ") < told.index(
+        "2 messages did not reach it, between 5 min and 4 min ago (expired): "
+    )
+    assert "It is still to be told of 72 lost messages, by a gap notice." in told
 
 
 def test_who_is_gone_is_told_how_it_ended_the_latest_first() -> None:

@@ -21,15 +21,15 @@ def test_only_losses_are_a_gap() -> None:
     """A client would be told that it was away; or of topics that it may not read."""
     losses = Losses()
 
-    losses.add(OFFLINE, 5, b"")
+    losses.add(OFFLINE, 5, b"", 0)
     assert not losses.begins(OFFLINE)
     assert losses.gap(1) is None
-    losses.add(FULL, 2, b"a")
+    losses.add(FULL, 2, b"a", 0)
     assert losses.begins(FULL)
     gap = losses.gap(1)
     assert gap is not None
     assert ({FULL: 2}, 2, [b"a"]) == (gap.counts, gap.total(), gap.topics)
-    assert {OFFLINE: 5, FULL: 2} == losses.counts
+    assert {OFFLINE: 5, FULL: 2} == losses.counts()
 
 
 @pytest.mark.parametrize("reason", DropReason)
@@ -45,13 +45,13 @@ def test_reasons_that_concern_the_publisher_or_access_are_no_losses(reason: Drop
 def test_a_gap_ends_when_the_client_is_told() -> None:
     """Each notice would tell of all that was ever lost."""
     losses = Losses()
-    losses.add(FULL, 2, b"a")
+    losses.add(FULL, 2, b"a", 0)
     losses.note(1000)
     losses.close_gap()
     assert (None, 0) == (losses.gap(2000), losses.lost())
-    losses.add(EXPIRED, 1, b"b")
+    losses.add(EXPIRED, 1, b"b", 0)
     losses.note(3000)
-    losses.add(EXPIRED, 1, b"b")
+    losses.add(EXPIRED, 1, b"b", 0)
     gap = losses.gap(4000)
 
     assert gap is not None
@@ -63,11 +63,11 @@ def test_topics_are_named_only_if_they_are_few_and_all_known() -> None:
     """A client would believe that it lost nothing of the others; or topics would fill the memory."""
     few, many, unknown, long = Losses(), Losses(), Losses(), Losses()
     for number in range(TOPICS + 1):
-        few.add(FULL, 1, b"%d" % (number % TOPICS))
-        many.add(FULL, 1, b"%d" % number)
-    unknown.add(FULL, 1, b"a")
-    unknown.add(FULL, 1, b"")
-    long.add(FULL, 1, bytes(TOPIC_BYTES + 1))
+        few.add(FULL, 1, b"%d" % (number % TOPICS), 0)
+        many.add(FULL, 1, b"%d" % number, 0)
+    unknown.add(FULL, 1, b"a", 0)
+    unknown.add(FULL, 1, b"", 0)
+    long.add(FULL, 1, bytes(TOPIC_BYTES + 1), 0)
 
     assert [b"%d" % number for number in range(TOPICS)] == (few.gap(1) or Gap({}, 0, 0, None)).topics
     for each in (many, unknown, long):
@@ -75,7 +75,7 @@ def test_topics_are_named_only_if_they_are_few_and_all_known() -> None:
         assert gap is not None
         assert gap.topics is None
     many.close_gap()
-    many.add(FULL, 1, b"a")
+    many.add(FULL, 1, b"a", 0)
     assert [b"a"] == (many.gap(1) or Gap({}, 0, 0, None)).topics
 
 
@@ -92,7 +92,7 @@ def test_what_a_client_lost_takes_a_few_hundred_bytes() -> None:
     before = size_of_all()
     for _ in range(100):
         many.append(Losses())
-        many[-1].add(FULL, 1, b"a")
+        many[-1].add(FULL, 1, b"a", 0)
         many[-1].close_gap()
 
     assert (size_of_all() - before) / 100 < 800
@@ -119,8 +119,8 @@ def test_what_was_lost_elsewhere_comes_first() -> None:
     """A session that moves would forget what was lost before, or count it anew each time."""
     losses = Losses()
     losses.bring(Gap({FULL: 2}, 10, 20, [b"a"]))
-    losses.add(FULL, 1, b"b")
-    losses.add(EXPIRED, 1, b"b")
+    losses.add(FULL, 1, b"b", 0)
+    losses.add(EXPIRED, 1, b"b", 0)
     losses.note(30)
     gap = losses.gap(30)
 
