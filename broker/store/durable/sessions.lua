@@ -43,9 +43,8 @@ local function values_of(clients)
   return redis.call('HMGET', KEYS[1], unpack(clients))
 end
 
-local function is_of_former(client)
-  local is_member = redis.call('TYPE', KEYS[1]).ok == 'set' and 'SISMEMBER' or 'HEXISTS'
-  return redis.call(is_member, KEYS[1], client) == 1
+local function has(index, client)
+  return redis.call(redis.call('TYPE', index).ok == 'set' and 'SISMEMBER' or 'HEXISTS', index, client) == 1
 end
 
 local function leave_former(clients)
@@ -154,11 +153,11 @@ end
 if op == 'give' or op == 'take' then
   local client = ARGV[2]
   local value = values_of({ client })[1] or ''
-  if op == 'take' and redis.call('HEXISTS', KEYS[2], client) == 1 then
+  if op == 'take' and has(KEYS[2], client) then
     redis.call('DEL', ARGV[3] .. client, ARGV[4] .. client, ARGV[5] .. client)
     leave_former({ client })
   end
-  local found = is_of_former(client) and exists(ARGV[3] .. client)
+  local found = has(KEYS[1], client) and exists(ARGV[3] .. client)
   if found then
     leave_former({ client })
     redis.call('HSET', KEYS[2], client, value)
@@ -177,7 +176,7 @@ end
 if op == 'find' then
   local workers = redis.call('HGETALL', KEYS[1])
   for i = 1, #workers, 2 do
-    if workers[i] ~= ARGV[3] and redis.call('SISMEMBER', ARGV[4] .. workers[i], ARGV[2]) == 1 then
+    if workers[i] ~= ARGV[3] and has(ARGV[4] .. workers[i], ARGV[2]) then
       return { workers[i], workers[i + 1] }
     end
   end
