@@ -78,17 +78,27 @@ class ForcedTakeovers:
 
     # At the worker that takes a session.
 
-    def take(self, client_id: str, former: WorkerId, found: Callable[[], None], then: Callable[[], None]) -> None:
+    def take(
+        self, client_id: str, former: WorkerId | None, found: Callable[[], None], then: Callable[[], None]
+    ) -> None:
         """Make the session of *client_id* one of this worker, if *former* or another worker has it; then call *then*.
 
         *found* is called before, as soon as it is one of this worker.
         """
-        self._durable.take(client_id, former, partial(self._read, client_id, former, found, then))
+        if former is None:
+            self._find(client_id, None, found, then)
+        else:
+            self._durable.take(client_id, former, partial(self._read, client_id, former, found, then))
+
+    def _find(
+        self, client_id: str, former: WorkerId | None, found: Callable[[], None], then: Callable[[], None]
+    ) -> None:
+        self._durable.find(client_id, partial(self._found_owner, client_id, former, found, then))
 
     def _found_owner(
         self,
         client_id: str,
-        former: WorkerId,
+        former: WorkerId | None,
         found: Callable[[], None],
         then: Callable[[], None],
         owner: WorkerId | None,
@@ -109,7 +119,7 @@ class ForcedTakeovers:
         subscriptions: list[Subscription],
     ) -> None:
         if session is None:
-            self._durable.find(client_id, partial(self._found_owner, client_id, former, found, then))
+            self._find(client_id, former, found, then)
             return
         found()
         self._number += 1

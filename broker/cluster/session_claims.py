@@ -229,6 +229,7 @@ class _Claim:
         self._local = False  # claimed without Redis
         self._again = False  # asked the node for the second time, with a greater epoch
         self._asked_all = False
+        self._looked = False  # in Redis, for what a worker has stored that does not answer
         self._former: Owner | None = None  # the owner before this claim, unless it has answered
         self._before: Owner | None = None  # the owner before this claim, if it is known
         self._done = False
@@ -297,9 +298,11 @@ class _Claim:
             self._ask_all()
             return
         lost = result.session is None and here is None and claims.forced is not None
-        if lost and claims.forced is not None and self._former is not None:
-            former, self._former = self._former, None
-            claims.forced.take(client_id, former.worker, self._taken, partial(self.handed_over, result))
+        unknown = result.unanswered and not self._local  # a worker may have stored it that nobody has named
+        if lost and claims.forced is not None and not self._looked and (unknown or self._former is not None):
+            self._looked = True
+            former = None if self._former is None else self._former.worker
+            claims.forced.take(client_id, former, self._taken, partial(self.handed_over, result))
             return
         if lost and result.unanswered and self._asked_all and not self.claimant.clean_start:
             # A worker may have it that is busy with what another one has left, or that has yet to come.
