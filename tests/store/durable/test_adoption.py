@@ -156,11 +156,11 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
     with start_redis(every_server).client() as client:
         client.hset(former.records + b"me", mapping={HEAD: head, b"a": b"\1"})
         client.rpush(former.queues + b"me", b"pack")
-        client.sadd(former.index, b"me")
+        client.hset(former.index, b"me", b"")
         theirs = [former.records, former.queues, former.released]
         if adopts:
             own = [heir.records, heir.queues, heir.released]
-            client.eval(SCRIPT, 3, former.index, heir.index, fence, "adopt", 9, *theirs, *own, b"9.0", RECORDS, 60)
+            client.eval(SCRIPT, 3, former.index, heir.index, fence, "adopt", *theirs, *own, b"9.0", RECORDS, 60, b"me")
         else:
             heir = taker
             own = [heir.records, heir.queues, heir.released]
@@ -172,4 +172,4 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
         assert 0 == client.eval(SCRIPT, 2, former.index, taker.index, "give", b"me", *theirs, *given)
         assert {HEAD: head, b"a": b"\1", LEFT: b"9.0"} == client.hgetall(heir.records + b"me")
         assert [b"pack"] == client.lrange(heir.queues + b"me", 0, -1)
-        assert adopts is not client.sismember(taker.index, b"me")
+        assert adopts is not client.hexists(taker.index, b"me")
