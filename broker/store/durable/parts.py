@@ -403,7 +403,7 @@ class QueueParts(MessageQueue):
         if self._under_way or self.ended or not unread or self.stored.changing:
             self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
             return 0, 0
-        if self._budget.used > self._budget.high:
+        if self._budget.used > self._budget.low:
             self._page = READY
         elif self._starved:
             self._page = min(2 * self._page, MOST_READY)

@@ -63,6 +63,7 @@ BODIES: Final = 128  # of a group, as many as a pack has messages
 GROUP_BYTES: Final = 64 * 1024
 MARGIN: Final = 86_400  # seconds that a group outlives its messages: clocks differ, and packs may wait to be stored
 REDUCED: Final = 256  # bytes of a transaction that reducing a count takes as long as
+BODY_UNITS: Final = 20  # of the reactor's quantum: to make a message of a body that was read, and to send it
 COUNT: Final = b""  # the field of a group with the number of packs; those of bodies are the index of each, from 1 on
 MULTI: Final = packed("MULTI")
 EXEC: Final = packed("EXEC")
@@ -251,6 +252,7 @@ class ReadBodies(Command):
         self._wanted = bodies.read(packs)
         reads = [packed("HMGET", key, *group) for key, group in self._wanted.items()]
         super().__init__(b"".join([MULTI, *reads, EXEC]), patience)
+        self.units += BODY_UNITS * sum([len(group) for group in self._wanted.values()])
         self.replies_left = len(reads) + 2
         self._then = then
 

@@ -192,7 +192,7 @@ def test_pages_are_small_where_memory_is_short(worker: DurableWorker) -> None:
     for number in range(30 * PACK):
         worker.offer(b"%05d" % number)
     worker.settle()
-    worker.budget.high = 0
+    worker.budget.low = 0
     worker.connect()
     while worker.session.waiting():
         worker.tick()

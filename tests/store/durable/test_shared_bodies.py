@@ -13,7 +13,7 @@ from broker.store.durable.group_commit import WIDE
 from broker.store.durable.group_queue import GROUP
 from broker.store.durable.pack import PACK, PACK_BYTES, Pack, Reference, StoredMessage, decode_pack
 from broker.store.durable.recent_bodies import MOST, RecentBodies
-from broker.store.durable.shared_bodies import BODIES, COUNT, GROUP_BYTES, RECEIVERS
+from broker.store.durable.shared_bodies import BODIES, BODY_UNITS, COUNT, GROUP_BYTES, RECEIVERS
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, hold, incarnation
 from tests.store.durable.model import ModelRedis
@@ -524,6 +524,18 @@ def test_clients_that_come_back_together_read_a_body_once(worker: DurableWorker)
     worker.settle()
     assert 0 == worker.budget.used
     assert [] == groups(worker)
+
+
+def test_bodies_count_as_much_work_as_their_messages(worker: DurableWorker) -> None:
+    """Messages of thousands of clients would be made in one turn of the loop, and other clients wait for seconds."""
+    store(worker, *[BODY % number for number in range(10)])
+    worker.connect()
+    worker.turn()
+    worker.turn()
+    assert 1 == body_reads(worker)
+    worker.redis.execute()
+    assert 10 * BODY_UNITS <= worker.commands.receive(b"".join(worker.redis._answers), 1 << 30, worker.now)
+    assert 10 == worker.session.inflight()
 
 
 def test_messages_that_differ_in_more_than_their_queue_are_not_shared(worker: DurableWorker) -> None:
