@@ -11,6 +11,7 @@ from broker.routing.linear_hashing import FEWEST, LinearHashing
 
 NO_DEADLINE: Final = 0xFFFFFFFF  # a deadline, in seconds
 NONE: Final = 0xFFFFFFFF  # no session, no node
+EMPTY: Final = b"\xff\xff\xff\xff"  # NONE in an array
 BITS: Final = 10
 SEGMENT: Final = 1 << BITS  # numbers of a segment
 LOW: Final = SEGMENT - 1
@@ -32,10 +33,10 @@ class Sessions:
         self.text = bytearray()  # client ids, each behind its length in two bytes
         self.garbage = 0  # bytes of it that are of sessions that have left
         self.soonest = NO_DEADLINE  # no deadline is sooner
-        self.offset: array[int] = _numbers(NONE)  # in `text`; NONE: the number is free
-        self.node: array[int] = _numbers(NONE)  # the first of the session's filters
-        self.deadline: array[int] = _numbers(NO_DEADLINE)
-        self.link: array[int] = _numbers(NONE)  # the next session of the bucket, or the next free number
+        self.offset: array[int] = _numbers()  # in `text`; NONE: the number is free
+        self.node: array[int] = _numbers()  # the first of the session's filters
+        self.deadline: array[int] = _numbers()
+        self.link: array[int] = _numbers()  # the next session of the bucket, or the next free number
         self.owner = array("H", bytes(2 * SEGMENT))
         self.stamp = array("Q", bytes(8 * SEGMENT))
 
@@ -60,14 +61,12 @@ class Nodes:
     """SEGMENT nodes, each a filter of a session."""
 
     def __init__(self) -> None:
-        self.session: array[int] = _numbers(NONE)
-        self.sibling: array[int] = _numbers(NONE)  # the next filter of the same session, or the next free number
-        self.later: array[int] = _numbers(NONE)  # the next node of the chain, whose session was added before
-        self.before: array[int] = _numbers(
-            NONE
-        )  # the one before; of the first in a chain: the next chain of the bucket
+        self.session: array[int] = _numbers()
+        self.sibling: array[int] = _numbers()  # the next filter of the same session, or the next free number
+        self.later: array[int] = _numbers()  # the next node of the chain, whose session was added before
+        self.before: array[int] = _numbers()  # the one before it; of the first: the next chain of the bucket
         self.shape = bytearray(SEGMENT)  # the number of the shape, and FIRST
-        self.hash = bytearray(HASH * SEGMENT)
+        self.hash = bytearray()  # HASH bytes of each number that was ever used
 
 
 class Buckets(LinearHashing):
@@ -75,9 +74,14 @@ class Buckets(LinearHashing):
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts: list[array[int]] = [array("I")]
-        for _ in range(FEWEST):
-            self._parts[0].append(NONE)
+        self._parts: list[array[int]] = [array("I", EMPTY * FEWEST)]
+
+    def expect(self, buckets: int) -> None:
+        """Have *buckets*, about, while all are empty."""
+        self.begin(buckets)
+        self._parts = []
+        for start in range(0, self.count, 1 << PART_BITS):
+            self._parts.append(array("I", EMPTY * min(1 << PART_BITS, self.count - start)))
 
     def get(self, number: int) -> int:
         return self._parts[number >> PART_BITS][number & PART_LOW]
@@ -93,5 +97,6 @@ class Buckets(LinearHashing):
         return self.split()
 
 
-def _numbers(value: int) -> "array[int]":
-    return array("I", value.to_bytes(4, "little") * SEGMENT)
+def _numbers() -> "array[int]":
+    """NONE, or NO_DEADLINE, for each number of a segment."""
+    return array("I", EMPTY * SEGMENT)

@@ -15,6 +15,12 @@ class LinearHashing:
         self.count = FEWEST
         self._whole = FEWEST  # buckets when the present round of splits began; each of them is split once in it
 
+    def begin(self, buckets: int) -> None:
+        """Have about *buckets* while all are empty: the largest power of 2 that is not larger."""
+        while 2 * self._whole <= buckets:
+            self._whole *= 2
+        self.count = self._whole
+
     def number(self, key: bytes) -> int:
         """The bucket of *key*."""
         found = hash(key) & (2 * self._whole - 1)

@@ -74,9 +74,10 @@ class Model(RuleBasedStateMachine):
 
     walks = Bundle("walks")
 
-    @initialize(many=st.sampled_from([0, 0, 300]))
-    def begin(self, many: int) -> None:
+    @initialize(many=st.sampled_from([0, 0, 300]), expected=st.sampled_from([0, 20, 5000, 10_000]))
+    def begin(self, many: int, expected: int) -> None:
         self.index = ColdIndex()
+        self.index.expect(expected)
         self.peers = Peers()
         self.index.neighbours = self.peers
         self.sessions: dict[bytes, Session] = {}
@@ -294,6 +295,8 @@ def test_numbers_and_text_are_used_again() -> None:
     assert sorted(names) == sorted(index.matching(b"x/1"))
     for name in names:
         index.discard(name)
+    assert index.size() > 2 * ColdIndex().size()  # a million sessions would hold the loop while they are freed
+    index.expired(0.0, 1)
     assert index.size() == ColdIndex().size()
 
 
