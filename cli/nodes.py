@@ -126,7 +126,7 @@ def show_status(answer: dict[str, Any]) -> None:
     screen.print(
         f"{counted(gauges.get('connected', 0), 'client')} connected, {counted(gauges.get('sessions', 0), 'session')}, "
         f"{counted(gauges.get('subscriptions', 0), 'subscription')}, "
-        f"{counted(gauges.get('retained', 0), 'retained message')}"
+        f"{counted(gauges.get('retained', 0), 'retained message')} ({short(gauges.get('retained_bytes', 0))}B)"
     )
     if gauges.get("store_fill"):
         screen.print(f"Redis uses {100 * gauges['store_fill']:.0f} % of its maxmemory")

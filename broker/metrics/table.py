@@ -401,7 +401,7 @@ GAUGES: Final = (
     GaugeRow(
         "retained",
         "retained",
-        "Retained messages.",
+        "Retained messages of clients, without those of the broker itself ($SYS).",
         node=GREATEST,
         prometheus="retained_messages",
         topics=("retained messages/count",),
@@ -409,7 +409,7 @@ GAUGES: Final = (
     GaugeRow(
         "retained_bytes",
         "retained_bytes",
-        "Bytes of retained messages.",
+        "Bytes of these messages.",
         node=GREATEST,
         prometheus="retained_bytes",
     ),

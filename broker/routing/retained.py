@@ -41,6 +41,8 @@ TOMBSTONE: Final = 60.0  # seconds of local monotonic time after which no older 
 class RetainedStatistics:
     count: int  # messages; expired ones count until they are dropped
     bytes: int  # the sum of their sizes, without levels
+    own: int  # of these, messages of the broker itself, as $SYS
+    own_bytes: int
     refused: int  # since the start
     tombstones: int
     tombstone_bytes: int
@@ -113,6 +115,8 @@ class Retained:
         self._topics = LevelTree()
         self._deadlines = Deadlines()
         self._bytes = 0
+        self._own = 0  # messages of the broker itself
+        self._own_bytes = 0
         self._refused = 0
         self._tombstones = OrderedDict()
         self._tombstone_bytes = 0
@@ -121,8 +125,8 @@ class Retained:
     def put(self, message: Message, now: float, client_id: str = "", stamp: int = 0) -> DropReason | None:
         """Retain *message* for *client_id* (empty: the broker itself) in place of the former message of its topic.
 
-        *stamp* is greater than all before; 0 if there is one worker. Returns None, or the limit that forbids it: then
-        nothing has changed. For an empty payload the caller uses delete() [MQTT-3.3.1-6].
+        *stamp* is greater than all before; 0 for a message of the broker itself. Returns None, or the limit that
+        forbids it: then nothing has changed. For an empty payload the caller uses delete() [MQTT-3.3.1-6].
         """
         refusal = self._refusal(message, client_id)
         if refusal is not None and self.expire(now, EXPIRED_PER_PUT):
@@ -153,10 +157,10 @@ class Retained:
         if former is None:
             self._topics.add(topic)
         else:
-            self._bytes -= former.size
+            self._count(former, -1)
             self._disown(former)
-        self._messages[topic] = RetainedMessage(message, self._own(client_id), stamp)
-        self._bytes += message.size
+        kept = self._messages[topic] = RetainedMessage(message, self._owner(client_id), stamp)
+        self._count(kept, 1)
         if message.expires:
             self._deadlines.set(topic, message.expires)
         else:
@@ -164,6 +168,14 @@ class Retained:
         if self._tombstones:
             self._forget_tombstone(topic)
             self._fit_tombstones()
+
+    def _count(self, message: RetainedMessage, by: int) -> None:
+        """*message* has come (*by* 1) or gone (-1)."""
+        size = by * message.size
+        self._bytes += size
+        if not message.stamp:
+            self._own += by
+            self._own_bytes += size
 
     def _refusal(self, message: Message, client_id: str) -> DropReason | None:
         former = self._messages.get(message.topic)
@@ -184,7 +196,7 @@ class Retained:
         size = RETAINED + message.size + path_size(message.topic)  # its levels are taken as new, all of them
         return len(self._messages) < self._most_messages and size <= room
 
-    def _own(self, client_id: str) -> Owner | None:
+    def _owner(self, client_id: str) -> Owner | None:
         """Count one more topic of *client_id*; None if topics are not counted by client."""
         if not self._most_per_client or not client_id:
             return None
@@ -214,7 +226,7 @@ class Retained:
         if former is None:
             self._fit_tombstones()
             return False
-        self._bytes -= former.size
+        self._count(former, -1)
         self._disown(former)
         self._topics.remove(topic)
         self._deadlines.discard(topic)
@@ -301,6 +313,8 @@ class Retained:
         return RetainedStatistics(
             len(self._messages),
             self._bytes,
+            self._own,
+            self._own_bytes,
             self._refused,
             len(self._tombstones),
             self._tombstone_bytes,

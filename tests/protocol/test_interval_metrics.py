@@ -12,6 +12,7 @@ from broker.net.pauses import Pause
 from broker.overload.quantum import PUBLISH_COST
 from broker.reasons import PauseReason
 from broker.routing.fanout import PAGE
+from broker.session.message import NEVER, Message
 from tests.inprocess import Broker, Client
 from tests.protocol.talk import acks, narrow, payloads, subscribe
 
@@ -180,3 +181,20 @@ def test_a_record_that_cannot_be_made_costs_nothing_else(brokers: Brokers) -> No
 
     assert 1 == broker.counters.internal_errors
     assert 0 == record(broker)["sequence"]
+
+
+def test_retained_messages_are_counted_without_those_of_the_broker(brokers: Brokers) -> None:
+    """A node whose clients have retained one message would show dozens, and their number change with the version."""
+    broker = brokers()
+    client = broker.connect("client")
+
+    def counted(payload: bytes) -> tuple[int, int]:
+        client.send(Publish(b"a", payload, 0, True))
+        client.receive()
+        broker.worker.metrics.publish_sys()
+        gauges = broker.gauges()
+        return gauges.retained, gauges.retained_bytes
+
+    size = Message(b"a", b"1", 0, True, b"", NEVER).size
+    assert [(1, size), (1, size + 2), (0, 0)] == [counted(payload) for payload in (b"1", b"123", b"")]
+    assert broker.retained.statistics().count > 20
