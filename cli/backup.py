@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from supervisor.backup.backup_file import Counts
     from supervisor.folder import NodeFolder
 
+PATIENCE: Final = 60.0  # seconds for replicas to have what was restored
 NAMED: Final = 10  # damaged sessions that are printed; --json has all
 FILE = typer.Argument(metavar="FILE", help="The backup.")
 RAN = (
@@ -87,13 +88,18 @@ def restore(
     """Write a backup into a stopped node without sessions and retained messages; its next start serves them.
 
     The node may be new, and have another name and another number of workers. It needs the settings that the node is
-    started with. Exit code 2 if the backup is damaged or the node has data: nothing was changed.
+    started with; with `store.durability = "replicated"` the command waits for store.replicas replicas, for a minute at
+    most. Exit code 2 if the backup is damaged or the node has data: nothing was changed.
     """
+    from broker.config.schema import REPLICATED
+    from broker.store.redis.keys import Keys
     from supervisor.backup.backup_file import BackupReader, BackupUnusable
+    from supervisor.backup.replicas import replicas_with_all
     from supervisor.backup.restore import Restore, RestoreRefused
     from supervisor.backup.stopped_node import NodeUnusable, with_redis_of
 
     settings, node = _chosen(name, folder, config, assignments)
+    needed = settings.store.replicas
     if _runs(node):
         refuse(f"The node {node.name} runs, and a restore needs a stopped one: `weir stop {node.options}` stops it.")
     done: dict[str, Any] = {}
@@ -107,6 +113,9 @@ def restore(
             def write(server: "redis.Redis") -> None:
                 restored = Restore(server, settings.redis.prefix, settings.node.name, found).run()
                 done.update(_counts(restored), node=settings.node.name)
+                if settings.store.durability == REPLICATED:
+                    mark = Keys(settings.redis.prefix).mark(b"restore")
+                    done["replicas"] = replicas_with_all(server, mark, settings.store.replicas, PATIENCE)
 
             with_redis_of(settings, node, write)
     except (BackupUnusable, NodeUnusable, RestoreRefused) as error:
@@ -114,6 +123,9 @@ def restore(
     if as_json:
         return print_json(done)
     typer.echo(f"Restored {_told(done)}. `weir start` serves them.")
+    if done.get("replicas", needed) < needed:
+        lacking = f"{done['replicas']} of {counted(needed, 'replica')} (store.replicas) have it so far"
+        typer.echo(f"{lacking}: what is lacking there would be lost with the machine of Redis.", err=True)
 
 
 def _chosen(

@@ -2,15 +2,21 @@
 import select
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from broker.config.schema import REPLICATED, Config, Store
 from broker.insight.explain import explain
 from broker.mqtt.packets import PUBACK, V5, Ack, ConnAck, Connect, Publish, SubAck, Subscribe, Wanted
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.reasons import CloseReason, StoreFailure
+from cli import backup
+from cli.main import app
+from supervisor.backup.replicas import replicas_with_all
 from tests.cluster.durable_node import Durable, StartRedis
+from tests.cluster.test_durable_backup import FIRST
 from tests.innode import stored
 from tests.redis_servers import PATIENCE, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 
@@ -104,3 +110,41 @@ def test_without_its_replica_nothing_is_acknowledged_and_others_go_on(
     assert [Ack(PUBACK, 1), SubAck(1, [1])] == publisher.receive() + client.receive()
     assert durable.trouble(node.worker.clock.now) is None
     node.worker.close()
+
+
+@pytest.mark.parametrize("patience", [PATIENCE, 0.0])
+def test_a_restore_waits_for_replicas_or_says_that_they_lack_it(
+    servers: tuple[RunningRedis, RunningRedis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """The operator would take for safe what the machine of Redis alone has."""
+    primary, replica = servers
+    monkeypatch.setattr(backup, "PATIENCE", patience)
+    settings = (
+        f"redis.url=unix://{primary.socket}",
+        f"store.durability={REPLICATED}",
+        f"node.folder={tmp_path / 'node'}",
+    )
+    options = [word for setting in settings for word in ("--set", setting)]
+    done = CliRunner().invoke(app, ["restore", str(FIRST), "--yes", *options])
+
+    assert 0 == done.exit_code, done.output
+    lacking = "0 of 1 replica (store.replicas) have it so far: what is lacking there would be lost"
+    assert (patience == 0.0) == (lacking in done.output)
+    if patience:
+        replica_keys = set(replica.client().keys())
+        assert set(primary.client().keys()) == replica_keys
+
+
+def test_replicas_that_lack_something_are_not_counted(servers: tuple[RunningRedis, RunningRedis]) -> None:
+    """A replica that is connected, and behind, would count as one that has everything."""
+    primary, replica = servers
+    replica.pause()
+    with primary.client() as client:
+        client.set("written", "by another connection")
+        assert 0 == replicas_with_all(client, b"mark", 1, 0.1)
+        replica.go_on()
+        assert 1 == replicas_with_all(client, b"mark", 1, PATIENCE)
+    assert b"by another connection" == replica.client().get("written")
+    primary.kill()
+    with primary.client() as client:
+        assert 0 == replicas_with_all(client, b"mark", 1, PATIENCE)
