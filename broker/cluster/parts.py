@@ -155,7 +155,8 @@ class ClusterLinks:
         """A connection for durable sessions, which is not started."""
         base, worker = self._base, self._base.worker
         dialler = Dialler(base.reactor, base.internal_errors.report)
-        return CommandPipeline(dialler, redis, f"weir-{worker.node}-{worker.shard}-{purpose}", base.log)
+        name = f"weir-{worker.node}-{worker.shard}-{purpose}"
+        return CommandPipeline(dialler, redis, name, base.log, ends_former=True)
 
     def store_fill(self) -> float:
         """How full the store of durable sessions is, as a share; 0.0: not known, or there is none."""

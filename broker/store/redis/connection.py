@@ -8,6 +8,12 @@
 # that still loads its data, or is stopped, accepts connections as well); READY. The pause between attempts doubles from
 # FIRST_PAUSE to LONGEST_PAUSE: long enough for a server that died under load, short enough for a client that waits two
 # seconds for its session.
+#
+# A server that stood still has two connections of a worker when it goes on: the new one, and the former one with what
+# had been sent over it, which it may execute after what comes over the new one. Where that matters the server is told
+# to end the former one, before the new one is READY (CLIENT KILL). Ids begin anew when a server is started; so it does
+# that only if the connection with that id has the name of this one.
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -27,6 +33,12 @@ HANDSHAKE_TIMEOUT: Final = 1.0  # seconds
 LONG_TURN: Final = 0.25  # seconds between two ticks: after more, replies may wait in the socket, and nothing is late
 SILENCE_TIMEOUT: Final = 3.0  # seconds without a byte while a reply is expected, after which the connection is dead
 REPLY: Final = 10  # units of the reactor's quantum: handling a reply mostly costs as much as a small publish
+
+# Commands of the handshake.
+REQUIRED: Final = 0  # that has to succeed
+FORMER: Final = 1  # asks for the former connection
+IDENTITY: Final = 2  # asks for the id of this one
+KILL: Final = 3  # ends the former one
 
 NOTHING: Final = object()  # what the reader returns when it has no complete reply
 
@@ -77,8 +89,11 @@ class ByteStream(Protocol):
 
 
 class RedisConnection:
-    def __init__(self, wire: ByteStream, address: RedisAddress, name: str, log: Log) -> None:
-        """*name*: of the connection in `CLIENT LIST` of the server."""
+    def __init__(self, wire: ByteStream, address: RedisAddress, name: str, log: Log, ends_former: bool = False) -> None:
+        """*name*: of the connection in `CLIENT LIST` of the server.
+
+        *ends_former*: nothing that was sent over a former connection is executed once this one is READY.
+        """
         self.state = DISCONNECTED
         self.more_replies = False  # `receive()` stopped at its quantum: call it again, without data
         self.down_since = 0.0  # when it was last READY, if it is not READY now
@@ -88,7 +103,11 @@ class RedisConnection:
         self._name = name
         self._address = address
         self._reader = Reader(notEnoughData=NOTHING)
-        self._handshake_left = 0  # commands of the handshake that are not answered yet
+        self._handshake_left: deque[int] = deque()  # commands of the handshake that are not answered yet
+        self._ends_former = ends_former
+        self._id = 0  # that the server has given this connection
+        self._former_id = 0  # that of the last one that was READY, and may be there still
+        self._cannot_end = False  # the log says that the server does not end connections
         self._pause = FIRST_PAUSE
         self._next = 0.0  # when the next attempt begins, or the handshake times out
         self._last_reply = 0.0  # when bytes were last received, or a reply began to be expected
@@ -199,30 +218,51 @@ class RedisConnection:
         if failure:
             self._disconnect(StoreFailure.UNREACHABLE, failure, now)
             return
-        handshake = self._handshake()
-        self._handshake_left = len(handshake)
-        self._wire.write(b"".join(handshake))
+        self._id = 0
+        self._handshake_left.clear()
+        for kind, command in self._handshake():
+            self._ask(kind, command)
 
-    def _handshake(self) -> list[bytes]:
-        """The commands that have to succeed first. PING is last: a server that still loads its data refuses it."""
+    def _handshake(self) -> list[tuple[int, bytes]]:
+        """The commands that come first. PING is last: a server that still loads its data refuses it."""
         address = self._address
-        commands: list[bytes] = []
+        commands: list[tuple[int, bytes]] = []
         if address.user:
-            commands.append(packed("AUTH", address.user, address.password))
+            commands.append((REQUIRED, packed("AUTH", address.user, address.password)))
         elif address.password:
-            commands.append(packed("AUTH", address.password))
+            commands.append((REQUIRED, packed("AUTH", address.password)))
         if address.db:
-            commands.append(packed("SELECT", address.db))
-        commands.append(packed("CLIENT", "SETNAME", self._name))
-        commands.append(packed("PING"))
+            commands.append((REQUIRED, packed("SELECT", address.db)))
+        if self._former_id:
+            commands.append((FORMER, packed("CLIENT", "LIST", "ID", self._former_id)))
+        commands.append((REQUIRED, packed("CLIENT", "SETNAME", self._name)))
+        if self._ends_former:
+            commands.append((IDENTITY, packed("CLIENT", "ID")))
+        commands.append((REQUIRED, packed("PING")))
         return commands
 
+    def _ask(self, kind: int, command: bytes) -> None:
+        self._handshake_left.append(kind)
+        self._wire.write(command)
+
     def _handshake_reply(self, reply: object, now: float) -> None:
-        if isinstance(reply, ReplyError):
-            self._disconnect(failure_of(reply), str(reply), now)
+        if not self._handshake_left:
+            self._disconnect(StoreFailure.MALFORMED_REPLY, "a reply without a command", now)
             return
-        self._handshake_left -= 1
-        if self._handshake_left == 0:
+        kind = self._handshake_left.popleft()
+        if isinstance(reply, ReplyError):
+            if kind == REQUIRED:
+                self._disconnect(failure_of(reply), str(reply), now)
+                return
+            if not self._cannot_end:
+                self._cannot_end = True
+                self._log.warning("redis_former_connection_stays", connection=self._name, detail=str(reply))
+        elif kind == IDENTITY and isinstance(reply, int):
+            self._id = reply
+        elif kind == FORMER and isinstance(reply, bytes) and b" name=%b " % self._name.encode() in reply:
+            self._ask(KILL, packed("CLIENT", "KILL", "ID", self._former_id))
+        if not self._handshake_left:
+            self._former_id = self._id
             self.state = READY
             self.times_ready += 1
             self._pause = FIRST_PAUSE

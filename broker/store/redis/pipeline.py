@@ -90,8 +90,9 @@ class CommandPipeline(RedisConnection):
         log: Log,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
+        ends_former: bool = False,
     ) -> None:
-        super().__init__(wire, address, name, log)
+        super().__init__(wire, address, name, log, ends_former)
         self.statistics = CommandStatistics()
         self._on_ready: OnReady | None = None
         self._most = most

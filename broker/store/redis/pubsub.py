@@ -11,7 +11,7 @@ from hiredis import ReplyError
 from broker.log import Log
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import READY, REPLY, ByteStream, RedisConnection, failure_of, packed
+from broker.store.redis.connection import READY, REPLY, REQUIRED, ByteStream, RedisConnection, failure_of, packed
 
 PING_AFTER: Final = 1.0  # seconds of silence
 PING: Final = packed("PING")
@@ -45,8 +45,8 @@ class ChannelSubscription(RedisConnection):
         self._wire.write(PING)
         return super().tick(now)
 
-    def _handshake(self) -> list[bytes]:
-        return [*super()._handshake(), self._subscribe]
+    def _handshake(self) -> list[tuple[int, bytes]]:
+        return [*super()._handshake(), (REQUIRED, self._subscribe)]
 
     def _replied(self, reply: object, now: float) -> int:
         if isinstance(reply, list) and len(reply) == 3 and reply[0] == b"message":

@@ -40,6 +40,8 @@ class ModelServer:
         self.down = False  # nobody can connect
         self.knows_script = False
         self.changed = False  # since the last `write()`
+        self.former: dict[int, ModelRedis] = {}  # connections that workers have left, and the server has not, by id
+        self.last_id = 0  # that a connection got
         self._always = always
         self._written: dict[bytes, Any] = {}
         self._synced: dict[bytes, Any] = {}
@@ -66,6 +68,7 @@ class ModelServer:
         self.values.clear()
         self.values.update(self._written)
         self.changed = self.knows_script = False
+        self.former.clear()
 
 
 class ModelReplica:
@@ -94,6 +97,8 @@ class ModelRedis:
         self._queued: list[list[bytes]] | None = None  # between MULTI and EXEC
         self._aborted = False
         self._held_back: deque[list[bytes]] = deque()
+        self._id = 0
+        self._name = b""
         self.cut_after = 0  # executed commands; 0: the connection stays
 
     # The worker's end.
@@ -105,6 +110,8 @@ class ModelRedis:
         self.address = address
         self._reader = Reader()
         self._wrote = False
+        self.server.last_id += 1
+        self._id = self.server.last_id
         return ""
 
     def write(self, data: bytes) -> None:
@@ -151,6 +158,14 @@ class ModelRedis:
         if self.connection is not None:
             self.connection.lost("cut", now)
 
+    def leave(self, now: float) -> None:
+        """As `cut()`, but the server has not noticed: it executes later what has arrived."""
+        if self.connection is not None and self._received:
+            left = self.server.former[self._id] = ModelRedis(self.server)
+            left._received, self._received = self._received, deque()
+            left._queued, left._aborted, left._name = self._queued, self._aborted, self._name
+        self.cut(now)
+
     def hold_back(self) -> None:
         """What has arrived is executed with `let_through()`, although the connection has ended."""
         self._held_back, self._received = self._received, deque()
@@ -186,7 +201,9 @@ class ModelRedis:
             return b"-ERR no such key\r\n"
 
     def _reply(self, name: bytes, key: bytes, words: list[bytes]) -> Reply:
-        if name in (b"CLIENT", b"SCRIPT", b"PING"):
+        if name == b"CLIENT":
+            return self._client(key, words)
+        if name in (b"SCRIPT", b"PING"):
             self.server.knows_script |= name == b"SCRIPT"
             return b"OK"
         if name == b"WAIT":
@@ -225,6 +242,19 @@ class ModelRedis:
         if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET"):
             return self._of_hash(name, key, words)
         return self._of_set(name, key, words)
+
+    def _client(self, command: bytes, words: list[bytes]) -> Reply:
+        former = self.server.former
+        if command == b"ID":
+            return self._id
+        if command == b"LIST":
+            found = former.get(int(words[1]))
+            return b"" if found is None else b"id=%b name=%b age=1\n" % (words[1], found._name)
+        if command == b"KILL":
+            return int(former.pop(int(words[1]), None) is not None)
+        assert command == b"SETNAME"
+        self._name = words[0]
+        return b"OK"
 
     def _wait(self) -> int:
         """How many replicas have what was written over this connection; others may lack all."""

@@ -111,7 +111,7 @@ class SimWorker:
         self._limits = SessionLimits(
             inflight=65535, pending=9, queue=world.most, queue_bytes=PLENTY, budget=self.budget
         )
-        commands = CommandPipeline(self.wire, ADDRESS, "simulated", LOG)
+        commands = CommandPipeline(self.wire, ADDRESS, f"simulated-{number}", LOG, ends_former=True)
         me = WorkerId(NODE, shard, number)
         commit = GroupCommit(
             commands,

@@ -195,6 +195,8 @@ class World:
         """Redis takes some commands, and answers some."""
         if not self.workers or self.server.down:
             return
+        for left in list(self.server.former.values()):
+            left.execute(chance.one_of([0, 3, 100]))
         worker = chance.one_of(self.workers)
         worker.wire.execute(chance.one_of([1, 3, 7, 100]))
         if chance.often(30):
@@ -213,12 +215,15 @@ class World:
             self._settle(0.001)
 
     def _cut(self, chance: Chance) -> None:
-        """The connection of a worker to Redis ends: what was sent is executed, or not."""
+        """The connection of a worker to Redis ends: what was sent is executed, or not, or later."""
         running = [worker for worker in self.workers if not worker.stopped]
         if running:
             worker = chance.one_of(running)
             worker.wire.execute(chance.one_of([0, 2, 5, 100]))
-            worker.wire.cut(self.now)
+            if chance.often(40):
+                worker.wire.leave(self.now)
+            else:
+                worker.wire.cut(self.now)
 
     def _end_redis(self, chance: Chance) -> None:
         for worker in self.workers:
@@ -309,6 +314,8 @@ class World:
                 worker.take_lanes()
                 worker.serve()
                 worker.tick()
+        for left in list(self.server.former.values()):
+            left.execute(2)  # a large transaction takes the server several rounds of its loop
         self._go_on()
         for client in self.clients:
             client.read()
