@@ -333,7 +333,8 @@ class ConnectAttempt(PendingConnect):
         reason = lifecycle.missing_room(connection, former)
         if reason is None and found is None and attempts.store.count() >= attempts.limits.sessions:
             reason = CloseReason.SESSION_LIMIT
-        begins = found is None or found.ended or packet.clean_start
+        ends = former is not None and found is not None and found.expiry == 0  # with its connection
+        begins = found is None or found.ended or ends or packet.clean_start
         if reason is None and begins and not sessions.may_begin(terms.expiry, now):
             reason = CloseReason.SERVER_UNAVAILABLE
         if reason is not None:

@@ -189,6 +189,22 @@ def test_a_message_that_its_receiver_acknowledges_needs_no_redis(node: Durable) 
     assert [Ack(PUBACK, 1)] == publisher.receive()
 
 
+def test_no_session_that_lasts_replaces_one_that_does_not_while_it_cannot_be_stored(node: Durable) -> None:
+    """A session that ends with its connection ends when it is taken over: then another one begins."""
+    short = node.worker.connect("client", V5)
+    node.worker.answered = False
+    node.redis.kill()
+    node.worker.advance(1.1)
+    lasting = node.worker.open(V5)
+    lasting.send(Connect(V5, "client", False, properties={SESSION_EXPIRY_INTERVAL: EXPIRY}))
+    (answer,) = lasting.receive()
+
+    assert isinstance(answer, ConnAck)
+    assert 0x88 == answer.code
+    assert not short.closed
+    assert 0 == node.worker.connect("client", V5).connack.code
+
+
 @pytest.mark.parametrize("how", ["full", "away", "silent"])
 def test_no_session_begins_while_it_cannot_be_stored(node: Durable, how: str) -> None:
     """A client would be told that it has a session that a crash ends, and each CONNECT would leave one behind."""
