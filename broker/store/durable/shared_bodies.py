@@ -14,6 +14,10 @@
 #   page by page (dropped_queues.py).
 # - A reference is good for whoever has the queue: a group is never renamed, and every worker reduces its count.
 #
+# The packs of a transaction whose messages are the same differ in their heads alone. What is behind the head is encoded
+# once for all of them (`WidePack`), whether bodies are shared or not. Interpreted, a publish of 36 bytes to 1 000
+# absent sessions takes a fifth less CPU with that.
+#
 # A worker from which sessions were taken, or whose sessions were adopted, may reduce counts for packs that it does not
 # own any more. They would fall twice, and others would miss a body. So the script that reduces them does nothing if the
 # fence of the worker has grown. What is not reduced for that, or as a queue was damaged, stays until its group expires,
