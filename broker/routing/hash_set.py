@@ -9,8 +9,8 @@ from broker.routing.interest import HASH, TopicHashes
 from broker.routing.linear_hashing import FEWEST, LinearHashing
 
 FULL: Final = 32  # entries of a bucket on average: to search it takes 0.1 us
-BUCKET_BYTES: Final = 90  # of a bucket beside its entries
-SET_BYTES: Final = 600
+BUCKET_BYTES: Final = 66  # of a bucket beside its entries
+SET_BYTES: Final = 700
 
 
 class HashSet:
@@ -71,7 +71,7 @@ class HashSet:
     def size(self) -> int:
         """Bytes of memory."""
         entries = self._count * HASH
-        return SET_BYTES + BUCKET_BYTES * len(self._buckets) + entries + (entries >> 4)
+        return SET_BYTES + BUCKET_BYTES * len(self._buckets) + entries + (entries >> 3)
 
     def _place(self, digest: bytes) -> int:
         """Where *digest* is in its bucket; negative if it is not there."""

@@ -12,6 +12,7 @@ from broker.routing.fanout import PAGE
 from broker.routing.interest import entry_of, interest_of
 from broker.routing.neighbour import ColdReceiver, Neighbour
 from broker.routing.remote_interest import FILTER_BYTES, LONGEST, REMEMBERED
+from broker.routing.route import FEW_GROUPS
 from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.message import Message
 from broker.session.run import Run
@@ -152,6 +153,24 @@ def test_messages_for_cold_sessions_pass_the_gate_of_the_store() -> None:
 
     assert ([party.shelf.store], []) == (route.gates_of(1), route.gates_of(0))
     assert (2, True, 40) == (route.persistent, route.crossing, route.price)
+
+
+def test_cold_sessions_are_a_group_among_many() -> None:
+    """A receiver that joins or leaves would be looked for among them, or they be forgotten with an empty group."""
+    party = Away()
+    party.subscribe("away", b"a")
+    party.cool("away")
+    for number in range(FEW_GROUPS + 4):  # each is a group of its own
+        party.subscribe(f"{number}", b"a", identifier=number + 1)
+        assert ["away"] == party.deliver(b"a")[0]
+    route = party.routes.find(b"a")
+    assert FEW_GROUPS + 5 == len(route.groups)
+    for number in range(FEW_GROUPS + 4):
+        party.unsubscribe(f"{number}", b"a")
+        assert ["away"] == party.deliver(b"a")[0]
+
+    assert party.routes.find(b"a") is route
+    assert [route.cold] == route.groups
 
 
 def test_qos_0_is_nothing_for_cold_sessions() -> None:

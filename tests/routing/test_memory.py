@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.routing.cold_index import ColdIndex
+from broker.routing.cold_segments import NO_DEADLINE
 from broker.routing.filters import FilterIndex
+from broker.routing.hash_set import HashSet
+from broker.routing.interest import entries_of, entry_of
 from broker.routing.retained import Retained
 from broker.routing.subscription_budget import SubscriptionBudget
 from broker.session.message import NEVER, Message
@@ -164,3 +168,28 @@ def test_the_account_is_what_routes_take() -> None:
     grown = growth(work)
 
     assert 0.85 * grown < routes._size < 1.15 * grown, (grown / SUBSCRIPTIONS, routes._size / SUBSCRIPTIONS)
+
+
+@pytest.mark.parametrize("crowd", [1, 3000])
+def test_the_account_is_what_cold_sessions_take(crowd: int) -> None:
+    """Sessions in Redis would take a multiple of what they are thought to, here and at all other workers."""
+    interests = [entry_of(b"devices/%d" % (n // crowd)) + entry_of(b"k/%d/+" % (n // crowd)) for n in range(3000)]
+    names = [b"device-%013d" % number for number in range(3000)]
+    index, known = ColdIndex(), HashSet()
+
+    def add() -> None:
+        for name, interest in zip(names, interests, strict=True):
+            assert index.add(name, NO_DEADLINE, interest, 0)
+
+    def tell() -> None:
+        for interest in interests:
+            for entry in entries_of(interest) or []:
+                known.add(entry)
+
+    grown, told = growth(add), growth(tell)
+
+    assert 0.85 * grown < index.size() < 1.15 * grown, (grown, index.size())
+    assert 0.85 * told < known.size() < 1.15 * told, (told, known.size())
+    if crowd == 1:
+        assert grown < 130 * 3000, grown
+        assert told < 16 * 6000
