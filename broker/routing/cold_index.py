@@ -37,6 +37,7 @@ from broker.routing.interest import HASH, TopicHashes, entries_of
 from broker.routing.neighbour import Neighbours
 
 SHAPES: Final = 64  # distinct shapes: so many hashes a topic costs at most
+NEW_SHAPES: Final = 16  # that one session brings: it takes four clients at least to use up all
 NAME: Final = 1024  # bytes of a client id: with a longer one a session is always warm
 
 LOAD: Final = 2  # entries of a bucket on average, at most
@@ -371,7 +372,9 @@ class ColdIndex:
                 if added is None:
                     added = {}
                 added[shape] = None
-        return added is None or len(self._numbers) + len(added) <= SHAPES
+        if added is None:
+            return True
+        return len(added) <= NEW_SHAPES and len(self._numbers) + len(added) <= SHAPES
 
     def _head(self, wanted: bytes) -> int:
         """The first node of the chain with the hash *wanted*."""

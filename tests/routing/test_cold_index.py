@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.routing.cold_index import NAME, SHAPES, ColdIndex, ColdWalk
+from broker.routing.cold_index import NAME, NEW_SHAPES, SHAPES, ColdIndex, ColdWalk
 from broker.routing.cold_segments import NO_DEADLINE
 from broker.routing.interest import entries_of, entry_of, interest_of
 from broker.routing.neighbour import Neighbours
@@ -263,6 +263,16 @@ def test_a_topic_costs_a_bounded_number_of_hashes() -> None:
     assert -1 == index.find(b"one more")
     assert index.discard(b"5")
     assert index.add(b"one more", NO_DEADLINE, interest(b"a/#"), 0)
+
+
+def test_one_session_does_not_take_all_shapes() -> None:
+    """One client would keep the sessions of all others in memory."""
+    index = ColdIndex()
+    deep = [b"/".join([b"a"] * (number + 1) + [b"+"]) for number in range(NEW_SHAPES + 1)]
+
+    assert not index.add(b"one", NO_DEADLINE, interest(*deep), 0)
+    assert index.add(b"one", NO_DEADLINE, interest(*deep[1:]), 0)
+    assert index.add(b"two", NO_DEADLINE, interest(*deep), 0)
 
 
 def test_what_cannot_be_read_is_not_added() -> None:
