@@ -3,6 +3,8 @@
 # The command itself reads and writes Redis, and no worker takes part: a running node tells where its Redis is, and the
 # private server of a stopped node is started for the time of the command.
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -44,14 +46,13 @@ def backup(
     The file contains what clients have sent, and only its owner may read it.
     """
     from cli.control_client import ControlClient
-    from supervisor.backup.backup_file import BackupUnusable
-    from supervisor.backup.stopped_node import NodeUnusable, with_redis_of
+    from supervisor.backup.stopped_node import with_redis_of
 
     settings, node = _chosen(name, folder, config, assignments)
     if file.exists():  # before a server is started
         refuse(f"The file {file} exists already.")
     done: dict[str, Any] = {}
-    try:
+    with _refusing():
         if _runs(node):
             answer = ControlClient(node).request("backup")
             _back_up_running(file, answer, done)
@@ -63,8 +64,6 @@ def backup(
                 done.update(_export(server, settings.redis.prefix, file, node.name, running=False))
 
             with_redis_of(settings, node, export)
-    except (BackupUnusable, NodeUnusable) as error:
-        refuse(str(error))
     if as_json:
         return print_json(done)
     typer.echo(f"Backed up {_told(done)} to {file} ({short(done['bytes'])}B).")
@@ -93,39 +92,50 @@ def restore(
     """
     from broker.config.schema import REPLICATED
     from broker.store.redis.keys import Keys
-    from supervisor.backup.backup_file import BackupReader, BackupUnusable
+    from supervisor.backup.backup_file import BackupReader
     from supervisor.backup.replicas import replicas_with_all
-    from supervisor.backup.restore import Restore, RestoreRefused
-    from supervisor.backup.stopped_node import NodeUnusable, with_redis_of
+    from supervisor.backup.restore import Restore
+    from supervisor.backup.stopped_node import with_redis_of
 
     settings, node = _chosen(name, folder, config, assignments)
     needed = settings.store.replicas
     if _runs(node):
         refuse(f"The node {node.name} runs, and a restore needs a stopped one: `weir stop {node.options}` stops it.")
     done: dict[str, Any] = {}
-    try:
-        with BackupReader(file) as found:
-            counts = found.check()
-            taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.head.taken_at))
-            told = _told(_counts(counts))
-            confirm(f"Restore {told} of node {found.head.node}, backed up {taken}, to node {node.name}?", yes)
+    with _refusing(), BackupReader(file) as found:
+        counts = found.check()
+        taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.head.taken_at))
+        told = _told(_counts(counts))
+        confirm(f"Restore {told} of node {found.head.node}, backed up {taken}, to node {node.name}?", yes)
 
-            def write(server: "redis.Redis") -> None:
-                restored = Restore(server, settings.redis.prefix, settings.node.name, found).run()
-                done.update(_counts(restored), node=settings.node.name)
-                if settings.store.durability == REPLICATED:
-                    mark = Keys(settings.redis.prefix).mark(b"restore")
-                    done["replicas"] = replicas_with_all(server, mark, settings.store.replicas, PATIENCE)
+        def write(server: "redis.Redis") -> None:
+            restored = Restore(server, settings.redis.prefix, settings.node.name, found).run()
+            done.update(_counts(restored), node=settings.node.name)
+            if settings.store.durability == REPLICATED:
+                mark = Keys(settings.redis.prefix).mark(b"restore")
+                done["replicas"] = replicas_with_all(server, mark, needed, PATIENCE)
 
-            with_redis_of(settings, node, write)
-    except (BackupUnusable, NodeUnusable, RestoreRefused) as error:
-        refuse(str(error))
+        with_redis_of(settings, node, write)
     if as_json:
         return print_json(done)
     typer.echo(f"Restored {_told(done)}. `weir start` serves them.")
     if done.get("replicas", needed) < needed:
         lacking = f"{done['replicas']} of {counted(needed, 'replica')} (store.replicas) have it so far"
         typer.echo(f"{lacking}: what is lacking there would be lost with the machine of Redis.", err=True)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """End the command with the sentence of whatever makes it impossible."""
+    from supervisor.backup.backup_file import BackupUnusable
+    from supervisor.backup.restore import RestoreRefused
+    from supervisor.backup.stopped_node import NodeUnusable
+    from supervisor.redis_server import RedisUnusable
+
+    try:
+        yield
+    except (BackupUnusable, NodeUnusable, RedisUnusable, RestoreRefused) as error:
+        refuse(str(error))
 
 
 def _chosen(
@@ -159,14 +169,10 @@ def _runs(node: "NodeFolder") -> bool:
 def _back_up_running(file: Path, answer: dict[str, Any], done: dict[str, Any]) -> None:
     from broker.store.redis.address import from_parts
     from supervisor.redis_address import explained, open_client
-    from supervisor.redis_server import RedisUnusable
 
     address = from_parts(answer["redis"]["address"])
-    try:
-        with explained(str(address)), open_client(address) as server:
-            done.update(_export(server, answer["redis"]["prefix"], file, answer["node"], running=True))
-    except RedisUnusable as error:
-        refuse(str(error))
+    with explained(str(address)), open_client(address) as server:
+        done.update(_export(server, answer["redis"]["prefix"], file, answer["node"], running=True))
 
 
 def _export(server: "redis.Redis", prefix: str, file: Path, node: str, *, running: bool) -> dict[str, Any]:

@@ -5,9 +5,22 @@ import pytest
 
 from broker.config.schema import Config
 from tests.cluster.durable_node import Durable, StartRedis
+from tests.innode import Node
+from tests.redis_servers import RunningRedis
 from tests.store.conftest import every_server, loop
 
 __all__ = ["every_server", "loop"]
+
+
+@pytest.fixture
+def redis(start_redis: StartRedis) -> RunningRedis:
+    return start_redis()
+
+
+@pytest.fixture
+def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> Callable[..., Node]:
+    """Starts a node of some workers whose sessions are stored."""
+    return lambda workers=1, config=None: nodes(workers, config, redis, durable=True)
 
 
 @pytest.fixture

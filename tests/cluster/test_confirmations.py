@@ -32,11 +32,6 @@ LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
 
 
 @pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
 def node(nodes: Callable[..., Node], redis: RunningRedis) -> Node:
     return nodes(2, None, redis, durable=True)
 

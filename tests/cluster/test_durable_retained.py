@@ -25,16 +25,6 @@ DAY = 86_400.0
 PATIENCE = 10.0  # seconds for what should take milliseconds
 
 
-@pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
-def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
-    return lambda workers=1, config=None: nodes(workers, config, redis, durable=True)
-
-
 def restart(node: Node, wall: Callable[[], float] = time.time) -> Broker:
     """All workers end as if they were killed, and one begins."""
     for broker in list(node):

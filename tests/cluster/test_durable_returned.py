@@ -61,16 +61,6 @@ BODIES = [b"%0300d" % number for number in range(30)]
 DROPPED = b"*:queue:*\0d*"  # the keys of lists that are taken apart
 
 
-@pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
-def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
-    return lambda workers, config=None: nodes(workers, config, redis, durable=True)
-
-
 def leaver(broker: Broker, *said: bytes, qos: int = 1, options: Properties | None = None) -> Client:
     """A durable member that was sent messages, and has acknowledged none."""
     client = arrive(broker, "leaver")

@@ -44,16 +44,6 @@ pytestmark = pytest.mark.system  # a real Redis
 StartNode = Callable[..., Node]
 
 
-@pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
-def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
-    return lambda workers, config=None: nodes(workers, config, redis, durable=True)
-
-
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_waits_for_a_group_is_there_after_a_restart_of_the_node(

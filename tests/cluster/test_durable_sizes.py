@@ -30,11 +30,6 @@ SERVED = 11_000  # and a queue, as it has got a message
 
 
 @pytest.fixture
-def redis(start_redis: StartRedis) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
 def sessions(redis: RunningRedis) -> Iterator[StoredSessions]:
     with stored_sessions(redis.address, "weir", time.time()) as sessions:
         yield sessions

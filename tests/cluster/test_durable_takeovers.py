@@ -40,16 +40,6 @@ PATIENCE = 10.0  # seconds for what should take milliseconds
 LASTING: Properties = {SESSION_EXPIRY_INTERVAL: 100}
 
 
-@pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
-@pytest.fixture
-def start_node(nodes: Callable[..., Node], redis: RunningRedis) -> StartNode:
-    return lambda workers: nodes(workers, None, redis, durable=True)
-
-
 def arrive(broker: Broker, client_id: str = "me", clean: bool = False) -> Client:
     client = broker.connect(client_id, V5, clean_start=clean, properties=LASTING)
     broker.settle()
@@ -191,6 +181,15 @@ def coming(broker: Broker, client_id: str = "me", clean: bool = False) -> Client
     return client
 
 
+def leave_hung(node: Node) -> Client:
+    """Worker 0 hangs, and the session goes to the next one with its client, which has read nothing yet."""
+    node[0].stopped = True
+    client = coming(node[1])
+    node[1].advance(2.2)
+    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    return client
+
+
 def test_nobody_is_answered_for_what_is_delivered_while_it_moves(start_node: StartNode, redis: RunningRedis) -> None:
     """A publish would be acknowledged that a crash of either worker loses."""
     node = start_node(3)
@@ -324,9 +323,7 @@ def test_who_does_not_answer_acknowledges_nothing_afterwards(start_node: StartNo
     first = subscriber(node[0])
     publish(node[0], b"1")
     publisher = node[0].connect("publisher", V5)
-    node[0].stopped = True
-    client = coming(node[1])
-    node[1].advance(2.2)
+    client = leave_hung(node)
     assert [(b"1", 1, True)] == messages(client)
     publisher.send(Publish(b"a", b"2", 1, packet_id=1))
     redis.pause()  # so that worker 0 accepts the publish before it learns what has happened
@@ -376,9 +373,7 @@ def test_a_session_that_is_taken_while_it_is_read_is_not_damaged(start_node: Sta
         ((_, packet_id, _),) = messages(first)
     assert queue.stored.unread
     node.advance(0.2)  # it has nothing more to write
-    node[0].stopped = True
-    client = coming(node[1])
-    node[1].advance(2.2)
+    client = leave_hung(node)
     assert b"%d" % (2 * READY - 1) == first_of_each(client)[-1]
     first.send(Ack(PUBACK, packet_id), Ack(PUBACK, packet_id + 1))
     (peer,) = node[0].mesh.peers
@@ -863,11 +858,7 @@ def test_a_session_that_was_taken_waits_for_no_worker_that_has_ended(start_node:
     """Each of its messages would be judged for ever, and those of the next worker be refused."""
     node = start_node(3)
     subscriber(node[0])
-    node[0].stopped = True
-    client = coming(node[1])
-    node[1].advance(2.2)
-    taker = node[1]
-    assert [True] == [each.session_present for each in client.receive() if isinstance(each, ConnAck)]
+    client, taker = leave_hung(node), node[1]
     assert 1 == taker.takeovers.pending()
     node.kill(node[0])
     follower = node.start(0)
@@ -885,10 +876,7 @@ def test_messages_that_a_worker_accepts_when_it_wakes_up_keep_their_order(
     node = start_node(2)
     subscriber(node[0])
     publisher = arrive(node[0], "publisher")
-    node[0].stopped = True
-    client = coming(node[1])
-    node[1].advance(2.2)
-    assert [True] == [each.session_present for each in client.inbox if isinstance(each, ConnAck)]
+    client = leave_hung(node)
     redis.pause()  # worker 0 does not learn yet what has happened
     node[0].stopped = node[0].answered = node[1].answered = False
     (peer,) = node[0].mesh.peers
@@ -915,9 +903,7 @@ def test_a_worker_that_lets_go_sends_nothing_behind_what_was_refused(start_node:
     subscriber(node[0])
     subscribed(arrive(node[1], "other"), "a")
     publisher = arrive(node[0], "publisher")
-    node[0].stopped = True
-    client = coming(node[1])
-    node[1].advance(2.2)
+    client = leave_hung(node)
     (peer,) = node[0].mesh.peers
     node[0].reactor.pause(peer.control, Pause.FANOUT)  # it finds its session taken, and is not asked to let go yet
     node[0].stopped = False

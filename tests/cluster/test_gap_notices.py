@@ -29,11 +29,6 @@ ASKS: Properties = {USER_PROPERTY: [("weir-gap", "1")]}
 FILTER = {"notices": [Wanted(TOPIC.encode(), 0)], "properties": []}
 
 
-@pytest.fixture
-def redis(start_redis: Callable[[], RunningRedis]) -> RunningRedis:
-    return start_redis()
-
-
 @pytest.fixture(params=["in memory", "durable"])
 def start_node(nodes: Callable[..., Node], redis: RunningRedis, request: pytest.FixtureRequest) -> StartNode:
     return lambda workers: nodes(workers, SMALL, redis, durable=request.param == "durable")

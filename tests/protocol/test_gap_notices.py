@@ -549,15 +549,22 @@ def test_a_burst_of_qos_0_begins_with_properties(brokers: Brokers) -> None:
     assert [[]] * 99 == [pairs(each) for each in received[1:]]
 
 
-def test_properties_wait_for_a_message_that_has_room(broker: Broker) -> None:
-    """A client would be sent a packet that is larger than it accepts, or lose the message [MQTT-3.1.2-24]."""
-    more: Properties = {**ASKS, MAXIMUM_PACKET_SIZE: 300}
-    client = connect(broker, more=more)
+NARROW: Properties = {**ASKS, MAXIMUM_PACKET_SIZE: 300}
+
+
+def owed_large_messages(broker: Broker) -> Client:
+    """A client that has lost one message, and is sent others that have no room for properties."""
+    client = connect(broker, more=NARROW)
     subscribe(client, "t", qos=1)
     client.drop()
     publish(broker, 1)
     publish(broker, QUEUE, size=280)
-    client = connect(broker, more=more)
+    return connect(broker, more=NARROW)
+
+
+def test_properties_wait_for_a_message_that_has_room(broker: Broker) -> None:
+    """A client would be sent a packet that is larger than it accepts, or lose the message [MQTT-3.1.2-24]."""
+    client = owed_large_messages(broker)
     assert [[], [], []] == [pairs(each) for each in messages(client.receive())]
     publish(broker, 2)
     received = messages(client.receive())
@@ -570,19 +577,13 @@ def test_properties_wait_for_a_message_that_has_room(broker: Broker) -> None:
 
 def test_properties_that_could_not_be_sent_come_with_the_next_connection(broker: Broker) -> None:
     """A client that leaves too early would not learn what it lost."""
-    more: Properties = {**ASKS, MAXIMUM_PACKET_SIZE: 300}
-    client = connect(broker, more=more)
-    subscribe(client, "t", qos=1)
-    client.drop()
-    publish(broker, 1)
-    publish(broker, QUEUE, size=280)
-    client = connect(broker, more=more)
+    client = owed_large_messages(broker)
     client.send(*[Ack(PUBACK, each.packet_id) for each in messages(client.inbox)])
     client.receive()
     client.drop()
     publish(broker, 1)
 
-    assert [[("weir-gap-count", "1")]] == [pairs(each)[:1] for each in messages(connect(broker, more=more).inbox)]
+    assert [[("weir-gap-count", "1")]] == [pairs(each)[:1] for each in messages(connect(broker, more=NARROW).inbox)]
 
 
 def test_topic_aliases_go_on_beside_properties(broker: Broker) -> None:
