@@ -101,6 +101,7 @@ class Session:
     stored: float | None = None  # it is, for certain, since then
     connection: int = 0
     clean: bool = False  # the CONNECT under way
+    asked: bool = False  # a CONNECT was not answered: it may have begun a session
     overdue: bool = False  # a clean start was not answered: it may still end the session
     forgot: float = 0.0  # when it ended last, or may have
     uncertain: int = 0  # what was sent before this place may have come in a session that was thought to be over
@@ -207,12 +208,15 @@ class Checker:
 
     def _connecting(self, session: Session, event: Connecting) -> None:
         session.clean = event.clean
+        session.possible = session.possible or session.asked
+        session.asked = True
         if event.clean:
             session.forget(event.at)
             session.overdue = True
 
     def _connected(self, session: Session, event: Connected) -> None:
         session.connection += 1
+        session.asked = False
         session.unacknowledged = {}
         session.unanswered = {}
         if event.present and (session.clean or not session.possible):

@@ -146,6 +146,7 @@ def test_a_stored_session_is_present_and_one_that_was_never_there_is_not() -> No
     assert [SESSION_PRESENT] == Story().subscribed().connect(S, False).kinds()
     assert [SESSION_PRESENT] == Story().subscribed().connect(S, True, clean=True).kinds()
     assert [] == Story().connect(S, False).connect(S, False).kinds()  # without SUBACK it may not be stored
+    assert [] == Story().add(Connecting, S, False).connect(S, True).kinds()  # of a CONNECT that nobody answered
     maybe = Story().subscribed().add(Connecting, S, True)  # a clean start that nobody answered
     for present in (True, False):
         assert [] == replace_events(maybe).connect(S, present).kinds()
