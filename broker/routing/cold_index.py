@@ -567,6 +567,8 @@ class ColdWalk:
             return False
         if place > self._chain:
             return place < len(self._wanted)
+        if self.node == NONE:  # the rest of the chain has left
+            return False
         there = index._nodes[self.node >> BITS].session[self.node & LOW]
         return bool(stamp <= index._sessions[there >> BITS].stamp[there & LOW])
 

@@ -2,7 +2,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -203,6 +203,9 @@ wants = st.lists(st.sampled_from([b"a", b"+", b"#", b"b"]), max_size=3, unique=T
 steps = st.lists(st.tuples(st.sampled_from(["take", "discard", "add"]), few, st.integers(1, 3), wants), max_size=15)
 
 
+@example(
+    [("add", b"c2", 1, [b"a"]), ("add", b"c0", 1, [b"a"])], [("take", b"", 1, []), ("discard", b"c2", 1, [])]
+)  # the rest of a chain leaves
 @given(steps, steps)
 def test_a_walk_finds_each_session_that_stays_cold_and_says_which_it_still_owes(
     before: list[Step], during: list[Step]
