@@ -10,7 +10,7 @@
 # make fuzz     mutated conversations against the installed Weir: make fuzz ARGS="--inputs 1000000"
 # make soak     an hour of load beside the fuzzer: nothing lost, no process grows: make soak ARGS="--minutes 60"
 # make faults   workers and Redis killed and stopped under load: make faults ARGS="--runs 50"
-#               stored sessions under faults, power cuts among them: make faults ARGS="durable --faults 1000"
+#               stored sessions, 1000 faults and power cuts among them, 10 million messages: make faults ARGS=durable
 # make simulate  histories of stored sessions against a model of Redis, from seeds: make simulate ARGS="--seed 1"
 # make scenes   overload scenes that judge how long things take, and an analysis that is killed
 # make wheel    the package for another machine: dist/weirmq-*.whl
@@ -93,7 +93,7 @@ nightly: $(VENV)/dev $(VENV)/node/installed
 	@$(TREE) -m tests.tools.suite night
 	@$(MAKE) --no-print-directory fuzz ARGS="--inputs 200000"
 	@$(MAKE) --no-print-directory faults ARGS="--runs 20"
-	@$(MAKE) --no-print-directory faults ARGS="durable --faults 100"
+	@$(MAKE) --no-print-directory faults ARGS="durable --faults 100 --keep-going"
 	@$(MAKE) --no-print-directory simulate ARGS="--histories 100000"
 	@$(MAKE) --no-print-directory scenes
 	@$(TREE) -m tests.tools.mutation --sample 600

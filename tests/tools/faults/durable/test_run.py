@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from broker.config.schema import POWER, PROCESS
+from tests.tools.faults.durable import moves
 from tests.tools.faults.durable.__main__ import Summary, campaign, options, report
 from tests.tools.faults.durable.__main__ import run as run_one
 from tests.tools.faults.durable.plan import (
@@ -133,6 +134,23 @@ def test_a_node_that_does_not_start_is_a_failure_of_its_run(tmp_path: Path) -> N
 
     assert [True] == [len(failure) < 2 * LAST_WORDS for failure in found.failures]
     assert "did not end" == found.told
+
+
+def test_the_file_of_redis_shows_where_a_session_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody could tell which worker had ended a session, or whose it was, when a message is lost."""
+
+    def written(*words: str) -> bytes:
+        return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word.encode()) for word in words)
+
+    (tmp_path / "appendonlydir").mkdir()
+    data = written("SADD", "weir:{1}:sessions:a", "me") + b"#TS:17\r\n" + written("SET", "weir:{1}:owner:you", "1")
+    data += written("RENAME", "weir:{1}:session:a:me", "weir:{1}:session:b:me") + written("DEL", "x")[:-3]
+    (tmp_path / "appendonlydir" / "appendonly.aof.1.incr.aof").write_bytes(data)
+
+    assert 0 == moves.main([str(tmp_path), "me"])
+    _, added, renamed = capsys.readouterr().out.splitlines()
+    assert "1 SADD weir:{1}:sessions:a me" == added.strip()
+    assert "3 RENAME weir:{1}:session:a:me weir:{1}:session:b:me" == renamed.strip()
 
 
 # Power.
