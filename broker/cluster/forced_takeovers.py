@@ -5,12 +5,20 @@
 # of that publisher ends before its next publish is taken for the session; then it sends all of them again, in their
 # order [MQTT-4.4.0-1], [MQTT-4.6.0-1].
 #
-#   N             reads the session in Redis, and subscribes it. Of each worker it takes what comes behind LET_GO, and
-#                 refuses what comes before (session/origin.py)
+#   N             reads the record of the session, and subscribes a stand-in for it, which takes nothing. When all
+#                 workers but O know that, it takes the session in Redis, and subscribes it. Of each worker it takes
+#                 what comes behind LET_GO, and refuses what comes before (session/origin.py)
 #   N  to all X   TOOK, behind what N has told of its interest
 #   X             closes the connections whose publishes O has not confirmed
 #   X  to N       LET_GO, on the data lane
 #   N             answers the claim when every X but O has confirmed the interest, and with it TOOK
+#
+# The stand-in is there as O ends its own session as soon as it knows, and as whoever follows O, if that has died, does
+# not find it: all workers would be told that nobody there subscribes any more, perhaps before N has told that it does,
+# and would acknowledge publishes that reach nobody.
+#
+# A session that O was about to give to N, when O died, is subscribed at N already. What N has got for it since is
+# dropped, and has to come again, as what O had not stored does.
 #
 # N is an X itself, and so is O, if it lives. When O takes TOOK, it waits for a transaction of its own, which tells it
 # what it has lost, so that it closes the connections whose publishes it had not stored; and it closes those whose
@@ -40,11 +48,13 @@ from broker.worker_id import WorkerId
 
 
 class ForcedTakeover:
-    """*session* was read. *then* is called when it is subscribed, and every worker but *former* has let go of it."""
+    """*then* is called when the session is subscribed, and every worker but *former* knows that."""
 
-    def __init__(self, number: int, session: Session, former: WorkerId, then: Callable[[], None]) -> None:
+    def __init__(self, number: int, client_id: str, former: WorkerId, then: Callable[[], None]) -> None:
         self.number = number
-        self.session = session
+        self.client_id = client_id
+        self.session: Session | None = None  # once it is here
+        self.stand_in: Session | None = None  # until it is
         self.former = former
         self.filter = ForcedFilter()
         self.then = then
@@ -87,8 +97,9 @@ class ForcedTakeovers:
         """
         if former is None:
             self._find(client_id, None, found, then)
-        else:
-            self._durable.take(client_id, former, partial(self._read, client_id, former, found, then))
+            return
+        taken = self._begin(client_id, former, then)
+        self._durable.stand_in_for(client_id, former, taken.filter, partial(self._stood_in, taken, found))
 
     def _find(
         self, client_id: str, former: WorkerId | None, found: Callable[[], None], then: Callable[[], None]
@@ -109,25 +120,50 @@ class ForcedTakeovers:
         else:
             self.take(client_id, owner, found, then)
 
+    def begin_again(self, session: Session, former: WorkerId, then: Callable[[], None]) -> None:
+        """*former* has died, which was about to give *session*, that is subscribed here: *then* may take it."""
+        taken = self._begin(session.client_id, former, then)
+        taken.session = session
+        session.transfer_filter = taken.filter
+        self._durable.drop_early(session)
+        self._subscribed(taken)
+
+    def _begin(self, client_id: str, former: WorkerId, then: Callable[[], None]) -> ForcedTakeover:
+        self._number += 1
+        return ForcedTakeover(self._number, client_id, former, then)
+
+    def _stood_in(self, taken: ForcedTakeover, found: Callable[[], None], stand_in: Session | None) -> None:
+        taken.stand_in = stand_in
+        take = partial(self._durable.take, taken.client_id, taken.former, partial(self._read, taken, found))
+        if stand_in is None:
+            take()
+        else:
+            self._announcements.when_confirmed(None, take, taken.former)
+
     def _read(
         self,
-        client_id: str,
-        former: WorkerId,
+        taken: ForcedTakeover,
         found: Callable[[], None],
-        then: Callable[[], None],
         session: Session | None,
         subscriptions: list[Subscription],
     ) -> None:
         if session is None:
-            self._find(client_id, former, found, then)
+            self._end_stand_in(taken)
+            self._abandon_all(taken.filter.take_all_refused())
+            self._find(taken.client_id, taken.former, found, taken.then)
             return
         found()
-        self._number += 1
-        taken = self._pending[self._number] = ForcedTakeover(self._number, session, former, then)
+        taken.session = session
         session.transfer_filter = taken.filter
         self._durable.enrol(session, subscriptions, partial(self._subscribed, taken))
 
+    def _end_stand_in(self, taken: ForcedTakeover) -> None:
+        if taken.stand_in is not None:
+            self._durable.withdraw(taken.stand_in)
+
     def _subscribed(self, taken: ForcedTakeover) -> None:
+        self._end_stand_in(taken)
+        self._pending[taken.number] = taken
         former = taken.former
         self._close_unconfirmed(former)
         self._has_let_go(taken, self._worker)
@@ -167,7 +203,7 @@ class ForcedTakeovers:
             return
         del self._pending[taken.number]
         session = taken.session
-        if session.transfer_filter is taken.filter:  # or it moves on
+        if session is not None and session.transfer_filter is taken.filter:  # or it moves on
             session.transfer_filter = None
             session.pump(self._clock())
 

@@ -1,8 +1,10 @@
 # The asking side of takeovers (takeover.py): sessions that clients of this worker want and other workers have.
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from broker.cluster import wire
+from broker.cluster.forced_takeovers import ForcedTakeovers
 from broker.cluster.owner import Owner
 from broker.cluster.peer import Peer
 from broker.cluster.peers import Peers
@@ -13,6 +15,8 @@ from broker.protocol.session_transfer import SessionTransfer
 from broker.session.origin import TransferFilter
 from broker.session.transfer.session_import import SessionImport, SessionImportError
 from broker.worker_id import WorkerId
+
+LONG_TURN: Final = 0.25  # seconds between two ticks: after more this worker stood still
 
 
 class IncomingSession:
@@ -31,6 +35,7 @@ class IncomingSession:
         self.failed: TakeoverResult | None = None  # what became of that, if it has failed
         self.lives = True  # the source does
         self.unanswered = False  # a peer has died without an answer, or was missing
+        self.again = False  # the source has died before it had given it: all workers are told
         self.taking = False  # what is stored is being read
         self.imported: SessionImport | None = None  # what it has sent so far
         self.subscribing = False
@@ -50,8 +55,9 @@ class IncomingSessions:
         clock: Callable[[], float],
         failed: Callable[[Exception], None],
         others: int,
+        forced: ForcedTakeovers | None,
     ) -> None:
-        """*failed* is called when a session that a peer sent cannot be read.
+        """*failed* is called when a session that a peer sent cannot be read. *forced*: None: no session is durable.
 
         *others*: peers that have stored sessions when they all live; while one is missing, nobody can tell of its own.
         """
@@ -61,9 +67,11 @@ class IncomingSessions:
         self._transfer = transfer
         self._clock = clock
         self._failed = failed
+        self._forced = forced
         self._number = int(clock() * 1e6)  # differs from the numbers of the process that had this shard before
         self._pending: dict[int, IncomingSession] = {}
         self._questions: dict[int, tuple[Peer, Callable[[bool], None]]] = {}  # of `whether()`, without an answer
+        self._last_tick = clock()
 
     def pending(self) -> int:
         return len(self._pending)
@@ -187,14 +195,27 @@ class IncomingSessions:
         if imported is None or incoming.source is None:
             nowhere, unanswered = incoming.epoch == 0, incoming.unanswered
             self._conclude(incoming, TakeoverResult(None, incoming.epoch, nowhere=nowhere, unanswered=unanswered))
-        elif not (imported.complete or not incoming.lives) or not incoming.switched or incoming.unmarked:
+        elif not (imported.complete or not incoming.lives) or not incoming.switched:
+            return
+        elif self._forced is not None and incoming.stored and not (imported.complete or incoming.again):
+            # What the source had not stored comes again, and would come behind what was published since.
+            incoming.again = True
+            assert imported.session is not None
+            self._forced.begin_again(imported.session, incoming.source.worker, partial(self._take, incoming))
+        elif incoming.again or incoming.unmarked:
             return
         elif not incoming.stored:
             self._finish(incoming, True)
         elif not incoming.taking:
-            incoming.taking = True
-            former = incoming.source.worker
-            self._transfer.take(imported, former, imported.complete, partial(self._finish, incoming))
+            self._take(incoming)
+
+    def _take(self, incoming: IncomingSession) -> None:
+        """Read what is stored of a durable session."""
+        imported, source = incoming.imported, incoming.source
+        assert imported is not None and source is not None
+        incoming.taking = True
+        given = imported.complete and not incoming.again
+        self._transfer.take(imported, source.worker, given, partial(self._finish, incoming))
 
     def _finish(self, incoming: IncomingSession, there: bool) -> None:
         """All of the session is here, if it is *there*."""
@@ -205,9 +226,10 @@ class IncomingSessions:
         session = None
         if there:
             session = self._transfer.finish_import(imported)
-            session.transfer_filter = None
+            if session.transfer_filter is incoming.filter:
+                session.transfer_filter = None
             incoming.imported = None
-        adopted = not there and not incoming.lives  # perhaps, by the worker that follows the source
+        adopted = session is None and not incoming.lives  # perhaps, by the worker that follows the source
         result = TakeoverResult(session, incoming.epoch, nowhere=adopted, unanswered=adopted)
         self._conclude(incoming, incoming.failed or result)
 
@@ -255,7 +277,15 @@ class IncomingSessions:
                 self._conclude(incoming, incoming.failed or result)
 
     def tick(self, now: float) -> None:
-        """Abandon what takes too long: the client will have gone."""
+        """Abandon what takes too long: the client will have gone. To be called ten times a second.
+
+        Time in which this worker stood still does not count: answers wait on its lanes.
+        """
+        late = now - self._last_tick
+        self._last_tick = now
+        if late > LONG_TURN:
+            for incoming in self._pending.values():
+                incoming.deadline = min(incoming.deadline + late, now + TAKEOVER_TIMEOUT)
         for incoming in [one for one in self._pending.values() if one.deadline <= now and not one.stored]:
             self._abandon(incoming, TakeoverResult(None, incoming.epoch, unanswered=True))
 

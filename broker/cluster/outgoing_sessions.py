@@ -19,9 +19,10 @@ from broker.cluster.takeover_frames import (
     STORED,
     SUPERSEDED,
 )
+from broker.delivery.completion import Completion
 from broker.overload.credits import UNKNOWN
 from broker.protocol.session_transfer import SessionTransfer
-from broker.session.origin import TransferFilter
+from broker.session.origin import LeavingFilter, TransferFilter
 from broker.session.session import Session
 from broker.session.transfer.session_export import SessionExport
 from broker.worker_id import WorkerId
@@ -35,12 +36,15 @@ class OutgoingSession:
         self.number = number
         self.epoch = epoch
         self.exported = exported
-        self.filter = TransferFilter(False)
+        self.kept = LeavingFilter() if exported.stored else None
+        self.filter: TransferFilter = self.kept or TransferFilter(False)
         self.unmarked = unmarked
         self.waiting: list[Callable[[], None]] = []  # who asks for it meanwhile: answered when it is decided
         self.switched = False  # this worker's own publishes do not go to it any more
         self.passed = False  # all peers have processed what this worker accepted from its client
-        self.leaving = False  # it is being taken out of the routes, or has been
+        self.leaving = False  # it is being given to its new worker and taken out of the routes, or has been
+        self.left = False  # it has been
+        self.refused = False  # its new worker has ended, which this worker has not heard of yet
 
 
 class OutgoingSessions:
@@ -52,7 +56,10 @@ class OutgoingSessions:
         transfer: SessionTransfer,
         claims: SessionClaims,
         clock: Callable[[], float],
+        abandon: Callable[[Completion, float], None],
     ) -> None:
+        """*abandon* is called with publishes that nobody has taken."""
+        self._abandon = abandon
         self._worker = worker
         self._peers = peers
         self._barriers = barriers
@@ -169,14 +176,39 @@ class OutgoingSessions:
             return
         if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
             outgoing.leaving = True
-            self._transfer.withdraw(outgoing.exported, outgoing.peer.worker, partial(self._left, outgoing))
+            self._withdraw(outgoing)
+
+    def _withdraw(self, outgoing: OutgoingSession) -> None:
+        left, refused = partial(self._left, outgoing), partial(self._refused, outgoing)
+        self._transfer.withdraw(outgoing.exported, outgoing.peer.worker, left, refused)
 
     def _left(self, outgoing: OutgoingSession) -> None:
         """Nothing is delivered to it here any more; a durable one is that of its new worker."""
+        outgoing.left = True
         if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+            # If the next worker of that shard is here, that one has died, and some publishes may have come here alone.
+            replaced = any(each.shard == outgoing.peer.shard and each is not outgoing.peer for each in self._peers.all)
+            self._release_kept(outgoing, not replaced)
             self._sending.append(outgoing)
         else:  # that worker has died: whoever claims the session takes it from there
+            self._release_kept(outgoing, False)
             self._finish(outgoing)
+
+    def _refused(self, outgoing: OutgoingSession) -> None:
+        """Its new worker has ended: it stays."""
+        if self._pending.get((outgoing.peer.shard, outgoing.number)) is outgoing:
+            outgoing.refused = True  # until `lost()`
+        else:
+            self._stay(outgoing, self._keep)
+
+    def _release_kept(self, outgoing: OutgoingSession, settled: bool) -> None:
+        """Answer the publishes that were refused here, if they are *settled*; or have them come again."""
+        now = self._clock()
+        for completion in [] if outgoing.kept is None else outgoing.kept.take_refused():
+            if settled:
+                completion.settle(now)
+            else:
+                self._abandon(completion, now)
 
     # How it ends.
 
@@ -197,14 +229,20 @@ class OutgoingSessions:
             self._take_back(outgoing, self._keep if outgoing.exported.stored else self._end)
 
     def _take_back(self, outgoing: OutgoingSession, then: Callable[[OutgoingSession], None]) -> None:
-        """Make it a session of this worker again, without a connection, and call *then*; but see `_left()`."""
+        """Make it a session of this worker again, without a connection, and call *then*.
+
+        If it is being given to its new worker, `_left()` or `_refused()` follows.
+        """
         del self._pending[outgoing.peer.shard, outgoing.number]
-        if outgoing.exported.giving:
-            if outgoing.exported.state is not None:
-                self._finish(outgoing)
-            return
+        if not outgoing.exported.giving:
+            self._stay(outgoing, then)
+        elif outgoing.left:
+            self._finish(outgoing)
+
+    def _stay(self, outgoing: OutgoingSession, then: Callable[[OutgoingSession], None]) -> None:
         outgoing.exported.session.transfer_filter = None
         self._transfer.cancel_export(outgoing.exported, self._clock(), partial(then, outgoing))
+        self._release_kept(outgoing, False)
 
     def _keep(self, outgoing: OutgoingSession) -> None:
         """Its new owner is gone: this worker owns it, after that claim and before claims that came since."""
@@ -230,7 +268,9 @@ class OutgoingSessions:
     def joined(self, peer: Peer) -> None:
         """*peer* is new: it will be asked to mark its messages for sessions that are on their way."""
         for outgoing in self._pending.values():
-            if not outgoing.leaving:
+            if outgoing.leaving:
+                outgoing.filter.mark(peer.worker)  # it serves nobody yet
+            else:
                 outgoing.unmarked.add(peer)
 
     def lost(self, peer: Peer) -> None:
@@ -241,6 +281,13 @@ class OutgoingSessions:
                 self._take_back(outgoing, self._keep)
             else:
                 self._leave(outgoing)
+
+    def tick(self, now: float) -> None:
+        """Try again what was refused, if the new worker does live: Redis may have lost that it owns sessions."""
+        for outgoing in list(self._pending.values()):
+            if outgoing.refused:
+                outgoing.refused = False
+                self._withdraw(outgoing)
 
     # Chunks.
 

@@ -221,7 +221,7 @@ class ClusterParts:
                 forced = ForcedTakeovers(
                     worker, peers, links.announcements, protocol.durable, clock, protocol.lifecycle.abandon
                 )
-            incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed, others)
+            incoming = IncomingSessions(worker, peers, protocol.transfer, clock, failed, others, forced)
             self.claims = self.session_claims = claims = SessionClaims(
                 store,
                 client.registry,
@@ -232,7 +232,8 @@ class ClusterParts:
                 protocol.durable,
                 forced,
             )
-            outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock)
+            abandon = protocol.lifecycle.abandon
+            outgoing = OutgoingSessions(worker, peers, links.barriers, protocol.transfer, claims, clock, abandon)
             self.takeovers = RegisteredTakeovers(worker, peers, incoming, outgoing, claims, forced)
             self.orphaned_wills = OrphanedWills(
                 client.commands,

@@ -19,11 +19,14 @@
 #   O  all marks         nothing arrives any more: the session leaves the routes there; its last chunks are sent
 #   N  all marks, all chunks: TAKEN to O, which forgets the session; SessionClaims answers the CONNECT
 #
-# Of a durable session no messages are sent. When its routes are gone O stores the rest of it, and in the same
-# transaction it becomes one of N; the last chunk says so, and N reads it. That step is taken even if N has died: who
-# comes next takes it from there. N does not give up such a session once O has begun to send it. If O dies, N takes it
-# from O in Redis, as it does if O has died before or does not answer (forced_takeovers.py). O learns that with its next
-# transaction, and ends what it has without answering any publisher for it.
+# Of a durable session no messages are sent. When nothing arrives for it any more O stores the rest of it, and in the
+# same transaction it becomes one of N; then its routes are removed, the last chunk says so, and N reads it. That step
+# is taken even if N has died: who follows N adopts it from there, or, if that is adopting already, Redis refuses the
+# step, and O keeps the session, whose routes it has still. So there is no time at which no worker is known to have it.
+# What O refuses meanwhile, as it is for N, is answered when the step is taken: if O keeps the session, it comes again.
+# N does not give up such a session once O has begun to send it. If O dies, N takes it from O in Redis, as it does if O
+# has died before or does not answer (forced_takeovers.py); if the next worker with O's shard has adopted it by then, N
+# asks that one. O learns that with its next transaction, and ends what it has without answering any publisher for it.
 #
 # So each message arrives once, in the order of its publisher. A peer that dies counts as one that has marked: all that
 # it sent has been taken. A peer that joins is asked to mark. If N dies, O keeps the session. If N gives up waiting

@@ -167,6 +167,7 @@ class RegisteredTakeovers(Takeovers):
 
     def tick(self, now: float) -> None:
         self._incoming.tick(now)
+        self._outgoing.tick(now)
 
     def busy(self) -> bool:
         return self._outgoing.busy()

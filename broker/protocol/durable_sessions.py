@@ -14,10 +14,12 @@ from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.session_transfer import SessionTransfer
 from broker.protocol.subscribing import Subscribing
 from broker.reasons import CloseReason
+from broker.session.origin import ClosedFilter, ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
 from broker.store.durable.group_queue import is_session
+from broker.store.durable.record import StoredSession
 from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
@@ -119,6 +121,42 @@ class DurableSessions:
         """
         return self._durable.commit.tick(self._clock())
 
+    def stand_in_for(
+        self, client_id: str, former: WorkerId, forced: ForcedFilter, then: Callable[[Session | None], None]
+    ) -> None:
+        """Have the session of *client_id* in the routes here before `take()`; then call *then* with what is there.
+
+        Otherwise there would be times at which no worker is known to have it: *former*, which has it, may learn that it
+        was taken, or be followed by a worker that does not have it, before this worker is heard of. What the stand-in
+        is offered *forced* keeps; `withdraw()` ends it. None: *former* has no such session.
+        """
+        found = partial(self._stand_in, client_id, forced, then)
+        self._durable.look(client_id.encode(), former.incarnation_text.encode(), found, self._clock())
+
+    def _stand_in(
+        self,
+        client_id: str,
+        forced: ForcedFilter,
+        then: Callable[[Session | None], None],
+        stored: StoredSession | None,
+    ) -> None:
+        if stored is None:
+            then(None)
+            return
+        session = self._sessions.stand_in(client_id, stored.user, ClosedFilter(forced))
+        self._subscribing.enrol(session, stored.subscriptions(session), partial(then, session))
+
+    def withdraw(self, session: Session) -> None:
+        """End a stand-in."""
+        self._subscribing.withdraw(session)
+
+    def drop_early(self, session: Session) -> None:
+        """Drop what was delivered to *session*, which comes from a worker that has ended: it has to come again."""
+        early = self._sessions.disown(session)
+        self._durable.expect_again(session.client_id.encode())
+        for message in early:
+            self._lifecycle.abandon(message.as_published().completion, self._clock())
+
     def take(self, client_id: str, former: WorkerId, then: Taken) -> None:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
 
@@ -191,12 +229,26 @@ class DurableSessions:
         self._log.info("sessions_adopted", sessions=self._durable.adoption.sessions)
 
     def taken(self, clients: list[bytes], now: float) -> None:
-        """Another worker has taken the sessions of *clients*, as this one did not answer: they end here."""
+        """Another worker has taken the sessions of *clients*, as this one did not answer: they end here.
+
+        They stay in the routes until this worker has heard of what that worker had told before it took them, or a
+        publish of a client here would reach nobody.
+        """
         for client in clients:
             session = self._session(client_id_of(client))
             if session is not None:
+                forced = ForcedFilter()
+                session.transfer_filter = ClosedFilter(forced)
                 self._sessions.set_will(session, None)  # that worker has it
-                self._lifecycle.evict(session)
+                self._lifecycle.evict(session, withdraw=False)
+                self._when_confirmed(None, partial(self._leave_routes, session, forced))
+
+    def _leave_routes(self, session: Session, forced: ForcedFilter) -> None:
+        self._subscribing.withdraw(session, partial(self._abandon_refused, forced))
+
+    def _abandon_refused(self, forced: ForcedFilter) -> None:
+        for completion in forced.take_all_refused():
+            self._lifecycle.abandon(completion, self._clock())
 
     def _session(self, client_id: str) -> Session | None:
         """That of *client_id*, also if it is on its way to another worker."""

@@ -248,8 +248,11 @@ class ConnectionLifecycle:
         self._leave(connection, Input.REFUSE, reason, detail, now)
         self._reactor.close(connection, now)
 
-    def evict(self, session: Session) -> None:
-        """End *session*, and its connection: another worker has a session of this client."""
+    def evict(self, session: Session, withdraw: bool = True) -> None:
+        """End *session*, and its connection: another worker has a session of this client.
+
+        *withdraw*: see `SessionLifecycle.end()`.
+        """
         now = self._clock()
         connection = self.connection_of(session)
         if connection is not None:
@@ -258,7 +261,7 @@ class ConnectionLifecycle:
             return
         for message in self._sessions.disown(session):
             self.abandon(message.as_published().completion, now)
-        self._sessions.end(session, now)
+        self._sessions.end(session, now, withdraw)
 
     def abandon(self, completion: Completion | None, now: float) -> None:
         """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again."""

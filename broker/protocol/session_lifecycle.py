@@ -20,11 +20,12 @@ from broker.routing.authority import Authoriser
 from broker.session.limits import SessionLimits
 from broker.session.losses import LossListener
 from broker.session.message import RELEASED, Message
-from broker.session.origin import Origin
+from broker.session.origin import Origin, TransferFilter
 from broker.session.principal import NOBODY, UNJUDGED, Principal
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
 from broker.session.session import Session
+from broker.session.storage import SessionStorage
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.adoption import AdoptedSession
@@ -102,6 +103,22 @@ class SessionLifecycle:
         self._store.keep(session)
         return session
 
+    def stand_in(self, client_id: str, user: str | None, moves: TransferFilter) -> Session:
+        """A session that is to be in the routes for the one of *client_id* until that one is here.
+
+        Nothing is stored of it, and *moves* refuses all messages.
+        """
+        assert self._durable is not None
+        session = Session(client_id, self.limits, self._counters)
+        session.storage = SessionStorage(self._durable.commit.gate.gate)  # publishers wait for durable receivers
+        session.transfer_filter = moves
+        self._set_principal(session, user)
+        return session
+
+    def _set_principal(self, session: Session, user: str | None) -> None:
+        if user is not None or self._authoriser is not None:
+            session.principal = Principal(session.client_id, user, UNJUDGED)
+
     def adopt(self, adopted: AdoptedSession, now: float) -> Session:
         """The session that another worker has stored, without its subscriptions and its client.
 
@@ -112,8 +129,7 @@ class SessionLifecycle:
         session = Session(client_id, limits, self._counters, adopted.record.present_queue())
         session.limit(limits)
         session.storage = adopted.record
-        if user is not None or self._authoriser is not None:
-            session.principal = Principal(client_id, user, UNJUDGED)
+        self._set_principal(session, user)
         session.expiry = adopted.stored.expiry
         session.restore(dict.fromkeys(adopted.record.released_ids(), RELEASED))
         self.limits.listener.bring(session, adopted.stored.owed)
@@ -215,11 +231,15 @@ class SessionLifecycle:
         self._counters.sessions_expired += 1
         self.end(session, now)
 
-    def end(self, session: Session, now: float) -> None:
-        """End *session*: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7]."""
+    def end(self, session: Session, now: float, withdraw: bool = True) -> None:
+        """End *session*: nothing of it remains [MQTT-4.1.0-2] but what it retained, 3.1.1 [MQTT-3.1.2-7].
+
+        Not *withdraw*: its subscriptions stay in the routes, and its `transfer_filter` refuses all messages.
+        """
         self.stop_timers(session)
         self.replays.pop(session, None)
-        self._subscribing.withdraw(session)
+        if withdraw:
+            self._subscribing.withdraw(session)
         undelivered = session.end()
         if session.storage is not None:
             session.storage.end()

@@ -15,8 +15,10 @@
 # a clean start nothing is moved: end_instead().
 #
 # Of a durable session nothing is sent that is stored. With withdraw() the worker that has it stores the rest and gives
-# it to the other one, which owns it from then on, whatever becomes of either: that step cannot be cancelled. The worker
-# that asks reads it (take()) before finish_import(), and if the other one has died meanwhile, takes it from there.
+# it to the other one, which owns it from then on, whatever becomes of either: that step cannot be cancelled. But it is
+# refused if that worker has died, and its sessions are adopted: so the subscriptions here are removed only after that
+# step, and the session stays as it is. The worker that asks reads the session (take()) before finish_import(), and if
+# the other one has died meanwhile, takes it from there.
 from collections.abc import Callable
 from functools import partial
 
@@ -99,25 +101,35 @@ class SessionTransfer:
         self._sessions.limits.listener.leaves(session)
         return SessionExport(session, self._queue_budget, expires, will_due, list(owed))
 
-    def withdraw(self, export: SessionExport, taker: WorkerId, then: Callable[[], None]) -> None:
+    def withdraw(
+        self, export: SessionExport, taker: WorkerId, then: Callable[[], None], refused: Callable[[], None]
+    ) -> None:
         """Remove the subscriptions here, in pages if they are many, and call *then*: all peers know the new ones.
 
-        Messages that are delivered until then are in the last chunks. If the session is durable, *taker* owns it then.
+        Messages that are delivered until then are in the last chunks. If the session is durable, *taker* owns it
+        before; if it has ended, *refused* is called instead, and the session stays.
         """
-        export.leaving = True
-        if export.stored:
-            then = partial(self._give, export, taker.incarnation_text.encode(), then)
-        self._subscribing.withdraw(export.session, then)
-
-    def _give(self, export: SessionExport, taker: bytes, then: Callable[[], None]) -> None:
+        if not export.stored:
+            self._withdraw(export, then)
+            return
         storage = export.session.storage
         assert storage is not None
         export.giving = True
-        storage.give(taker, partial(self._given, export, then))
+        storage.give(taker.incarnation_text.encode(), partial(self._given, export, then, refused))
 
-    def _given(self, export: SessionExport, then: Callable[[], None], state: bytes) -> None:
-        export.state = state
-        then()
+    def _given(
+        self, export: SessionExport, then: Callable[[], None], refused: Callable[[], None], state: bytes | None
+    ) -> None:
+        if state is None:
+            export.giving = False
+            refused()
+        else:
+            export.state = state
+            self._withdraw(export, then)
+
+    def _withdraw(self, export: SessionExport, then: Callable[[], None]) -> None:
+        export.leaving = True
+        self._subscribing.withdraw(export.session, then)
 
     def finish_export(self, export: SessionExport) -> None:
         """Drop what is left of the session: the other worker has all of it."""

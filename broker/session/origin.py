@@ -43,6 +43,29 @@ class TransferFilter:
         return not self.takes(worker)
 
 
+class LeavingFilter(TransferFilter):
+    """Of a durable session at its old worker: it keeps the Completions of what it refuses, until the session has moved.
+
+    If its new worker dies before, and the session stays, all that has to come again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self._refused: list[Completion] = []
+
+    def refuses(self, message: Message, worker: WorkerId) -> bool:
+        if self.takes(worker):
+            return False
+        if message.qos:
+            self._refused.append(message.hold())
+        return True
+
+    def take_refused(self) -> list[Completion]:
+        """The publishes that were refused since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
+
+
 class ForcedFilter(TransferFilter):
     """For the messages of workers that have marked, and for QoS 0, which is in no order.
 
@@ -56,9 +79,31 @@ class ForcedFilter(TransferFilter):
     def refuses(self, message: Message, worker: WorkerId) -> bool:
         if not message.qos or self.takes(worker):
             return False
-        self._refused.setdefault(worker, []).append(message.hold())
+        self.keep(message, worker)
         return True
+
+    def keep(self, message: Message, worker: WorkerId) -> None:
+        """*message*, which came from *worker*, is refused."""
+        self._refused.setdefault(worker, []).append(message.hold())
 
     def take_refused(self, worker: WorkerId) -> list[Completion]:
         """The publishes from *worker* that were refused since the last call: they have to come again."""
         return self._refused.pop(worker, [])
+
+    def take_all_refused(self) -> list[Completion]:
+        """The same from all workers."""
+        refused, self._refused = self._refused, {}
+        return [completion for each in refused.values() for completion in each]
+
+
+class ClosedFilter(TransferFilter):
+    """Of a session that is only in the routes: it takes nothing, and *forced* keeps the Completions."""
+
+    def __init__(self, forced: ForcedFilter) -> None:
+        super().__init__(True)
+        self._forced = forced
+
+    def refuses(self, message: Message, worker: WorkerId) -> bool:
+        if message.qos:
+            self._forced.keep(message, worker)
+        return True

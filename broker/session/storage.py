@@ -99,11 +99,12 @@ class SessionStorage:
         """
         raise NotImplementedError
 
-    def give(self, incarnation: bytes, then: Callable[[bytes], None]) -> None:
-        """Have the worker *incarnation* own the session, which nothing is delivered to any more.
+    def give(self, incarnation: bytes, then: Callable[[bytes | None], None]) -> None:
+        """Have the worker *incarnation* own the session, which nothing is delivered to meanwhile.
 
         *then* is called once all is stored and that worker owns it, with what it needs beside what is stored. Nothing
-        is stored from here afterwards. If what is stored is damaged, the session has ended then.
+        is stored from here afterwards. If what is stored is damaged, the session has ended then. With None: that worker
+        has ended, and its sessions are adopted; this one is still here, and goes on.
         """
         raise NotImplementedError
 

@@ -20,6 +20,10 @@ TAKEN_OVER = 0x8E
 MANY = 350  # subscriptions: several pages
 
 
+def refused() -> None:
+    raise AssertionError("only what is stored can be refused")
+
+
 class Steps:
     """A session that moves between two workers, step by step."""
 
@@ -44,7 +48,7 @@ class Steps:
         self.there.settle()
 
     def withdraw(self) -> None:
-        self.here.transfer.withdraw(self.export, self.there.identity, lambda: self.done.append("withdrawn"))
+        self.here.transfer.withdraw(self.export, self.there.identity, lambda: self.done.append("withdrawn"), refused)
         self.here.settle()
 
     def end(self) -> Session:
@@ -161,7 +165,7 @@ def test_many_subscriptions_move_in_pages(brokers: Brokers) -> None:
     steps.carry()
     there.transfer.subscribe(steps.incoming, lambda: steps.done.append("enrolled"))
     publish(here, b"t/1", b"late")
-    here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"))
+    here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"), refused)
     steps.carry()
 
     assert ([], False, False) == (steps.done, steps.export.finished, steps.incoming.complete)
@@ -378,7 +382,7 @@ def test_a_session_that_is_not_taken_stays(brokers: Brokers, stage: str, count: 
     if stage != "export":
         steps.carry()
     if stage == "withdrawing":
-        here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"))
+        here.transfer.withdraw(steps.export, there.identity, lambda: steps.done.append("withdrawn"), refused)
     if stage == "withdrawn":
         steps.withdraw()
     steps.take_back()

@@ -45,7 +45,7 @@ class SessionExport:
         self.leaving = False  # the subscriptions are being removed here; after the last one, no message follows
         self.finished = False  # all chunks were made
         self.stored = session.storage is not None  # its messages are
-        self.giving = False  # it is being given to its new worker, or has been: it cannot stay here
+        self.giving = False  # it is being given to its new worker, or has been: only that decides whether it stays
         self.state: bytes | None = None  # of a stored one, see `SessionStorage.give()`
         self._owed = set(owed)
         self._budget = budget

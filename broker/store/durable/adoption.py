@@ -4,12 +4,15 @@
 # the shards that are gone are spread over those that are left.
 #
 # 1. It adds itself to the owners of the node, before it stores any session: so whoever comes after it finds it there.
-# 2. Page by page, it reads the index of each former owner, and has the server rename the keys of its sessions. The
-#    answers have the records; of sessions with messages only the client ids: they are read, a few at a time. Queues of
-#    sessions that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left,
-#    and its fence and its commit number end soon: a worker is followed only after its process has ended
-#    (supervisor/child.py), so nobody reads them any more. Those of a worker that is stopped, for however long, stay as
-#    it is an owner still: it learns what was taken from it when it goes on.
+# 2. The commit number of each former owner is to expire: from then on no session can become one of that worker, neither
+#    by a worker that gives it, and keeps it then, nor by what the former owner had sent and the server reads late. It
+#    would come to a page that was read before.
+#    Page by page, the index of that owner is read then, and the server renames the keys of its sessions. The answers
+#    have the records; of sessions with messages only the client ids: they are read, a few at a time. Queues of sessions
+#    that have ended come with them (dropped_queues.py). The former owner is removed, once it has nothing left, and its
+#    fence and its commit number end soon: a worker is followed only after its process has ended (supervisor/child.py),
+#    so nobody reads them any more. Those of a worker that is stopped, for however long, stay as it is an owner still:
+#    it learns what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
 # What a former owner has written for sessions that had been taken from it is in none of its indexes. Its fence tells
@@ -182,7 +185,9 @@ class Adoption:
     # The steps.
 
     def _join(self, now: float) -> None:
-        self._send(packed("HSET", self._owners, self._me, self._shard), self._joined, now)
+        number = packed("SET", self._keys.commit_number(self._me), 0, "NX")  # who gives it a session looks at that
+        steps = [packed("MULTI"), number, packed("HSET", self._owners, self._me, self._shard), packed("EXEC")]
+        self._send(b"".join(steps), self._joined, now, len(steps))
 
     def _joined(self, reply: object, now: float) -> None:
         self._send(packed("HGETALL", self._owners), self._found_owners, now)
@@ -191,24 +196,31 @@ class Adoption:
         fields = cast(list[bytes], reply)
         owners = zip(fields[::2], fields[1::2], strict=True)
         self._former = [owner for owner, shard in owners if owner != self._me and self._follows(shard)]
-        self._adopt_next(now)
+        self._follow_next(now)
 
     def _follows(self, shard: bytes) -> bool:
         """Whether this worker has what was *shard*; the first one has what nobody can say of."""
         return (int(shard) if shard.isdigit() else 0) % self._workers == self._shard
 
-    def _adopt_next(self, now: float) -> None:
-        """Go on with the last of the former owners; without any, with the own index, or the end."""
+    def _follow_next(self, now: float) -> None:
+        """Have no session become one of the next former owner any more, and adopt those that it has.
+
+        Without another former owner, go on with the own index, or end.
+        """
         self._slice = 0
         self._cursor = FIRST_CURSOR
         self._failed = False
         if self._former:
-            self._scan(now)
+            number = self._keys.commit_number(self._former[-1])
+            self._send(packed("EXPIRE", number, FENCED_FOR), self._ended_former, now)
         elif self._lost:
             self._scanning = True
             self._scan(now)
         else:
             self._all_read(now)
+
+    def _ended_former(self, reply: object, now: float) -> None:
+        self._scan(now)
 
     def _scan(self, now: float) -> None:
         incarnation = self._me if self._scanning else self._former[-1]
@@ -291,7 +303,7 @@ class Adoption:
 
     def _removed_owner(self, reply: object, now: float) -> None:
         self._former.pop()
-        self._adopt_next(now)
+        self._follow_next(now)
 
     def _is_dropped(self, name: bytes) -> bool:
         """Whether *name*, from an index, is that of a dropped queue: then it is taken apart. Twice does no harm."""

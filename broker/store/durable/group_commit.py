@@ -108,6 +108,7 @@ class GroupCommit:
         self._begun_at = 0.0  # when it was sent for the first time
         self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
         self._replies: list[object] = []  # to it, while it waits for replicas
+        self.answers_known = True  # for `committed()`: false if the connection ended before the errors came, if any
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
         self._again_at = 0.0  # when it is sent again, if it was refused; 0.0: it was not
@@ -268,6 +269,7 @@ class GroupCommit:
         self._took = min(now - self._begun_at, GATHERED)
         parts, self._parts = self._parts, []
         self._under_way = self._failure = None
+        self.answers_known = len(replies) > 0
         at, sound = 0, not _errors(replies)
         for writer, count in parts:
             writer.committed(NO_ERRORS if sound else _errors(replies[at : at + count]), now)

@@ -355,6 +355,10 @@ class DurableQueue(QueueParts):
         self._given = not self.damaged
         then()
 
+    def stay(self) -> None:
+        """The worker that it was given to has ended before."""
+        self._given = False
+
     # What GroupCommit asks for.
 
     def collect(self, now: float, wall: float) -> list[bytes]:

@@ -59,6 +59,7 @@ LEFT: Final = b"\0"
 WILL: Final = b"\0will"
 GAP: Final = b"\0gap"
 SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
+TAKER_ENDED: Final = "TAKERENDED"  # how an error of `give` begins: the session is still that of this worker
 FORMER: Final = 64  # shared subscriptions that a session has left, and that its messages may return to
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
@@ -130,6 +131,11 @@ def read_record(fields: list[bytes]) -> StoredSession:
         raise DamagedRecord("the gap in the record cannot be read") from error
 
 
+def read_subscriptions(fields: list[bytes]) -> StoredSession:
+    """As `read_record()`, also if the client of the session is connected."""
+    return read_record(fields if LEFT in fields[::2] else [*fields, LEFT, b"0"])
+
+
 def _read_will(value: bytes) -> Will:
     try:
         will = to_will(to_list(msgpack.unpackb(value)))
@@ -155,6 +161,13 @@ def _check_subscription(filter: bytes, value: bytes) -> None:
 
 
 class QueueMaker(Protocol):
+    def give_command(self, keys: SessionKeys, client: bytes, taker: bytes) -> bytes:
+        """The command that makes the session of *client* one of the worker with the incarnation *taker*.
+
+        Its error begins with TAKER_ENDED if that worker has ended: then the session stays.
+        """
+        ...
+
     def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
         """A queue for the session of *client*, of which nothing is stored yet; see `restore()`."""
         ...
@@ -222,8 +235,9 @@ class SessionRecord(SessionStorage):
         self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
         self._taker: bytes | None = None  # the worker that is to own the session
-        self._give: Callable[[bytes], None] | None = None  # to be called when it does
+        self._give: Callable[[bytes | None], None] | None = None  # to be called when it does, or when it has ended
         self._given = False  # to that worker, or removed: nothing is written any more
+        self._giving = False  # the transaction under way is that which gives it
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
@@ -364,7 +378,10 @@ class SessionRecord(SessionStorage):
         else:
             then()
 
-    def give(self, incarnation: bytes, then: Callable[[bytes], None]) -> None:
+    def give(self, incarnation: bytes, then: Callable[[bytes | None], None]) -> None:
+        if self._ended:
+            then(self.queue().state().encode())
+            return
         self._taker = incarnation
         self._give = then
         self.queue().give(self._queue_given)
@@ -419,7 +436,7 @@ class SessionRecord(SessionStorage):
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
-        if self._given and self._taker is None:  # it is removed, or not that of this worker any more
+        if self._given and (self._ended or self._taker is None):  # it is removed, or not that of this worker any more
             return []
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
@@ -441,11 +458,8 @@ class SessionRecord(SessionStorage):
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
             self._changed = None
         if self._given and self._taker is not None:
-            taker = keys.of(self._taker)
-            words: list[bytes | str] = ["give", client, keys.records, keys.queues, keys.released]
-            words += [taker.records, taker.queues, taker.released]
-            writes.append(packed("EVAL", SCRIPT, 2, keys.index, taker.index, *words))
-            self._taker = None
+            self._giving = True
+            writes.append(self._queues.give_command(keys, client, self._taker))
         waits = self._written is not None or (self._tokens is not None and self._tokens.written)
         if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
@@ -460,8 +474,11 @@ class SessionRecord(SessionStorage):
             self._changed = {**(self._changed or {}), **dict(zip(changed[::2], changed[1::2], strict=True))}
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
-        if errors and not self._ended:
-            self.queue().damage(str(errors[0]))
+        giving, self._giving = self._giving, False
+        refused = bool(errors) and giving and str(errors[-1]).startswith(TAKER_ENDED)
+        others = errors[:-1] if refused else errors
+        if others and not self._ended:
+            self.queue().damage(str(others[0]))
         self._writing = False
         if self._tokens is not None:
             for completion in self._tokens.committed():
@@ -470,6 +487,15 @@ class SessionRecord(SessionStorage):
         if then is not None:
             then()
         give = self._give
-        if give is not None and (self._ended or (self._given and self._taker is None)):
-            self._give = None
+        if give is None or not (self._ended or giving):
+            return
+        if giving and not self._commit.answers_known:
+            self._commit.soon(self)  # once more: what was given is not found again
+            return
+        self._give = self._taker = None
+        if refused:
+            self._given = False
+            self.queue().stay()
+            give(None)
+        else:
             give(self.queue().state().encode())

@@ -1,7 +1,7 @@
 -- Durable sessions become those of another worker, and are read. Each call is atomic.
 --
--- broker/store/redis/keys.py describes the keys. But for a fence and the workers, all keys of a call are in one slice. Those
--- of sessions end in a client id, and are given without it, in the order: records, queues, released.
+-- broker/store/redis/keys.py describes the keys. But for fences, commit numbers and the workers, all keys of a call are in
+-- one slice. Those of sessions end in a client id, and are given without it, in the order: records, queues, released.
 --
 --   scan   a page of an index
 --          KEYS the index; ARGV op, cursor, how many entries, about -> {next cursor, {client id, value, ...}}
@@ -12,11 +12,12 @@
 --          -> for each that is there {client id, record as of HGETALL}; a client id alone: read that session, as it has
 --             messages, or as the answer would be longer; or the name of a dropped queue (dropped_queues.py)
 --   give   a worker gives one session away
---          KEYS both indexes; ARGV op, client id, keys of the former owner, keys of the new one
+--          KEYS both indexes, commit number of the new owner
+--          ARGV op, client id, keys of the former owner, keys of the new one
 --          -> 1; 0: there is no such session, or it was taken before: this may arrive long after the death of the worker,
---             behind writes to keys that nobody reads any more
+--             behind writes to keys that nobody reads any more; an error if the new owner has ended, see below
 --   take   a worker takes one session from a worker that has ended or does not answer
---          KEYS as for adopt; ARGV op, client id, and as for adopt up to the time
+--          KEYS as for give, fence of the former owner; ARGV as for give, Unix time in seconds
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
 --   find   which worker of the node has a session, beside the one that asks
@@ -50,6 +51,14 @@ end
 local function leave_former(clients)
   local remove = redis.call('TYPE', KEYS[1]).ok == 'set' and 'SREM' or 'HDEL'
   redis.call(remove, KEYS[1], unpack(clients))
+end
+
+-- The commit number of a worker expires once its sessions are being adopted: what became one of them would be read by
+-- nobody. The giving worker keeps the session; a taking one has ended, and the server reads late what it had sent.
+local ENDED = 'TAKERENDED the worker that is to own the session has ended'
+
+local function new_owner_has_ended()
+  return redis.call('TTL', KEYS[3]) ~= -1
 end
 
 -- ARGV has the keys of the former owner from *at* on, those of the new one, and the time.
@@ -158,6 +167,9 @@ if op == 'give' or op == 'take' then
     leave_former({ client })
   end
   local found = has(KEYS[1], client) and exists(ARGV[3] .. client)
+  if found and new_owner_has_ended() then
+    return redis.error_reply(ENDED)
+  end
   if found then
     leave_former({ client })
     redis.call('HSET', KEYS[2], client, value)
@@ -167,7 +179,7 @@ if op == 'give' or op == 'take' then
     return found and 1 or 0
   end
   if found then
-    redis.call('RPUSH', KEYS[3], client)
+    redis.call('RPUSH', KEYS[4], client)
     left(client, 3)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)

@@ -5,6 +5,7 @@
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 from broker.reasons import StoreFailure
@@ -27,7 +28,7 @@ from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.recent_bodies import RecentBodies
-from broker.store.durable.record import SCRIPT, SessionRecord
+from broker.store.durable.record import SCRIPT, DamagedRecord, SessionRecord, StoredSession, read_subscriptions
 from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
@@ -42,6 +43,7 @@ from broker.worker_id import WorkerId
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and what was lost is read again
 PAGES: Final = 64  # of queues that are read at once, 4 MiB or 6 ms of Redis: a transaction waits behind them
 MESSAGE_UNITS: Final = 20  # of the reactor's quantum: to read a message, and to send it
+Looked = Callable[[StoredSession | None], None]  # its record; None: there is none that can be read
 Taken = Callable[[AdoptedSession | None, float], None]  # the session; None: there is none, or it is damaged. Now
 WRONG_TYPE: Final = "WRONGTYPE"  # how Redis' error begins for a key of another type
 
@@ -80,8 +82,8 @@ class DurableStore(OnReady):
         self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall)
         self._commands = commands
         self._keys = keys
-        me = worker.incarnation_text.encode()
-        self._slices = [keys.sessions(number, me) for number in range(SLICES)]
+        self._me = worker.incarnation_text.encode()
+        self._slices = [keys.sessions(number, self._me) for number in range(SLICES)]
         self._budget = budget
         self._wall = wall
         self.expiry = ExpirySchedule(ttl)
@@ -154,6 +156,13 @@ class DurableStore(OnReady):
         keys = self._slices[zlib.crc32(client) % SLICES]
         return SessionRecord(keys, client, self.commit, self, self._wall)
 
+    def give_command(self, keys: SessionKeys, client: bytes, taker: bytes) -> bytes:
+        theirs = keys.of(taker)
+        names = [keys.index, theirs.index, self._keys.commit_number(taker)]
+        words: list[str | bytes] = ["give", client, keys.records, keys.queues, keys.released]
+        words += [theirs.records, theirs.queues, theirs.released]
+        return packed("EVAL", SCRIPT, len(names), *names, *words)
+
     def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
         kind = GroupQueue if is_group(client) else DurableQueue
         return kind(keys, client, self._budget, self.commit, self, self.expiry)
@@ -175,6 +184,19 @@ class DurableStore(OnReady):
         """The session of *client* does not come."""
         self._expected.pop(client, None)
 
+    def expect_again(self, client: bytes) -> None:
+        """What has been delivered meanwhile to the session of *client*, which is expected, was dropped."""
+        self._expected[client].queue().expect()
+
+    def look(self, client: bytes, former: bytes, then: Looked, now: float) -> None:
+        """Read the record of the session of *client*, and call *then*.
+
+        *former*: the incarnation of the worker that may have it; it may also have given it to this one.
+        """
+        ours = self._slices[zlib.crc32(client) % SLICES]
+        reads = [packed("HGETALL", each.records + client) for each in (ours.of(former), ours)]
+        _LookAtRecord(self, b"".join([packed("MULTI"), *reads, packed("EXEC")]), then).send(now)
+
     def take(self, client: bytes, former: bytes, state: bytes, then: Taken, now: float) -> None:
         """Read the session of *client*, which is expected, and call *then*.
 
@@ -189,7 +211,8 @@ class DurableStore(OnReady):
             theirs = ours.of(former)
             words = ["take", client, theirs.records, theirs.queues, theirs.released]
             words += [ours.records, ours.queues, ours.released, b"%.6f" % self._wall()]
-            command = self._script.call([theirs.index, ours.index, self._keys.fence(former)], words)
+            keys = [theirs.index, ours.index, self._keys.commit_number(self._me), self._keys.fence(former)]
+            command = self._script.call(keys, words)
         _Take(self, record, client, not former, command, state, then).send(now)
 
     def find(self, client: bytes, then: Callable[[WorkerId | None], None], now: float) -> None:
@@ -365,6 +388,31 @@ class _Bodies:
 
     def _missing(self) -> None:
         self._queue.bodies_arrived(self._packs, self._why, self._store.commit.now, self._store.wall())
+
+
+class _LookAtRecord:
+    """The record of a session that another worker has, or has given to this one."""
+
+    def __init__(self, store: DurableStore, commands: bytes, then: Looked) -> None:
+        self._store = store
+        self._commands = commands
+        self._then = then
+
+    def send(self, now: float) -> None:
+        command = CallbackCommand(self._commands, PATIENCE, self._read)
+        command.replies_left = 4
+        self._store.submit(command, now)
+
+    def _read(self, reply: object, failure: StoreFailure | None) -> None:
+        if failure is not None:
+            self._store.not_read(self, failure, self._store.commit.now)
+            return
+        stored: StoredSession | None = None
+        for fields in cast(list[Any], reply):
+            if isinstance(fields, list) and fields and stored is None:
+                with suppress(DamagedRecord):  # whoever takes it will see that
+                    stored = read_subscriptions(fields)
+        self._then(stored)
 
 
 class _Take:

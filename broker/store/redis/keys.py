@@ -19,7 +19,8 @@
 #   PREFIX:fence:INCARNATION    list  client ids of sessions that were taken from a worker that did not answer, and ""
 #                                       when its sessions were adopted
 #   PREFIX:commit:INCARNATION   string  the number of the last transaction of a worker (store/durable/group_commit.py);
-#                                       both as long as it is among the owners below, and FENCED_FOR after that
+#                                       both as long as it is among the owners below, and FENCED_FOR after that, which
+#                                       begins for the number when the adoption of its sessions does
 #   PREFIX:mark:INCARNATION     string  written behind a transaction that replicas have to have; for LEASE
 #                                       (store/durable/replication.py)
 #   PREFIX:owners:NODE          hash  incarnation -> shard of the workers of a node that own, or owned, durable sessions

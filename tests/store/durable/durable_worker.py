@@ -184,6 +184,9 @@ class DurableWorker:
         self.owner = OneSession(self.store, self.budget, queue)
         self.store.start(now)
         if expects:
+            redis.server.keep(KEYS.commit_number(incarnation(number)), b"0")
+            if replica is not None:
+                replica.values[KEYS.commit_number(incarnation(number))] = b"0"
             redis.values[KEYS.durable_owners("node")][incarnation(number)] = b"0"  # it has begun before
             self.store._owner = self.owner
             self.owner.expect()

@@ -54,6 +54,11 @@ class ModelServer:
             if self._always:
                 self._synced = self._written
 
+    def keep(self, key: bytes, value: bytes) -> None:
+        """Have *value* under *key*, as if it had been synced long ago."""
+        for values in (self.values, self._written, self._synced):
+            values[key] = value
+
     def sync(self) -> None:
         """Sync what was written, as the server does once a second."""
         self._synced = self._written
@@ -99,6 +104,7 @@ class ModelRedis:
         self._held_back: deque[list[bytes]] = deque()
         self._id = 0
         self._name = b""
+        self.left_by: ModelRedis | None = None  # whose former connection it is
         self.cut_after = 0  # executed commands; 0: the connection stays
 
     # The worker's end.
@@ -164,6 +170,7 @@ class ModelRedis:
             left = self.server.former[self._id] = ModelRedis(self.server)
             left._received, self._received = self._received, deque()
             left._queued, left._aborted, left._name = self._queued, self._aborted, self._name
+            left.left_by = self
         self.cut(now)
 
     def hold_back(self) -> None:
@@ -222,6 +229,8 @@ class ModelRedis:
         if name == b"EXISTS":
             return int(key in self.values)
         if name == b"SET":
+            if b"NX" in words and key in self.values:
+                return None
             self.values[key] = words[0]
             if b"KEEPTTL" not in words:
                 self.ends.pop(key, None)
@@ -379,6 +388,8 @@ class ModelRedis:
                 self._reply(b"DEL", words[2] + client, [words[3] + client, words[4] + client])
                 self._of_hash(b"HDEL", keys[0], [client])
             found = client in self._value(keys[0], dict) and words[2] + client in self.values
+            if found and (keys[2] not in self.values or keys[2] in self.ends):
+                return ReplyError("TAKERENDED the worker that is to own the session has ended")
             if found:
                 self._of_hash(b"HDEL", keys[0], [client])
                 self._of_hash(b"HSET", keys[1], [client, value])
@@ -386,7 +397,7 @@ class ModelRedis:
             if words[0] == b"give":
                 return int(found)
             if found:
-                self._of_list(b"RPUSH", keys[2], [client])
+                self._of_list(b"RPUSH", keys[3], [client])
                 self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
             return self._read(*[words[kind] + client for kind in (5, 6, 7)])
         assert b"read" == words[0]

@@ -45,8 +45,9 @@ class TakenMeanwhile(ModelRedis):
         if words[0] == b"read":
             former, taker = (KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(number)) for number in (2, 3))
             theirs, own = ([each.records, each.queues, each.released] for each in (former, taker))
-            fence = KEYS.fence(incarnation(2))
-            super()._script([former.index, taker.index, fence], [b"take", CLIENT, *theirs, *own, b"1.000000"])
+            fence, commits = KEYS.fence(incarnation(2)), KEYS.commit_number(incarnation(3))
+            self.values[commits] = b"0"
+            super()._script([former.index, taker.index, commits, fence], [b"take", CLIENT, *theirs, *own, b"1.000000"])
         return super()._script(keys, words)
 
 
@@ -151,12 +152,13 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
 ) -> None:
     """Its last transaction may wait in a socket: a part of a record would replace the session where it is by then."""
     former, heir, taker = (KEYS.sessions(0, incarnation(number)) for number in (1, 2, 3))
-    fence = KEYS.fence(incarnation(1))
+    fence, commits = KEYS.fence(incarnation(1)), KEYS.commit_number(incarnation(3))
     head = msgpack.packb((FORM, EXPIRY, None))
     with start_redis(every_server).client() as client:
         client.hset(former.records + b"me", mapping={HEAD: head, b"a": b"\1"})
         client.rpush(former.queues + b"me", b"pack")
         client.hset(former.index, b"me", b"")
+        client.set(commits, 0)  # the taker lives
         theirs = [former.records, former.queues, former.released]
         if adopts:
             own = [heir.records, heir.queues, heir.released]
@@ -164,12 +166,13 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
         else:
             heir = taker
             own = [heir.records, heir.queues, heir.released]
-            client.eval(SCRIPT, 3, former.index, heir.index, fence, "take", b"me", *theirs, *own, b"9.0")
+            keys = [former.index, heir.index, commits, fence]
+            client.eval(SCRIPT, len(keys), *keys, "take", b"me", *theirs, *own, b"9.0")
         client.hset(former.records + b"me", LEFT, b"8.0")
         client.rpush(former.queues + b"me", b"late")
         given = [taker.records, taker.queues, taker.released]
 
-        assert 0 == client.eval(SCRIPT, 2, former.index, taker.index, "give", b"me", *theirs, *given)
+        assert 0 == client.eval(SCRIPT, 3, former.index, taker.index, commits, "give", b"me", *theirs, *given)
         assert {HEAD: head, b"a": b"\1", LEFT: b"9.0"} == client.hgetall(heir.records + b"me")
         assert [b"pack"] == client.lrange(heir.queues + b"me", 0, -1)
         assert adopts is not client.hexists(taker.index, b"me")

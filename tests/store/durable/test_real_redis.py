@@ -185,7 +185,9 @@ def test_a_session_that_is_taken_twice_is_as_it_was(
     ours = theirs.of(incarnation(2))
     words: list[str | bytes | int] = ["take", CLIENT, theirs.records, theirs.queues, theirs.released]
     words += [ours.records, ours.queues, ours.released, "1800000000.5"]
-    call = packed("EVAL", SCRIPT, 3, theirs.index, ours.index, KEYS.fence(incarnation(1)), *words)
+    fence, number = KEYS.fence(incarnation(1)), KEYS.commit_number(incarnation(2))
+    owner.commands.submit(CallbackCommand(packed("SET", number, 0), 5.0, lambda reply, failure: None), loop.now())
+    call = packed("EVAL", SCRIPT, 4, theirs.index, ours.index, number, fence, *words)
     replies: list[object] = []
 
     def take() -> None:

@@ -143,7 +143,7 @@ class History:
             self.connect()
             return
         self.worker, self.redis, self.other = new, new.redis, OtherSession()
-        given: list[bytes] = []
+        given: list[bytes | None] = []
         former.owner.record.give(incarnation(new.number), given.append)
         self.pass_time(former, new)
         if killed == "former":
@@ -157,7 +157,7 @@ class History:
             if killed:
                 self.kill_worker()
                 return
-            new.owner.take(b"", given[0], new.now)
+            new.owner.take(b"", given[0] or b"", new.now)
         new.until(lambda: new.owner.ready)
         assert {} == new.owner.damage
         self.connect()

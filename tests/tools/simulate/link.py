@@ -75,6 +75,7 @@ class Crossed:
         self.expires = expires
         self.token = token
         self.clients: list[str] = []
+        self.refused = False  # for another session, which will get it again
 
 
 class Given:

@@ -1,7 +1,8 @@
 # Some hundred histories of durable sessions; `make simulate` runs as many as are wanted.
 import pytest
 
-from tests.tools.faults.durable.checker import LOST
+from tests.store.durable.model import ModelRedis, Reply
+from tests.tools.faults.durable.checker import LOST, REORDERED, SESSION_PRESENT
 from tests.tools.simulate.history import WEIGHTS, history_of, run, shortened
 from tests.tools.simulate.link import Link
 from tests.tools.simulate.worker import SimWorker
@@ -43,6 +44,27 @@ def test_a_worker_that_answers_too_early_is_found(monkeypatch: pytest.MonkeyPatc
 
     assert [LOST] == [each.kind for each in run(shorter)[:1]]
     assert len(shorter.steps) < len(history_of(seed).steps)
+
+
+def test_publishes_that_are_overtaken_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would excuse what comes late after a session was taken from a worker that stood still."""
+    monkeypatch.setattr(SimWorker, "let_go_of", lambda worker, former: None)
+
+    assert any(each.kind == REORDERED for seed in range(1000) for each in run(history_of(seed)))
+
+
+def test_a_session_that_is_given_to_a_dead_worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would excuse that nobody has it any more."""
+    script = ModelRedis._script
+
+    def never_refused(redis: ModelRedis, keys: list[bytes], words: list[bytes]) -> Reply:
+        if words[0] == b"give":
+            redis.ends.pop(keys[2], None)
+        return script(redis, keys, words)
+
+    monkeypatch.setattr(ModelRedis, "_script", never_refused)
+
+    assert any(each.kind == SESSION_PRESENT for seed in range(1000) for each in run(history_of(seed)))
 
 
 def test_each_step_has_a_weight() -> None:

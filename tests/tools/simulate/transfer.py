@@ -7,7 +7,12 @@
 #   told       the new worker was told that it owns the session
 #   reading    it reads what is stored
 #
-# If one of the two ends, the other one has it, or takes it in Redis, where the last step that was stored decides.
+# If one of the two ends, the other one has it, or takes it in Redis, where the last step that was stored decides: a
+# session that is to be given to a worker that has ended, and whose sessions are adopted, stays.
+#
+# What was on its way to a worker that has ended, or that does not answer, when a session was taken from it, is
+# published again. So the new worker drops what it has got since, and all workers close the connections before whose
+# publishes are not confirmed (cluster/forced_takeovers.py).
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -60,13 +65,6 @@ class Transfer:
             assert storage is not None
             storage.give(taker.incarnation, self._was_given)
 
-    def is_stranded(self) -> bool:
-        """Whether the session is being given to a worker that is dead, and whose sessions may have been adopted.
-
-        If the giving worker ends when that is stored, nobody looks for the session where it is then.
-        """
-        return self.stage == GIVING and self._taker.dead
-
     def _expect(self) -> None:
         self.stage = EXPECTED
         taker = self._taker
@@ -88,23 +86,30 @@ class Transfer:
         session.subscriptions.update(self._session.subscriptions)
         self.stage = SWITCHED
         if self._giver.dead:  # its sessions may have been adopted
-            self._world.overtaken = True
             self._read(self._giver.incarnation, b"")
             return
         self._world.places[self._client] = Place(self._taker, session)
         self._mark = self._giver.mark()
 
-    def _was_given(self, state: bytes) -> None:
-        """The former worker has stored all, and given it."""
-        if self._taker.dead:  # its sessions may have been adopted before this one was its
+    def _was_given(self, state: bytes | None) -> None:
+        """The former worker has stored all, and given it; None: the new one has ended, and it stays."""
+        if state is None:
+            assert self._taker.dead
+            self._end()
+            self._stay()
+        elif self._taker.dead:  # whoever follows it has the session, or will have it
             self._end()
             self._finish_at_giver()
-            self._link.open = False
-            self._world.taken_back = True
-            Take(self._world, self._taker, self._giver, self._link)
-            return
-        self.stage = TOLD
-        self._taker.lane_from(self._giver).write(Given(self, state))
+            self._world.forget_if_gone(self._client)
+        else:
+            self.stage = TOLD
+            self._taker.lane_from(self._giver).write(Given(self, state))
+
+    def _stay(self) -> None:
+        giver, client = self._giver, self._client
+        if giver.leaving.pop(client, None) is not None:  # or it was taken from there
+            giver.sessions[client] = self._session
+            self._world.places[client] = Place(giver, self._session)
 
     def given(self, state: bytes) -> None:
         """The new worker is told."""
@@ -164,7 +169,7 @@ class Transfer:
             self._end()
             taker.close(self._link)
         elif self.stage in (SWITCHED, GIVING):
-            self._world.overtaken = True
+            taker.drop_early(self._client)
             self._read(self._giver.incarnation, b"")
 
     def _taker_lost(self) -> None:
@@ -177,9 +182,7 @@ class Transfer:
             place = self._world.places[client]
             place.others = [each for each in (giver, self._taker) if each is not place.worker]
         elif stage in (BEGUN, EXPECTED, SWITCHED):
-            del giver.leaving[client]
-            giver.sessions[client] = self._session
-            self._world.places[client] = Place(giver, self._session)
+            self._stay()
         elif stage in (TOLD, READING):
             self._finish_at_giver()
 
@@ -212,7 +215,14 @@ class Take:
             world.forget_if_gone(link.client)
             return
         session = taker.restore(found)
-        world.places[link.client] = Place(taker, session)
+        place = world.places[link.client] = Place(taker, session)
+        former = self._former
+        if not former.dead:
+            if link.client in former.sessions or link.client in former.leaving:  # it does not know
+                place.waits_for.add(former)
+                former.store.commit.confirm(_nothing)  # when it goes on
+            for worker in world.workers:
+                worker.let_go_of(former)
         taker.welcome(link, session, True)
 
     def _end(self) -> None:
@@ -225,3 +235,7 @@ class Take:
             self._end()
             self._world.places[self._link.client].others.append(self._taker)
             self._world.forget_if_gone(self._link.client)
+
+
+def _nothing() -> None:
+    pass

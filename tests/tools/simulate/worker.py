@@ -78,10 +78,11 @@ class Place:
         self.worker = worker
         self.session = session
         self.others: list[SimWorker] = []  # workers that have ended and may have it
+        self.waits_for: set[SimWorker] = set()  # workers that do not know yet that it was taken from them
 
-    def blocked(self) -> bool:
-        """Whether publishes for it have to wait, as another worker has it, or will have it."""
-        return self.worker.dead or self.session.ended
+    def blocked(self, source: "SimWorker") -> bool:
+        """Whether publishes for it, from *source*, have to wait, as another worker has it, or will have it."""
+        return self.worker.dead or self.session.ended or source in self.waits_for
 
 
 class SimWorker:
@@ -244,7 +245,7 @@ class SimWorker:
     def _publish(self, link: Link, session: Session, packet_id: int, publish: Outgoing, dup: bool) -> bool:
         """Take a publish, as protocol/publishing.py does; false if it has to wait."""
         places = self._world.places_for(publish.topic)
-        if any(place.blocked() for place in places):
+        if any(place.blocked(self) for place in places):
             return False  # as a gate is closed while a worker is dead whose sessions nobody has adopted
         storage = session.storage
         assert storage is not None
@@ -318,6 +319,25 @@ class SimWorker:
         if link is not None:
             self.close(link)
 
+    def let_go_of(self, worker: "SimWorker") -> None:
+        """A session was taken from *worker*: have all come again that it has not confirmed."""
+        for completion in list(self.unconfirmed.get(worker, {}).values()):
+            self.abandon(completion)
+
+    def drop_early(self, client: str) -> None:
+        """The worker has ended that was to give the session of *client*: what has come for it here comes again."""
+        storage = self.coming[client].storage
+        assert storage is not None
+        early = storage.disown()
+        self.store.expect_again(client.encode())
+        for lane in self.lanes.values():
+            for item in lane.items:
+                if isinstance(item, Crossed) and client in item.clients:
+                    item.clients.remove(client)
+                    item.refused = True
+        for message in early:
+            self.abandon(message.as_published().completion)
+
     def _take(self, item: Crossed | Given) -> None:
         if isinstance(item, Given):
             item.transfer.given(item.state)
@@ -326,7 +346,7 @@ class SimWorker:
         if item.token:
             completion = message.completion = Completion()
             completion.token = item.token
-        certain = True
+        certain = not item.refused
         for client in item.clients:
             session = self.sessions.get(client) or self.leaving.get(client) or self.coming.get(client)
             if session is not None:
@@ -427,6 +447,9 @@ class SimWorker:
         for client in clients:
             client_id = client.decode()
             self.taken_away.add(client_id)
+            place = self._world.places.get(client_id)
+            if place is not None:
+                place.waits_for.discard(self)
             session = self.sessions.get(client_id) or self.leaving.get(client_id)
             if session is not None:
                 self.evict(session)

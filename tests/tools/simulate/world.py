@@ -49,8 +49,7 @@ class World:
         self.takes: list[Take] = []
         self.all_workers: list[SimWorker] = []
         self.ends: dict[tuple[str, int], float] = {}  # of publishes that expire
-        self.taken_back = False  # a session was, from a worker that had ended, and perhaps been replaced
-        self.overtaken = False  # a session left a worker to which publishes for it were on their way
+        self.forced = False  # a session was taken from a worker that stood still
         self._tell = tell
         self._checker = Checker()
         self._qos = chance.one_of([[1], [2], [1, 2], [1, 2]])
@@ -111,7 +110,7 @@ class World:
         elif place.worker is worker:
             worker.welcome(link, place.session, True)
         elif place.worker.dead or place.worker.stopped:
-            self.overtaken |= not place.worker.dead
+            self.forced |= not place.worker.dead
             Take(self, place.worker, worker, link)
         else:
             self.moving.add(client)
@@ -244,8 +243,7 @@ class World:
         self.server.down = False
 
     def _kill(self, chance: Chance) -> None:
-        """Known, and not mended: see `Transfer.is_stranded()`."""
-        if self.workers and not any(transfer.is_stranded() for transfer in self.transfers):
+        if self.workers:
             self._end(chance.one_of(self.workers), chance)
             if chance.often(60):
                 self._start_missing()
@@ -254,6 +252,10 @@ class World:
         """*worker* ends: what it has sent to Redis is executed, or not."""
         if not self.server.down:
             worker.wire.execute(chance.one_of([0, 3, 100]))
+            for number, left in list(self.server.former.items()):
+                if left.left_by is worker.wire:
+                    left.execute(chance.one_of([0, 3, 100]))
+                    del self.server.former[number]
         worker.wire.close()
         worker.dead = True
         self.workers.remove(worker)
@@ -280,7 +282,7 @@ class World:
 
     def _lose_power(self, chance: Chance) -> None:
         """The whole node."""
-        if not self.power or any(transfer.is_stranded() for transfer in self.transfers):
+        if not self.power:
             return
         for worker in list(self.workers):
             self._end(worker, chance)
@@ -356,19 +358,8 @@ class World:
     def _is_excused(self, violation: Violation) -> bool:
         """A message that a full queue has dropped may come late, when its publisher sends it again or after a crash.
         One that has expired may come late when its publisher sends it again.
-
-        Known, and not mended: what was on its way to a worker that stands still when a session is taken from it, or
-        that ends while the session leaves it, comes late, as its publisher sends it again.
         """
-        late = self.most != UNLIMITED or self.overtaken or violation.message in self.ends
-        return violation.kind == REORDERED and late
-
-    def _may_be_lost(self, message: Message) -> bool:
-        """Known, and not mended: a publish that is sent again is taken for a repetition although nobody has it.
-
-        It was overtaken, see above, and the session has left the worker that took what overtook it.
-        """
-        return self._checker.publishes[message].times > 1 and self.overtaken
+        return violation.kind == REORDERED and (self.most != UNLIMITED or violation.message in self.ends)
 
     def _unfinished(self) -> list[str]:
         clients = [
@@ -386,7 +377,7 @@ class World:
         missing = [
             (client, message)
             for client, message in self._checker.missing()
-            if self.now < self.ends.get(message, self.now + 1.0) and not self._may_be_lost(message)
+            if self.now < self.ends.get(message, self.now + 1.0)
         ]
         dropped = 0
         for worker in self.all_workers:
@@ -395,10 +386,9 @@ class World:
             for client, message in missing:
                 self._found(LOST, f"{message} was acknowledged, and never came to {client}", message)
         owners = {place.session.client_id.encode(): place.worker.incarnation for place in self.places.values()}
-        ended = self.overtaken or len(self.workers) < len(self.all_workers)
+        ended = self.forced or len(self.workers) < len(self.all_workers)
         for what in left_behind(self.server, owners, {worker.incarnation for worker in self.workers}, ended):
-            if not (self.taken_back and ":fence:" in what):  # such a fence stays: one client id
-                self._found(LEFT, what)
+            self._found(LEFT, what)
         for worker in self.workers:
             budget = worker.budget
             if budget.used or budget.messages:

@@ -1,0 +1,99 @@
+# A session is given to a worker that lives, and to no other; whoever gives it knows what has become of it.
+import pytest
+
+from broker.session.queue import MessageBudget
+from broker.store.redis.address import RedisAddress
+from broker.store.redis.pipeline import CommandPipeline
+from tests.session.receiver import PLENTY
+from tests.store.durable.durable_worker import CLIENT, KEYS, DurableWorker, OneSession, incarnation, store_of
+from tests.store.durable.model import ModelRedis
+
+pytestmark = pytest.mark.interpreted
+
+NUMBER = KEYS.commit_number(incarnation(2))
+
+
+@pytest.fixture
+def worker() -> DurableWorker:
+    made = DurableWorker(ModelRedis())
+    made.offer(b"1")
+    made.disconnect()
+    made.settle()
+    return made
+
+
+def record_of(number: int) -> bytes:
+    return KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(number)).records + CLIENT
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("adopted", [True, False])
+def test_who_gives_a_session_learns_whether_it_was_given(worker: DurableWorker, heard: bool, adopted: bool) -> None:
+    """It would be given to a worker that is adopted, or both would have it, or none, if an answer is lost."""
+    redis = worker.redis
+    redis.values[NUMBER] = b"0"
+    if adopted:
+        redis.ends[NUMBER] = 1000
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.tick()
+    redis.execute()
+    if not heard:
+        redis.cut(worker.now)
+    worker.settle()
+
+    assert [adopted] == [state is None for state in given]
+    assert adopted is (record_of(1) in redis.values)
+    assert adopted is (record_of(2) not in redis.values)
+    worker.owner.record.store_head(77, None, False)
+    worker.settle()
+    assert adopted is (record_of(1) in redis.values)
+    assert (record_of(1) in redis.values) != (record_of(2) in redis.values)
+
+
+def test_a_worker_that_never_was_there_is_given_nothing(worker: DurableWorker) -> None:
+    """Redis may have lost that it owns sessions: whoever follows it would not look for them."""
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.settle()
+
+    assert [None] == given
+
+
+def test_a_session_that_is_given_during_an_adoption_is_read_or_stays() -> None:
+    """It would come to a page of the former owner that was read before, and nobody would have it."""
+    outcomes = [given_after(steps) for steps in range(60)]
+
+    assert {(True, False), (False, True)} == set(outcomes)
+    assert sorted(outcomes) == outcomes[::-1]  # first it is read; from some step on it stays
+
+
+def given_after(steps: int) -> tuple[bool, bool]:
+    """Whether a session is read by the worker that adopts its new owner, and whether it stays at its former one.
+
+    It is given after that worker has had the server execute as many commands as *steps*.
+    """
+    giver = DurableWorker(ModelRedis())
+    giver.disconnect()
+    giver.settle()
+    server = giver.redis.server
+    server.keep(NUMBER, b"0")
+    server.values[KEYS.durable_owners("node")] = {incarnation(1): b"1", incarnation(2): b"0"}
+    wire, budget = ModelRedis(server), MessageBudget(PLENTY)
+    commands = CommandPipeline(wire, RedisAddress(path="/model"), "adopts", giver.log)
+    store = store_of(commands, 3, budget, lambda: giver.now, workers=2)
+    follower = OneSession(store, budget)
+    store.start(giver.now)
+    store.serve(follower, giver.now)
+    for _ in range(steps):
+        wire.execute(1)
+        wire.answer(giver.now)
+        store.tick(giver.now)
+    given: list[bytes | None] = []
+    giver.owner.record.give(incarnation(2), given.append)
+    giver.settle()
+    while not follower.ready:
+        wire.execute()
+        wire.answer(giver.now)
+        store.tick(giver.now)
+    return follower.found is not None, given == [None]
