@@ -12,7 +12,8 @@
 --            -> {epoch, the former owner or false}; {0, the owner} if the session is at another node and belongs to
 --               another user, unless its worker is fenced. The workers of a node ask each other. If no claim is known,
 --               the former owner is the worker that has the session stored, with an epoch before any other, and a user
---               that stands for any
+--               that stands for any. While Redis is full it refuses the claim of a session that has no owner and is not
+--               stored; to the answer to another one true is added, as the will is not stored, and has to be told again
 --   reclaim  KEYS wills of the claimant, owner..., fence of the claimant
 --            ARGV op, lease in s, incarnation, "SHARD NODE", then for each: client id, epoch, user, will or ""
 --            -> for each {epoch, or 0 if another worker's claim is later; that other owner, or false}
@@ -80,6 +81,11 @@ local function set_will(client, epoch, will, lease)
   end
 end
 
+-- A server that is full refuses a script memory up to its first write (store/durable/full.lua): this one changes nothing.
+local function write_first()
+  redis.call('HDEL', KEYS[1], '')
+end
+
 -- Delete the will of *client* if it was stored with *epoch* or before; 1 if there was one.
 local function drop_will(client, epoch)
   local will = redis.call('HGET', KEYS[1], client)
@@ -108,12 +114,22 @@ if op == 'claim' then
   end
   local time = redis.call('TIME')
   local epoch = math.max(stored + 1, tonumber(time[1]) * 1000000 + tonumber(time[2]))
-  redis.call('SET', KEYS[2], table.concat({ text_of(epoch), incarnation, place, user }, ' '), 'EX', lease)
-  set_will(client, epoch, will, lease)
+  local text = table.concat({ text_of(epoch), incarnation, place, user }, ' ')
+  local refused = redis.pcall('SET', KEYS[2], text, 'EX', lease).err
   if not former and KEYS[4] then
     former = owner_of_stored(client, string.match(place, '%S+$'))
   end
-  return { epoch, former }
+  if not refused then
+    set_will(client, epoch, will, lease)
+    return { epoch, former }
+  end
+  if not former then
+    return redis.call('SET', KEYS[2], text, 'EX', lease) -- which says why
+  end
+  write_first() -- a claim takes the place of another one, or its session takes more than the claim
+  redis.call('SET', KEYS[2], text, 'EX', lease)
+  set_will(client, epoch, '', lease)
+  return { epoch, former, true }
 end
 
 if op == 'reclaim' then
@@ -143,6 +159,7 @@ end
 if op == 'release' then
   local incarnation = ARGV[2]
   local released = 0
+  write_first()
   for i = 2, #KEYS do
     local at = 3 + (i - 2) * 3
     local client, epoch, former = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
@@ -169,6 +186,7 @@ if op == 'drop_wills' then
 end
 
 if op == 'fence' then
+  redis.call('DEL', KEYS[1]) -- a server that is full refuses a script no memory after its first write
   redis.call('SET', KEYS[1], '', 'EX', ARGV[2])
   return 1
 end

@@ -34,6 +34,12 @@ def read_owner(text: bytes) -> Owner | None:
     return Owner(int(words[0]), WorkerId(words[3], int(words[2]), incarnation), words[4])
 
 
+def lacks_will(reply: object) -> bool:
+    """Whether Redis was full when it carried out the claim that *reply* answers: it has not stored the will."""
+    assert isinstance(reply, list)
+    return len(reply) > 2
+
+
 def epoch_and_owner(reply: object) -> tuple[int, Owner | None]:
     """The answer of claim.lua to claim, or to one session of a reclaim."""
     assert isinstance(reply, list)

@@ -36,7 +36,7 @@ from broker.cluster.claim_policy import (
     patience,
 )
 from broker.cluster.owned_sessions import TIMEOUT, OwnedSessions, OwnershipConflict
-from broker.cluster.owner import Owner, epoch_and_owner
+from broker.cluster.owner import Owner, epoch_and_owner, lacks_will
 from broker.config.schema import Overload
 from broker.overload.gate import Gate
 from broker.reasons import StoreFailure
@@ -243,6 +243,8 @@ class Registry(OnReady):
             former = self.owned.restored_owner(claim.client_id) if held is None else None
         if held is None or held.epoch < epoch:
             self.owned.hold(claim.client_id, epoch, claim.user, claim.will)
+            if claim.will and lacks_will(reply):
+                self.owned.mark_stale([claim.client_id])
         else:  # claimed within the node, by a clock that is ahead of Redis: that epoch stays
             epoch = held.epoch
             self.owned.hold_stale(claim.client_id, epoch, claim.user, claim.will)

@@ -165,7 +165,7 @@ class DurableSessions:
         client = client_id.encode()
         self._durable.expect(client)
         take = partial(self._take, client, former, then)
-        self._durable.commit.when_written(take)  # what an earlier session here has under the same keys is removed first
+        self._durable.commit.when_removed(take)  # what an earlier session here has under the same keys is removed first
 
     def _take(self, client: bytes, former: WorkerId, then: Taken) -> None:
         found = partial(self._found, then)

@@ -123,9 +123,12 @@ class SessionTransfer:
         if state is None:
             export.giving = False
             refused()
-        else:
-            export.state = state
-            self._withdraw(export, then)
+            return
+        export.state = state
+        if not state:  # the store is full: what could not be stored is published again, to the new owner
+            for message in self._sessions.disown(export.session):
+                self._lifecycle.abandon(message.as_published().completion, self._clock())
+        self._withdraw(export, then)
 
     def _withdraw(self, export: SessionExport, then: Callable[[], None]) -> None:
         export.leaving = True
@@ -166,9 +169,9 @@ class SessionTransfer:
     def when_owned(self, session: Session, then: Callable[[], None], now: float) -> None:
         """Call *then* when it is certain that no other worker has taken *session*; if one has, it has ended.
 
-        While nothing is stored, nobody can take it: *then* is called at once.
+        While Redis answers nothing, nobody can take it: *then* is called at once.
         """
-        if session.storage is None or self._durable is None or not self._durable.takes_sessions(now):
+        if session.storage is None or self._durable is None or not self._durable.answers(now):
             then()
         else:
             session.storage.confirm(then)
@@ -214,7 +217,7 @@ class SessionTransfer:
             former = self._store.find(session.client_id)
             if former is not None:  # see `finish_import()`
                 self._lifecycle.evict(former)
-            self._durable.commit.when_written(enrol)
+            self._durable.commit.when_removed(enrol)
 
     def take(self, incoming: SessionImport, former: WorkerId, lives: bool, then: Callable[[bool], None]) -> None:
         """Read what is stored of the durable session that came from *former*, and call *then* with whether it is there.

@@ -9,7 +9,21 @@ from typer.testing import CliRunner
 
 from broker.config.schema import REPLICATED, Config, Store
 from broker.insight.explain import explain
-from broker.mqtt.packets import PUBACK, V5, Ack, ConnAck, Connect, Publish, SubAck, Subscribe, Wanted
+from broker.mqtt.packets import (
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    V5,
+    Ack,
+    ConnAck,
+    Connect,
+    Publish,
+    SubAck,
+    Subscribe,
+    Wanted,
+)
 from broker.mqtt.properties import SESSION_EXPIRY_INTERVAL
 from broker.reasons import CloseReason, StoreFailure
 from cli import backup
@@ -148,3 +162,29 @@ def test_replicas_that_lack_something_are_not_counted(servers: tuple[RunningRedi
     primary.kill()
     with primary.client() as client:
         assert 0 == replicas_with_all(client, b"mark", 1, PATIENCE)
+
+
+def test_a_full_primary_drains_as_its_replica_does(servers: tuple[RunningRedis, RunningRedis]) -> None:
+    """What clients acknowledge would stay, as a primary that is full writes no mark of what replicas have to have."""
+    primary, _ = servers
+    node = Durable(primary, CONFIG)
+    node.subscriber("client", b"a", 2).socket.close()
+    publisher = node.worker.connect("publisher")
+    node.worker.answered = False
+    publisher.send(*[Publish(b"a", b"%d" % number, 2, packet_id=number + 1) for number in range(3)])
+    until(node, lambda: len(publisher.inbox) == 3)
+    primary.client().config_set("maxmemory", 1)
+    client = node.worker.connect("client", clean_start=False)
+    kinds: list[int] = []
+
+    def all_done() -> bool:
+        for packet in client.receive():
+            assert isinstance(packet, Ack | Publish)
+            kinds.append(packet.kind if isinstance(packet, Ack) else PUBLISH)
+            client.send(Ack(PUBREC if isinstance(packet, Publish) else PUBCOMP, packet.packet_id))
+        node.worker.clock.now += 0.01
+        return not any(server.client().keys(kind) for server in servers for kind in ("*:queue:*", "*:released:*"))
+
+    until(node, all_done)
+    assert [PUBLISH] * 3 + [PUBREL] * 3 == kinds
+    node.worker.close()

@@ -7,6 +7,7 @@ import pytest
 
 from broker.cluster.claim_policy import CLAIM_PATIENCE
 from broker.cluster.registry import CLAIMED, LOCAL, OF_OTHER_USER, REFUSED
+from broker.session.principal import ANONYMOUS
 from broker.store.redis.keys import LEASE, SLICES
 from broker.worker_id import WorkerId
 from supervisor.redis_server import RedisServer
@@ -416,3 +417,45 @@ def test_a_claim_without_another_names_the_worker_that_has_the_session_stored(
     assert here.verdict("without").former is None
     assert Shard(loop, server.address, durable=True).verdict("me").former != found  # a claim says more
     assert Shard(loop, server.address, durable=True, node="another").verdict("you").former is None
+
+
+def test_a_full_redis_takes_claims_of_sessions_that_it_has(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """A client would not get what waits for it while Redis is full; or clients could fill it further."""
+    server = start_redis(every_server)
+    one, two = Shard(loop, server.address, durable=True), Shard(loop, server.address, durable=True)
+    before = one.verdict("claimed").epoch
+    wills = KEYS.wills(KEYS.slice_of(b"claimed"), two.incarnation.encode())
+    with server.client() as client:
+        client.hset(KEYS.durable_owners("node"), b"0000000000000008", b"3")
+        client.hset(KEYS.records(KEYS.slice_of(b"stored")) + b"0000000000000008:stored", b"", b"head")
+        client.config_set("maxmemory", 1)
+        claimed, stored, new = two.verdict("claimed", will=b"0 will"), two.verdict("stored"), two.verdict("new")
+        assert [CLAIMED, CLAIMED, REFUSED] == [each.outcome for each in (claimed, stored, new)]
+        assert LOCAL == two.verdict("clean", lasting=False).outcome
+        assert claimed.epoch > before
+        assert [one.identity, WorkerId("node", 3, 8)] == [
+            each.former and each.former.worker for each in (claimed, stored)
+        ]
+        assert not client.exists(wills)
+        assert [] == owner(server, "new")
+        client.config_set("maxmemory", 0)
+        loop.until(lambda: bool(client.exists(wills)))
+
+    assert f"{claimed.epoch} {two.incarnation}" == " ".join(owner(server, "claimed")[:2])
+
+
+def test_a_full_redis_takes_back_what_was_claimed_in_vain(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """The next claimant would look for the session at a worker that does not have it."""
+    server = start_redis(every_server)
+    one, two = Shard(loop, server.address), Shard(loop, server.address)
+    one.verdict("me")
+    before = owner(server, "me")
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+    former = two.verdict("me").former
+    two.registry.give_back("me", former, ANONYMOUS)
+    loop.until(lambda: owner(server, "me") == before)

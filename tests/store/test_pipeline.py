@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hiredis import ReplyError
 
 from broker.reasons import StoreFailure
 from broker.store.redis.address import RedisAddress
-from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, packed
+from broker.store.redis.connection import DISCONNECTED, HANDSHAKE, READY, REPLY, failure_of, packed
 from broker.store.redis.pipeline import MOST_BYTES, CallbackCommand, CommandPipeline
 from supervisor.redis_server import RedisServer
 from tests.cluster.paper import HANDSHAKE_REPLIES, on_paper
@@ -236,6 +237,21 @@ def test_the_right_password_lets_in(start_redis: StartRedis, loop: Loop) -> None
         server.address.user, server.address.password = user, password
 
         assert b"in" == answer(loop, connect(loop, server.address), "ECHO", "in")
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreFailure.MEMORY_FULL),
+        ("@user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", StoreFailure.MEMORY_FULL),
+        ("EXECABORT Transaction discarded because of: OOM command not allowed", StoreFailure.MEMORY_FULL),
+        ("EXECABORT Transaction discarded because of previous errors.", StoreFailure.REFUSED),
+        ("ERR an OOM of another kind", StoreFailure.REFUSED),
+    ],
+)
+def test_an_error_is_known_wherever_its_code_is(text: str, failure: StoreFailure) -> None:
+    """A server that is full only at the end of a transaction would be taken for one that will never carry it out."""
+    assert failure is failure_of(ReplyError(text))
 
 
 def test_a_full_server_refuses_and_keeps_the_connection(start_redis: StartRedis, loop: Loop) -> None:

@@ -183,3 +183,23 @@ def test_a_store_that_does_not_store_holds_up_what_needs_it_alone(start_node: St
     subscriber, present = back(weir, "subscriber")
     assert present
     assert [b"waits"] == [each.payload for each in received(subscriber, 1)]
+
+
+def test_a_full_redis_drains_whatever_has_died(start_node: StartNode) -> None:
+    """Its clients would get nothing before an operator raises maxmemory, as no worker could read what is stored."""
+    weir = durable(start_node)
+    subscriber, _ = back(weir, "subscriber")
+    subscriber.subscribe("topic", qos=1)
+    subscriber.close()
+    publish(weir.client("publisher"), MESSAGES)
+    memory(weir, 1)
+    kill_workers(weir)
+    subscriber, present = back(weir, "subscriber")
+    assert present
+    assert [b"%d" % number for number in range(MESSAGES)] == [each.payload for each in received(subscriber, MESSAGES)]
+    with asked(weir) as server:
+        weir.wait_until(lambda: not server.keys("*:queue:*"), "remove what was acknowledged")
+    memory(weir, 0)
+    publish(weir.client("publisher"), 1)
+
+    assert [b"0"] == [each.payload for each in received(subscriber, 1)]

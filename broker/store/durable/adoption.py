@@ -45,6 +45,13 @@ SCANNED: Final = 500  # of the index in one call, about
 FENCED: Final = 300  # sessions of the fence in one call, each with three keys
 
 FIRST_CURSOR: Final = b"0"  # also what follows the last page
+# KEYS owners of the node, commit number of the worker, which those look at that give it a session; ARGV incarnation,
+# shard. HDEL is first for a server that is full: see full.lua.
+JOIN: Final = b"""
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], 0, 'NX')
+return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+"""
 
 
 class AdoptedSession:
@@ -125,7 +132,7 @@ class Adoption:
         dropped: DroppedQueues,
         wall: Callable[[], float],
     ) -> None:
-        """*worker* is one of *workers*. *script*: `SCRIPT`. *begin* makes what stores the session of a client id.
+        """*worker* is one of *workers*. *script*: `SESSIONS`. *begin* makes what stores the session of a client id.
 
         *dropped* takes queues apart whose sessions have ended. *wall*: Unix time in seconds.
         """
@@ -185,9 +192,8 @@ class Adoption:
     # The steps.
 
     def _join(self, now: float) -> None:
-        number = packed("SET", self._keys.commit_number(self._me), 0, "NX")  # who gives it a session looks at that
-        steps = [packed("MULTI"), number, packed("HSET", self._owners, self._me, self._shard), packed("EXEC")]
-        self._send(b"".join(steps), self._joined, now, len(steps))
+        keys = [self._owners, self._keys.commit_number(self._me)]
+        self._send(packed("EVAL", JOIN, 2, *keys, self._me, self._shard), self._joined, now)
 
     def _joined(self, reply: object, now: float) -> None:
         self._send(packed("HGETALL", self._owners), self._found_owners, now)
@@ -289,7 +295,7 @@ class Adoption:
         if not clients:
             # Not deleted: a transaction that the server reads later would make the commit number anew, without end.
             ends = [packed("EXPIRE", key, FENCED_FOR) for key in (keys.fence(former), keys.commit_number(former))]
-            steps = [packed("MULTI"), *ends, packed("HDEL", self._owners, former), packed("EXEC")]
+            steps = [*ends, packed("HDEL", self._owners, former)]  # no transaction: a server that is full refuses any
             self._send(b"".join(steps), self._removed_owner, now, len(steps))
             return
         written: list[bytes] = []

@@ -21,6 +21,7 @@ from hiredis import ReplyError
 from broker.reasons import StoreFailure
 from broker.store.durable.group_commit import PAUSE, GroupCommit
 from broker.store.durable.pack import REFERRING, DamagedPack, Groups, decode_pack
+from broker.store.durable.removals import Words
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 from broker.store.redis.pipeline import Command
@@ -51,10 +52,10 @@ def is_dropped(name: bytes) -> bool:
     return name.startswith(MARK)
 
 
-def dropping(keys: SessionKeys, client: bytes, name: bytes) -> list[bytes]:
+def dropping(keys: SessionKeys, client: bytes, name: bytes) -> list[Words]:
     """The commands that make the queue of *client* a dropped one, with *name*."""
-    rename = packed("RENAME", keys.queues + client, keys.queues + name)  # fails if there is no list: none is found then
-    return [rename, packed("HSET", keys.index, name, b""), packed("DEL", keys.released + client)]
+    rename = "RENAME", keys.queues + client, keys.queues + name  # fails if there is no list: none is found then
+    return [rename, ("HSET", keys.index, name, b""), ("DEL", keys.released + client)]
 
 
 class _List:
@@ -81,6 +82,7 @@ class DroppedQueues:
         self._round: list[_List] = []  # whose pages are read, or removed
         self._each = 0  # packs of a page
         self._unanswered = 0  # pages that are read
+        self._arrived = False  # all pages of the round are read, and to be removed
         self._next_at = 0.0  # when the next round begins
         self._pause = 0.0  # seconds after this one
         self._groups: list[Groups] = []  # of the packs that are removed
@@ -149,22 +151,32 @@ class DroppedQueues:
                 read.append(one)
         self._round = read
         if read:
+            self._arrived = True
             self._commit.soon(self)
         else:
             self._next_at = now + self._pause
 
-    def collect(self, now: float, wall: float) -> list[bytes]:
+    def removes(self, now: float) -> list[Words]:
+        if not self._arrived:
+            return []
+        self._arrived = False
         self._commit.bodies.reduce(self._groups)
         self._groups = []
-        writes: list[bytes] = []
+        removals: list[Words] = []
         for one in self._round:
             if one.packs == self._each:
-                writes.append(packed("LPOP", one.key(), self._each))
+                removals.append(("LPOP", one.key(), self._each))
             else:
-                writes += [packed("DEL", one.key()), packed("HDEL", one.keys.index, one.name)]
-        return writes
+                removals += [("DEL", one.key()), ("HDEL", one.keys.index, one.name)]
+        return removals
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        return []
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
+        pass
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
         done, self._round = self._round, []
         for one in done:
             if one.packs == self._each:

@@ -18,21 +18,29 @@
 # - When the connection ends before the answer comes, nobody knows what the server did. The commit number tells: the
 #   transaction is sent again unless its number is there.
 #
-# What the server refuses (no memory, no disk, still loading) is sent again after a pause, for as long as it takes.
-# Nothing is committed meanwhile, so publishers wait, and the gate of the store bounds what they may send.
+# What the server refuses (no disk, still loading) is sent again after a pause, for as long as it takes. Nothing is
+# committed meanwhile, so publishers wait, and the gate of the store bounds what they may send.
+#
+# A server that is full refuses each transaction. Then the removals of the refused one (removals.py) are sent by
+# themselves, and after them what else there is to remove; the rest of it is sent again after each pause. One of the two
+# is under way at a time. Of a session that has ended, nothing is left in the rest: its keys are removed, and are not to
+# be made anew.
 #
 # With `store.durability = "replicated"` a transaction is committed when replicas have it as well (replication.py).
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, cast
 
 from hiredis import ReplyError
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
+from broker.store.durable.pack import Groups
+from broker.store.durable.removals import REDUCED, Words, call_of, in_transaction
 from broker.store.durable.replication import Replication
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store_gate import StoreGate
+from broker.store.durable.writer import Giver, Mark, Part, Writer
 from broker.store.redis.connection import packed
 from broker.store.redis.pipeline import Command, CommandPipeline
 
@@ -42,7 +50,12 @@ WIDE: Final = 256  # queues that get a message: half a page of a fan-out
 GATHERED: Final = 0.01  # seconds at most that a message for so many waits for others
 STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
+FORGOTTEN: Final = 100  # writers, and half of all that wait: then those are looked through that do
 UNCERTAIN: Final = (StoreFailure.LOST, StoreFailure.TIMEOUT)
+
+# KEYS fence, commit number; ARGV client ids of the fence that the worker knows. No transaction: a server that is full
+# refuses any.
+LOOK: Final = "return {redis.call('LRANGE', KEYS[1], ARGV[1], -1), redis.call('GET', KEYS[2])}"
 
 MULTI: Final = packed("MULTI")
 EXEC: Final = packed("EXEC")
@@ -50,21 +63,6 @@ NO_ERRORS: Final[list[ReplyError]] = []  # never changed
 FIRST: Final = 2  # replies in that of EXEC ahead of those to the writes: of the fence and of the commit number
 
 Fenced = Callable[[list[bytes], float], None]  # the client ids that were added to the fence of this worker; now
-
-
-class Writer(Protocol):
-    """Has something to write. GroupCommit keeps track of it by two attributes, which no one else sets."""
-
-    dirty: bool  # it is asked for its writes with the next transaction
-    held: bool  # it is asked when the time has come
-
-    def collect(self, now: float, wall: float) -> list[bytes]:
-        """The commands that write what is to be written. `committed()` or `collect()` follows, never another."""
-        ...
-
-    def committed(self, errors: list[ReplyError], now: float) -> None:
-        """What `collect()` returned last is stored, but for single commands with *errors*."""
-        ...
 
 
 class GroupCommit:
@@ -106,8 +104,16 @@ class GroupCommit:
         self._held: deque[tuple[float, Writer]] = deque()  # in the order in which they are due
         self._under_way: Transaction | None = None
         self._begun_at = 0.0  # when it was sent for the first time
-        self._parts: list[tuple[Writer, int]] = []  # of it: who wrote how many commands
         self._replies: list[object] = []  # to it, while it waits for replicas
+        self.full = False  # Redis has no memory, as far as this worker knows
+        self._removers: dict[Writer, None] = {}  # that have removals, while it is full
+        self._refused: list[Part] = []  # what it has no memory for, of one transaction
+        self._refused_again_at = 0.0  # when that is sent again
+        self._withdrawn: dict[Writer, list[Groups]] = {}  # see `withdraw()`
+        self._unreferred: list[Groups] = []  # of packs that were left out, while the rest is refused
+        self._givers: dict[Giver, None] = {}
+        self._forgotten = 0  # writers in _dirty that have nothing to write
+        self._ordered = 0  # writers that have to be behind all that was to be written before
         self.answers_known = True  # for `committed()`: false if the connection ended before the errors came, if any
         self._uncertain = False  # nobody knows whether the server carried it out
         self._look: _Look | None = None  # under way, to learn whether it did
@@ -116,12 +122,17 @@ class GroupCommit:
 
     def soon(self, writer: Writer) -> None:
         """Ask *writer* for its writes with the next transaction."""
+        if self.full:
+            self._removers[writer] = None
         if not writer.dirty:
             writer.dirty = True
             self._dirty.append(writer)
 
     def move_last(self, writer: Writer) -> None:
         """Ask *writer*, which has something to write, behind all others that have now."""
+        if writer in self._removers:
+            del self._removers[writer]
+            self._removers[writer] = None
         if self._dirty[-1] is not writer:
             self._dirty.remove(writer)
             self._dirty.append(writer)
@@ -131,10 +142,54 @@ class GroupCommit:
         if not writer.held and not writer.dirty:
             writer.held = True
             self._held.append((now + self._hold, writer))
+        elif self.full:
+            self._removers[writer] = None
+
+    def forget(self, writer: Writer) -> None:
+        """*writer* has nothing to write any more. While Redis is full, sessions that come and go would pile up."""
+        self._removers.pop(writer, None)
+        if writer.dirty:
+            writer.dirty = False
+            self._forgotten += 1
+            if self._forgotten > FORGOTTEN and self._forgotten > len(self._dirty) // 2:
+                self._forgotten = 0
+                self._dirty = deque([each for each in self._dirty if each.dirty])
+
+    def withdraw(self, writer: Writer, groups: list[Groups]) -> None:
+        """What *writer* has in the transaction that is not carried out is to be left out: its session has ended.
+
+        *groups*: of bodies that packs in it refer to.
+        """
+        if self._refused or self._under_way is not None:
+            self._withdrawn[writer] = groups
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Leave out what was withdrawn, unless the transaction is under way: then what becomes of it is not known."""
+        if self._under_way is not None and not self._under_way.removes:
+            return
+        withdrawn = self._withdrawn
+        if withdrawn:
+            refused, self._refused, self._withdrawn = self._refused, [], {}
+            for part in refused:
+                if part.writer is not None and part.writer in withdrawn:
+                    self._unreferred += withdrawn[part.writer]
+                else:
+                    self._refused.append(part)
+
+    def when_full(self, giver: Giver) -> None:
+        """Call *giver* when Redis is full, at once if it is now; see `when_full_no_more()`."""
+        self._givers[giver] = None
+        if self.full:
+            giver.give_stored()
+
+    def when_full_no_more(self, giver: Giver) -> None:
+        self._givers.pop(giver, None)
 
     def may_begin(self) -> bool:
         """Whether a transaction could be sent now, or when the hold of its writes is over."""
-        return self._under_way is None and bool(self._dirty or self._held)
+        waiting = self._removers if self.full else self._dirty
+        return self._under_way is None and bool(waiting or self._held)
 
     def gather(self, now: float) -> None:
         """WIDE queues get a message: let the next transaction wait for further ones, if some come all the time."""
@@ -151,7 +206,9 @@ class GroupCommit:
             self.soon(writer)
         due = float("inf")
         if self._under_way is None:
-            if now >= self._gathers_until:
+            if self.full:
+                due = self._send_while_full(now)
+            elif now >= self._gathers_until:
                 self._send_next(now)
             else:
                 due = self._gathers_until
@@ -168,10 +225,12 @@ class GroupCommit:
 
     def idle(self) -> bool:
         """Whether everything is committed."""
-        return self._under_way is None and not self._dirty and not self._held
+        return self._nothing_to_write() and not self._held
 
     def stalled(self, now: float) -> bool:
         """Whether the server refuses what is to be written, is not there, or takes long; or replicas are missing."""
+        if self._refused:
+            return True
         if self._under_way is None:
             return False
         return self._again_at > 0 or now - self._begun_at > STALLED or self._unreplicated() is not None
@@ -185,54 +244,153 @@ class GroupCommit:
 
     def when_written(self, then: Callable[[], None]) -> None:
         """Call *then* once everything is carried out that is to be written by now, but for what is held."""
-        if self._under_way is None and not self._dirty:
+        if self._nothing_to_write():
             then()
+        else:
+            self.soon(Mark(self._number_key, then, True))
+
+    def when_removed(self, then: Callable[[], None]) -> None:
+        """Call *then* once the keys of all sessions are removed that have ended by now, and nothing makes them anew."""
+        if self._ordered or self._nothing_to_write():
+            self.when_written(then)
         else:
             self.confirm(then)
 
+    def _nothing_to_write(self) -> bool:
+        return self._under_way is None and not self._dirty and not self._refused
+
     def confirm(self, then: Callable[[], None]) -> None:
         """Call *then* after a further transaction: if sessions were taken from this worker, it knows it then."""
-        self.soon(_Mark(self._number_key, then))
+        mark = Mark(self._number_key, then, False)
+        if self.full:
+            self._removers[mark] = None
+        else:
+            self.soon(mark)
+
+    def order(self, writers: int) -> None:
+        """So many more, or below 0 less, writers make keys of other sessions anew when they have their turn."""
+        self._ordered += writers
 
     def _send_next(self, now: float) -> None:
         self._gathers_until = 0.0
         wall = self._wall()
-        writes: list[bytes] = []
+        parts: list[Part] = []
         size = 0
         for _ in range(len(self._dirty)):
             writer = self._dirty.popleft()
+            if not writer.dirty:
+                continue
             writer.dirty = False
+            self._removers.pop(writer, None)
+            removals = writer.removes(now)
             own = writer.collect(now, wall)
-            if own:
-                writes += own
-                for one in own:
-                    size += len(one)
-                self._parts.append((writer, len(own)))
+            if removals or own:
+                part = Part(writer, removals, own)
+                parts.append(part)
+                size += part.size
                 if size + self.bodies.size >= MOST_BYTES:
                     break
-        own = self.bodies.collect(self._fence_key, self._fence_length)
-        writes += own
-        size += sum([len(one) for one in own])
-        if not writes:
+        reduced, own = self._reduced(), self.bodies.collect()
+        if reduced or own:
+            parts.append(Part(None, reduced, own))
+        if not parts:
             self.gate.needless(now)
             return
         self.gate.sent(now)
-        self._number += 1
+        self._begin(parts, now)
+        self._send_transaction(parts, now)
+
+    def _reduced(self) -> list[Words]:
+        words = self.bodies.removes()
+        return [(REDUCED, *words)] if words else []
+
+    def _begin(self, parts: list[Part], now: float) -> None:
+        """*parts* are sent for the first time."""
         self._begun_at = now
-        self.counters.store_transactions += 1
-        self.counters.store_commands += len(writes)
-        self.counters.store_bytes += size
-        self._submit(self._number, writes, now)
+        counters = self.counters
+        counters.store_transactions += 1
+        for part in parts:
+            counters.store_commands += len(part.removals) + len(part.writes)
+            counters.store_bytes += part.size
+
+    # While Redis is full.
+
+    def _send_while_full(self, now: float) -> float:
+        """Send removals, if there are some, or what was refused, if it is time; when it will be."""
+        if self._refused and now >= self._refused_again_at:
+            parts, self._refused = self._refused, []
+            self.counters.store_repeated += 1
+            self._send_transaction(parts, now)
+            return float("inf")
+        parts = self._removals(now)
+        if parts:
+            self._begin(parts, now)
+            self._send_removals(parts, now)
+            return float("inf")
+        if self._refused:
+            return self._refused_again_at
+        self._send_next(now)
+        return float("inf")
+
+    def _removals(self, now: float) -> list[Part]:
+        parts: list[Part] = []
+        size = 0
+        removers, self._removers = self._removers, {}
+        for writer in removers:
+            if size + self.bodies.size >= MOST_BYTES:
+                self._removers[writer] = None
+                continue
+            removals = writer.removes(now)
+            if removals:
+                part = Part(writer, removals, [])
+                parts.append(part)
+                size += part.size
+        reduced = self._reduced()
+        if reduced:
+            parts.append(Part(None, reduced, []))
+        return parts
+
+    def _refuse(self, parts: list[Part], now: float) -> None:
+        """Redis has no memory for *parts*: nothing of them was carried out. Send the removals, and keep the rest."""
+        if not self.full:
+            self.full = True
+            self._removers = dict.fromkeys(self._dirty)
+        self._under_way = None
+        self._refused = [Part(part.writer, [], part.writes) for part in parts if part.writes]
+        self._refused_again_at = now + PAUSE
+        self._leave_out()
+        removals = [Part(part.writer, part.removals, []) for part in parts if part.removals]
+        if removals:
+            self._send_removals(removals, now)
+        for giver in list(self._givers):
+            giver.give_stored()
+
+    def _has_memory(self, now: float) -> None:
+        """A transaction was carried out."""
+        self.full = False
+        removers, self._removers = self._removers, {}
+        for writer in removers:
+            self.soon(writer)
 
     def answered(self, reply: object, now: float) -> None:
         """The server has carried out the transaction under way."""
         assert isinstance(reply, list)
-        self._executed(reply[0], reply[FIRST:], now)
+        former = self._under_way
+        assert former is not None
+        if former.removes:
+            self._executed(reply[0], cast(list[object], reply[1]), now)
+        else:
+            self._executed(reply[0], reply[FIRST:], now)
 
     def failed(self, failure: StoreFailure, now: float) -> None:
         """The server has refused the transaction under way, or nobody knows whether it was carried out."""
         self.counters.store_failures_by_reason[failure.label] += 1
         self._failure = failure
+        former = self._under_way
+        assert former is not None
+        if failure is StoreFailure.MEMORY_FULL and not former.removes:
+            self._refuse(former.parts, now)
+            return
         if failure in UNCERTAIN:
             self._uncertain = True
         if failure is not StoreFailure.LOST:  # then `redis_ready()` goes on
@@ -267,21 +425,40 @@ class GroupCommit:
     def _committed(self, replies: list[object], now: float) -> None:
         """All that was promised for the transaction under way is done. *replies*: see `_executed()`."""
         self._took = min(now - self._begun_at, GATHERED)
-        parts, self._parts = self._parts, []
-        self._under_way = self._failure = None
+        former, self._under_way = self._under_way, None
+        assert former is not None
         self.answers_known = len(replies) > 0
+        if former.removes:
+            self._leave_out()
+        else:
+            self._withdrawn = {}
+            self._failure = None
+            if self._unreferred:
+                self.bodies.reduce(self._unreferred)
+                self._unreferred = []
+                self.confirm(_nothing)
+            if self.full:
+                self._has_memory(now)
         at, sound = 0, not _errors(replies)
-        for writer, count in parts:
-            writer.committed(NO_ERRORS if sound else _errors(replies[at : at + count]), now)
-            at += count
-        self.gate.carried_out(now)
-        if now >= self._gathers_until:
+        for part in former.parts:
+            removed, stored = len(part.removals), len(part.writes)
+            writer = part.writer
+            if writer is not None and removed:
+                writer.removed(NO_ERRORS if sound else _errors(replies[at : at + removed]), now)
+            at += removed
+            if writer is not None and stored:
+                writer.committed(NO_ERRORS if sound else _errors(replies[at : at + stored]), now)
+            at += stored
+        if not self._refused:
+            self.gate.carried_out(now)
+        if not self.full and now >= self._gathers_until and self._under_way is None:
             self._send_next(now)
 
     def _look_at_number(self, now: float) -> None:
         """Ask whether the transaction under way was carried out, and for the fence."""
         if self._look is None:
-            self._look = _Look(self, MULTI + self._fence() + packed("GET", self._number_key) + EXEC)
+            words = packed("EVAL", LOOK, 2, self._fence_key, self._number_key, self._fence_length)
+            self._look = _Look(self, words)
             self._commands.submit(self._look, now)
 
     def looked(self, reply: object, now: float) -> None:
@@ -311,39 +488,43 @@ class GroupCommit:
         former = self._under_way
         assert former is not None
         self.counters.store_repeated += 1
-        self._submit(former.number, former.writes, now)
+        if former.removes:
+            self._send_removals(former.parts, now)
+        else:
+            self._send_transaction(former.parts, now)
 
-    def _submit(self, number: int, writes: list[bytes], now: float) -> None:
-        head = self._fence() + packed("SET", self._number_key, number, "KEEPTTL")  # see adoption.py
-        self._under_way = Transaction(self, number, head, writes)
+    def _send_transaction(self, parts: list[Part], now: float) -> None:
+        fence, known = self._fence_key, self._fence_length
+        self._number += 1
+        commands = [MULTI, packed("LRANGE", fence, known, -1), packed("SET", self._number_key, self._number, "KEEPTTL")]
+        for part in parts:  # KEEPTTL: see adoption.py
+            if part.removals:
+                commands += [in_transaction(words, fence, known) for words in part.removals]
+            commands += part.writes
+        commands.append(EXEC)
+        self._under_way = Transaction(self, self._number, parts, b"".join(commands), False)
+        self._under_way.replies_left = len(commands)
         self._commands.submit(self._under_way, now)
 
-    def _fence(self) -> bytes:
-        return packed("LRANGE", self._fence_key, self._fence_length, -1)
+    def _send_removals(self, parts: list[Part], now: float) -> None:
+        self._number += 1
+        removals = [words for part in parts for words in part.removals]
+        call = call_of(removals, self._fence_key, self._fence_length, self._number_key, self._number)
+        self._under_way = Transaction(self, self._number, parts, call, True)
+        self._commands.submit(self._under_way, now)
 
 
-class _Mark:
-    """The place of everything that was to be written, in the order of what is written: a `Writer`."""
-
-    def __init__(self, key: bytes, then: Callable[[], None]) -> None:
-        self.dirty = False
-        self.held = False
-        self._key = key
-        self._then = then
-
-    def collect(self, now: float, wall: float) -> list[bytes]:
-        return [packed("EXISTS", self._key)]  # a part of a transaction is a command at least
-
-    def committed(self, errors: list[ReplyError], now: float) -> None:
-        self._then()
+def _errors(replies: list[object]) -> list[ReplyError]:
+    return [reply for reply in replies if isinstance(reply, ReplyError)]
 
 
 class Transaction(Command):
-    def __init__(self, commit: GroupCommit, number: int, head: bytes, writes: list[bytes]) -> None:
-        super().__init__(b"".join([MULTI, head, *writes, EXEC]), PATIENCE)
-        self.replies_left = len(writes) + FIRST + 2
+    def __init__(self, commit: GroupCommit, number: int, parts: list[Part], command: bytes, removes: bool) -> None:
+        """*removes*: it has removals only, and is a call of full.lua."""
+        super().__init__(command, PATIENCE)
         self.number = number
-        self.writes = writes
+        self.parts = parts
+        self.removes = removes
         self._commit = commit
 
     def replied(self, reply: object, now: float) -> None:
@@ -356,7 +537,6 @@ class Transaction(Command):
 class _Look(Command):
     def __init__(self, commit: GroupCommit, command: bytes) -> None:
         super().__init__(command, PATIENCE)
-        self.replies_left = 4
         self._commit = commit
 
     def replied(self, reply: object, now: float) -> None:
@@ -366,8 +546,8 @@ class _Look(Command):
         self._commit.look_failed(failure, now)
 
 
-def _errors(replies: list[object]) -> list[ReplyError]:
-    return [reply for reply in replies if isinstance(reply, ReplyError)]
+def _nothing() -> None:
+    pass
 
 
 def _nobody_hears(clients: list[bytes], now: float) -> None:

@@ -59,6 +59,9 @@ class GroupQueue(DurableQueue):
         if not self.release(packet_id):
             self._commit.move_last(self)
 
+    def _marks_wait(self) -> bool:
+        return True
+
     def now(self) -> float:
         """The time of the transaction that is being carried out."""
         return self._commit.now

@@ -3,7 +3,7 @@
 # A marked message is never sent again, PUBREL is. So a mark is stored before PUBREL leaves, and removed when PUBCOMP
 # has come and the pack of the message is removed: in a pack without its mark it would be sent once more.
 from broker.store.durable.pack import StoredPack
-from broker.store.redis.connection import packed
+from broker.store.durable.removals import Words
 
 
 class PubrecMarks:
@@ -61,19 +61,22 @@ class PubrecMarks:
             return True
         return False
 
-    def collect(self, key: bytes) -> list[bytes]:
-        """The commands that store and remove marks in the set *key*."""
-        writes = []
-        if self.completed:
-            writes.append(packed("SREM", key, *self.completed))
-            self.completed = []
-        if self.asked:
-            writes.append(packed("SADD", key, *self.asked))
-            self._writing, self.asked = self.asked, {}
-        return writes
+    def removes(self, key: bytes) -> list[Words]:
+        """The command that removes marks in the set *key*, if some are to be removed."""
+        if not self.completed:
+            return []
+        completed, self.completed = self.completed, []
+        return [("SREM", key, *completed)]
 
-    def committed(self, pack_of: dict[int, StoredPack]) -> list[int]:
-        """What `collect()` returned was carried out; the positions whose PUBREL may leave."""
+    def adds(self, key: bytes) -> list[Words]:
+        """The command that stores marks, if some are to be stored; `added()` follows."""
+        if not self.asked:
+            return []
+        self._writing, self.asked = self.asked, {}
+        return [("SADD", key, *self._writing)]
+
+    def added(self, pack_of: dict[int, StoredPack]) -> list[int]:
+        """What `adds()` returned was carried out; the positions whose PUBREL may leave."""
         written, self._writing = list(self._writing), {}
         for position in written:
             self.stored[position] = pack_of.get(position)

@@ -27,7 +27,7 @@ from typing import Final
 from broker.reasons import DropReason
 from broker.session.expiry import NEVER_DUE, ExpirySchedule
 from broker.session.message import NEVER, Message
-from broker.session.queue import Holder, MessageBudget, MessageQueue
+from broker.session.queue import UNLIMITED, Holder, MessageBudget, MessageQueue
 from broker.store.durable.marks import PubrecMarks
 from broker.store.durable.pack import (
     PACK,
@@ -43,7 +43,7 @@ from broker.store.durable.pack import (
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
 from broker.store.durable.stored_list import StoredList
-from broker.store.durable.sweep import Sweep, rest_of
+from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
 
 READY: Final = 128  # messages of a page, about, and READY_BYTES: what a client gets first, and a slow one always
 READY_BYTES: Final = 64 * 1024
@@ -74,6 +74,9 @@ class QueueParts(MessageQueue):
         self._new: dict[int, Message] = {}  # by position
         self._writing: dict[int, Message] = {}  # in the transaction under way
         self._under_way = False  # this queue has a part of the transaction
+        self._removing = False  # removals of this queue are under way
+        self._most = UNLIMITED  # messages that may wait
+        self._most_bytes = UNLIMITED
         self._ready: deque[StoredMessage] = NONE_READY
         self._done_unread: dict[int, None] = {}  # messages that are done, in packs that are unread again
         self._marks = PubrecMarks()
@@ -230,8 +233,8 @@ class QueueParts(MessageQueue):
         self.waiting_bytes = sum([message.size for message in waiting])
 
     def _is_low(self) -> bool:
-        """Whether the next page is to be read: half of the last one has been sent."""
-        return len(self._ready) < self._page >> 1 and self.stored.unread > 0
+        """Whether the next page is to be read: half of the last one has been sent, and there is one."""
+        return len(self._ready) < self._page >> 1 and self.stored.unread > self.stored.coming_unread
 
     def _has_room(self) -> bool:
         """Whether one more message may be ready."""
@@ -241,6 +244,29 @@ class QueueParts(MessageQueue):
         if self._ready is NONE_READY:
             self._ready = deque()
         return self._ready
+
+    def _apply_limits(self, now: float) -> int:
+        """Drop the oldest messages that wait while there are too many; return how many. Others may have to be read."""
+        dropped = 0
+        while self.count > self._most or self.waiting_bytes > self._most_bytes:
+            if not self.exact and self.stored.unread:
+                if self._sweep is None:  # it counts: there may be fewer
+                    self._expiry.set(self, now + self._expiry.offset)
+                break
+            if not self._ready:
+                self._refill()
+                if not self._ready:
+                    break
+            oldest = self._ready.popleft()
+            if self._holder is not None:
+                self._holder.lost(oldest.message.topic)
+            self._remove(oldest, now)
+            dropped += 1
+        return dropped
+
+    def _drop_excess(self, now: float) -> None:
+        if self.count > self._most or self.waiting_bytes > self._most_bytes:
+            self.report(DropReason.QUEUE_FULL, self._apply_limits(now))
 
     def _id_is_free(self, position: int) -> bool:
         """Whether no message that is not done has the packet id of *position*."""
@@ -272,11 +298,37 @@ class QueueParts(MessageQueue):
         may_be_at_client = stored.message.qos == 2 and stored.position <= self._restored_to
         return stored.message.expired(now) and not may_be_at_client
 
+    def _swept_over(self, sweep: Sweep, now: float, stored: StoredMessage) -> bool:
+        """Whether the message, which is unread and not done, has not ended."""
+        if self._has_ended(stored, now):
+            sweep.end(stored.message)
+            return False
+        sweep.keep(stored.message, now, self._expiry.offset)
+        return True
+
+    def _complete(self, sweep: Sweep, wall: float) -> None:
+        """The sweep has seen everything, or is given up: the client has gone, or an operator removes messages."""
+        earliest = wall
+        if not sweep.left:
+            excess, excess_bytes = sweep.excess()
+            self.count -= excess
+            self.waiting_bytes -= excess_bytes
+            self.exact = True
+            earliest = sweep.earliest
+        self._expiry.set(self, max(earliest, wall + PAUSE_PER_PAGE * sweep.pages))
+        self._end_sweep()
+
     def _end_sweep(self) -> None:
         if self._sweep is not None:
             self._sweep = None
             self._reading = False
             self._expiry.sweeps -= 1
+
+    def _not_read(self, wall: float) -> None:
+        """What has arrived is that of another worker, perhaps. It is read again if the session stays."""
+        self._reading = False
+        if self._sweep is not None:
+            self._complete(self._sweep, wall)
 
     def report(self, reason: DropReason, count: int) -> None:
         """Tell the session that *count* messages were dropped, and why."""
@@ -313,6 +365,16 @@ class QueueParts(MessageQueue):
             self._marks.completed += pack.completed
             self._write_later(now)
 
+    def _marked(self, now: float) -> None:
+        """The marks are stored that were asked for."""
+        released = self._marks.added(self.stored.pack_of)
+        for position in released:
+            self._done(position, now)
+        holder = self._holder
+        if holder is not None:
+            for position in released:
+                holder.released(packet_id_of(position))
+
     def _take(self, pack: Pack, now: float, wall: float) -> int:
         """Have the messages of *pack* ready that are not done; return how many the client may not have."""
         first, last, ends = pack.messages[0].position, pack.messages[-1].position, pack.messages[0].message.ends
@@ -345,7 +407,7 @@ class QueueParts(MessageQueue):
     def _unload(self) -> None:
         """Have the memory forget what is stored, if all is: it is unread again."""
         busy = self._new or self._writing or self._under_way or self._marks.asked or self._reading
-        busy = busy or self.stored.changing or self.purging
+        busy = busy or self._removing or self.stored.changing or self.purging
         if busy or self.ended or self.damaged:
             return
         self._unloading = False
@@ -396,19 +458,20 @@ class QueueParts(MessageQueue):
         """
         sweep, unread = self._sweep, self.stored.unread
         if sweep is not None:
-            sweep.waits = self._under_way or self.stored.changing
+            sweep.waits = self._removing or self.stored.changing
             if sweep.waits:
                 return 0, 0
             return self.stored.first_unread() + sweep.index, min(sweep.left, self._page_of(unread, READY))
-        if self._under_way or self.ended or not unread or self.stored.changing:
-            self._reading = False  # `committed()` has them read: those of the transaction might not be there yet
+        there = unread - self.stored.coming_unread
+        if self._removing or self.ended or not there or self.stored.changing:
+            self._reading = False  # `removed()` or `committed()` has them read
             return 0, 0
         if self._budget.used > self._budget.low:
             self._page = READY
         elif self._starved:
             self._page = min(2 * self._page, MOST_READY)
         self._starved = False
-        return self.stored.first_unread(), self._page_of(unread, self._page)
+        return self.stored.first_unread(), min(there, self._page_of(unread, self._page))
 
     def _page_of(self, unread: int, page: int) -> int:
         """How many of *unread* packs are a page of *page* messages, by what they have on average."""
@@ -452,6 +515,8 @@ class QueueParts(MessageQueue):
         listed.refers = refers or (listed.refers and (listed.unread > 0 or len(listed.read) > 0))
         before = listed.stored_bytes
         listed.unread += 1
+        listed.coming_unread += 1
+        listed.comes(wide.groups)
         listed.stored_bytes += wide.size
         return add_head(wide.messages, first, before, stored_at, end, due, wide.writer, listed.refers)
 
@@ -492,5 +557,7 @@ class QueueParts(MessageQueue):
             listed.add_read(StoredPack(first, last, len(messages), ends, groups), messages)
         else:
             listed.unread += 1
+            listed.coming_unread += 1
+        listed.comes(groups)
         listed.stored_bytes += size
         return data

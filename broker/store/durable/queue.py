@@ -18,25 +18,28 @@
 # ever, and take another message for it. After a crash that is all that is stored. QoS 1 needs no such care.
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from hiredis import ReplyError
 
 from broker.reasons import DropReason
 from broker.session.expiry import ExpirySchedule
 from broker.session.message import GroupMessage, Message
-from broker.session.queue import INFLIGHT, QUEUED, UNLIMITED, Holder, MessageBudget
+from broker.session.queue import INFLIGHT, QUEUED, Holder, MessageBudget
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
 from broker.store.durable.marks import PubrecMarks
-from broker.store.durable.pack import DamagedPack, Pack, StoredMessage, decode_pack, packet_id_of, position_of
+from broker.store.durable.pack import DamagedPack, Pack, decode_pack, packet_id_of, position_of
 from broker.store.durable.parts import NONE_READY, READY, QueueParts
 from broker.store.durable.queue_state import QueueState
+from broker.store.durable.removals import Words
 from broker.store.durable.stored_list import StoredList
-from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep
+from broker.store.durable.sweep import Sweep
 from broker.store.durable.tokens import TakenNumbers, through_group
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
+
+NOTHING: Final[list[Words]] = []  # never changed
 
 
 class QueueReader(Protocol):
@@ -79,14 +82,14 @@ class DurableQueue(QueueParts):
         self.dirty = False
         self.held = False
         self.client = client
-        self._most = UNLIMITED
-        self._most_bytes = UNLIMITED
         self._commit = commit
         self._keys = keys
         self._reader = reader
         self._held_to = 0  # the position of the last message that is to be written when the hold is over
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
+        self.gives_stored = False  # another worker is to have it with what is stored, as Redis is full
+        self.left = False  # another worker has it, or will when what is under way is carried out
         self._taken: TakenNumbers | None = None  # until there are some
         self._late = False  # see TakenNumbers
         self._dropped_as = b""  # the name that the list gets when the session ends, if it has to be taken apart
@@ -169,7 +172,8 @@ class DurableQueue(QueueParts):
 
     def _is_blank(self) -> bool:
         """Whether a new queue would be as this one. Positions begin anew: nobody has a message with any of them."""
-        if self.count or self._new or self._writing or self._under_way or self._reading or self.ended or self.damaged:
+        busy = self._writing or self._under_way or self._removing or self._reading
+        if busy or self.count or self._new or self.ended or self.damaged:
             return False
         if self._early is not None or self._give is not None or self._given or self.purging or self._done_unread:
             return False
@@ -277,6 +281,7 @@ class DurableQueue(QueueParts):
 
     def clear(self) -> int:
         waited = 0 if self._given else self.count
+        self.withdraw()
         unknown = self._early is not None  # what is stored: a reply is still to come
         if unknown or (self.stored.refers and not self.stored.is_empty()):
             self._dropped_as = name_of(self.client)
@@ -349,37 +354,91 @@ class DurableQueue(QueueParts):
             return
         repeats = self._taken is not None and len(self._taken.repeated) > 0
         changes = self.stored.removable or self.stored.changing or self._marks.completed or repeats
-        if (self._unloading or changes or self._under_way) and not self.damaged:
+        if (self._unloading or changes or self._under_way or self._removing) and not self.damaged:
             return
         self._give = None
         self._given = not self.damaged
         then()
 
+    def give_stored(self) -> None:
+        """Write nothing but removals, until it has `left`. `withdraw()` and `disown()` follow, or `stay()`."""
+        self._give = None
+        self._given = self.gives_stored = True
+        self._commit.soon(self)
+
     def stay(self) -> None:
         """The worker that it was given to has ended before."""
-        self._given = False
+        self._given = self.gives_stored = self.left = False
+        self._commit.soon(self)
+
+    def withdraw(self) -> None:
+        """What is to be stored of the queue will not be, if that can be."""
+        if self._under_way:
+            self._commit.withdraw(self, self.stored.coming_groups)
 
     # What GroupCommit asks for.
 
-    def collect(self, now: float, wall: float) -> list[bytes]:
-        key = self.key()
+    def removes(self, now: float) -> list[Words]:
+        stored, marks = self.stored, self._marks
+        if not (stored.removable or stored.changing or marks.asked or marks.completed or self.ended):
+            return NOTHING
+        key, released_key = self.key(), self._keys.released + self.client
         if self.ended:
             if self._given:
-                return []
+                return NOTHING
             self._given = True  # asked again for what was held, it must not remove what a later session has stored
-            released_key = self._keys.released + self.client
             if self.damaged:
-                aside = self._keys.damaged + self.client + b":queue"
-                return [packed("RENAME", key, aside), packed("DEL", released_key)]
+                return [("RENAME", key, self._keys.damaged + self.client + b":queue"), ("DEL", released_key)]
             if self._dropped_as:
                 return dropping(self._keys, self.client, self._dropped_as)
-            return [packed("DEL", key, released_key)]
-        writes = self.stored.writes(key, self._bodies) if self.stored.removable or self.stored.changing else []
-        if self._marks.asked or self._marks.completed:
-            writes += self._marks.collect(self._keys.released + self.client)
+            return [("DEL", key, released_key)]
+        if self.left:
+            return NOTHING
+        removals = stored.removes(key, self._bodies) if stored.removable or stored.changing else []
+        removals += marks.removes(released_key)
+        if not self._marks_wait():
+            removals += marks.adds(released_key)
+        self._removing = len(removals) > 0
+        return removals
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        of_session, self._removing = self._removing, False  # else what was carried out is its end
+        if self.ended:
+            if self._dropped_as and not (of_session or self.damaged):
+                self._reader.dropped(self._keys, self._dropped_as)
+            return
+        if errors:
+            self.damage(str(errors[0]))
+            return
+        if not self._marks_wait():
+            self._marked(now)
+        if self._sweep is not None and self._sweep.waits:
+            self._sweep.waits = False
+            self._reader.read(self)
+        if self._under_way:  # what is to be stored may have to wait
+            self._go_on(now)
+        else:
+            self._carried_out(now)
+
+    def _marks_wait(self) -> bool:
+        """Whether marks are written with what is stored, and not while Redis is full."""
+        return False
+
+    def _carried_out(self, now: float) -> None:
+        """Nothing of the queue is under way."""
+        self._go_on(now)
+        self._end_if_blank()
+        if not self.permanent and self._holder is not None:
+            self._holder.queue_dropped(DropReason.EXPIRED, 0)
+
+    def collect(self, now: float, wall: float) -> list[bytes]:
+        if self.ended or self._given:
+            return []
+        adds = self._marks.adds(self._keys.released + self.client) if self._marks_wait() else NOTHING
+        writes = [packed(*words) for words in adds]
         packs = self._pack_new(max(self._due_to, self._held_to), now, wall)
         if packs:
-            writes.append(packed("RPUSH", key, *packs))
+            writes.append(packed("RPUSH", self.key(), *packs))
         if self._new:
             self._held_to = self._last
             self._commit.later(self, now)
@@ -389,14 +448,13 @@ class DurableQueue(QueueParts):
         return writes
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
-        of_session, self._under_way = self._under_way, False  # else what was carried out is its end
+        self._under_way = False
         if self.ended:
-            if self._dropped_as and not (of_session or self.damaged):
-                self._reader.dropped(self._keys, self._dropped_as)
             return
         if errors:
             self.damage(str(errors[0]))
             return
+        self.stored.arrived()
         if self._taken is not None:
             repeated, self._taken.repeated_due = self._taken.repeated_due, []
             for message in repeated:
@@ -407,20 +465,10 @@ class DurableQueue(QueueParts):
                 self.size -= message.size
                 self._budget.give_back(message)
             message.settle(now)
-        released = self._marks.committed(self.stored.pack_of)
-        for position in released:
-            self._done(position, now)
-        holder = self._holder
-        if holder is not None:
-            for position in released:
-                holder.released(packet_id_of(position))
-        if self._sweep is not None and self._sweep.waits:
-            self._sweep.waits = False
-            self._reader.read(self)
-        self._go_on(now)
-        self._end_if_blank()
-        if not self.permanent and self._holder is not None:
-            self._holder.queue_dropped(DropReason.EXPIRED, 0)
+        if self._marks_wait():
+            self._marked(now)
+        self._remove_done(now)
+        self._carried_out(now)
 
     def _go_on(self, now: float) -> None:
         """Do what has waited for a transaction or a sweep."""
@@ -466,7 +514,8 @@ class DurableQueue(QueueParts):
                 self._expiry.set(self, pack.ends)
             else:
                 self._overdue = True
-        busy = self._reading or self._under_way or self.stored.changing or self.purging or self._give is not None
+        busy = self._reading or self._under_way or self._removing or self.stored.changing
+        busy = busy or self.purging or self._give is not None
         if self.stored.unread and (busy or not reads):
             self._expiry.set(self, wall)  # once more, in a second
         elif self.stored.unread:
@@ -492,31 +541,14 @@ class DurableQueue(QueueParts):
         if self._sweep is None:
             self._go_on(now)
 
-    def _swept_over(self, sweep: Sweep, now: float, stored: StoredMessage) -> bool:
-        """Whether the message, which is unread and not done, has not ended."""
-        if self._has_ended(stored, now):
-            sweep.end(stored.message)
-            return False
-        sweep.keep(stored.message, now, self._expiry.offset)
-        return True
-
-    def _complete(self, sweep: Sweep, wall: float) -> None:
-        """The sweep has seen everything, or is given up: the client has gone, or an operator removes messages."""
-        earliest = wall
-        if not sweep.left:
-            excess, excess_bytes = sweep.excess()
-            self.count -= excess
-            self.waiting_bytes -= excess_bytes
-            self.exact = True
-            earliest = sweep.earliest
-        self._expiry.set(self, max(earliest, wall + PAUSE_PER_PAGE * sweep.pages))
-        self._end_sweep()
-
     # Reading.
 
     def arrived(self, packs: list[bytes], now: float, wall: float) -> int:
         """The packs that were read, in their order; none if the list has none there. Returns how many messages."""
         if self.ended or self.damaged:
+            return 0
+        if self._given:
+            self._not_read(wall)
             return 0
         if not packs:
             self.damage(f"{self.stored.unread} packs are missing")
@@ -548,6 +580,8 @@ class DurableQueue(QueueParts):
         if self.ended or self.damaged:
             return
         self._reading = False
+        if self._given:  # see `_not_read()`
+            return
         withheld = 0
         for pack in read:
             self.stored.unread -= 1
@@ -561,26 +595,3 @@ class DurableQueue(QueueParts):
         if self._unloading:
             self._unload()
         self._give_if_stored()
-
-    def _apply_limits(self, now: float) -> int:
-        """Drop the oldest messages that wait while there are too many; return how many. Others may have to be read."""
-        dropped = 0
-        while self.count > self._most or self.waiting_bytes > self._most_bytes:
-            if not self.exact and self.stored.unread:
-                if self._sweep is None:  # it counts: there may be fewer
-                    self._expiry.set(self, now + self._expiry.offset)
-                break
-            if not self._ready:
-                self._refill()
-                if not self._ready:
-                    break
-            oldest = self._ready.popleft()
-            if self._holder is not None:
-                self._holder.lost(oldest.message.topic)
-            self._remove(oldest, now)
-            dropped += 1
-        return dropped
-
-    def _drop_excess(self, now: float) -> None:
-        if self.count > self._most or self.waiting_bytes > self._most_bytes:
-            self.report(DropReason.QUEUE_FULL, self._apply_limits(now))

@@ -17,7 +17,6 @@
 # (index.py).
 import math
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Final, Protocol
 
 import msgpack
@@ -49,6 +48,7 @@ from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.index import READ, index_value
 from broker.store.durable.queue import DurableQueue
+from broker.store.durable.removals import Words, in_transaction
 from broker.store.durable.tokens import PublishTokens, StoredTokens, read_tokens
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
@@ -58,7 +58,6 @@ HEAD: Final = b""
 LEFT: Final = b"\0"
 WILL: Final = b"\0will"
 GAP: Final = b"\0gap"
-SCRIPT: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 TAKER_ENDED: Final = "TAKERENDED"  # how an error of `give` begins: the session is still that of this worker
 FORMER: Final = 64  # shared subscriptions that a session has left, and that its messages may return to
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
@@ -161,8 +160,12 @@ def _check_subscription(filter: bytes, value: bytes) -> None:
 
 
 class QueueMaker(Protocol):
-    def give_command(self, keys: SessionKeys, client: bytes, taker: bytes) -> bytes:
-        """The command that makes the session of *client* one of the worker with the incarnation *taker*.
+    def wall(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+    def giving(self, keys: SessionKeys, client: bytes, taker: bytes) -> Words:
+        """The removal that makes the session of *client* one of the worker with the incarnation *taker*.
 
         Its error begins with TAKER_ENDED if that worker has ended: then the session stays.
         """
@@ -208,9 +211,7 @@ class SessionRecord(SessionStorage):
         client: bytes,
         commit: GroupCommit,
         queues: QueueMaker,
-        wall: Callable[[], float],
     ) -> None:
-        """*wall*: Unix time in seconds."""
         super().__init__(commit.gate.gate)
         self.dirty = False
         self.held = False
@@ -219,7 +220,6 @@ class SessionRecord(SessionStorage):
         self._commit = commit
         self._queues = queues
         self._queue: DurableQueue | None = None
-        self._wall = wall
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
         self._has_will = False  # there is one, or will be
@@ -228,20 +228,23 @@ class SessionRecord(SessionStorage):
         self._groups: Memberships | None = None  # None: the session never was a member of a group
         self._index: bytes | None = None  # what the index says of it, or will; None: that is not known
         self._index_due = True  # the index is to be written
+        self._indexed = False  # the session is in the index
         self._changed: dict[bytes, bytes] | None = None  # None: nothing
         self._removed: dict[bytes, None] | None = None
         self._waiting: Callable[[], None] | None = None  # until the next transaction is carried out
-        self._writing = False  # there is a transaction under way
+        self._writing = False  # something of this record is in the transaction that is not carried out
+        self._removing = False  # removals are under way
         self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
         self._taker: bytes | None = None  # the worker that is to own the session
         self._give: Callable[[bytes | None], None] | None = None  # to be called when it does, or when it has ended
         self._given = False  # to that worker, or removed: nothing is written any more
-        self._giving = False  # the transaction under way is that which gives it
+        self._giving = False  # what is under way gives it
+        self._leaves = False  # its messages return to groups: it is removed behind the writes for that
 
     def restore(self, stored: StoredSession) -> None:
         """Go on with a record that was read as *stored*."""
-        self._left = True
+        self._left = self._indexed = True
         self._index_due = False
         self._has_will = stored.will is not None
         self._gap = stored.gap
@@ -301,7 +304,7 @@ class SessionRecord(SessionStorage):
         if self._index != READ:
             self._index_as(READ)
         if not connected:
-            self._put(LEFT, b"%.6f" % self._wall())
+            self._put(LEFT, b"%.6f" % self._queues.wall())
         elif self._left:
             self._remove(LEFT)
         self._left = not connected
@@ -373,7 +376,7 @@ class SessionRecord(SessionStorage):
     def when_stored(self, then: Callable[[], None]) -> None:
         if self.dirty:
             self._waiting = then
-        elif self._writing:
+        elif self._writing or self._removing:
             self._written = then
         else:
             then()
@@ -385,6 +388,18 @@ class SessionRecord(SessionStorage):
         self._taker = incarnation
         self._give = then
         self.queue().give(self._queue_given)
+        if self._give is not None:
+            self._commit.when_full(self)
+
+    def give_stored(self) -> None:
+        """Redis is full: give what is stored of the session. Nobody has the rest."""
+        if self._ended or self._give is None or self.queue().gives_stored:
+            return
+        self._given = True
+        self._giving = False
+        self.queue().give_stored()
+        self._commit.soon(self)
+        self._commit.move_last(self)
 
     def _queue_given(self) -> None:
         if self._damaged():
@@ -404,9 +419,13 @@ class SessionRecord(SessionStorage):
             return
         self._ended = True
         self._changed = self._removed = None
+        if self._writing:
+            self._commit.withdraw(self, [])
         queue = self._queue
         if queue is not None and queue.leaves and self._groups is not None:
             self._queue = None
+            self._leaves = True
+            self._commit.order(1)
             self._queues.left(self._keys, self._client, queue, self._groups.all())
         elif queue is not None and not queue.ended:  # the session does not have it
             queue.clear()
@@ -433,69 +452,130 @@ class SessionRecord(SessionStorage):
 
     # What GroupCommit asks for.
 
+    def removes(self, now: float) -> list[Words]:
+        if self._ended:
+            return [] if self._leaves else self._end_removes()
+        if self._given and self._taker is not None and self.queue().gives_stored and not self._giving:
+            self._giving = self._removing = True
+            self.queue().left = True
+            return [self._queues.giving(self._keys, self._client, self._taker)]
+        if self._given or self._writing:  # what is to be stored may be of the same fields
+            return []
+        if self._tokens is not None:
+            removed = self._tokens.removes()
+            if removed:
+                self._removed = {**(self._removed or {}), **dict.fromkeys(removed)}
+        if not self._removed:
+            return []
+        fields, self._removed = list(self._removed), None  # first: what was removed may have been put since
+        self._removing = True
+        removals: list[Words] = [("HDEL", self._keys.records + self._client, *fields)]
+        if LEFT in fields and self._index_due and self._indexed:  # what the index says of an absent client is not true
+            removals.append(("HSET", self._keys.index, self._client, READ))
+            self._index_due = self._index != READ
+        return removals
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        gave = self._giving and self.queue().gives_stored
+        refused = gave and _taker_has_ended(errors)
+        if errors and not (refused or self._ended):
+            self.queue().damage(str(errors[0]))
+        if self._tokens is not None:
+            for completion in self._tokens.removed():
+                completion.settle(now)
+        self._removing = False
+        if gave:
+            self._giving = False
+            if not refused:  # nobody has the rest
+                self._changed = self._removed = None
+                if self._writing:
+                    self._commit.withdraw(self, [])
+                self.queue().withdraw()
+        if (gave and not refused) or (self._ended and self._given):
+            self._commit.forget(self)
+            if self._queue is not None:
+                self._commit.forget(self._queue)
+        if gave or not self._writing or self._ended:
+            self._carried_out(gave, refused)
+
+    def _end_removes(self) -> list[Words]:
+        if self._given:  # asked again for what was held, it must not remove what a later session has stored
+            return []
+        self._given = self._removing = True
+        if self._waiting is not None:
+            self._written, self._waiting = self._waiting, None
+        keys, client = self._keys, self._client
+        key = keys.records + client
+        removal: Words = ("RENAME", key, keys.damaged + client) if self._damaged() else ("DEL", key)
+        return [removal, ("HDEL", keys.index, client)]
+
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, client = self._keys, self._client
         key = keys.records + client
-        if self._given and (self._ended or self._taker is None):  # it is removed, or not that of this worker any more
-            return []
+        if self._given and (self._ended or self._taker is None or self.queue().gives_stored):
+            return []  # it is removed, or not that of this worker any more, or given with what is stored
+        if self._ended:
+            return [packed(*words) for words in self._end_removes()]
         if self._waiting is not None:
             self._written, self._waiting = self._waiting, None
-        if self._ended:
-            self._writing = True
-            self._given = True  # asked again for what was held, it must not remove what a later session has stored
-            removal = packed("RENAME", key, keys.damaged + client) if self._damaged() else packed("DEL", key)
-            return [removal, packed("HDEL", keys.index, client)]
         writes = []
         if self._index_due:
             self._index_due = False
             writes.append(packed("HSET", keys.index, client, self._index or READ))
         if self._tokens is not None:
-            self._collect_tokens(self._tokens)
-        if self._removed:  # first: what was removed may have been put since
-            writes.append(packed("HDEL", key, *self._removed))
-            self._removed = None
+            changed = self._tokens.collect()
+            if changed:
+                self._changed = {**(self._changed or {}), **dict(zip(changed[::2], changed[1::2], strict=True))}
         if self._changed:
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
             self._changed = None
         if self._given and self._taker is not None:
             self._giving = True
-            writes.append(self._queues.give_command(keys, client, self._taker))
+            writes.append(in_transaction(self._queues.giving(keys, client, self._taker)))
         waits = self._written is not None or (self._tokens is not None and self._tokens.written)
         if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
         self._writing = bool(writes)  # without any, `committed()` is not called: what was due had left before
         return writes
 
-    def _collect_tokens(self, tokens: PublishTokens) -> None:
-        removed, changed = tokens.collect()
-        if removed:
-            self._removed = {**(self._removed or {}), **dict.fromkeys(removed)}
-        if changed:
-            self._changed = {**(self._changed or {}), **dict(zip(changed[::2], changed[1::2], strict=True))}
-
     def committed(self, errors: list[ReplyError], now: float) -> None:
-        giving, self._giving = self._giving, False
-        refused = bool(errors) and giving and str(errors[-1]).startswith(TAKER_ENDED)
+        gave, refused = self._giving and not self.queue().gives_stored, _taker_has_ended(errors)
         others = errors[:-1] if refused else errors
         if others and not self._ended:
             self.queue().damage(str(others[0]))
         self._writing = False
+        self._indexed = True
+        if self._leaves:
+            self._commit.order(-1)
         if self._tokens is not None:
             for completion in self._tokens.committed():
                 completion.settle(now)
+        if gave:
+            self._giving = False
+            if not self._commit.answers_known:
+                self._commit.soon(self)  # once more: what was given is not found again
+                gave = False
+        self._carried_out(gave, refused)
+
+    def _carried_out(self, gave: bool, refused: bool) -> None:
+        """What was under way is carried out. It *gave* the session away, unless that was *refused*."""
         then, self._written = self._written, None
         if then is not None:
             then()
         give = self._give
-        if give is None or not (self._ended or giving):
-            return
-        if giving and not self._commit.answers_known:
-            self._commit.soon(self)  # once more: what was given is not found again
+        if give is None or not (gave or self._ended):
             return
         self._give = self._taker = None
+        self._commit.when_full_no_more(self)
         if refused:
             self._given = False
             self.queue().stay()
+            self._commit.soon(self)
             give(None)
         else:
-            give(self.queue().state().encode())
+            queue = self.queue()
+            give(b"" if queue.gives_stored else queue.state().encode())
+
+
+def _taker_has_ended(errors: list[ReplyError]) -> bool:
+    return bool(errors) and str(errors[-1]).startswith(TAKER_ENDED)

@@ -4,13 +4,14 @@
 # `store.replicas` replicas have it. WAIT says how many replicas have the writes of its own connection, so the following
 # is sent over a connection of its own, after the answer to the transaction:
 #
-#   MULTI, GET commit number, SET mark, EXEC, WAIT replicas WAIT_MS
+#   EVAL (GET commit number, DEL mark, SET mark), WAIT replicas WAIT_MS
 #
 # - The transaction has written its number. If the number is there, this server has the transaction: it is not another
 #   server behind the same address, to which a replica was promoted that lacks it.
 # - The mark is written after that. What replicas receive is one stream, in the order in which the server has executed
 #   it. So a replica that has the mark has all before it, whichever connection wrote it: this transaction, and what
 #   other workers have written before and this worker has found there.
+# - A server that is full writes the mark as well, as DEL is first: see full.lua.
 #
 # If there are fewer replicas, WAIT is sent again, for as long as it takes; the transaction is not. If the connection
 # ends, all of the above is sent again: nothing is stored twice, as the mark means nothing. If the number is not there,
@@ -31,6 +32,12 @@ from broker.store.redis.connection import packed
 from broker.store.redis.keys import LEASE
 from broker.store.redis.pipeline import Command, CommandPipeline
 
+# KEYS commit number, mark; ARGV seconds that the mark stays.
+MARK: Final = b"""
+redis.call('DEL', KEYS[2])
+redis.call('SET', KEYS[2], '', 'EX', ARGV[1])
+return redis.call('GET', KEYS[1])
+"""
 WAIT_MS: Final = 500  # after which WAIT says how many have it; below the time after which a connection counts as dead
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before
 PAUSE: Final = 0.1  # seconds until what the server refused is sent again
@@ -61,8 +68,7 @@ class Replication:
         self.commands: Final = commands
         self._counters = counters
         self._log = log
-        self._number_key = commit_number
-        self._mark = packed("SET", mark, b"", "EX", LEASE)
+        self._mark = packed("EVAL", MARK, 2, commit_number, mark, LEASE)
         self._number = 0  # of the transaction; 0: none
         self._then: Replicated = _nobody
         self._marked: bool | None = None  # None: the server has not answered yet, or refused it
@@ -92,8 +98,7 @@ class Replication:
 
     def _ask(self, now: float) -> None:
         self._marked = None
-        words = [packed("MULTI"), packed("GET", self._number_key), self._mark, packed("EXEC")]
-        self.commands.submit(_Mark(self, b"".join(words)), now)
+        self.commands.submit(_Mark(self, self._mark), now)
         self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -149,11 +154,10 @@ class Replication:
 class _Mark(Command):
     def __init__(self, replication: Replication, command: bytes) -> None:
         super().__init__(command, PATIENCE)
-        self.replies_left = 4
         self._replication = replication
 
     def replied(self, reply: object, now: float) -> None:
-        self._replication.marked(cast("list[object]", reply)[0])
+        self._replication.marked(reply)
 
     def failed(self, failure: StoreFailure, detail: str, now: float) -> None:
         self._replication.refused(failure)

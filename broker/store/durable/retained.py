@@ -37,6 +37,7 @@ from broker.routing.hybrid_clock import HybridClock
 from broker.routing.retained import Retained, RetainedStorage
 from broker.session.message import Message
 from broker.store.durable.group_commit import PAUSE, GroupCommit
+from broker.store.durable.removals import Words
 from broker.store.durable.retained_value import encode_deletion, encode_message, encode_stamp
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SLICES, Keys
@@ -152,6 +153,12 @@ class RetainedStore(RetainedStorage):
         return float("inf")
 
     # What GroupCommit asks for.
+
+    def removes(self, now: float) -> list[Words]:
+        return []
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        pass
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         if self._again_at:

@@ -34,6 +34,7 @@ from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_queue import RETURNED
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.record import SessionRecord
+from broker.store.durable.removals import Words
 from broker.store.durable.store import DurableStore
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SLICES, SessionKeys
@@ -287,6 +288,12 @@ class _Renaming:
         self._queue = queue
         self._name = name
         self._returned = returned
+
+    def removes(self, now: float) -> list[Words]:
+        return []
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        pass
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         keys, queue = self._keys, self._queue

@@ -11,13 +11,13 @@
 --          return, seconds that the fence stays, client ids
 --          -> for each that is there {client id, record as of HGETALL}; a client id alone: read that session, as it has
 --             messages, or as the answer would be longer; or the name of a dropped queue (dropped_queues.py)
---   give   a worker gives one session away
+--   give   a worker gives one session away; full.lua does the same
 --          KEYS both indexes, commit number of the new owner
---          ARGV op, client id, keys of the former owner, keys of the new one
+--          ARGV op, client id, keys of the former owner, keys of the new one, Unix time in seconds
 --          -> 1; 0: there is no such session, or it was taken before: this may arrive long after the death of the worker,
 --             behind writes to keys that nobody reads any more; an error if the new owner has ended, see below
 --   take   a worker takes one session from a worker that has ended or does not answer
---          KEYS as for give, fence of the former owner; ARGV as for give, Unix time in seconds
+--          KEYS as for give, fence of the former owner; ARGV as for give
 --          -> as read, of that session. A call may be repeated, if its answer was lost: then the session is that of the
 --             new worker, and what is under the keys of the former one was written by that worker since
 --   find   which worker of the node has a session, beside the one that asks
@@ -174,13 +174,13 @@ if op == 'give' or op == 'take' then
     leave_former({ client })
     redis.call('HSET', KEYS[2], client, value)
     move(client, 3)
+    left(client, 3)
   end
   if op == 'give' then
     return found and 1 or 0
   end
   if found then
     redis.call('RPUSH', KEYS[4], client)
-    left(client, 3)
   end
   return session(ARGV[6] .. client, ARGV[7] .. client, ARGV[8] .. client)
 end

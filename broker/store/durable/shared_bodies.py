@@ -69,8 +69,6 @@ MARGIN: Final = 86_400  # seconds that a group outlives its messages: clocks dif
 REDUCED: Final = 256  # bytes of a transaction that reducing a count takes as long as
 BODY_UNITS: Final = 20  # of the reactor's quantum: to make a message of a body that was read, and to send it
 COUNT: Final = b""  # the field of a group with the number of packs; those of bodies are the index of each, from 1 on
-MULTI: Final = packed("MULTI")
-EXEC: Final = packed("EXEC")
 # KEYS fence of the worker that calls it, groups; ARGV the length of the fence that it knows, for each group how many
 # packs are no more, below 0. What is missing had expired.
 REDUCE: Final = b"""
@@ -81,6 +79,17 @@ if redis.call('LLEN', KEYS[1]) == tonumber(ARGV[1]) then
     end
   end
 end
+"""
+# KEYS groups; ARGV for each how many bodies of it, and which -> for each its bodies. No transaction: a server that is
+# full refuses any.
+READ: Final = b"""
+local answers, at = {}, 1
+for i, key in ipairs(KEYS) do
+  local last = at + tonumber(ARGV[at])
+  answers[i] = redis.pcall('HMGET', key, unpack(ARGV, at + 1, last))
+  at = last + 1
+end
+return answers
 """
 
 
@@ -96,23 +105,24 @@ class _Group:
 class WidePack:
     """What the packs of many queues have in common that get the same messages, and nothing else, in a transaction.
 
-    *messages*: as in `encode_messages()`; *size*: their bytes. They end from *earliest* to *latest*. *writer*: of the
-    bodies in *groups* that they refer to; b"": they refer to none.
+    *messages*: as in `encode_messages()`; *size*: their bytes. They end from *earliest* to *latest*. *groups*: of the
+    bodies that they refer to, each of which is one of *counted*; None: they refer to none.
     """
 
     def __init__(
-        self, messages: bytes, size: int, earliest: float, latest: float, writer: bytes, groups: list[_Group]
+        self, messages: bytes, size: int, earliest: float, latest: float, groups: Groups | None, counted: list[_Group]
     ) -> None:
         self.messages = messages
         self.size = size
         self.earliest = earliest
         self.latest = latest
-        self.writer = writer
-        self._groups = groups
+        self.groups = groups
+        self.writer = b"" if groups is None else groups.writer
+        self._counted = counted
 
     def count(self) -> None:
         """One more queue has such a pack."""
-        for group in self._groups:
+        for group in self._counted:
             group.packs += 1
 
 
@@ -158,11 +168,9 @@ class SharedBodies:
     def _make_wide(self, messages: tuple[Message, ...], size: int, now: float, wall: float) -> WidePack:
         stored = [StoredMessage(at, message, self.refer(message)) for at, message in enumerate(messages, 1)]
         groups = groups_of(self.writer, stored)
-        numbers = [] if groups is None else groups.numbers
+        counted = [] if groups is None else [self._groups[number] for number in groups.numbers]
         ends = [message.ends for message in messages]
-        encoded = encode_messages(stored, now, wall)
-        writer = self.writer if numbers else b""
-        return WidePack(encoded, size, min(ends), max(ends), writer, [self._groups[number] for number in numbers])
+        return WidePack(encode_messages(stored, now, wall), size, min(ends), max(ends), groups, counted)
 
     def refers(self, messages: list[StoredMessage]) -> Groups | None:
         """The next transaction writes a pack of *messages*, some of which are references: count it."""
@@ -182,11 +190,21 @@ class SharedBodies:
         for groups in removed:
             for number in groups.numbers:
                 key = self._key(groups.writer, number)
+                if key not in self._reduced:
+                    self.size += REDUCED
                 self._reduced[key] = self._reduced.get(key, 0) + 1
-                self.size += REDUCED
 
-    def collect(self, fence: bytes, known: int) -> list[bytes]:
-        """The commands of the transaction. *fence*: key of the fence of this worker, whose *known* length it knows."""
+    def removes(self) -> list[bytes | int]:
+        """The groups to be reduced, then by how much each; nothing else is asked for them again."""
+        if not self._reduced:
+            return []
+        words: list[bytes | int] = [*self._reduced, *[-packs for packs in self._reduced.values()]]
+        self.size -= REDUCED * len(self._reduced)
+        self._reduced = {}
+        return words
+
+    def collect(self) -> list[bytes]:
+        """The commands of the transaction that store bodies."""
         writes: list[bytes] = []
         for number, group in self._groups.items():
             key = self._key(self.writer, number)
@@ -195,10 +213,6 @@ class SharedBodies:
                 fields += [index, body]
             writes.append(packed("HSET", key, *fields))
             writes.append(packed("EXPIRE", key, self._lasting))
-        if self._reduced:
-            less = [-packs for packs in self._reduced.values()]
-            writes.append(packed("EVAL", REDUCE, 1 + len(less), fence, *self._reduced, known, *less))
-            self._reduced = {}
         if self._groups:
             self._groups, self._open, self._references = {}, {}, {}
         if self._wide:
@@ -254,10 +268,11 @@ class ReadBodies(Command):
 
     def __init__(self, bodies: SharedBodies, packs: list[Pack], patience: float, then: ThenRead) -> None:
         self._wanted = bodies.read(packs)
-        reads = [packed("HMGET", key, *group) for key, group in self._wanted.items()]
-        super().__init__(b"".join([MULTI, *reads, EXEC]), patience)
+        words: list[bytes | int] = []
+        for group in self._wanted.values():
+            words += [len(group), *group]
+        super().__init__(packed("EVAL", READ, len(self._wanted), *self._wanted, *words), patience)
         self.units += BODY_UNITS * sum([len(group) for group in self._wanted.values()])
-        self.replies_left = len(reads) + 2
         self._then = then
 
     def replied(self, reply: object, now: float) -> None:

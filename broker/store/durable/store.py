@@ -28,7 +28,8 @@ from broker.store.durable.pack import Pack
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.queue_state import decode_state
 from broker.store.durable.recent_bodies import RecentBodies
-from broker.store.durable.record import SCRIPT, DamagedRecord, SessionRecord, StoredSession, read_subscriptions
+from broker.store.durable.record import DamagedRecord, SessionRecord, StoredSession, read_subscriptions
+from broker.store.durable.removals import GIVE, SESSIONS, Words
 from broker.store.durable.retained import RetainedStore
 from broker.store.durable.retained_load import RetainedLoad
 from broker.store.durable.shared_bodies import ReadBodies
@@ -77,7 +78,7 @@ class DurableStore(OnReady):
         wait.
         """
         self.commit = commit
-        self._script = Script(commands, SCRIPT)
+        self._script = Script(commands, SESSIONS)
         self._dropped = DroppedQueues(commit, commands)
         self.adoption = Adoption(commands, self._script, keys, worker, workers, self.begin, self._dropped, wall)
         self._commands = commands
@@ -125,6 +126,10 @@ class DurableStore(OnReady):
         """Whether a new session would be stored now, or soon."""
         return self._commands.state == READY and not self.commit.stalled(now)
 
+    def answers(self, now: float) -> bool:
+        """Whether `GroupCommit.confirm()` is answered now, or soon: also by a server that is full."""
+        return self._commands.state == READY and (self.commit.full or not self.commit.stalled(now))
+
     def trouble(self, now: float) -> StoreFailure | None:
         """Why nothing is stored now."""
         return StoreFailure.UNREACHABLE if self._commands.state != READY else self.commit.trouble(now)
@@ -154,14 +159,13 @@ class DurableStore(OnReady):
         *client* may be the name of a list of messages that wait for a shared subscription (shared_lists.py).
         """
         keys = self._slices[zlib.crc32(client) % SLICES]
-        return SessionRecord(keys, client, self.commit, self, self._wall)
+        return SessionRecord(keys, client, self.commit, self)
 
-    def give_command(self, keys: SessionKeys, client: bytes, taker: bytes) -> bytes:
+    def giving(self, keys: SessionKeys, client: bytes, taker: bytes) -> Words:
         theirs = keys.of(taker)
-        names = [keys.index, theirs.index, self._keys.commit_number(taker)]
-        words: list[str | bytes] = ["give", client, keys.records, keys.queues, keys.released]
-        words += [theirs.records, theirs.queues, theirs.released]
-        return packed("EVAL", SCRIPT, len(names), *names, *words)
+        names: Words = (keys.index, theirs.index, self._keys.commit_number(taker))
+        words: Words = ("give", client, keys.records, keys.queues, keys.released)
+        return (GIVE, *names, *words, theirs.records, theirs.queues, theirs.released, b"%.6f" % self._wall())
 
     def make_queue(self, keys: SessionKeys, client: bytes) -> DurableQueue:
         kind = GroupQueue if is_group(client) else DurableQueue

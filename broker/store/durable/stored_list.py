@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.store.durable.pack import Groups, Pack, StoredMessage, StoredPack, encode_pack, groups_of
+from broker.store.durable.removals import Words
 from broker.store.durable.shared_bodies import SharedBodies
-from broker.store.redis.connection import packed
 
 GONE: Final = b""  # no pack
+NO_GROUPS: Final[list[Groups]] = []  # of all queues whose packs have none: never changed
 NOTHING_READ: Final[deque[StoredPack]] = deque()  # of all queues that have read nothing: never changed
 
 
@@ -32,8 +33,11 @@ class StoredList:
         self.removable = 0  # packs
         self.stored_bytes = 0  # of all messages that were ever stored
         self.refers = False  # packs may refer to shared bodies
-        self.reduced: list[Groups] | None = None  # of bodies that packs will refer to no more when `writes()` is done
+        self.reduced: list[Groups] | None = None  # of bodies that packs will refer to no more when `removes()` is done
         self.changing = False  # packs that are unread are to be written with the next transaction
+        self.coming = 0  # of the packs, the last ones: in a transaction that is not carried out
+        self.coming_unread = 0  # the same, of those that are unread
+        self.coming_groups: list[Groups] = NO_GROUPS  # of bodies that those refer to
         self._replaced: dict[int, bytes] | None = None  # packs that are to be written, by index in what is unread
 
     # What it has.
@@ -67,6 +71,19 @@ class StoredList:
         for stored in messages:
             self.pack_of[stored.position] = pack
 
+    def comes(self, groups: Groups | None) -> None:
+        """A pack is in the transaction that is packed, the last one of the list, and refers to *groups*."""
+        self.coming += 1
+        if groups is not None:
+            if self.coming_groups is NO_GROUPS:
+                self.coming_groups = []
+            self.coming_groups.append(groups)
+
+    def arrived(self) -> None:
+        """That transaction is carried out."""
+        self.coming = self.coming_unread = 0
+        self.coming_groups = NO_GROUPS
+
     def forget_read(self) -> None:
         """What is read is unread again."""
         self.unread += len(self.read)
@@ -74,8 +91,11 @@ class StoredList:
         self.pack_of = {}
 
     def take_done(self) -> StoredPack | None:
-        """Take the pack at the head of the list, if its messages are all done: it is removable."""
-        if not self.read or self.read[0].left:
+        """Take the pack at the head of the list, if its messages are all done: it is removable.
+
+        One that is not stored yet is not: Redis may be full, and carry out removals first.
+        """
+        if not self.read or self.read[0].left or len(self.read) + self.unread <= self.coming:
             return None
         self.removable += 1
         pack = self.read.popleft()
@@ -96,7 +116,7 @@ class StoredList:
     def remove(self, index: int, pack: Pack) -> bool:
         """Remove the unread *pack*, as for `replace()`; true if those behind it have the next lower index from now on.
 
-        Otherwise they have it when `writes()` is called.
+        Otherwise they have it when `removes()` is called.
         """
         self._reduce(pack.groups())
         if index == 0 and not self.read and not self.changing:
@@ -118,23 +138,23 @@ class StoredList:
         self._replaced[index] = data
         self.changing = True
 
-    def writes(self, key: bytes, bodies: SharedBodies) -> list[bytes]:
+    def removes(self, key: bytes, bodies: SharedBodies) -> list[Words]:
         """The commands that make the list what it is to be, but for packs that are appended."""
         if self.reduced is not None:
             bodies.reduce(self.reduced)
             self.reduced = None
-        writes: list[bytes] = []
+        removals: list[Words] = []
         if self.removable:
-            writes.append(packed("LPOP", key, self.removable))
+            removals.append(("LPOP", key, self.removable))
             self.removable = 0
         if self._replaced is not None:
             first, gone = len(self.read), 0
             for index, data in self._replaced.items():
-                writes.append(packed("LSET", key, first + index, data))
+                removals.append(("LSET", key, first + index, data))
                 gone += data == GONE
             if gone:
-                writes.append(packed("LREM", key, gone, GONE))
+                removals.append(("LREM", key, gone, GONE))
                 self.unread -= gone
             self._replaced = None
             self.changing = False
-        return writes
+        return removals

@@ -76,13 +76,15 @@ class PublishTokens:
             self._counted = True
         return False
 
+    def removed(self) -> list[Completion]:
+        """What `removes()` returned last is removed; what waits for that."""
+        removed, self._removed_written = self._removed_written, {}
+        return list(removed.values())
+
     def committed(self) -> list[Completion]:
-        """What `collect()` returned last is stored; the publishes whose tokens are, and what waits for removals."""
+        """What `collect()` returned last is stored; the publishes whose tokens are."""
         self._origin_stored = self._origin_stored or self._origin_written
         written, self.written = self.written, []
-        if self._removed_written:
-            written += self._removed_written.values()
-            self._removed_written = {}
         return written
 
     def receive(self, packet_id: int, duplicate: bool) -> bytes:
@@ -116,19 +118,24 @@ class PublishTokens:
         completion.pending = 1
         return completion
 
-    def collect(self) -> tuple[list[bytes], list[bytes]]:
-        """The fields to remove, and the fields to set: each name is followed by its value."""
+    def removes(self) -> list[bytes]:
+        """The fields to remove."""
+        if not self._removed:
+            return []
+        self._removed_written, self._removed = self._removed, {}
+        return [incoming(packet_id) for packet_id in self._removed_written]
+
+    def collect(self) -> list[bytes]:
+        """The fields to set: each name is followed by its value."""
         self.written, self.due = self.due, []
-        removed = [incoming(packet_id) for packet_id in self._removed]
         changed = []
         for packet_id in self._changed:
             changed += [incoming(packet_id), self._tokens[packet_id]]
         if self._counted:
             changed += [COUNTED, self._former or self._origin + self._number.to_bytes(NUMBER, "big")]
-        self._removed_written, self._removed = self._removed, {}
         self._changed, self._counted = {}, False
         self._origin_written = self._origin != b""
-        return removed, changed
+        return changed
 
 
 class TakenNumbers:

@@ -289,12 +289,15 @@ class RedisConnection:
 
 
 def failure_of(error: ReplyError) -> StoreFailure:
-    """What an error of the server means. Redis 6.2 puts the code of an error in a script into the middle."""
+    """What an error of the server means.
+
+    Redis 6.2 puts the code of an error in a script into the middle, and every server that of why it refuses EXEC.
+    """
     text = str(error)
     code = text.split(" ", 1)[0]
     if code in CODES:
         return CODES[code]
     for word, failure in CODES.items():
-        if f"-{word} " in text:
+        if f"-{word} " in text or f"because of: {word} " in text:
             return failure
     return StoreFailure.REFUSED

@@ -7,21 +7,28 @@
 # with the power until it is synced. Redis writes before it answers, and with `appendfsync always` it syncs then, too
 # (https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/): so an answer moves these marks.
 from collections import deque
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from hiredis import Reader, ReplyError
 
+from broker.store.durable.adoption import JOIN
 from broker.store.durable.dropped_queues import is_dropped
+from broker.store.durable.group_commit import LOOK
 from broker.store.durable.record import LEFT
-from broker.store.durable.shared_bodies import COUNT, REDUCE
+from broker.store.durable.removals import FULL
+from broker.store.durable.replication import MARK
+from broker.store.durable.shared_bodies import COUNT, READ, REDUCE
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.connection import RedisConnection
 
 Reply = bytes | int | None | Exception | list["Reply"]
 Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
-# What a server refuses whose memory is full: the commands with the flag `denyoom`. A script is refused at the first of
-# these, unless it has written something before: `give`, `take` and `adopt` have, as they begin with HDEL.
+# What a server refuses whose memory is full: the commands with the flag `denyoom`, and what is to be queued for a
+# transaction. A script is refused at the first of these, unless it has written something before, as all scripts do.
 DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
+# What full.lua runs: nothing else may be in it.
+REMOVALS = frozenset((b"LPOP", b"LSET", b"LREM", b"SREM", b"SADD", b"HSET", b"HDEL", b"DEL", b"RENAME", b"EXISTS"))
 READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"EXISTS"))
 
 
@@ -188,10 +195,10 @@ class ModelRedis:
             return b"+OK\r\n"
         if name == b"EXEC":
             queued, self._queued = self._queued or [], None
-            if self._aborted or (self.server.full and any(each[0] in DENIED_WHEN_FULL for each in queued)):
+            if self._aborted:
                 return b"-EXECABORT Transaction discarded because of previous errors.\r\n"
             return b"*%d\r\n%b" % (len(queued), b"".join([self._run(each) for each in queued]))
-        if self.server.full and name in DENIED_WHEN_FULL:
+        if self.server.full and (name in DENIED_WHEN_FULL or self._queued is not None):
             self._aborted = True
             return b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
         if self._queued is not None:
@@ -218,14 +225,17 @@ class ModelRedis:
         if name not in READS:
             self.server.changed = self._wrote = True
         if name in (b"EVALSHA", b"EVAL"):
-            keys = int(words[0])
+            count = int(words[0])
+            keys, words = words[1 : 1 + count], words[1 + count :]
             if key == REDUCE:
-                self._reduce(words[1 : 1 + keys], words[1 + keys :])
+                self._reduce(keys, words)
                 return None
+            if key in OTHERS:
+                return OTHERS[key](self, keys, words)
             self.server.knows_script |= name == b"EVAL"
             if not self.server.knows_script:
                 return ReplyError("NOSCRIPT No matching script. Please use EVAL.")
-            return self._script(words[1 : 1 + keys], words[1 + keys :])
+            return self._script(keys, words)
         if name == b"EXISTS":
             return int(key in self.values)
         if name == b"SET":
@@ -351,6 +361,55 @@ class ModelRedis:
             if not count:
                 del self.values[group]
 
+    def _full(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        """What full.lua does."""
+        fence = self._look(keys, words[:1])[0]
+        self._reply(b"SET", keys[1], [words[1], b"KEEPTTL"])
+        answers: list[Reply] = []
+        at = 2
+        while at < len(words):
+            end = at + 1 + int(words[at])
+            name, *rest = words[at + 1 : end]
+            at = end
+            answer: Reply = 0
+            try:
+                if name == b"reduce":
+                    self._reduce([keys[0], *rest[: len(rest) // 2]], [words[0], *rest[len(rest) // 2 :]])
+                elif name == b"give":
+                    given = self._script(rest[:3], rest[3:])
+                    answer = given if isinstance(given, ReplyError) else 0
+                else:
+                    assert name in REMOVALS, f"{name!r} is no removal"
+                    self._reply(name, rest[0], rest[1:])
+            except WrongType as error:
+                answer = error
+            except KeyError:
+                answer = ReplyError("ERR no such key")
+            answers.append(answer)
+        return [fence, answers]
+
+    def _look(self, keys: list[bytes], words: list[bytes]) -> "list[Reply]":
+        return [self._of_list(b"LRANGE", keys[0], [words[0], b"-1"]), self.values.get(keys[1])]
+
+    def _read_bodies(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        answers: list[Reply] = []
+        for key in keys:
+            count = int(words[0])
+            try:
+                answers.append(self._of_hash(b"HMGET", key, words[1 : 1 + count]))
+            except WrongType as error:
+                answers.append(error)
+            words = words[1 + count :]
+        return answers
+
+    def _mark(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        self._reply(b"SET", keys[1], [b""])
+        return self.values.get(keys[0])
+
+    def _join(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        self._reply(b"SET", keys[1], [b"0", b"NX"])
+        return self._of_hash(b"HSET", keys[0], words)
+
     def _script(self, keys: list[bytes], words: list[bytes]) -> Reply:
         """What sessions.lua does."""
         index = self._value(keys[0], dict) if keys else {}
@@ -394,11 +453,11 @@ class ModelRedis:
                 self._of_hash(b"HDEL", keys[0], [client])
                 self._of_hash(b"HSET", keys[1], [client, value])
                 self._move(client, words[2:8])
+                self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
             if words[0] == b"give":
                 return int(found)
             if found:
                 self._of_list(b"RPUSH", keys[3], [client])
-                self._of_hash(b"HSETNX", words[5] + client, [LEFT, words[8]])
             return self._read(*[words[kind] + client for kind in (5, 6, 7)])
         assert b"read" == words[0]
         return [self._read(*[words[kind] + client for kind in (1, 2, 3)]) for client in words[4:]]
@@ -423,6 +482,15 @@ class ModelRedis:
 
 class WrongType(Exception):
     """A command for another kind of value."""
+
+
+OTHERS: Final[dict[bytes, Callable[[ModelRedis, list[bytes], list[bytes]], Reply]]] = {
+    FULL: ModelRedis._full,
+    LOOK.encode(): ModelRedis._look,
+    READ: ModelRedis._read_bodies,
+    MARK: ModelRedis._mark,
+    JOIN: ModelRedis._join,
+}
 
 
 def packed_reply(reply: Reply) -> bytes:

@@ -7,7 +7,8 @@ import pytest
 
 from broker.store.durable.adoption import RECORDS
 from broker.store.durable.dropped_queues import name_of
-from broker.store.durable.record import FORM, HEAD, LEFT, SCRIPT
+from broker.store.durable.record import FORM, HEAD, LEFT
+from broker.store.durable.removals import SESSIONS
 from broker.store.redis.keys import FENCED_FOR
 from supervisor.redis_server import RedisServer
 from tests.redis_servers import RunningRedis
@@ -90,7 +91,7 @@ def test_an_answer_has_a_bounded_number_of_bytes(start_redis: StartRedis, every_
         keys = [former.index, ours.index, KEYS.fence(incarnation(1))]
         own = [ours.records, ours.queues, ours.released]
         words = ["adopt", former.records, former.queues, former.released, *own, b"1.000000", RECORDS, FENCED_FOR]
-        answer: Any = client.eval(SCRIPT, 3, *keys, *words, *[b"%d" % number for number in range(40)])
+        answer: Any = client.eval(SESSIONS, 3, *keys, *words, *[b"%d" % number for number in range(40)])
 
         here = [each for each in answer if isinstance(each, list)]
         assert 40 == len(answer)
@@ -113,7 +114,7 @@ def test_a_session_whose_client_was_connected_has_left_when_it_is_adopted(
         keys = [former.index, ours.index, KEYS.fence(incarnation(1))]
         own = [ours.records, ours.queues, ours.released]
         words = ["adopt", former.records, former.queues, former.released, *own, b"9.000000", RECORDS, FENCED_FOR]
-        answer: Any = client.eval(SCRIPT, 3, *keys, *words, b"connected", b"left")
+        answer: Any = client.eval(SESSIONS, 3, *keys, *words, b"connected", b"left")
 
         told = {name: dict(zip(fields[::2], fields[1::2], strict=True))[LEFT] for name, fields in answer}
         assert {b"connected": b"9.000000", b"left": b"5.000000"} == told
@@ -135,7 +136,8 @@ def test_queues_that_are_to_be_taken_apart_come_with_the_sessions(
         own = [ours.records, ours.queues, ours.released]
         words = ["adopt", former.records, former.queues, former.released, *own, b"9.000000", RECORDS, FENCED_FOR]
         pages = (names[:2], names[2:])
-        answers: list[Any] = [client.eval(SCRIPT, 3, former.index, ours.index, fence, *words, *page) for page in pages]
+        keys = [former.index, ours.index, fence]
+        answers: list[Any] = [client.eval(SESSIONS, 3, *keys, *words, *page) for page in pages]
 
         assert [2, 1] == [len(answer) for answer in answers]
         assert set(names) == {name for answer in answers for name in answer} == set(client.hkeys(ours.index))
@@ -162,17 +164,18 @@ def test_what_a_dead_worker_had_sent_gives_nothing_away_when_it_arrives_late(
         theirs = [former.records, former.queues, former.released]
         if adopts:
             own = [heir.records, heir.queues, heir.released]
-            client.eval(SCRIPT, 3, former.index, heir.index, fence, "adopt", *theirs, *own, b"9.0", RECORDS, 60, b"me")
+            words = [*theirs, *own, b"9.0", RECORDS, 60, b"me"]
+            client.eval(SESSIONS, 3, former.index, heir.index, fence, "adopt", *words)
         else:
             heir = taker
             own = [heir.records, heir.queues, heir.released]
             keys = [former.index, heir.index, commits, fence]
-            client.eval(SCRIPT, len(keys), *keys, "take", b"me", *theirs, *own, b"9.0")
+            client.eval(SESSIONS, len(keys), *keys, "take", b"me", *theirs, *own, b"9.0")
         client.hset(former.records + b"me", LEFT, b"8.0")
         client.rpush(former.queues + b"me", b"late")
         given = [taker.records, taker.queues, taker.released]
 
-        assert 0 == client.eval(SCRIPT, 3, former.index, taker.index, commits, "give", b"me", *theirs, *given)
+        assert 0 == client.eval(SESSIONS, 3, former.index, taker.index, commits, "give", b"me", *theirs, *given, b"9.0")
         assert {HEAD: head, b"a": b"\1", LEFT: b"9.0"} == client.hgetall(heir.records + b"me")
         assert [b"pack"] == client.lrange(heir.queues + b"me", 0, -1)
         assert adopts is not client.hexists(taker.index, b"me")

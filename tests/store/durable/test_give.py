@@ -1,11 +1,12 @@
 # A session is given to a worker that lives, and to no other; whoever gives it knows what has become of it.
 import pytest
 
+from broker.mqtt.packets import Publish
 from broker.session.queue import MessageBudget
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
 from tests.session.receiver import PLENTY
-from tests.store.durable.durable_worker import CLIENT, KEYS, DurableWorker, OneSession, incarnation, store_of
+from tests.store.durable.durable_worker import CLIENT, KEYS, DurableWorker, OneSession, answered, incarnation, store_of
 from tests.store.durable.model import ModelRedis
 
 pytestmark = pytest.mark.interpreted
@@ -49,6 +50,42 @@ def test_who_gives_a_session_learns_whether_it_was_given(worker: DurableWorker, 
     worker.settle()
     assert adopted is (record_of(1) in redis.values)
     assert (record_of(1) in redis.values) != (record_of(2) in redis.values)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, adopted: bool, stored: bool) -> None:
+    """It would be at no worker; or what it has not stored be lost where it stays, or be written where it was given."""
+    redis = worker.redis
+    redis.values[NUMBER] = b"0"
+    if adopted:
+        redis.ends[NUMBER] = 1000
+    redis.server.full = True
+    late = None if stored else worker.offer(b"2")
+    for _ in range(10):
+        worker.turn()
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    for _ in range(20):
+        worker.turn()
+
+    assert [None if adopted else b""] == given
+    assert adopted is (record_of(1) in redis.values)
+    assert adopted is (record_of(2) not in redis.values)
+    redis.server.full = False
+    worker.settle()
+    assert adopted is (record_of(1) in redis.values)
+    assert (record_of(1) in redis.values) != (record_of(2) in redis.values)
+    if adopted:
+        assert late is None or answered(late)
+        worker.connect()
+        worker.settle()
+        assert [b"1"] + [b"2"] * (late is not None) == [
+            packet.payload for packet in worker.client.take() if isinstance(packet, Publish)
+        ]
+    else:
+        assert not any(incarnation(1) in key and b"queue" in key for key in redis.values)
+        assert late is None or not answered(late)
 
 
 def test_a_worker_that_never_was_there_is_given_nothing(worker: DurableWorker) -> None:

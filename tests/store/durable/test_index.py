@@ -6,7 +6,7 @@ from broker.routing.interest import interest_of
 from broker.session.subscription import Subscription
 from broker.session.will import Will
 from broker.store.durable.index import MOST_INTEREST, NEVER, READ, deadline_of, index_value
-from broker.store.durable.record import read_record
+from broker.store.durable.record import LEFT, read_record
 from tests.store.durable.durable_worker import EXPIRY, KEYS, WALL, DurableWorker, incarnation
 from tests.store.durable.model import ModelRedis
 
@@ -66,6 +66,21 @@ def test_a_client_that_is_back_is_read_after_a_crash(worker: DurableWorker) -> N
     worker.connect()
     worker.settle()
 
+    assert READ == said(worker)
+
+
+def test_a_client_that_is_back_while_redis_is_full_is_read_after_a_crash(worker: DurableWorker) -> None:
+    """That it had left is removed at once: the index alone would tell when the session ends, before its time."""
+    worker.connect()
+    subscribe(worker, b"a")
+    assert READ != leave(worker)
+    worker.redis.server.full = True
+    worker.connect()
+    subscribe(worker, b"b")
+    for _ in range(10):
+        worker.turn()
+
+    assert LEFT not in worker.redis.values[OURS.records + CLIENT]
     assert READ == said(worker)
 
 

@@ -9,7 +9,8 @@ from broker.reasons import DropReason, StoreFailure
 from broker.session.message import NEVER, Message
 from broker.session.queue import MessageBudget
 from broker.store.durable.adoption import ADOPTED, AdoptedSession
-from broker.store.durable.record import FORM, SCRIPT
+from broker.store.durable.record import FORM
+from broker.store.durable.removals import SESSIONS
 from broker.store.durable.shared_bodies import RECEIVERS, REDUCE
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import DURABLE_FORMAT, FENCED_FOR
@@ -145,6 +146,83 @@ def test_a_server_without_memory_gets_everything_later_and_once(
     assert [b"%d" % number for number in range(20)] == [each.payload for each in received_once(owner, 20)]
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_server_without_memory_drains(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop, qos: int, wide: bool
+) -> None:
+    """What clients acknowledge would stay until an operator raises maxmemory; or be sent twice; or the rest be lost."""
+    redis = start_redis(every_server)
+    owner = Owner(loop, redis, 1)
+    payloads = [b"%0100d" % number for number in range(1000)]
+    published = [owner.offer(payload, qos, wide=wide) for payload in payloads[:900]]
+    loop.until(lambda: all(map(answered, published)))
+    redis.client().config_set("maxmemory", 1)
+    late = [owner.offer(payload, qos, wide=wide) for payload in payloads[900:]]
+    loop.until(lambda: owner.store.commit.full)
+    owner.client.connect(V311, window=20)
+    arrived: list[bytes] = []
+
+    def take() -> int:
+        session, now = owner.client.session, loop.now()
+        for packet in owner.client.take():
+            if isinstance(packet, Ack):
+                assert session.pubcomp(packet.packet_id, now)
+                continue
+            assert isinstance(packet, Publish)
+            arrived.append(packet.payload)
+            assert session.puback(packet.packet_id, now) if qos == 1 else session.pubrec(packet.packet_id, 0, now)
+        return len(arrived)
+
+    kept = [b"*:queue:*", b"*:released:*", b"*:bodies:*"]
+    loop.until(lambda: take() >= 900 and not any(redis.client().keys(kind) for kind in kept))
+    assert payloads[:900] == arrived
+    assert not any(map(answered, late))
+    assert owner.store.trouble(loop.now()) is StoreFailure.MEMORY_FULL
+    redis.client().config_set("maxmemory", 0)
+    loop.until(lambda: take() == 1000)
+    owner.settle()
+
+    assert payloads == arrived
+    loop.until(lambda: take() == 1000 and not any(redis.client().keys(kind) for kind in kept))
+    assert (0, 0) == (owner.budget.used, owner.budget.messages)
+
+
+def test_what_was_removed_from_a_full_server_does_not_come_again(
+    start_redis: StartRedis, every_server: RedisServer, loop: Loop
+) -> None:
+    """The next worker would send again what was acknowledged, or miss what was not."""
+    redis = start_redis(every_server)
+    first = Owner(loop, redis, 1)
+    published = [first.offer(b"%d" % number, 2) for number in range(3)]
+    loop.until(lambda: all(map(answered, published)))
+    redis.client().config_set("maxmemory", 1)
+    first.client.connect(V311)
+    received_once(first, 3)
+    for packet_id in (1, 2):
+        assert first.client.session.pubrec(packet_id, 0, loop.now())
+    released: list[Ack] = []
+
+    def all_released() -> bool:
+        released.extend([packet for packet in first.client.take() if isinstance(packet, Ack)])
+        return len(released) == 2
+
+    loop.until(all_released)
+    first.die()
+    second = Owner(loop, redis, 2)
+    second.client.connect(V311)
+    arrived: list[object] = []
+
+    def all_arrived() -> bool:
+        arrived.extend(second.client.take())
+        return len(arrived) == 3
+
+    loop.until(all_arrived)
+    assert [Ack(PUBREL, 1), Ack(PUBREL, 2)] == arrived[:2]
+    assert isinstance(arrived[2], Publish)
+    assert (b"2", 3, True) == (arrived[2].payload, arrived[2].packet_id, arrived[2].dup)
+
+
 def test_a_server_that_is_killed_comes_back_with_all_that_was_answered(start_redis: StartRedis, loop: Loop) -> None:
     """A message would be lost, or stored twice, when the server ends within a transaction."""
     redis = start_redis()
@@ -187,7 +265,7 @@ def test_a_session_that_is_taken_twice_is_as_it_was(
     words += [ours.records, ours.queues, ours.released, "1800000000.5"]
     fence, number = KEYS.fence(incarnation(1)), KEYS.commit_number(incarnation(2))
     owner.commands.submit(CallbackCommand(packed("SET", number, 0), 5.0, lambda reply, failure: None), loop.now())
-    call = packed("EVAL", SCRIPT, 4, theirs.index, ours.index, number, fence, *words)
+    call = packed("EVAL", SESSIONS, 4, theirs.index, ours.index, number, fence, *words)
     replies: list[object] = []
 
     def take() -> None:

@@ -7,6 +7,7 @@ from broker.mqtt.packets import PUBCOMP, Ack
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import FENCED
+from broker.store.durable.group_commit import FORGOTTEN
 from broker.store.durable.record import DamagedRecord, read_record
 from broker.store.redis.keys import FENCED_FOR
 from tests.session.receiver import PLENTY, message
@@ -324,3 +325,26 @@ def test_the_end_of_a_session_is_stored_once(worker: DurableWorker) -> None:
         stored.append(sorted(key.split(b":")[2] for key in worker.redis.values if key.endswith(CLIENT)))
 
     assert [b"queue", b"session"] == stored[-1]
+
+
+def test_sessions_that_end_while_redis_is_full_are_forgotten(worker: DurableWorker) -> None:
+    """They would stay in memory until Redis has memory: clients that come and go could use up that of the worker."""
+    for number in range(1000):
+        worker.store.begin(b"%d" % number).store_head(EXPIRY, None, False)
+    worker.settle()
+    worker.redis.server.full = True
+    worker.offer(b"1")
+    worker.until(lambda: worker.store.commit.full)
+    for number in range(1000):
+        record = worker.store.begin(b"%d" % number)
+        record.queue()
+        record.end()
+        if number % 100 == 99:
+            for _ in range(5):
+                worker.turn()
+
+    assert [] == [key for key in worker.redis.values if b":session:" in key and not key.endswith(CLIENT)]
+    assert len(worker.store.commit._dirty) <= 2 * FORGOTTEN + 2
+    worker.redis.server.full = False
+    worker.settle()
+    assert not worker.store.commit._dirty

@@ -13,7 +13,7 @@ from broker.store.durable.group_commit import WIDE
 from broker.store.durable.group_queue import GROUP
 from broker.store.durable.pack import PACK, PACK_BYTES, Pack, Reference, StoredMessage, decode_pack
 from broker.store.durable.recent_bodies import MOST, RecentBodies
-from broker.store.durable.shared_bodies import BODIES, BODY_UNITS, COUNT, GROUP_BYTES, RECEIVERS
+from broker.store.durable.shared_bodies import BODIES, BODY_UNITS, COUNT, GROUP_BYTES, READ, RECEIVERS
 from tests.session.receiver import message
 from tests.store.durable.durable_worker import HOLD, KEYS, WALL, DurableWorker, answered, hold, incarnation
 from tests.store.durable.model import ModelRedis
@@ -311,16 +311,37 @@ def test_a_session_that_ends_while_its_queue_is_written_lets_go_of_its_bodies(wo
     worker.tick()
     worker.owner.end()  # while the second one is under way
     worker.redis.execute()
-    worker.redis.server.full = True  # and what follows is refused for a while
+    worker.redis.server.down = True  # and what follows is not carried out for a while
     worker.redis.answer(worker.now)
+    worker.redis.cut(worker.now)
     for _ in range(5):
         worker.turn()
     assert 2 == len(groups(worker))
-    worker.redis.server.full = False
+    worker.redis.server.down = False
     worker.until(lambda: not groups(worker))
     worker.settle()
 
     assert {KEYS.durable_owners("node"), KEYS.commit_number(incarnation(1))} == worker.redis.values.keys()
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_session_that_ends_while_redis_is_full_leaves_nothing(worker: DurableWorker, in_flight: bool) -> None:
+    """It would stay until there is memory; or then be made anew by what had to wait, and its bodies stay for a week."""
+    store(worker, BODY % 1)
+    worker.redis.server.full = True
+    worker.offer(BODY % 2, wide=True)
+    worker.disconnect()  # so the record is written as well
+    if in_flight:
+        worker.tick()
+    else:
+        worker.until(lambda: worker.store.commit.full)
+    worker.owner.end()
+    expected = {KEYS.durable_owners("node"), KEYS.commit_number(incarnation(1))}
+    worker.until(lambda: expected == worker.redis.values.keys())
+    worker.redis.server.full = False
+    worker.settle()
+
+    assert expected == worker.redis.values.keys()
 
 
 def test_a_session_that_ends_before_it_is_read_lets_go_of_its_bodies(worker: DurableWorker) -> None:
@@ -493,7 +514,7 @@ def test_a_deep_queue_with_bodies_is_read_in_order(worker: DurableWorker) -> Non
 
 def body_reads(worker: DurableWorker) -> int:
     """How many reads of bodies Redis has not executed."""
-    return sum(command[0] == b"HMGET" for command in worker.redis._received)
+    return sum(command[:2] == [b"EVAL", READ] for command in worker.redis._received)
 
 
 def test_clients_that_come_back_together_read_a_body_once(worker: DurableWorker) -> None:

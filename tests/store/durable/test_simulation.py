@@ -19,6 +19,7 @@ from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.store.durable.pack import Pack, add_body, decode_pack
+from broker.store.durable.removals import Words
 from broker.store.durable.shared_bodies import COUNT
 from broker.store.redis.connection import packed
 from tests.store.durable.durable_worker import HOLD, WALL, DurableWorker, answered, incarnation
@@ -70,6 +71,12 @@ class OtherSession:
 
     def __init__(self) -> None:
         self.dirty = self.held = False
+
+    def removes(self, now: float) -> list[Words]:
+        return []
+
+    def removed(self, errors: list[ReplyError], now: float) -> None:
+        raise AssertionError
 
     def collect(self, now: float, wall: float) -> list[bytes]:
         return [packed("SET", "other", "x")]
@@ -131,7 +138,6 @@ class History:
         """The session moves to another worker; one of the two may be killed meanwhile."""
         former = self.worker
         former.disconnect()
-        former.redis.server.full = False
         self.workers += 1
         self.return_replica()
         wire, replica = ModelRedis(self.redis.server), self.replica
@@ -151,6 +157,9 @@ class History:
             new.owner.take(incarnation(former.number), b"", new.now)
         else:
             former.until(lambda: len(given) > 0)
+            if not given[0]:  # the server was full: the rest is published again
+                former.owner.record.disown()
+                self.crashed = True
             former.session.restore({})
             former.session.end()
             assert (0, 0) == (former.budget.used, former.budget.messages)

@@ -22,10 +22,11 @@ class Publisher:
         self.tokens = PublishTokens(b"", {})
 
     def store(self) -> None:
-        removed, changed = self.tokens.collect()
+        removed, changed = self.tokens.removes(), self.tokens.collect()
         for name in removed:
             self.stored.pop(name, None)
         self.stored |= dict(zip(changed[::2], changed[1::2], strict=True))
+        self.tokens.removed()
         self.tokens.committed()
 
     def receive(self, packet_id: int, duplicate: bool) -> bytes:
@@ -126,12 +127,12 @@ def test_a_release_is_done_when_it_is_stored_and_not_before(publisher: Publisher
     released = publisher.tokens.release(1)
     assert released is not None
     assert released is publisher.tokens.release(1)
-    publisher.tokens.collect()
+    publisher.tokens.removes()
     assert released is publisher.tokens.release(1)
 
-    assert [released] == publisher.tokens.committed()
+    assert [released] == publisher.tokens.removed()
     assert publisher.tokens.release(1) is None
-    assert [] == publisher.tokens.committed()
+    assert [] == publisher.tokens.removed()
 
 
 def test_a_client_that_uses_an_id_before_its_pubcomp_gets_it_with_the_next_pubrec(publisher: Publisher) -> None:

@@ -72,7 +72,7 @@ class Transfer:
         if stale is not None:
             taker.evict(stale)
         taker.expect(self._client, self._bring)
-        taker.store.commit.when_written(self._switch)
+        taker.store.commit.when_removed(self._switch)
 
     def _bring(self, session: Session) -> None:
         """What goes with *session* beside what is stored."""
@@ -92,7 +92,13 @@ class Transfer:
         self._mark = self._giver.mark()
 
     def _was_given(self, state: bytes | None) -> None:
-        """The former worker has stored all, and given it; None: the new one has ended, and it stays."""
+        """The former worker has stored all, or cannot, and given it; None: the new one has ended, and it stays."""
+        if state == b"":
+            self._world.late = True
+            storage = self._session.storage
+            assert storage is not None
+            for message in storage.disown():
+                self._giver.abandon(message.as_published().completion)
         if state is None:
             assert self._taker.dead
             self._end()
@@ -202,7 +208,7 @@ class Take:
         taker.store.expect(client)
         world.moving.add(link.client)
         world.takes.append(self)
-        taker.store.commit.when_written(partial(self._take, client))
+        taker.store.commit.when_removed(partial(self._take, client))
 
     def _take(self, client: bytes) -> None:
         self._taker.store.take(client, self._former.incarnation, b"", self._found, self._world.now)

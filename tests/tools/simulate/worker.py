@@ -212,18 +212,32 @@ class SimWorker:
                 inbox.popleft()
                 continue
             inbox.popleft()
-            if kind == PUBACK:
-                session.puback(packet_id, self._world.now)
-            elif kind == PUBREC:
-                session.pubrec(packet_id, 0, self._world.now)
-            elif kind == PUBREL:
-                session.pubrel(packet_id)
-            elif kind == SUBSCRIBE:
+            if kind == SUBSCRIBE:
                 self._subscribe(link, session)
             else:
-                session.pubcomp(packet_id, self._world.now)
+                self._acknowledge(session, kind, packet_id)
+        self._read_ahead(link)
         if link.left and not link.waits:
             self.close(link)
+
+    def _acknowledge(self, session: Session, kind: int, packet_id: int) -> None:
+        if kind == PUBACK:
+            session.puback(packet_id, self._world.now)
+        elif kind == PUBREC:
+            session.pubrec(packet_id, 0, self._world.now)
+        elif kind == PUBREL:
+            session.pubrel(packet_id)
+        else:
+            session.pubcomp(packet_id, self._world.now)
+
+    def _read_ahead(self, link: Link) -> None:
+        """Take the acknowledgements behind a publish that waits, as protocol/read_ahead.py does."""
+        session, inbox = link.session, link.inbox
+        if session is None or not link.open or not inbox or inbox[0][0] != PUBLISH:
+            return
+        for packet in [each for each in inbox if each[0] not in (CONNECT, PUBLISH, SUBSCRIBE)]:
+            inbox.remove(packet)
+            self._acknowledge(session, packet[0], packet[1])
 
     def _subscribe(self, link: Link, session: Session) -> None:
         storage = session.storage

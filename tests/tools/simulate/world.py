@@ -13,7 +13,7 @@ from broker.session.queue import UNLIMITED
 from broker.store.durable.index import READ, deadline_of
 from broker.store.durable.record import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
-from tests.tools.faults.durable.checker import LOST, REORDERED, Checker, Violation
+from tests.tools.faults.durable.checker import LOST, PACKET_ID_REUSED, REORDERED, Checker, Violation
 from tests.tools.faults.durable.history import Event, Message, matches
 from tests.tools.simulate.chance import Chance
 from tests.tools.simulate.client import SimClient
@@ -49,6 +49,7 @@ class World:
         self.takes: list[Take] = []
         self.all_workers: list[SimWorker] = []
         self.ends: dict[tuple[str, int], float] = {}  # of publishes that expire
+        self.late = False  # a session has moved while Redis was full
         self.forced = False  # a session was taken from a worker that stood still
         self._tell = tell
         self._checker = Checker()
@@ -63,6 +64,7 @@ class World:
         ]
         self._subscribers = [client for client in self.clients if client.filter]
         self._publishers = self.clients[2:]
+        self._drains = chance.often(25)  # Redis is full at the end, until all that is stored has left it
         for shard in range(self.shards):
             self._start(shard)
         for _ in range(3):
@@ -326,6 +328,8 @@ class World:
 
     def finish(self) -> list[Violation]:
         """End all faults, let all clients come and have everything; what was wrong."""
+        if self._drains:
+            self._drain()
         self.server.down = self.server.full = False
         self._wake(Chance(0))
         if self._tell is not None:
@@ -333,12 +337,7 @@ class World:
         chance = Chance(len(self.all_workers))
         confirmed = False
         for _ in range(QUIET):
-            quiet = True
-            for client in self.clients:
-                if client.link is None:
-                    self._connect(client, chance)
-                    quiet = False
-                client.acknowledge(100)
+            quiet = self._have_all_come(chance)
             self._settle(0.0)
             quiet = quiet and all(client.up and not client.outgoing and not client.owed for client in self.clients)
             idle = all(worker.idle() for worker in self.workers)
@@ -348,18 +347,63 @@ class World:
                 confirmed = True
                 for worker in self.workers:
                     worker.store.commit.confirm(_nothing)  # or it would not know what was taken from it
-            if not any(worker.wire.busy() for worker in self.workers):
-                self.now = max(self.now, min(self.now + 1.0, *[worker.due for worker in self.workers]))
+            self._pass_time()
         else:
             self._found(STUCK, ", ".join(self._unfinished()))
         self._judge()
         return [each for each in self._checker.violations if not self._is_excused(each)]
 
+    def _drain(self) -> None:
+        """Redis is full, and all clients come: what is stored has to leave, also where a worker has ended."""
+        if self._tell is not None:
+            self._tell(f"{self.now:.3f} Redis is full")
+        self.server.down = False
+        self.server.full = True
+        self._wake(Chance(0))
+        chance = Chance(len(self.all_workers))
+        for _ in range(QUIET):
+            come = self._have_all_come(chance)
+            self._settle(0.0)
+            if come and not self._stored():
+                return
+            self._pass_time()
+        self._found(STUCK, f"while Redis was full: {self._stored()}")
+
+    def _stored(self) -> list[bytes]:
+        """The keys of messages of all sessions."""
+        found: list[bytes] = []
+        for client, place in self.places.items():
+            name = client.encode()
+            keys = KEYS.sessions(KEYS.slice_of(name), place.worker.incarnation)
+            found += [key for key in (keys.queues + name, keys.released + name) if key in self.server.values]
+        return found
+
+    def _have_all_come(self, chance: Chance) -> bool:
+        """Have all clients connect and acknowledge everything; whether all that have a session had connected."""
+        there = True
+        for client in self.clients:
+            if client.link is None:
+                self._connect(client, chance)
+                there = there and client.name not in self.places
+            client.acknowledge(100)
+        return there
+
+    def _pass_time(self) -> None:
+        if not any(worker.wire.busy() for worker in self.workers):
+            self.now = max(self.now, min(self.now + 1.0, *[worker.due for worker in self.workers]))
+
     def _is_excused(self, violation: Violation) -> bool:
         """A message that a full queue has dropped may come late, when its publisher sends it again or after a crash.
         One that has expired may come late when its publisher sends it again.
+
+        What is not stored of a session that moves while Redis is full comes late, as its publisher sends it again. Such
+        a session begins its packet ids anew if none of its messages is stored: also those of what its full queue has
+        dropped, which the client may have received at QoS 2.
         """
-        return violation.kind == REORDERED and (self.most != UNLIMITED or violation.message in self.ends)
+        if violation.kind == PACKET_ID_REUSED:
+            return self.most != UNLIMITED and self.late
+        late = self.most != UNLIMITED or self.late or violation.message in self.ends
+        return violation.kind == REORDERED and late
 
     def _unfinished(self) -> list[str]:
         clients = [

@@ -1,0 +1,76 @@
+-- What removes, of the durable sessions of a worker, while Redis is full (removals.py). The call is atomic.
+--
+--   KEYS fence of the worker, its commit number
+--   ARGV how many client ids of the fence it knows, the number of this call; then each command: how many words, words
+--   -> client ids of the fence that it does not know; for each command 0, or its error
+--
+-- Two commands are none of the server: `reduce` and `give`, as the functions below take them.
+--
+-- A server that is full refuses a script at its first command that may take memory, unless the script has written
+-- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So the first
+-- command is a write that changes nothing, and takes no memory.
+local WORDS = 4000 -- of a command: Lua's stack has 8000
+
+local function reduce(first, last) -- groups of bodies, then for each how many packs are no more: see REDUCE
+  if redis.call('LLEN', KEYS[1]) ~= tonumber(ARGV[1]) then
+    return 0
+  end
+  local groups = (last - first + 1) / 2
+  for i = first, first + groups - 1 do
+    local left = redis.pcall('HINCRBY', ARGV[i], '', ARGV[groups + i])
+    if type(left) == 'number' and left <= 0 then
+      redis.call('UNLINK', ARGV[i])
+    end
+  end
+  return 0
+end
+
+local function give(words) -- indexes of both owners, commit number of the new one; then as for `give` in sessions.lua
+  local client, record, taken = words[5], words[6] .. words[5], words[9] .. words[5]
+  local value = redis.call('HGET', words[1], client)
+  if not value or redis.call('EXISTS', record) == 0 then
+    return 0
+  end
+  if redis.call('TTL', words[3]) ~= -1 then
+    return { err = 'TAKERENDED the worker that is to own the session has ended' }
+  end
+  redis.call('HDEL', words[1], client)
+  redis.call('HSET', words[2], client, value)
+  for kind = 6, 8 do
+    if redis.call('EXISTS', words[kind] .. client) == 1 then
+      redis.call('RENAME', words[kind] .. client, words[kind + 3] .. client)
+    end
+  end
+  redis.pcall('HSETNX', taken, '\0', words[12])
+  return 0
+end
+
+local function run(first, last)
+  if last - first < WORDS then
+    return redis.pcall(unpack(ARGV, first, last))
+  end
+  local answer -- of a command with a key, and any number of elements
+  for i = first + 2, last, WORDS do
+    answer = redis.pcall(ARGV[first], ARGV[first + 1], unpack(ARGV, i, math.min(i + WORDS - 1, last)))
+  end
+  return answer
+end
+
+redis.call('LTRIM', KEYS[1], 0, -1)
+local fence = redis.call('LRANGE', KEYS[1], ARGV[1], -1)
+redis.call('SET', KEYS[2], ARGV[2], 'KEEPTTL')
+local answers, at = {}, 3
+while at <= #ARGV do
+  local first, last = at + 1, at + tonumber(ARGV[at])
+  local answer
+  if ARGV[first] == 'reduce' then
+    answer = reduce(first + 1, last)
+  elseif ARGV[first] == 'give' then
+    answer = give({ unpack(ARGV, first + 1, last) })
+  else
+    answer = run(first, last)
+  end
+  answers[#answers + 1] = type(answer) == 'table' and answer.err and answer or 0
+  at = last + 1
+end
+return { fence, answers }

@@ -1,0 +1,59 @@
+# Removals: the writes that Redis carries out also while its memory is full, so that it drains by itself.
+#
+# A server that has reached its maxmemory refuses a transaction with any command in it, as to queue commands takes
+# memory. Then what clients acknowledge could not leave either, and nothing would change before an operator raises
+# maxmemory. So each writer tells its removals from its other writes (writer.py). Both leave in one transaction. If the
+# server has no memory for that, the removals are sent by themselves, as a call of full.lua, and the rest waits.
+#
+# What a removal may write is bounded by what it removes, or by what is there:
+# - packs, marks, fields and keys that are removed; a pack that is replaced by what is left of it
+# - a mark for a message of QoS 2 whose PUBREC has come (marks.py): 8 bytes, or some 70 in a set of more than 512; one
+#   for each message that is stored, in its client's window, at most. Without it the message would stay.
+# - a session that gets another owner: its keys change their names, which have one length. Its record gets LEFT, once.
+# - what the index says of a session whose client is back: b"", in place of what it said of the absent one
+# - the number of the call, in place of the last one
+#
+# Nothing else may be in it: messages, subscriptions, wills and tokens are what clients could fill Redis with. A token
+# that a queue has taken is stored with its message and in no other way (tokens.py), so removals forget none.
+#
+# The fence and the commit number are those of a transaction, and so is what follows from a lost answer.
+#
+# Rejected: a pipeline of single commands. If a part of it were carried out, a pack could stay whose mark is gone, and
+# its message would be sent twice.
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from broker.store.durable.shared_bodies import REDUCE
+from broker.store.redis.connection import packed
+
+Words = tuple[bytes | str | int, ...]  # a command: its name, and what follows
+
+GIVE: Final = "give"
+REDUCED: Final = "reduce"
+SESSIONS: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
+FULL: Final = files("broker.store.durable").joinpath("full.lua").read_bytes()
+
+
+def size_of(words: Words) -> int:
+    """Bytes of a command, about."""
+    return sum([len(word) if isinstance(word, (bytes, str)) else 8 for word in words])
+
+
+def in_transaction(words: Words, fence: bytes = b"", known: int = 0) -> bytes:
+    """The removal *words* as a command of a transaction. *fence*: its key, of which the worker knows *known* ids."""
+    if words[0] == GIVE:
+        return packed("EVAL", SESSIONS, 3, *words[1:])
+    if words[0] == REDUCED:
+        groups = (len(words) - 1) // 2
+        return packed("EVAL", REDUCE, 1 + groups, fence, *words[1 : 1 + groups], known, *words[1 + groups :])
+    return packed(*words)
+
+
+def call_of(removals: Sequence[Words], fence: bytes, known: int, number_key: bytes, number: int) -> bytes:
+    """The call of full.lua that carries *removals* out, as the transaction *number*."""
+    arguments: list[bytes | str | int] = [known, number]
+    for words in removals:
+        arguments.append(len(words))
+        arguments += words
+    return packed("EVAL", FULL, 2, fence, number_key, *arguments)
