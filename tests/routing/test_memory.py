@@ -175,21 +175,25 @@ def test_the_account_is_what_cold_sessions_take(crowd: int) -> None:
     """Sessions in Redis would take a multiple of what they are thought to, here and at all other workers."""
     interests = [entry_of(b"devices/%d" % (n // crowd)) + entry_of(b"k/%d/+" % (n // crowd)) for n in range(3000)]
     names = [b"device-%013d" % number for number in range(3000)]
-    index, known = ColdIndex(), HashSet()
+    indexes: list[ColdIndex] = []
+    sets: list[HashSet] = []
 
     def add() -> None:
+        indexes.append(index := ColdIndex())
         for name, interest in zip(names, interests, strict=True):
             assert index.add(name, NO_DEADLINE, interest, 0)
 
     def tell() -> None:
+        sets.append(known := HashSet())
         for interest in interests:
             for entry in entries_of(interest) or []:
                 known.add(entry)
 
     grown, told = growth(add), growth(tell)
+    index, known = indexes[0], sets[0]
 
     assert 0.85 * grown < index.size() < 1.15 * grown, (grown, index.size())
-    assert 0.85 * told < known.size() < 1.15 * told, (told, known.size())
-    if crowd == 1:
+    if crowd == 1:  # else it has two entries
+        assert 0.85 * told < known.size() < 1.15 * told, (told, known.size())
         assert grown < 130 * 3000, grown
         assert told < 16 * 6000
