@@ -81,7 +81,7 @@ class AppendOnlyFiles:
                 self._sync_file(path)
             if found != self._listed:  # a new file is lost with its folder's entry
                 for folder in {path.parent for path in found}:
-                    _sync_folder(folder)
+                    sync_folder(folder)
                 self._listed = found
         except OSError as error:
             return f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
@@ -112,7 +112,8 @@ class AppendOnlyFiles:
             os.close(descriptor)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring the entries of *folder* to the disk. OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

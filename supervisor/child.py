@@ -46,6 +46,10 @@ class Child(ABC, Generic[P]):
         """Whether the death of a process means that the child cannot start."""
         return not self.ready.is_set()
 
+    async def mended(self, process: P) -> bool:
+        """Whether that of which *process* has died is mended: then the next one is started at once."""
+        return False
+
     def ended(self, process: P) -> None:
         """*process* has ended, for whatever reason, or could not be started."""
 
@@ -69,6 +73,8 @@ class Child(ABC, Generic[P]):
             self.deaths += 1
             self.died(process)
             if self.stopping.is_set() or process.stop_requested:
+                continue
+            if await self.mended(process):
                 continue
             if self.is_first_start():
                 failed(self.failure(process, ""))

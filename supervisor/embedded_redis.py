@@ -5,13 +5,14 @@
 # Redis (broker/store), so a server that dies or hangs is started again without limit, with growing pauses.
 #
 # The server keeps what `store.durability` promises: with "power" it syncs before each answer, otherwise aof_sync.py
-# syncs each second. Data of a newer format than this build knows ends the start, and stays as it is.
+# syncs each second. An append-only file that a loss of power has cut off is cut to whole transactions (torn_file.py),
+# and the server is started again. Data of a newer format than this build knows ends the start, and stays as it is.
 from collections.abc import Callable
 from pathlib import Path
 
 import trio
 
-from broker.config.schema import MEMORY, POWER
+from broker.config.schema import MEMORY, POWER, PROCESS
 from broker.log import Log
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.keys import Keys
@@ -22,6 +23,8 @@ from supervisor.redis_address import explained, open_client
 from supervisor.redis_process import RedisProcess
 from supervisor.redis_server import RedisServer, RedisUnusable, configuration, explain, prepare
 from supervisor.restarts import RestartPolicy
+from supervisor.store_era import StoreEra
+from supervisor.torn_file import cut_torn, torn_file
 
 
 class EmbeddedRedis(Child[RedisProcess]):
@@ -42,10 +45,14 @@ class EmbeddedRedis(Child[RedisProcess]):
         self._format = Keys(prefix).format
         text = configuration(folder, self.socket, memory, durability)
         prepare(folder, self.socket, self._configured, text, server)
+        try:
+            self._era = StoreEra(folder, durability == PROCESS)
+        except OSError as error:
+            raise RedisUnusable(f"Cannot write in the folder {folder}: {error.strerror}.") from None
 
     @property
     def address(self) -> RedisAddress:
-        return RedisAddress(path=str(self.socket))
+        return RedisAddress(path=str(self.socket), era=self._era.name)
 
     # A Child.
 
@@ -67,6 +74,22 @@ class EmbeddedRedis(Child[RedisProcess]):
     def died(self, process: RedisProcess) -> None:
         if not self.is_first_start():  # otherwise the end of the node says so
             self._log.error("embedded_redis_died", code=process.code, why=self._explain(process))
+
+    async def mended(self, process: RedisProcess) -> bool:
+        file = torn_file(process.lines, self._folder)
+        if file is None:
+            return False
+        try:
+            cut = await trio.to_thread.run_sync(cut_torn, file, self._server, abandon_on_cancel=True)
+        except OSError as error:
+            process.lines.append(f"{error.strerror}: {file}")
+            return False
+        if cut:
+            self._log.warning("embedded_redis_file_cut", file=str(file), bytes=cut)
+        return cut > 0
+
+    def stopped(self, process: RedisProcess) -> None:
+        self._era.end()  # at its end it syncs its file
 
     def failure(self, process: RedisProcess, why: str) -> str:
         return self._explain(process)

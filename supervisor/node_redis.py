@@ -26,13 +26,18 @@ from supervisor.durable_format import claim_format
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.folder import NodeFolder
 from supervisor.redis_address import FoundRedis, Info, find_redis
-from supervisor.redis_durability import Settings, described, durability_of, read_settings, shortfall
+from supervisor.redis_durability import LOADS_TORN, Settings, described, durability_of, read_settings, shortfall
 from supervisor.redis_server import RedisUnusable, find_server
 
 LOOKUP: Final = 2.0  # seconds between two; the client of a persistent session waits as long for Redis
 UNLIMITED: Final = (
     "maxmemory is 0, so nobody can tell how full Redis is before its machine has no memory left: set maxmemory, and "
     "publishers are slowed down in time"
+)
+TORN_BEFORE: Final = (9, 1, 2)  # of Valkey; all versions of Redis that are known
+TORN: Final = (
+    "aof-load-truncated is yes: this version loads a file that a loss of power has cut off within a transaction, and "
+    "its next start drops what was written since: set it to no, and cut such a file with redis-check-aof --fix"
 )
 FAILOVER: Final = (
     "a sentinel may name a replica as the next master, which lacks the last writes that the former one has answered: "
@@ -101,6 +106,8 @@ class NodeRedis:
             self._log.warning("redis_log", address=address, text=remark)
         if self._durability != MEMORY and self._settings.get("maxmemory") == "0":
             self._log.warning("redis_log", address=address, text=UNLIMITED)
+        if self._durability != MEMORY and self._settings.get(LOADS_TORN) == "yes" and found.version < TORN_BEFORE:
+            self._log.warning("redis_log", address=address, text=TORN)
         if self._durability != MEMORY and self._url.startswith("redis+sentinel:"):
             text = FAILOVER_REPLICATED if self._durability == REPLICATED else FAILOVER
             self._log.warning("redis_log", address=address, text=text)

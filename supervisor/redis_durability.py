@@ -23,7 +23,8 @@ ALWAYS: Final = "always"
 EVERY_SECOND: Final = "everysec"
 NO_EVICTION: Final = "noeviction"
 EVICTION: Final = "maxmemory-policy"
-ASKED: Final = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory", EVICTION, "save")
+LOADS_TORN: Final = "aof-load-truncated"
+ASKED: Final = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", LOADS_TORN, "maxmemory", EVICTION, "save")
 # What a class needs: the values that will do, the first of which is recommended.
 NEEDED: Final[dict[str, dict[str, Sequence[str]]]] = {
     MEMORY: {},

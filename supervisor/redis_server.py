@@ -25,6 +25,12 @@ INSTALL: Final = (
 LONGEST_SOCKET: Final = 107  # bytes in the path of a unix socket (unix(7))
 VALKEY_FILE: Final = b"VALKEY"  # the first bytes of a base file that Valkey 9 or newer wrote; Redis writes "REDIS"
 
+DAMAGED: Final = (
+    "Bad file format reading the append only file",
+    "Unexpected end of file reading the append only file",  # and it cannot be cut off: torn_file.py
+    "Wrong signature",
+)
+
 # Settings of redis.conf, each with its reason.
 # With `no`, the write of the moment in which the disk becomes full is answered and in memory only: the server writes it
 # when there is room, and refuses all others until then. With `always` it ends before it answers.
@@ -114,7 +120,7 @@ def configuration(folder: Path, socket: Path, memory: int, durability: str) -> s
         ("databases 1", "only database 0 is used"),
         ("appendonly yes", "a write is in the file before its answer: kill -9 of the server loses nothing"),
         *synced,
-        ("aof-load-truncated yes", "a power failure may cut off the end of the file; this is not treated as damage"),
+        ("aof-load-truncated no", "the supervisor cuts off what a power failure has left of a transaction"),
         ("auto-aof-rewrite-percentage 100", "the file is rewritten when its size has doubled"),
         ("auto-aof-rewrite-min-size 64mb", "but not below this size"),
         ('save ""', "no snapshots besides the append-only file"),
@@ -161,7 +167,7 @@ def explain(output: Sequence[str], folder: Path, server: RedisServer) -> str:
     text = "\n".join(output)
     if "Can't handle RDB format version" in text or "unsupported AOF" in text:
         return _unreadable(folder, server)
-    if "Bad file format reading the append only file" in text or "Wrong signature" in text:
+    if any(sign in text for sign in DAMAGED):
         if server.name != "Valkey" and _written_by_valkey(folder):  # a repair would cut off all of it
             return _unreadable(folder, server)
         return (

@@ -143,6 +143,7 @@ class ClusterLinks:
             counters=base.counters,
             bodies=SharedBodies(keys, me, base.config.limits.queue_ttl),
             replication=replication,
+            era=bytes.fromhex(redis.era),
         )
         self.durable_store = DurableStore(
             commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl

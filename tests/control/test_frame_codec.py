@@ -55,7 +55,7 @@ ASSIGNMENT = Assignment(
     log_path="",
     listeners=[ListenerSocket("tcp", 5), ListenerSocket("ws", 6)],
     peers=[PeerSockets(WorkerId("node", 0, 7), 8, 9)],
-    redis=RedisAddress(path="/redis.sock"),
+    redis=RedisAddress(path="/redis.sock", era="00ff00ff"),
     alone=True,
     cluster_key="00ff",
     overrides=[{"user": "u", "queue": 5}],

@@ -20,8 +20,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from broker.config.schema import MEMORY, POWER, PROCESS
+from broker.store.redis.connection import packed
 from broker.store.redis.keys import DURABLE_FORMAT
-from supervisor import aof_sync, redis_process
+from supervisor import aof_sync, redis_process, store_era
 from supervisor.embedded_redis import EmbeddedRedis
 from supervisor.redis_address import open_client
 from supervisor.redis_durability import durability_of, read_settings
@@ -116,6 +117,28 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@pytest.mark.parametrize("durability", [PROCESS, POWER])
+async def test_its_era_ends_when_power_may_have_taken_something(
+    folder: Path, newest: RedisServer, durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers would believe numbers that the past has left, or double QoS 2 after a planned stop."""
+    boot = tmp_path / "boot_id"
+    monkeypatch.setattr(store_era, "BOOT_ID", boot)
+    eras = []
+    for number, dies in enumerate([False, True, False]):
+        boot.write_text(str(number))
+        async with running(folder, newest, durability=durability) as embedded:
+            eras.append(embedded.address.era)
+            if dies:
+                embedded.stopping.set()  # the supervisor dies as well
+                os.kill(pid(embedded), signal.SIGKILL)
+                await until(lambda: ended(pid(embedded)))
+
+    assert 8 == len(eras[0])
+    assert eras[0] == eras[1]
+    assert (durability == POWER) == (eras[1] == eras[2])
 
 
 async def test_it_listens_on_its_socket_only_and_keeps_its_data(folder: Path, server: RedisServer) -> None:
@@ -358,6 +381,41 @@ async def test_a_file_that_is_cut_off_at_its_end_is_not_damaged(folder: Path, se
         file.truncate(log_file.stat().st_size - 50)
     async with running(folder, server) as embedded:
         assert 9 == ask(embedded, "DBSIZE")
+
+
+@pytest.mark.parametrize("left", [0, 3, 20])
+async def test_what_is_written_after_a_torn_transaction_stays(folder: Path, server: RedisServer, left: int) -> None:
+    """It would become a part of that transaction, and be lost with the next start; or half of it be carried out."""
+    log = Log()
+    async with running(folder, server) as embedded:
+        ask(embedded, "SET", "first", "x")
+    (file,) = [*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")]
+    whole = file.stat().st_size
+    with file.open("ab") as torn:
+        torn.write(packed("MULTI") + packed("SET", "half", "x") + packed("SET", "torn", "x" * 20)[: -2 - left])
+    async with running(folder, server, log) as embedded:
+        assert whole == file.stat().st_size
+        ask(embedded, "SET", "later", "x")
+    async with running(folder, server) as embedded:
+        assert {"first", "later"} == set(ask(embedded, "KEYS", "*"))
+
+    (facts,) = log.named("embedded_redis_file_cut")
+    assert str(file) == facts["file"]
+
+
+async def test_a_torn_file_that_cannot_be_cut_is_a_sentence(
+    folder: Path, newest: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node would try for ever, or start without a word of what it has dropped."""
+    async with running(folder, newest) as embedded:
+        ask(embedded, "SET", "first", "x")
+    (file,) = folder.glob("appendonlydir/*.incr.aof")
+    with file.open("ab") as torn:  # as a server leaves it that has loaded a torn file before
+        torn.write(packed("MULTI") + packed("MULTI") + packed("SET", "k", "x") + packed("EXEC") + packed("SET")[:-1])
+    size = file.stat().st_size
+
+    assert "is damaged" in await refused(folder, newest)
+    assert size == file.stat().st_size
 
 
 async def test_a_damaged_file_is_a_sentence_with_the_repair_command(folder: Path, server: RedisServer) -> None:

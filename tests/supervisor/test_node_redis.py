@@ -12,7 +12,7 @@ from broker.config.schema import MEMORY, POWER, PROCESS, REPLICATED, Config, Red
 from supervisor import node_redis
 from supervisor.folder import NodeFolder
 from supervisor.node_redis import NodeRedis
-from supervisor.redis_server import RedisUnusable
+from supervisor.redis_server import RedisServer, RedisUnusable
 from tests.redis_servers import HOST, PATIENCE, SERVERS, SYNCS_AT_ONCE, RunningRedis, free_port, replicate
 from tests.supervisor.test_embedded_redis import Log
 
@@ -65,6 +65,23 @@ def test_a_server_is_used_for_what_it_gives_and_refused_for_more(
         assert said.startswith(f'store.durability is "{durability}", and {url} gives "{gives}"')
         assert 1 == len(said.splitlines())
     assert before == keys_of(server)
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=str)
+def test_a_server_that_loads_half_of_a_transaction_is_told(
+    start_redis: StartRedis, tmp_path: Path, server: RedisServer
+) -> None:
+    """A loss of power would cost what was acknowledged long after it, and nobody would know why."""
+
+    def is_told(setting: str, durability: str) -> bool:
+        log = Log()
+        running = start_redis(server, more=f"aof-load-truncated {setting}\n")
+        node_redis_of(f"unix://{running.socket}", durability, tmp_path, log)
+        return node_redis.TORN in [facts["text"] for facts in log.named("redis_log")]
+
+    assert (server.name == "Redis") == is_told("yes", POWER)
+    assert not is_told("no", POWER)
+    assert not is_told("yes", MEMORY)
 
 
 def test_a_server_that_does_not_tell_is_used_for_memory_alone(start_redis: StartRedis, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ GOOD = {
     "appendonly": "yes",
     "appendfsync": "always",
     "no-appendfsync-on-rewrite": "no",
+    "aof-load-truncated": "no",
     "maxmemory": "0",
     "maxmemory-policy": "noeviction",
     "save": "",
@@ -110,8 +111,8 @@ def test_a_shortfall_is_a_sentence_that_says_what_to_change(settings: Settings, 
 def test_settings_are_described_with_those_that_are_not_told() -> None:
     """The log would show a setting that is unknown as one that is off."""
     assert (
-        "appendonly yes, appendfsync not told, no-appendfsync-on-rewrite no, maxmemory 0, maxmemory-policy noeviction, "
-        "save empty"
+        "appendonly yes, appendfsync not told, no-appendfsync-on-rewrite no, aof-load-truncated no, "
+        "maxmemory 0, maxmemory-policy noeviction, save empty"
     ) == described(but(appendfsync=None))
 
 
@@ -155,7 +156,7 @@ def test_a_server_of_each_version_tells_its_replicas(start_redis: StartRedis, se
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: ".".join(map(str, server.version)))
 def test_where_config_is_forbidden_info_tells_a_part(start_redis: StartRedis, server: object) -> None:
     """The start would end in an error of redis-py at a managed service, or promise what nobody has looked at."""
-    told = but(appendfsync=None, no_appendfsync_on_rewrite=None, save=None)
+    told = but(appendfsync=None, no_appendfsync_on_rewrite=None, aof_load_truncated=None, save=None)
     denied = start_redis(server, more="user weak on >weak ~* &* +@all -config\n")
     assert told == settings_of(denied, username="weak", password="weak")
 

@@ -78,17 +78,20 @@ class GroupCommit:
         counters: Counters,
         bodies: SharedBodies,
         replication: Replication | None = None,
+        era: bytes = b"",
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
 
         *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
-        written. *replication*: says when replicas have it; None: nobody waits for replicas.
+        written. *replication*: says when replicas have it; None: nobody waits for replicas. *era*: of what is stored,
+        which its writers may note (tokens.py).
         """
         self.now = 0.0  # at the last tick
         self._commands = commands
         self.counters = counters
         self.replication: Final = replication
+        self.era: Final = era
         self._fence_key = fence
         self._number_key = commit_number
         self._hold = hold

@@ -250,8 +250,7 @@ class SessionRecord(SessionStorage):
         self._gap = stored.gap
         for key in stored.groups():
             self._joined(key)
-        if stored.tokens.former:
-            self._tokens = PublishTokens(stored.tokens.former, stored.tokens.incoming)
+        self._tokens = stored.tokens.of_publisher(self._commit.era)
 
     def queue(self) -> DurableQueue:
         """The queue of the session, which is made if there is none."""
@@ -354,7 +353,7 @@ class SessionRecord(SessionStorage):
 
     def may_receive(self, packet_id: int, duplicate: bool) -> bool:
         if self._tokens is None:
-            self._tokens = PublishTokens(b"", {})
+            self._tokens = PublishTokens(b"", {}, self._commit.era)
         if self._tokens.may_receive(packet_id, duplicate):
             return True
         self._commit.soon(self)

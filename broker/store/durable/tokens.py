@@ -25,12 +25,18 @@
 # what came first at the new owner: numbers before that, and above what was stored, are late, and keep their order, too.
 # That is not stored: if the new owner dies before the late ones have come, they are taken for repetitions.
 #
+# A loss of power may take back what the session of the publisher has stored, but not what a queue has (README, class
+# `process`): then what follows the number that the session knows are numbers that the queue has taken for publishes
+# that were answered, and the packet ids that it knows may be those of earlier publishes. What the client sends again
+# would be acknowledged, and dropped as a repetition. So the era of the store (supervisor/store_era.py) is stored with
+# the number, and from a former era nothing is believed: such publishes get a new origin, and may come twice.
+#
 # A set of the tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
 #
 # In the record of a session (record.py), each name beginning with a NUL, as no filter has one:
 #
 #   field "\0i" PACKET ID (2 bytes)    token of a publish that is not released
-#   field "\0n"                        token of the last publish that was counted
+#   field "\0n"                        token of the last publish that was counted, and the era of the store
 #   field "\0o" ORIGIN                 the highest number that its queue has taken
 import os
 from typing import Final
@@ -42,6 +48,7 @@ from broker.store.redis.connection import packed
 ORIGIN: Final = 8  # bytes
 NUMBER: Final = 8
 TOKEN: Final = ORIGIN + NUMBER
+ERA: Final = 4
 INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
@@ -51,14 +58,15 @@ ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may
 class PublishTokens:
     """The tokens of the publishes of one session."""
 
-    def __init__(self, former: bytes, tokens: dict[int, bytes]) -> None:
-        """*former*, *tokens*: what another worker has stored."""
+    def __init__(self, former: bytes, tokens: dict[int, bytes], era: bytes) -> None:
+        """*former*, *tokens*: what another worker has stored. *era*: of the store, see `StoredTokens`."""
         self.due: list[Completion] = []  # of publishes whose tokens are not stored
         self.written: list[Completion] = []  # the same, with the transaction under way
         self._origin = b""  # drawn when it is needed
         self._number = 0
         self._former = former  # the token that another worker counted last, while duplicates may follow it
         self._tokens = tokens  # by packet id, not released
+        self._era = era
         self._changed: dict[int, None] = {}  # packet ids
         self._removed: dict[int, Completion] = {}  # those that were released, with what waits until that is stored
         self._removed_written: dict[int, Completion] = {}  # the same, with the transaction under way
@@ -132,7 +140,8 @@ class PublishTokens:
         for packet_id in self._changed:
             changed += [incoming(packet_id), self._tokens[packet_id]]
         if self._counted:
-            changed += [COUNTED, self._former or self._origin + self._number.to_bytes(NUMBER, "big")]
+            last = self._former or self._origin + self._number.to_bytes(NUMBER, "big")
+            changed += [COUNTED, last + self._era]
         self._changed, self._counted = {}, False
         self._origin_written = self._origin != b""
         return changed
@@ -202,9 +211,21 @@ class StoredTokens:
     """What was found of both in a record."""
 
     def __init__(self) -> None:
+        self.era = b""  # ERA bytes; b"": the store has none, and takes nothing back
         self.former = b""
         self.incoming: dict[int, bytes] = {}
         self.taken: dict[bytes, bytes] = {}
+
+    def of_publisher(self, era: bytes) -> PublishTokens | None:
+        """What the session goes on with in *era*; None: it has published nothing that counts."""
+        if not self.former:
+            return None
+        if self.era in (b"", era):
+            return PublishTokens(self.former, self.incoming, era)
+        tokens = PublishTokens(b"", self.incoming, era)
+        for packet_id in list(self.incoming):
+            tokens.release(packet_id)
+        return tokens
 
 
 def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
@@ -214,8 +235,8 @@ def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
         value, kind, rest = fields.pop(name), name[:2], name[2:]
         if kind == INCOMING and len(rest) == 2 and len(value) == TOKEN:
             found.incoming[int.from_bytes(rest, "big")] = value
-        elif kind == COUNTED and not rest and len(value) == TOKEN:
-            found.former = value
+        elif kind == COUNTED and not rest and len(value) in (TOKEN, TOKEN + ERA):
+            found.former, found.era = value[:TOKEN], value[TOKEN:]
         elif kind == TAKEN and len(rest) == ORIGIN and len(value) == NUMBER:
             found.taken[rest] = value
         else:

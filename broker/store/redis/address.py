@@ -1,8 +1,8 @@
 # The address of Redis and the credentials, as the supervisor sends them to its workers: no name needs to be resolved.
 #
-# It is sent as a list, ("unix", path, user, password, db) or ("tcp", host, port, tls, user, password, db, name, ca), of
-# which the last two are for TLS only; fields that are missing at the end have their defaults. `str()` is for logs and
-# never shows the password.
+# It is sent as a list: ("unix", path, user, password, db, era) or
+# ("tcp", host, port, tls, user, password, db, name, ca), the last two for TLS only. Fields that are missing at the end
+# have their defaults. `str()` is for logs and never shows the password.
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -24,11 +24,14 @@ class RedisAddress:
         db: int = 0,
         name: str = "",
         ca: str = "",
+        era: str = "",
     ) -> None:
         """*path*: of a unix socket; without it, *host* (a numeric address) and *port*.
 
         With *tls*, the certificate of the server has to be for *name*, the host in the URL. *ca* is a PEM file of
         authorities that are trusted beside those of the system.
+
+        *era*: of the data of a private server (supervisor/store_era.py), hexadecimal; "": not known.
         """
         self.path = path
         self.host = host
@@ -39,11 +42,12 @@ class RedisAddress:
         self.db = db
         self.name = name
         self.ca = ca
+        self.era = era
 
     def parts(self) -> list[object]:
         """The list in which the address is sent; `from_parts()` is the inverse."""
         if self.path:
-            return [UNIX, self.path, self.user, self.password, self.db]
+            return [UNIX, self.path, self.user, self.password, self.db, *([self.era] if self.era else [])]
         verified: list[object] = [self.name, self.ca] if self.tls else []
         return [TCP, self.host, self.port, self.tls, self.user, self.password, self.db, *verified]
 
@@ -66,8 +70,8 @@ def from_parts(parts: Sequence[object]) -> RedisAddress:
     kinds: list[type] = [str, int, bool, str, str, int, str, str]
     names: tuple[str, ...] = ("host", "port", "tls", "user", "password", "db", "name", "ca")
     if parts and parts[0] == UNIX:
-        kinds = [str, str, str, int]
-        names = ("path", "user", "password", "db")
+        kinds = [str, str, str, int, str]
+        names = ("path", "user", "password", "db", "era")
     given = list(parts[1:])
     least = 1 if parts and parts[0] == UNIX else 2
     if not parts or parts[0] not in (UNIX, TCP) or not least <= len(given) <= len(kinds):

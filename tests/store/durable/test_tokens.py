@@ -3,6 +3,7 @@ import pytest
 
 from broker.store.durable.tokens import (
     COUNTED,
+    ERA,
     INCOMING,
     ORIGIN,
     ORIGINS,
@@ -17,9 +18,10 @@ from broker.store.durable.tokens import (
 class Publisher:
     """A publisher whose tokens are stored when the test says so, and whose worker may die."""
 
-    def __init__(self) -> None:
+    def __init__(self, era: bytes = b"") -> None:
         self.stored: dict[bytes, bytes] = {}
-        self.tokens = PublishTokens(b"", {})
+        self.tokens = PublishTokens(b"", {}, era)
+        self.era = era
 
     def store(self) -> None:
         removed, changed = self.tokens.removes(), self.tokens.collect()
@@ -37,8 +39,7 @@ class Publisher:
         return self.tokens.receive(packet_id, duplicate)
 
     def lose_worker(self) -> None:
-        found = read_tokens(dict(self.stored))
-        self.tokens = PublishTokens(found.former, found.incoming)
+        self.tokens = read_tokens(dict(self.stored)).of_publisher(self.era) or PublishTokens(b"", {}, self.era)
 
 
 @pytest.fixture
@@ -156,6 +157,53 @@ def test_a_publish_that_is_received_and_released_at_once_leaves_its_number(publi
     assert before < publisher.receive(2, True)
 
 
+def test_what_a_loss_of_power_left_is_not_believed() -> None:
+    """A publish would get the number of one that was answered, and its queue has: it would be acknowledged, and lost.
+
+    That one was forgotten, or another had its packet id, which was released.
+    """
+    publisher = Publisher(b"era1")
+    given = [publisher.receive(1, False)]
+    publisher.store()
+    left = dict(publisher.stored)
+    given += [publisher.receive(2, False), publisher.receive(3, False)]  # and the queue stores them
+
+    publisher.stored, publisher.era = left, b"era2"
+    publisher.lose_worker()
+    new = [publisher.receive(packet_id, True) for packet_id in (3, 4, 1)]
+
+    assert {token[:ORIGIN] for token in given}.isdisjoint(token[:ORIGIN] for token in new)
+    publisher.store()
+    publisher.lose_worker()
+    assert new == [publisher.receive(packet_id, True) for packet_id in (3, 4, 1)]
+
+
+def test_packet_ids_of_a_former_era_are_forgotten() -> None:
+    """The next worker would believe them, as they are stored beside a number of its era."""
+    publisher = Publisher(b"era1")
+    former = publisher.receive(1, False)
+    publisher.store()
+    publisher.era = b"era2"
+    publisher.lose_worker()
+    publisher.receive(2, False)
+    publisher.store()
+    publisher.lose_worker()
+
+    assert former[:ORIGIN] != publisher.receive(1, True)[:ORIGIN]
+
+
+@pytest.mark.parametrize("era", [b"", b"era2"])
+def test_a_number_without_an_era_is_believed(era: bytes) -> None:
+    """QoS 2 would be doubled when a newer build is started, or with a server of the user."""
+    publisher = Publisher(b"")
+    given = publisher.receive(1, False)
+    publisher.store()
+    publisher.era = era
+    publisher.lose_worker()
+
+    assert given == publisher.receive(1, True)
+
+
 def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     """A message would be stored twice, or one of another publisher not at all."""
     taken = TakenNumbers({}, False)
@@ -218,6 +266,7 @@ def test_a_queue_remembers_so_many_origins() -> None:
         {INCOMING + b"123": bytes(TOKEN)},
         {INCOMING + b"12": bytes(TOKEN - 1)},
         {COUNTED: b""},
+        {COUNTED: bytes(TOKEN + ERA - 1)},
         {COUNTED + b"1": bytes(TOKEN)},
         {TAKEN + bytes(ORIGIN): b"1"},
         {TAKEN: bytes(8)},

@@ -81,6 +81,7 @@ class Publish:
     times: int = 1
     will: bool = False
     answered: float | None = None  # when it was acknowledged with success; None: maybe, or refused
+    in_doubt: bool = False  # it was not answered at a `Rollback`: what follows may come beside it
 
 
 @dataclass(slots=True)
@@ -282,9 +283,12 @@ class Checker:
             session.last[line] = max(session.last.get(line, 0), message[1])
             return
         self.repeated += 1
-        if not receipt.excused and not self._is_uncertain(session, message):
+        publish = self.publishes.get(message)
+        in_doubt = publish is not None and publish.in_doubt
+        if not receipt.excused and not in_doubt and not self._is_uncertain(session, message):
             self._judge_repetition(session, event, receipt, again)
         receipt.excused = False
+        receipt.finished = None
         receipt.connection, receipt.packet_id = session.connection, packet_id
 
     def _keeps_order(self, session: Session, message: Message) -> bool:
@@ -347,6 +351,7 @@ class Checker:
         for publish in self.publishes.values():
             if publish.answered is not None and publish.answered > since:
                 publish.answered = None
+            publish.in_doubt |= publish.answered is None
         for session in self._sessions.values():
             if session.forgot > since:
                 session.uncertain = self._place
@@ -355,7 +360,7 @@ class Checker:
             session.filters = {each: found for each, found in session.filters.items() if found[1] <= since}
             session.unreleased = {each: found for each, found in session.unreleased.items() if found[1] <= since}
             for receipt in session.receipts.values():
-                receipt.excused = receipt.finished is None or receipt.finished > since
+                receipt.excused |= receipt.finished is None or receipt.finished > since
 
     def _found(self, kind: str, event: Event, what: str, message: Message | None = None) -> None:
         self.violations.append(Violation(kind, event.at, event.client, what, message))

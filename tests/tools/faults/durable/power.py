@@ -6,6 +6,7 @@
 # torn, behind what was synced, with a part of what was written there, or with zeros and garbage.
 #
 # The other files of a server (the base, the manifest) are small, synced and renamed, and stay as they are.
+import json
 import shutil
 import subprocess
 import time
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
+
+from supervisor.store_era import FILE
 
 SOURCE: Final = Path(__file__).with_name("sync_recorder.c")
 INCREMENT: Final = ".incr.aof"
@@ -88,6 +91,12 @@ def cut(files: Iterable[Path], record: Path, tail: str, random: Random) -> Cut:
         with record.open("a") as lines:  # what is left is on the disk from now on
             lines.write(f"{found.st_ino} {size + len(torn)} {time.monotonic_ns()}\n")
     return Cut(since, f"{tail} tail, " + "; ".join(told))
+
+
+def forget_boot(folder: Path) -> None:
+    """The machine of the server in *folder* is started: see supervisor/store_era.py."""
+    path = folder / FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": "a former one"}))
 
 
 def _torn(written: bytes, tail: str, random: Random) -> bytes:

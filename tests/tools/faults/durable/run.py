@@ -41,7 +41,7 @@ from tests.tools.faults.durable.history import (
 )
 from tests.tools.faults.durable.lanes import Lane
 from tests.tools.faults.durable.plan import BEHIND_PROXY, EMBEDDED, Planned, plan
-from tests.tools.faults.durable.power import DAMAGED_TAILS, TAILS, compile_recorder, cut
+from tests.tools.faults.durable.power import DAMAGED_TAILS, TAILS, compile_recorder, cut, forget_boot
 from tests.tools.faults.durable.proxy import TO_CLIENT, TO_SERVER, Proxy
 from tests.tools.faults.durable.server import Server
 from tests.tools.faults.victim import Victim, state
@@ -397,6 +397,8 @@ class DurableRun:
         folder = self._node.folder / "redis" if self._server is None else self._server.folder
         damaged = self._server is None and self._random.random() < 0.1
         tail = self._random.choice(DAMAGED_TAILS if damaged else TAILS)
+        if self._server is None:
+            forget_boot(folder)
         found = cut((folder / "appendonlydir").iterdir(), self._record, tail, self._random)
         if isfinite(found.since) and self._durability == PROCESS:
             self._worst_rollback = max(self._worst_rollback, at - found.since)

@@ -244,6 +244,29 @@ def test_a_rollback_excuses_what_comes_again_if_it_was_done_then() -> None:
     assert [] == doubled(9.5)
 
 
+def test_what_came_again_may_come_once_more_after_the_next_rollback() -> None:
+    """Two power cuts in a row would be an alarm, as the message was done before the first."""
+
+    def doubled(between: bool) -> list[str]:
+        story = Story().subscribed().publish(1).receive(1, 2).add(Released, S, 1).add(Rollback, "", 9.5)
+        if between:
+            story = story.connect(S, True).receive(1, 2)
+        return story.add(Rollback, "", 14.5).connect(S, True).receive(1, 2, 5).kinds()
+
+    assert [] == doubled(True) == doubled(False)
+
+
+def test_what_was_not_answered_at_a_rollback_may_come_twice() -> None:
+    """It may be stored, and its publisher sends it again: that would be an alarm, or any repetition be lawful."""
+
+    def doubled(since: float) -> list[str]:
+        story = Story().subscribed().publish(1).add(Rollback, "", since).add(Sent, P, 1, "d/1").add(Answered, P, 1)
+        return story.receive(1, 2).add(Released, S, 1).receive(1, 2, 5).kinds()
+
+    assert [DOUBLED] == doubled(8.5)
+    assert [] == doubled(7.5)  # before the answer
+
+
 def test_a_rollback_may_bring_a_session_back_or_end_it() -> None:
     """A session that was begun or ended in the last moments would be an alarm."""
     for present in (True, False):
