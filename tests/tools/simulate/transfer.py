@@ -88,7 +88,7 @@ class Transfer:
         if self._giver.dead:  # its sessions may have been adopted
             self._read(self._giver.incarnation, b"")
             return
-        self._world.places[self._client] = Place(self._taker, session)
+        self._world.places[self._client].move(self._taker, session)
         self._mark = self._giver.mark()
 
     def _was_given(self, state: bytes | None) -> None:
@@ -115,7 +115,7 @@ class Transfer:
         giver, client = self._giver, self._client
         if giver.leaving.pop(client, None) is not None:  # or it was taken from there
             giver.sessions[client] = self._session
-            self._world.places[client] = Place(giver, self._session)
+            self._world.places[client].move(giver, self._session)
 
     def given(self, state: bytes) -> None:
         """The new worker is told."""
@@ -138,9 +138,7 @@ class Transfer:
                 taker.abandon(message.as_published().completion)
             session.restore({})
             session.end()
-            place = world.places.get(self._client)
-            if place is not None and place.session is session:
-                del world.places[self._client]
+            world.forget_if_gone(self._client)  # or it was taken from the giver, by a worker that has ended
             taker.close(self._link)
             return
         session.restore(dict.fromkeys(found.record.released_ids(), RELEASED))
@@ -186,7 +184,8 @@ class Transfer:
         self._end()
         if giver.dead:
             place = self._world.places[client]
-            place.others = [each for each in (giver, self._taker) if each is not place.worker]
+            others = {giver, self._taker, *place.others} - {place.worker}
+            place.others = sorted(others, key=lambda each: each.number)
         elif stage in (BEGUN, EXPECTED, SWITCHED):
             self._stay()
         elif stage in (TOLD, READING):

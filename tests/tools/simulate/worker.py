@@ -77,8 +77,14 @@ class Place:
     def __init__(self, worker: "SimWorker", session: Session) -> None:
         self.worker = worker
         self.session = session
-        self.others: list[SimWorker] = []  # workers that have ended and may have it
+        self.others: list[SimWorker] = []  # workers that have ended and may have it, as they had begun to take it
         self.waits_for: set[SimWorker] = set()  # workers that do not know yet that it was taken from them
+
+    def move(self, worker: "SimWorker", session: Session) -> None:
+        """*session* is at *worker* now, unless one of the others has it."""
+        self.worker = worker
+        self.session = session
+        self.waits_for = set()
 
     def blocked(self, source: "SimWorker") -> bool:
         """Whether publishes for it, from *source*, have to wait, as another worker has it, or will have it."""
