@@ -15,8 +15,8 @@
 #    it learns what was taken from it when it goes on.
 # 3. If an answer was lost, the server may have renamed what nobody has read: then it looks through its own index.
 #
-# What a former owner has written for sessions that had been taken from it is in none of its indexes. Its fence tells
-# which sessions these are, and that goes before the former owner is removed.
+# What a former owner has written for sessions that had been taken from it is in none of its indexes (SET_INDEX). Its
+# fence tells which sessions these are, and that goes before the former owner is removed.
 #
 # Each step may be done twice, so one whose answer is lost is done again. One command is under way at a time.
 from collections.abc import Callable

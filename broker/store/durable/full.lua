@@ -4,7 +4,7 @@
 --   ARGV how many client ids of the fence it knows, the number of this call; then each command: how many words, words
 --   -> client ids of the fence that it does not know; for each command 0, or its error
 --
--- Two commands are none of the server: `reduce` and `give`, as the functions below take them.
+-- Three commands are none of the server: `reduce`, `index` and `give`, as the functions below take them.
 --
 -- A server that is full refuses a script at its first command that may take memory, unless the script has written
 -- before: Redis 6.2 and 7.0 and Valkey 9.1 alike. Redis 6 knows no flags of scripts (allow-oom came with Redis 7). So the first
@@ -23,6 +23,11 @@ local function reduce(first, last) -- groups of bodies, then for each how many p
     end
   end
   return 0
+end
+
+local function set_index(index, client, value) -- as SET_INDEX in index.py
+  local there = redis.pcall('HEXISTS', index, client)
+  return there == 1 and redis.pcall('HSET', index, client, value) or there
 end
 
 local function give(words) -- indexes of both owners, commit number of the new one; then as for `give` in sessions.lua
@@ -65,6 +70,8 @@ while at <= #ARGV do
   local answer
   if ARGV[first] == 'reduce' then
     answer = reduce(first + 1, last)
+  elseif ARGV[first] == 'index' then
+    answer = set_index(unpack(ARGV, first + 1, last))
   elseif ARGV[first] == 'give' then
     answer = give({ unpack(ARGV, first + 1, last) })
   else

@@ -16,6 +16,12 @@ from broker.routing.interest import interest_of
 READ: Final = b""
 NEVER: Final = 0xFFFFFFFF
 DEADLINE: Final = 4  # bytes
+# KEYS index; ARGV client id of a session that was in it, what it says from now on. It changes nothing if the session
+# was taken from this worker, which may not know it: the worker that follows would adopt it a second time. The server
+# needs 3.4 us for it, for HSET alone 0.7.
+SET_INDEX: Final = (
+    b"if redis.call('HEXISTS',KEYS[1],ARGV[1])==1 then redis.call('HSET',KEYS[1],ARGV[1],ARGV[2]) end return 0"
+)
 MOST_INTEREST: Final = 1024  # bytes: some hundred filters; a page of an index has 500 sessions
 
 

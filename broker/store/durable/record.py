@@ -48,7 +48,7 @@ from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.index import READ, index_value
 from broker.store.durable.queue import DurableQueue
-from broker.store.durable.removals import Words, in_transaction
+from broker.store.durable.removals import INDEX, Words, in_transaction
 from broker.store.durable.tokens import PublishTokens, StoredTokens, read_tokens
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
@@ -470,7 +470,7 @@ class SessionRecord(SessionStorage):
         self._removing = True
         removals: list[Words] = [("HDEL", self._keys.records + self._client, *fields)]
         if LEFT in fields and self._index_due and self._indexed:  # what the index says of an absent client is not true
-            removals.append(("HSET", self._keys.index, self._client, READ))
+            removals.append((INDEX, self._keys.index, self._client, READ))
             self._index_due = self._index != READ
         return removals
 
@@ -520,7 +520,8 @@ class SessionRecord(SessionStorage):
         writes = []
         if self._index_due:
             self._index_due = False
-            writes.append(packed("HSET", keys.index, client, self._index or READ))
+            name = INDEX if self._indexed else "HSET"
+            writes.append(in_transaction((name, keys.index, client, self._index or READ)))
         if self._tokens is not None:
             changed = self._tokens.collect()
             if changed:

@@ -24,12 +24,14 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
 
+from broker.store.durable.index import SET_INDEX
 from broker.store.durable.shared_bodies import REDUCE
 from broker.store.redis.connection import packed
 
 Words = tuple[bytes | str | int, ...]  # a command: its name, and what follows
 
 GIVE: Final = "give"
+INDEX: Final = "index"  # what the index says of a session that is in it: see SET_INDEX
 REDUCED: Final = "reduce"
 SESSIONS: Final = files("broker.store.durable").joinpath("sessions.lua").read_bytes()
 FULL: Final = files("broker.store.durable").joinpath("full.lua").read_bytes()
@@ -44,6 +46,8 @@ def in_transaction(words: Words, fence: bytes = b"", known: int = 0) -> bytes:
     """The removal *words* as a command of a transaction. *fence*: its key, of which the worker knows *known* ids."""
     if words[0] == GIVE:
         return packed("EVAL", SESSIONS, 3, *words[1:])
+    if words[0] == INDEX:
+        return packed("EVAL", SET_INDEX, 1, *words[1:])
     if words[0] == REDUCED:
         groups = (len(words) - 1) // 2
         return packed("EVAL", REDUCE, 1 + groups, fence, *words[1 : 1 + groups], known, *words[1 + groups :])

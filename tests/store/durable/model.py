@@ -15,8 +15,9 @@ from hiredis import Reader, ReplyError
 from broker.store.durable.adoption import JOIN
 from broker.store.durable.dropped_queues import is_dropped
 from broker.store.durable.group_commit import LOOK
+from broker.store.durable.index import SET_INDEX
 from broker.store.durable.record import LEFT
-from broker.store.durable.removals import FULL
+from broker.store.durable.removals import FULL, INDEX
 from broker.store.durable.replication import MARK
 from broker.store.durable.shared_bodies import COUNT, READ, REDUCE
 from broker.store.redis.address import RedisAddress
@@ -375,6 +376,8 @@ class ModelRedis:
             try:
                 if name == b"reduce":
                     self._reduce([keys[0], *rest[: len(rest) // 2]], [words[0], *rest[len(rest) // 2 :]])
+                elif name == INDEX.encode():
+                    self._set_index(rest[:1], rest[1:])
                 elif name == b"give":
                     given = self._script(rest[:3], rest[3:])
                     answer = given if isinstance(given, ReplyError) else 0
@@ -387,6 +390,11 @@ class ModelRedis:
                 answer = ReplyError("ERR no such key")
             answers.append(answer)
         return [fence, answers]
+
+    def _set_index(self, keys: list[bytes], words: list[bytes]) -> Reply:
+        if words[0] in self._value(keys[0], dict):
+            self._of_hash(b"HSET", keys[0], words)
+        return 0
 
     def _look(self, keys: list[bytes], words: list[bytes]) -> "list[Reply]":
         return [self._of_list(b"LRANGE", keys[0], [words[0], b"-1"]), self.values.get(keys[1])]
@@ -486,6 +494,7 @@ class WrongType(Exception):
 
 OTHERS: Final[dict[bytes, Callable[[ModelRedis, list[bytes], list[bytes]], Reply]]] = {
     FULL: ModelRedis._full,
+    SET_INDEX: ModelRedis._set_index,
     LOOK.encode(): ModelRedis._look,
     READ: ModelRedis._read_bodies,
     MARK: ModelRedis._mark,

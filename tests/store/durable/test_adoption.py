@@ -7,6 +7,7 @@ import pytest
 
 from broker.store.durable.adoption import RECORDS
 from broker.store.durable.dropped_queues import name_of
+from broker.store.durable.index import index_value
 from broker.store.durable.record import FORM, HEAD, LEFT
 from broker.store.durable.removals import SESSIONS
 from broker.store.redis.keys import FENCED_FOR
@@ -68,6 +69,34 @@ def test_a_session_that_is_taken_before_its_adopter_has_read_it_is_not_damaged()
     taker = KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(3))
     assert {taker.records + CLIENT, taker.queues + CLIENT} <= redis.values.keys()
     assert not [key for key in redis.values if b":damaged:" in key]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_session_that_was_taken_is_not_adopted_from_a_worker_that_did_not_learn_of_it(returns: bool) -> None:
+    """Two workers would have it: a client could find the one that knows nothing of its subscriptions."""
+    redis = ModelRedis()
+    former = DurableWorker(redis)
+    record = former.owner.record
+    if returns:  # the client; else it leaves
+        former.disconnect()
+        record.store_index(index_value(1.0, [b"a"]))
+        former.settle()
+    ours, taker = (KEYS.sessions(KEYS.slice_of(CLIENT), incarnation(number)) for number in (1, 3))
+    names = [key for each in (ours, taker) for key in (each.records, each.queues, each.released)]
+    keys = [ours.index, taker.index, KEYS.commit_number(incarnation(3)), KEYS.fence(incarnation(1))]
+    redis.values[keys[2]] = b"0"
+    redis._script(keys, [b"take", CLIENT, *names, b"1.000000"])
+    record.store_head(77, None, returns)  # another expiry, so this makes a record
+    if not returns:
+        record.store_index(index_value(1.0, [b"a"]))
+    former.tick()
+    redis.execute()
+    redis.cut(former.now)
+    worker = DurableWorker(redis, 2, former.now)
+
+    assert worker.owner.found is None
+    assert {} == worker.owner.damage
+    assert [(taker.index, CLIENT)] == indexes(redis, 3)
 
 
 def indexes(redis: ModelRedis, number: int) -> list[tuple[bytes, bytes]]:
