@@ -10,6 +10,9 @@
 # If one of the two ends, the other one has it, or takes it in Redis, where the last step that was stored decides: a
 # session that is to be given to a worker that has ended, and whose sessions are adopted, stays.
 #
+# A worker that has ended had the filters of the session in its routes if it was to give it, or to take it (of one that
+# does not answer: by a stand-in, cluster/forced_takeovers.py). So publishes wait until its own sessions are adopted.
+#
 # What was on its way to a worker that has ended, or that does not answer, when a session was taken from it, is
 # published again. So the new worker drops what it has got since, and all workers close the connections before whose
 # publishes are not confirmed (cluster/forced_takeovers.py).
@@ -88,7 +91,7 @@ class Transfer:
         if self._giver.dead:  # its sessions may have been adopted
             self._read(self._giver.incarnation, b"")
             return
-        self._world.places[self._client].move(self._taker, session)
+        self._world.moved(self._client, self._taker, session)
         self._mark = self._giver.mark()
 
     def _was_given(self, state: bytes | None) -> None:
@@ -115,7 +118,7 @@ class Transfer:
         giver, client = self._giver, self._client
         if giver.leaving.pop(client, None) is not None:  # or it was taken from there
             giver.sessions[client] = self._session
-            self._world.places[client].move(giver, self._session)
+            self._world.moved(client, giver, self._session)
 
     def given(self, state: bytes) -> None:
         """The new worker is told."""
@@ -134,7 +137,7 @@ class Transfer:
         if found is None:
             del taker.coming[self._client]
             assert session.storage is not None
-            for message in session.storage.disown():  # nobody has it
+            for message in session.storage.disown():
                 taker.abandon(message.as_published().completion)
             session.restore({})
             session.end()
@@ -166,6 +169,8 @@ class Transfer:
 
     def _giver_lost(self) -> None:
         taker = self._taker
+        if self.stage in (SWITCHED, GIVING):
+            self._world.orphan(self._client, self._giver)
         if taker.dead:
             self._end()
             self._world.places[self._client].others.append(self._giver)
@@ -178,6 +183,8 @@ class Transfer:
 
     def _taker_lost(self) -> None:
         giver, client = self._giver, self._client
+        if self.stage >= SWITCHED:
+            self._world.orphan(client, self._taker)
         if self.stage == GIVING and not giver.dead:
             return
         stage, self.stage = self.stage, READING
@@ -238,6 +245,7 @@ class Take:
         """*worker* is dead."""
         if worker is self._taker:
             self._end()
+            self._world.orphan(self._link.client, self._taker)
             self._world.places[self._link.client].others.append(self._taker)
             self._world.forget_if_gone(self._link.client)
 

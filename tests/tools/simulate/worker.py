@@ -80,12 +80,6 @@ class Place:
         self.others: list[SimWorker] = []  # workers that have ended and may have it, as they had begun to take it
         self.waits_for: set[SimWorker] = set()  # workers that do not know yet that it was taken from them
 
-    def move(self, worker: "SimWorker", session: Session) -> None:
-        """*session* is at *worker* now, unless one of the others has it."""
-        self.worker = worker
-        self.session = session
-        self.waits_for = set()
-
     def blocked(self, source: "SimWorker") -> bool:
         """Whether publishes for it, from *source*, have to wait, as another worker has it, or will have it."""
         return self.worker.dead or self.session.ended or source in self.waits_for
@@ -265,7 +259,7 @@ class SimWorker:
     def _publish(self, link: Link, session: Session, packet_id: int, publish: Outgoing, dup: bool) -> bool:
         """Take a publish, as protocol/publishing.py does; false if it has to wait."""
         places = self._world.places_for(publish.topic)
-        if any(place.blocked(self) for place in places):
+        if any(self._world.waits(place, self) for place in places):
             return False  # as a gate is closed while a worker is dead whose sessions nobody has adopted
         storage = session.storage
         assert storage is not None

@@ -10,6 +10,7 @@ from typing import Final
 
 from broker.session.expiry import WEEK
 from broker.session.queue import UNLIMITED
+from broker.session.session import Session
 from broker.store.durable.index import READ, deadline_of
 from broker.store.durable.record import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
@@ -45,6 +46,7 @@ class World:
         self.workers: list[SimWorker] = []  # that live
         self.places: dict[str, Place] = {}
         self.moving: set[str] = set()  # clients whose sessions are on their way
+        self.orphaned: dict[str, set[SimWorker]] = {}  # see `orphan()`
         self.transfers: list[Transfer] = []
         self.takes: list[Take] = []
         self.all_workers: list[SimWorker] = []
@@ -96,6 +98,24 @@ class World:
     def places_for(self, topic: str) -> list[Place]:
         return [place for place in self.places.values() if _wants(place, topic)]
 
+    def orphan(self, client: str, worker: SimWorker) -> None:
+        """*worker* has ended, and had the filters of *client* in its routes, beside the worker that has its session.
+
+        The others remember them until its sessions are adopted: the gates of publishes for them are closed.
+        """
+        self.orphaned.setdefault(client, set()).add(worker)
+
+    def waits(self, place: Place, source: SimWorker) -> bool:
+        """Whether a publish for *place*, from *source*, has to wait."""
+        return place.blocked(source) or bool(self.orphaned.get(place.session.client_id))
+
+    def moved(self, client: str, worker: SimWorker, session: Session) -> None:
+        """*worker* has the session of *client* now, unless one that has ended had taken it before."""
+        place = self.places.get(client)
+        self.places[client] = Place(worker, session)
+        if place is not None:
+            self.places[client].others = place.others
+
     def claim(self, worker: SimWorker, link: Link) -> None:
         """The CONNECT of *link* asks for the session of its client."""
         client = link.client
@@ -122,6 +142,8 @@ class World:
         """*worker* has the sessions of all that had its shard before."""
         for client, session in worker.sessions.items():
             self.places[client] = Place(worker, session)
+        for client, orphans in self.orphaned.items():
+            self.orphaned[client] = {each for each in orphans if each.shard != worker.shard}
         for client in list(self.places):
             self.forget_if_gone(client)
 
