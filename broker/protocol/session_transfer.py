@@ -125,9 +125,9 @@ class SessionTransfer:
             refused()
             return
         export.state = state
-        if not state:  # the store is full: what could not be stored is published again, to the new owner
-            for message in self._sessions.disown(export.session):
-                self._lifecycle.abandon(message.as_published().completion, self._clock())
+        # What could not be stored, as the store is full, is published again, to the new owner.
+        for message in self._sessions.disown(export.session):
+            self._lifecycle.abandon(message.as_published().completion, self._clock())
         self._withdraw(export, then)
 
     def _withdraw(self, export: SessionExport, then: Callable[[], None]) -> None:

@@ -299,6 +299,43 @@ def test_it_moves_while_redis_is_full_and_drains_there(start_node: StartNode, re
     assert [b"4"] == [payload for payload, _, _ in messages(client)]
 
 
+def test_what_was_not_stored_is_taken_once_wherever_its_session_moves_while_redis_is_full(
+    start_node: StartNode, redis: RunningRedis
+) -> None:
+    """A QoS 2 publish would be taken for one that came before, as a later one has come again before it."""
+    node = start_node(2)
+    subscriber(node[0]).drop()
+    publisher = arrive(node[0], "publisher")
+
+    def publish(*numbers: int, dup: bool = True) -> None:
+        publisher.send(*[Publish(b"a", b"%d" % number, 2, False, dup, number) for number in numbers])
+        node.advance(0.3)
+
+    def parted() -> bool:
+        return publisher.closed
+
+    publish(1, dup=False)
+    assert [PUBREC] == [each.kind for each in publisher.receive() if isinstance(each, Ack)]
+    publisher.send(Ack(PUBREL, 1))
+    node.advance(0.1)
+    fill(redis)
+    publish(2, 3, 4, dup=False)
+    client = coming(node[1])
+    for owner in node[::-1]:  # without what was published
+        eventually(node, parted)
+        assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]
+        publisher = arrive(node[0], "publisher")
+        publish(2, 4)  # not all, as a client should
+        if owner is node[1]:
+            client.drop()
+            client = coming(node[0])
+    fill(redis, False)
+    publish(3)
+
+    assert [PUBREC] * 3 == [each.kind for each in publisher.receive() if isinstance(each, Ack) and each.kind == PUBREC]
+    assert [b"1", b"2", b"4", b"3"] == [payload for payload, _, _ in messages(client)]
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_former_owner_dies_around_the_moment_at_which_it_gives_it(
     start_node: StartNode, redis: RunningRedis, when: str

@@ -31,6 +31,7 @@ from broker.store.durable.group_queue import is_session
 from broker.store.durable.pack import decode_pack
 from broker.store.durable.queue_state import QueueState
 from broker.store.durable.record import SessionRecord, StoredSession, read_record
+from broker.store.durable.tokens import TakenNumbers
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import FENCED_FOR, SLICES, Keys
 from broker.store.redis.pipeline import Command, CommandPipeline
@@ -92,13 +93,14 @@ def client_id_of(client: bytes) -> str:
 
 
 def restore(
-    parts: list[Any], record: SessionRecord, state: QueueState | None, now: float, wall: float
+    parts: list[Any], record: SessionRecord, state: QueueState | None, again: list[bytes], now: float, wall: float
 ) -> StoredSession:
     """Have *record* go on with a session that sessions.lua has read. ValueError: it is damaged.
 
     It gets a queue only if something is stored in it.
 
-    *state*: of the worker that had it, if that lives. *now*: the worker's time; *wall*: the same in Unix time.
+    *state*, *again*: of the worker that had it, if that lives: see `encode_state()`. *now*: the worker's time; *wall*:
+    the same in Unix time.
     """
     for part in parts:
         if isinstance(part, ReplyError):  # a key of another type
@@ -106,8 +108,9 @@ def restore(
     fields, first, last, length, released = parts
     stored = read_record(fields)
     ends = [None if each is None else decode_pack(each, now, wall) for each in (first, last)]
-    taken = stored.tokens.taken
-    if length or released or taken or state is not None or record.present_queue() is not None:
+    numbers = stored.tokens.taken
+    taken = TakenNumbers(numbers, state is None, again) if numbers or again else None
+    if length or released or numbers or state is not None or record.present_queue() is not None:
         positions = [int(position) for position in released]
         record.queue().restore(ends[0], ends[1], length, positions, taken, state)
     record.restore(stored)
@@ -350,7 +353,7 @@ class Adoption:
         record = self._begin(client)
         try:
             client_id = client.decode()
-            stored = restore(parts, record, None, now, wall)
+            stored = restore(parts, record, None, [], now, wall)
         except ValueError as error:  # also no UTF-8
             set_aside(record, str(error))
             return

@@ -40,10 +40,11 @@ from broker.store.durable.pack import (
     encode_pack,
     packet_id_of,
 )
-from broker.store.durable.queue_state import QueueState
+from broker.store.durable.queue_state import QueueState, encode_state
 from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
+from broker.store.durable.tokens import TakenNumbers, token_of
 
 READY: Final = 128  # messages of a page, about, and READY_BYTES: what a client gets first, and a slow one always
 READY_BYTES: Final = 64 * 1024
@@ -87,6 +88,8 @@ class QueueParts(MessageQueue):
         self._resting = True  # the client is not connected
         self._unloading = False  # what is stored is to leave the memory, once all is stored
         self._given = False  # another worker has it
+        self.gives_stored = False  # another worker is to have it with what is stored, as Redis is full
+        self._taken: TakenNumbers | None = None  # until there are some
         self._sweep: Sweep | None = None  # under way
         self._overdue = False  # something has ended in a pack that is read
         self.purging = False  # what is unread stays as it is, but for queue_purge.py
@@ -129,8 +132,15 @@ class QueueParts(MessageQueue):
         """The position of the last message that this worker has sent, or knows of."""
         return self._sent_to
 
-    def state(self) -> QueueState:
-        """What the next owner cannot read in Redis, once all is stored."""
+    def given_state(self) -> bytes:
+        """What the next owner cannot read in Redis; see `encode_state()`."""
+        if not self.gives_stored:
+            return encode_state(self._state(), [])
+        again = [] if self._taken is None else self._taken.again()
+        tokens = [token_of(message) for message in [*self._new.values(), *self._writing.values()]]
+        return encode_state(None, again + [token for token in tokens if token])
+
+    def _state(self) -> QueueState:
         sent_to, completed = max(self._restored_to, self._sent_to), sorted(self._marks.completed_unread)
         return QueueState(sent_to, self.count, self.waiting_bytes, self.exact, sorted(self._done_unread), completed)
 

@@ -24,7 +24,7 @@ from hiredis import ReplyError
 
 from broker.reasons import DropReason
 from broker.session.expiry import ExpirySchedule
-from broker.session.message import GroupMessage, Message
+from broker.session.message import Message
 from broker.session.queue import INFLIGHT, QUEUED, Holder, MessageBudget
 from broker.store.durable.dropped_queues import dropping, name_of
 from broker.store.durable.group_commit import WIDE, GroupCommit
@@ -35,7 +35,7 @@ from broker.store.durable.queue_state import QueueState
 from broker.store.durable.removals import Words
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep
-from broker.store.durable.tokens import TakenNumbers, through_group
+from broker.store.durable.tokens import TakenNumbers, token_of
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -88,9 +88,7 @@ class DurableQueue(QueueParts):
         self._held_to = 0  # the position of the last message that is to be written when the hold is over
         self._early: list[Message] | None = None  # what comes before it is known what is stored
         self._give: Callable[[], None] | None = None  # to be called when all is stored
-        self.gives_stored = False  # another worker is to have it with what is stored, as Redis is full
         self.left = False  # another worker has it, or will when what is under way is carried out
-        self._taken: TakenNumbers | None = None  # until there are some
         self._late = False  # see TakenNumbers
         self._dropped_as = b""  # the name that the list gets when the session ends, if it has to be taken apart
 
@@ -113,17 +111,18 @@ class DurableQueue(QueueParts):
         last: Pack | None,
         length: int,
         released: list[int],
-        taken: dict[bytes, bytes],
+        taken: TakenNumbers | None,
         state: QueueState | None = None,
     ) -> None:
         """Go on with what another worker has stored, or this one before it was started anew.
 
         *first*, *last*: packs of a list of *length* packs, None if it is empty. *released*: positions of the set.
-        *taken*: the numbers of origins. *state*: of that worker, which lives.
+        *taken*: None: no numbers. *state*: of that worker, which lives, and has stored everything.
         """
         self._late = state is None
-        if taken:
-            self._taken = TakenNumbers(taken, self._late)
+        self._taken = taken
+        if taken is not None and taken.unstored():
+            self._commit.soon(self)
         self._last = self._ready_to = max([0, *released])
         if first is not None and last is not None:
             self._ready_to = first.messages[0].position - 1
@@ -204,13 +203,12 @@ class DurableQueue(QueueParts):
             self._add(message, now)
 
     def _was_taken(self, message: Message) -> bool:
-        completion = message.as_published().completion
-        if completion is None or not completion.token:
+        token = token_of(message)
+        if not token:
             return False
         if self._taken is None:
-            self._taken = TakenNumbers({}, self._late)
-        token = completion.token
-        if self._taken.take(through_group(token, message.group) if isinstance(message, GroupMessage) else token):
+            self._taken = TakenNumbers({}, self._late, [])
+        if self._taken.take(token):
             return False
         self._taken.repeated.append(message)
         self._commit.soon(self)
@@ -352,8 +350,8 @@ class DurableQueue(QueueParts):
         then = self._give
         if then is None:
             return
-        repeats = self._taken is not None and len(self._taken.repeated) > 0
-        changes = self.stored.removable or self.stored.changing or self._marks.completed or repeats
+        numbers = self._taken is not None and self._taken.unstored()
+        changes = self.stored.removable or self.stored.changing or self._marks.completed or numbers
         if (self._unloading or changes or self._under_way or self._removing) and not self.damaged:
             return
         self._give = None

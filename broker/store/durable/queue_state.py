@@ -2,7 +2,7 @@
 #
 # The worker that has the session stores all of its queue, and then writes nothing any more. The next one keeps what is
 # delivered meanwhile apart: its place is behind what is stored. After a crash nobody knows how far the client is. Then
-# all that is stored counts as sent, and comes again.
+# all that is stored counts as sent, and comes again. So it does if Redis is full, as what is not stored does not move.
 import msgpack
 
 
@@ -24,14 +24,23 @@ class QueueState:
         self.done = done
         self.completed = completed
 
-    def encode(self) -> bytes:
-        fields = self.sent_to, self.count, self.waiting_bytes, self.exact, self.done, self.completed
-        packed = msgpack.packb(fields)
-        assert isinstance(packed, bytes)
-        return packed
+
+def encode_state(state: QueueState | None, again: list[bytes]) -> bytes:
+    """What goes to another worker of the node. None: not everything is stored, and the client gets all again.
+
+    *again*: tokens of publishes that come again (tokens.py), as they are not stored.
+    """
+    fields = None
+    if state is not None:
+        fields = state.sent_to, state.count, state.waiting_bytes, state.exact, state.done, state.completed
+    packed = msgpack.packb((fields, again))
+    assert isinstance(packed, bytes)
+    return packed
 
 
-def decode_state(data: bytes) -> QueueState:
-    """The state in *data*, from another worker of the node."""
-    sent_to, count, waiting_bytes, exact, done, completed = msgpack.unpackb(data)
-    return QueueState(sent_to, count, waiting_bytes, exact, done, completed)
+def decode_state(data: bytes) -> tuple[QueueState | None, list[bytes]]:
+    """What `encode_state()` was given. b"": nobody has told anything."""
+    if not data:
+        return None, []
+    fields, again = msgpack.unpackb(data)
+    return None if fields is None else QueueState(*fields), again

@@ -382,7 +382,7 @@ class SessionRecord(SessionStorage):
 
     def give(self, incarnation: bytes, then: Callable[[bytes | None], None]) -> None:
         if self._ended:
-            then(self.queue().state().encode())
+            then(self.queue().given_state())
             return
         self._taker = incarnation
         self._give = then
@@ -573,8 +573,7 @@ class SessionRecord(SessionStorage):
             self._commit.soon(self)
             give(None)
         else:
-            queue = self.queue()
-            give(b"" if queue.gives_stored else queue.state().encode())
+            give(self.queue().given_state())
 
 
 def _taker_has_ended(errors: list[ReplyError]) -> bool:

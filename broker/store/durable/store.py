@@ -451,8 +451,8 @@ class _Take:
             self._then(None, now)
             return
         try:
-            state = decode_state(self._state) if self._state else None
-            stored = restore(parts, record, state, now, self.store.wall())
+            state, again = decode_state(self._state)
+            stored = restore(parts, record, state, again, now, self.store.wall())
         except ValueError as error:
             set_aside(record, str(error))
             self._then(None, now)

@@ -31,18 +31,23 @@
 # would be acknowledged, and dropped as a repetition. So the era of the store (supervisor/store_era.py) is stored with
 # the number, and from a former era nothing is believed: such publishes get a new origin, and may come twice.
 #
+# While Redis is full a session moves with what is stored (removals.py), and the rest is published again. Any of that
+# may come behind greater numbers, as publishes that another receiver had lost have come again at the new owner before.
+# So the former owner tells which tokens it had taken and not stored. Those that have not come again are stored beside
+# the highest number, as the session may move on, or its owner die.
+#
 # A set of the tokens that a queue has taken was rejected: its size follows the traffic, not the number of publishers.
 #
 # In the record of a session (record.py), each name beginning with a NUL, as no filter has one:
 #
 #   field "\0i" PACKET ID (2 bytes)    token of a publish that is not released
 #   field "\0n"                        token of the last publish that was counted, and the era of the store
-#   field "\0o" ORIGIN                 the highest number that its queue has taken
+#   field "\0o" ORIGIN                 the highest number that its queue has taken; then those that come again
 import os
 from typing import Final
 
 from broker.delivery.completion import Completion
-from broker.session.message import Message
+from broker.session.message import GroupMessage, Message
 from broker.store.redis.connection import packed
 
 ORIGIN: Final = 8  # bytes
@@ -53,6 +58,7 @@ INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
 ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may be about to send again
+DUE_AGAIN: Final = 10_000  # numbers; beyond, their oldest origins are forgotten, whose publishes may be taken twice
 
 
 class PublishTokens:
@@ -148,34 +154,60 @@ class PublishTokens:
 
 
 class TakenNumbers:
-    """The highest number of each origin that a queue has taken, and the publishes that it was offered again."""
+    """The numbers of each origin that a queue has taken, and the publishes that it was offered again."""
 
-    def __init__(self, highest: dict[bytes, bytes], late: bool) -> None:
-        """*highest*: what was stored. *late*: numbers above that may still come, behind greater ones."""
+    def __init__(self, taken: dict[bytes, bytes], late: bool, again: list[bytes]) -> None:
+        """*taken*: what is stored of origins. *late*: numbers above that may still come, behind greater ones.
+
+        *again*: tokens of publishes that come again, as the worker before this one had taken and not stored them.
+        """
         self.repeated: list[Message] = []  # to be settled when the first one is stored
         self.repeated_due: list[Message] = []  # the same, with the transaction under way
-        self._highest = highest  # in the order in which the origins were added
+        self._highest: dict[bytes, bytes] = {}  # in the order in which the origins were added
         self._late = late
         self._gaps: dict[bytes, tuple[bytes, bytes]] = {}  # of origins: late numbers are between these two
+        self._again: dict[bytes, dict[bytes, None]] = {}  # of origins: numbers that come again
+        self._again_count = 0
         self._changed: dict[bytes, None] = {}
         self._removed: list[bytes] = []
+        for origin, value in taken.items():
+            self._highest[origin] = value[:NUMBER]
+            for at in range(NUMBER, len(value), NUMBER):
+                self._comes_again(origin, value[at : at + NUMBER])
+        for token in again:
+            origin = token[:ORIGIN]
+            self._highest.setdefault(origin, bytes(NUMBER))
+            self._comes_again(origin, token[ORIGIN:])
+            self._changed[origin] = None
+        self._forget_oldest()
+
+    def _comes_again(self, origin: bytes, number: bytes) -> None:
+        numbers = self._again.setdefault(origin, {})
+        if number not in numbers:
+            numbers[number] = None
+            self._again_count += 1
 
     def take(self, token: bytes) -> bool:
         """Remember that the publish with *token* is taken; false if it was taken before."""
         origin, number = token[:ORIGIN], token[ORIGIN:]
         highest = self._highest.get(origin)
-        if highest is not None and number <= highest:  # both in eight bytes, the most significant first
+        above = highest is None or number > highest  # both in eight bytes, the most significant first
+        again = self._again.get(origin)
+        if again is not None and number in again:
+            del again[number]
+            if not again:
+                del self._again[origin]
+            self._again_count -= 1
+            self._changed[origin] = None
+            self._comes_late(origin, number)  # not once more
+        elif not above:
             return self._comes_late(origin, number)
-        if self._late and origin not in self._gaps:
-            self._gaps[origin] = (highest or b"", number)
-        self._highest[origin] = number
-        self._changed[origin] = None
-        if len(self._highest) > ORIGINS:
-            oldest = next(iter(self._highest))
-            del self._highest[oldest]
-            self._gaps.pop(oldest, None)
-            self._changed.pop(oldest, None)
-            self._removed.append(oldest)
+        if above:
+            if self._late and origin not in self._gaps:
+                self._gaps[origin] = (highest or b"", number)
+            self._highest[origin] = number
+            self._changed[origin] = None
+            self._forget_oldest()
         return True
 
     def _comes_late(self, origin: bytes, number: bytes) -> bool:
@@ -185,6 +217,23 @@ class TakenNumbers:
             return False
         self._gaps[origin] = (number, first)
         return True
+
+    def _forget_oldest(self) -> None:
+        while len(self._highest) > ORIGINS or self._again_count > DUE_AGAIN:
+            oldest = next(iter(self._highest if self._again_count <= DUE_AGAIN else self._again))
+            del self._highest[oldest]
+            self._gaps.pop(oldest, None)
+            self._again_count -= len(self._again.pop(oldest, ()))
+            self._changed.pop(oldest, None)
+            self._removed.append(oldest)
+
+    def again(self) -> list[bytes]:
+        """The tokens of the publishes that come again."""
+        return [origin + number for origin, numbers in self._again.items() for number in numbers]
+
+    def unstored(self) -> bool:
+        """Whether `writes()` has something to store, or publishes are to be settled by it."""
+        return bool(self._changed or self._removed or self.repeated)
 
     def writes(self, key: bytes, alone: bool) -> list[bytes]:
         """The commands that store what has changed, in the record under *key*.
@@ -199,7 +248,7 @@ class TakenNumbers:
         if self._changed:
             fields = []
             for origin in self._changed:
-                fields += [TAKEN + origin, self._highest[origin]]
+                fields += [TAKEN + origin, self._highest[origin] + b"".join(self._again.get(origin, ()))]
             writes.append(packed("HSET", key, *fields))
         elif self.repeated_due and alone:
             writes.append(packed("EXISTS", key))
@@ -237,7 +286,7 @@ def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
             found.incoming[int.from_bytes(rest, "big")] = value
         elif kind == COUNTED and not rest and len(value) in (TOKEN, TOKEN + ERA):
             found.former, found.era = value[:TOKEN], value[TOKEN:]
-        elif kind == TAKEN and len(rest) == ORIGIN and len(value) == NUMBER:
+        elif kind == TAKEN and len(rest) == ORIGIN and value and len(value) % NUMBER == 0:
             found.taken[rest] = value
         else:
             raise ValueError("a token in the record cannot be read")
@@ -251,6 +300,13 @@ def through_group(token: bytes, group: int) -> bytes:
     """
     origin = int.from_bytes(token[:ORIGIN], "big") ^ group
     return origin.to_bytes(ORIGIN, "big") + token[ORIGIN:]
+
+
+def token_of(message: Message) -> bytes:
+    """The token of *message* for the queue that gets it; b"": it has none."""
+    completion = message.as_published().completion
+    token = b"" if completion is None else completion.token
+    return through_group(token, message.group) if token and isinstance(message, GroupMessage) else token
 
 
 def incoming(packet_id: int) -> bytes:

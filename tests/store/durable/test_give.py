@@ -1,11 +1,15 @@
 # A session is given to a worker that lives, and to no other; whoever gives it knows what has become of it.
 import pytest
 
+from broker.delivery.completion import Completion
 from broker.mqtt.packets import Publish
+from broker.session.message import Message
 from broker.session.queue import MessageBudget
+from broker.store.durable.queue_state import encode_state
+from broker.store.durable.tokens import ORIGIN
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
-from tests.session.receiver import PLENTY
+from tests.session.receiver import PLENTY, message
 from tests.store.durable.durable_worker import CLIENT, KEYS, DurableWorker, OneSession, answered, incarnation, store_of
 from tests.store.durable.model import ModelRedis
 
@@ -69,7 +73,7 @@ def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, 
     for _ in range(20):
         worker.turn()
 
-    assert [None if adopted else b""] == given
+    assert [None if adopted else encode_state(None, [])] == given
     assert adopted is (record_of(1) in redis.values)
     assert adopted is (record_of(2) not in redis.values)
     redis.server.full = False
@@ -86,6 +90,58 @@ def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, 
     else:
         assert not any(incarnation(1) in key and b"queue" in key for key in redis.values)
         assert late is None or not answered(late)
+
+
+def publish(worker: DurableWorker, number: int) -> Message:
+    """A publish of QoS 2, which has the *number* as its token and its payload."""
+    published = message(b"%d" % number, 2)
+    completion = published.completion = Completion()
+    completion.token = bytes(ORIGIN) + number.to_bytes(8, "big")
+    worker.session.offer(published, worker.now)
+    return published
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_what_was_not_stored_when_redis_was_full_is_stored_when_it_comes_again(
+    worker: DurableWorker, moves: bool
+) -> None:
+    """It would be taken for a repetition: publishes behind it have come again before, as others had lost them.
+
+    The session *moves* on before it comes, or its new worker dies.
+    """
+    server = worker.redis.server
+    server.full = True
+    for number in (1, 2, 3):
+        publish(worker, number)
+    for _ in range(10):
+        worker.turn()
+    new = DurableWorker(ModelRedis(server), 2, worker.now, expects=True)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    worker.until(lambda: len(given) > 0)
+    for number in (1, 3):
+        publish(new, number)
+    new.owner.take(b"", given[0] or b"", new.now)
+    new.until(lambda: new.owner.ready)
+    server.full = moves
+    for _ in range(10):
+        new.turn()
+    last = DurableWorker(ModelRedis(server), 3, new.now, expects=True)
+    if moves:
+        new.owner.record.give(incarnation(3), given.append)
+        new.until(lambda: len(given) > 1)
+        server.full = False
+        last.owner.take(b"", given[1] or b"", last.now)
+    else:
+        last.owner.take(incarnation(2), b"", last.now)
+    last.until(lambda: last.owner.ready)
+    last.connect()
+    published = [publish(last, number) for number in ((1, 3, 2, 2) if moves else (2, 2, 3))]
+    last.settle()
+
+    assert all(map(answered, published))
+    came = [packet.payload for packet in last.client.take() if isinstance(packet, Publish)]
+    assert [b"1", b"1", b"3", b"2"] == came
 
 
 def test_a_worker_that_never_was_there_is_given_nothing(worker: DurableWorker) -> None:

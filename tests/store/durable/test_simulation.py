@@ -19,6 +19,7 @@ from broker.mqtt.packets import PUBREL, Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.store.durable.pack import Pack, add_body, decode_pack
+from broker.store.durable.queue_state import decode_state
 from broker.store.durable.removals import Words
 from broker.store.durable.shared_bodies import COUNT
 from broker.store.redis.connection import packed
@@ -157,7 +158,8 @@ class History:
             new.owner.take(incarnation(former.number), b"", new.now)
         else:
             former.until(lambda: len(given) > 0)
-            if not given[0]:  # the server was full: the rest is published again
+            if given[0] is None or decode_state(given[0])[0] is None:
+                # The server was full: the rest is published again.
                 former.owner.record.disown()
                 self.crashed = True
             former.session.restore({})

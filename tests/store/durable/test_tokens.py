@@ -3,6 +3,7 @@ import pytest
 
 from broker.store.durable.tokens import (
     COUNTED,
+    DUE_AGAIN,
     ERA,
     INCOMING,
     ORIGIN,
@@ -206,7 +207,7 @@ def test_a_number_without_an_era_is_believed(era: bytes) -> None:
 
 def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     """A message would be stored twice, or one of another publisher not at all."""
-    taken = TakenNumbers({}, False)
+    taken = TakenNumbers({}, False, [])
 
     def token(origin: int, number: int) -> bytes:
         return bytes([origin]) * ORIGIN + number.to_bytes(8, "big")
@@ -215,22 +216,80 @@ def test_a_queue_takes_each_number_of_an_origin_once() -> None:
     assert [True, True, False, False, True, True, False] == list(map(taken.take, tokens))
     store: dict[bytes, bytes] = {}
     carry_out(taken, store)
-    again = TakenNumbers(read_tokens(dict(store)).taken, False)
+    again = TakenNumbers(read_tokens(dict(store)).taken, False, [])
     assert [False, False, True] == list(map(again.take, [token(1, 256), token(2, 2), token(2, 3)]))
     carry_out(again, store)
     assert {1: 256, 2: 3} == {name[-1]: int.from_bytes(number, "big") for name, number in store.items()}
 
 
+def token_of(number: int, origin: int = 0) -> bytes:
+    return origin.to_bytes(ORIGIN, "big") + number.to_bytes(8, "big")
+
+
 def test_a_queue_that_was_taken_takes_what_comes_behind_later_numbers_once() -> None:
     """What was on its way to a worker that did not answer would be lost, or come twice when it is sent again."""
-    taken = TakenNumbers({bytes(ORIGIN): (3).to_bytes(8, "big")}, True)
+    taken = TakenNumbers({bytes(ORIGIN): (3).to_bytes(8, "big")}, True, [])
 
     def take(number: int) -> bool:
-        return taken.take(bytes(ORIGIN) + number.to_bytes(8, "big"))
+        return taken.take(token_of(number))
 
     assert [False, True, True] == list(map(take, [3, 7, 9]))
     assert [False, True, True, False, False, False, True] == list(map(take, [2, 4, 6, 5, 7, 9, 10]))
     assert not any(map(take, range(11)))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_queue_takes_once_what_was_not_stored_where_it_was_before(late: bool) -> None:
+    """A publish would be lost, as greater numbers came again before, or be stored twice when it is sent once more.
+
+    The session may move on, or be adopted, before all of them have come.
+    """
+    stored = {bytes(ORIGIN): (3).to_bytes(8, "big")}
+    taken = TakenNumbers(stored, late, [token_of(number) for number in (5, 6, 8, 9)])
+
+    assert [False, True, True] == [taken.take(token_of(number)) for number in (2, 5, 10)]
+    assert {token_of(number) for number in (6, 8, 9)} == set(taken.again())
+    record: dict[bytes, bytes] = {}
+    assert taken.unstored()
+    carry_out(taken, record)
+    assert not taken.unstored()
+    adopted = TakenNumbers(read_tokens(dict(record)).taken, late, [])
+    assert [False, False, True, False, False] == [adopted.take(token_of(number)) for number in (5, 7, 8, 8, 10)]
+    carry_out(adopted, record)
+    moved = TakenNumbers(read_tokens(dict(record)).taken, late, adopted.again())
+    assert [True, False, True, True] == [moved.take(token_of(number)) for number in (6, 8, 9, 11)]
+    assert not any(moved.take(token_of(number)) for number in range(12))
+    carry_out(moved, record)
+    assert [token_of(11)[ORIGIN:]] == list(record.values())
+
+
+def test_what_comes_again_below_the_first_number_is_taken_once() -> None:
+    """It would be stored twice, if it is sent once more: as what was not stored, and as what comes late."""
+    taken = TakenNumbers({}, True, [token_of(1), token_of(3)])
+
+    assert [True, True, False, True, True, False, False] == [
+        taken.take(token_of(number)) for number in (5, 3, 3, 4, 1, 1, 2)
+    ]
+
+
+def test_what_comes_again_is_stored_at_once_although_nothing_of_its_origin_is() -> None:
+    """The next owner would read a greater number, and not know what was not stored below it."""
+    taken = TakenNumbers({}, False, [token_of(2)])
+    record: dict[bytes, bytes] = {}
+    carry_out(taken, record)
+
+    adopted = TakenNumbers(read_tokens(record).taken, False, [])
+    assert [True, True, False] == [adopted.take(token_of(number)) for number in (5, 2, 4)]
+
+
+def test_a_queue_remembers_so_many_numbers_that_come_again() -> None:
+    """Who publishes, and never again, would fill the memory of the worker and of Redis."""
+    tokens = [token_of(number, origin) for origin in range(2) for number in range(DUE_AGAIN)]
+    taken = TakenNumbers({bytes([7]) * ORIGIN: bytes([1] * 8)}, False, tokens)
+
+    assert tokens[DUE_AGAIN:] == taken.again()
+    assert taken.take(token_of(1, 0))
+    assert not taken.take(bytes([7]) * ORIGIN + bytes([1] * 8))  # of another one
 
 
 def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
@@ -248,7 +307,7 @@ def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
 
 def test_a_queue_remembers_so_many_origins() -> None:
     """A queue would grow with each publisher that there ever was."""
-    taken = TakenNumbers({}, False)
+    taken = TakenNumbers({}, False, [])
     store: dict[bytes, bytes] = {}
     for number in range(2 * ORIGINS + 10):
         assert taken.take(number.to_bytes(ORIGIN, "big") + bytes(8))
@@ -269,6 +328,8 @@ def test_a_queue_remembers_so_many_origins() -> None:
         {COUNTED: bytes(TOKEN + ERA - 1)},
         {COUNTED + b"1": bytes(TOKEN)},
         {TAKEN + bytes(ORIGIN): b"1"},
+        {TAKEN + bytes(ORIGIN): b""},
+        {TAKEN + bytes(ORIGIN): bytes(17)},
         {TAKEN: bytes(8)},
     ],
 )

@@ -24,6 +24,7 @@ from broker.session.message import RELEASED
 from broker.session.packet_ids import unpack
 from broker.session.session import Session
 from broker.store.durable.adoption import AdoptedSession
+from broker.store.durable.queue_state import decode_state
 from tests.tools.simulate.link import Given, Link, Mark
 from tests.tools.simulate.worker import Place, SimWorker
 
@@ -96,8 +97,8 @@ class Transfer:
 
     def _was_given(self, state: bytes | None) -> None:
         """The former worker has stored all, or cannot, and given it; None: the new one has ended, and it stays."""
-        if state == b"":
-            self._world.late = True
+        if state is not None:
+            self._world.late |= decode_state(state)[0] is None
             storage = self._session.storage
             assert storage is not None
             for message in storage.disown():
