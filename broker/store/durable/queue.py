@@ -275,7 +275,9 @@ class DurableQueue(QueueParts):
             self.size -= message.size
             self._budget.give_back(message)
             message.settle(self._commit.now)
-        return len(early) + self._filter(lambda stored: keep(stored.message), self._commit.now)
+        removed = len(early) + self._filter(lambda stored: keep(stored.message), self._commit.now)
+        self._rest_if_stored()
+        return removed
 
     def clear(self) -> int:
         waited = 0 if self._given else self.count
@@ -343,7 +345,12 @@ class DurableQueue(QueueParts):
         self._unloading = True
         self._due_to = self._last
         self._commit.soon(self)
-        self._unload()
+        self._rest_if_stored()
+
+    def _rest_if_stored(self) -> None:
+        """If all is stored, let go of what is to be unloaded, and give the queue, if another worker is to have it."""
+        if self._unloading:
+            self._unload()
         self._give_if_stored()
 
     def _give_if_stored(self) -> None:
@@ -470,9 +477,7 @@ class DurableQueue(QueueParts):
 
     def _go_on(self, now: float) -> None:
         """Do what has waited for a transaction or a sweep."""
-        if self._unloading:
-            self._unload()
-        self._give_if_stored()
+        self._rest_if_stored()
         self._drop_excess(now)
         if not self._resting:
             self._refill()
@@ -523,6 +528,7 @@ class DurableQueue(QueueParts):
             self._reading = True
             self._reader.read(self)
         self.report(DropReason.EXPIRED, ended)
+        self._rest_if_stored()  # nothing may be left to be stored
 
     def _swept(self, sweep: Sweep, packs: list[Pack], now: float, wall: float) -> None:
         """Remove what has ended, or is done, from the next *packs* of the sweep."""
@@ -590,6 +596,4 @@ class DurableQueue(QueueParts):
         self.report(DropReason.MAY_NOT_READ, withheld)
         if self._holder is not None:
             self._holder.pump(now)
-        if self._unloading:
-            self._unload()
-        self._give_if_stored()
+        self._rest_if_stored()

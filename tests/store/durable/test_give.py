@@ -92,6 +92,28 @@ def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, 
         assert late is None or not answered(late)
 
 
+def test_a_session_is_given_although_what_was_to_be_stored_has_ended(worker: DurableWorker) -> None:
+    """Nothing would be written for its queue any more, and the new worker would wait for it for ever."""
+    redis = worker.redis
+    redis.values[NUMBER] = b"0"
+    redis.server.down = True
+    redis.cut(worker.now)
+    worker.owner.record.store_head(77, None, False)
+    worker.tick()  # the transaction under way: the message is to be in the next one
+    published = worker.offer(b"2", lasting=1.0)
+    given: list[bytes | None] = []
+    worker.owner.record.give(incarnation(2), given.append)
+    for _ in range(3):
+        worker.tick(1.0)
+    assert answered(published)
+    redis.server.down = False
+    for _ in range(10):
+        worker.turn(1.0)
+
+    assert [False] == [state is None for state in given]
+    assert record_of(2) in redis.values
+
+
 def publish(worker: DurableWorker, number: int) -> Message:
     """A publish of QoS 2, which has the *number* as its token and its payload."""
     published = message(b"%d" % number, 2)
