@@ -454,20 +454,28 @@ class SessionRecord(SessionStorage):
     def removes(self, now: float) -> list[Words]:
         if self._ended:
             return [] if self._leaves else self._end_removes()
-        if self._given and self._taker is not None and self.queue().gives_stored and not self._giving:
+        if self._giving or (self._given and self._taker is None):  # it is not that of this worker any more, or soon
+            return []
+        if self._given and self.queue().gives_stored:
             self._giving = self._removing = True
             self.queue().left = True
-            return [self._queues.giving(self._keys, self._client, self._taker)]
-        if self._given or self._writing:  # what is to be stored may be of the same fields
+            return [*self._fields_removed(), self._queues.giving(self._keys, self._client, self._taker or b"")]
+        if self._writing:  # what is to be stored may be of the same fields
             return []
+        removals = self._fields_removed()
+        self._removing = len(removals) > 0
+        return removals
+
+    def _fields_removed(self) -> list[Words]:
         if self._tokens is not None:
             removed = self._tokens.removes()
             if removed:
                 self._removed = {**(self._removed or {}), **dict.fromkeys(removed)}
         if not self._removed:
             return []
-        fields, self._removed = list(self._removed), None  # first: what was removed may have been put since
-        self._removing = True
+        fields = list(self._removed)  # first: what was removed may have been put since
+        if not self._writing:  # what is to be stored may be of the same fields: it will not, unless the session stays
+            self._removed = None
         removals: list[Words] = [("HDEL", self._keys.records + self._client, *fields)]
         if LEFT in fields and self._index_due and self._indexed:  # what the index says of an absent client is not true
             removals.append((INDEX, self._keys.index, self._client, READ))

@@ -3,9 +3,13 @@ import pytest
 
 from broker.delivery.completion import Completion
 from broker.mqtt.packets import Publish
+from broker.mqtt.packets import Will as WillFields
 from broker.session.message import Message
 from broker.session.queue import MessageBudget
+from broker.session.subscription import Subscription
+from broker.session.will import Will
 from broker.store.durable.queue_state import encode_state
+from broker.store.durable.record import HEAD, LEFT
 from broker.store.durable.tokens import ORIGIN
 from broker.store.redis.address import RedisAddress
 from broker.store.redis.pipeline import CommandPipeline
@@ -164,6 +168,27 @@ def test_what_was_not_stored_when_redis_was_full_is_stored_when_it_comes_again(
     assert all(map(answered, published))
     came = [packet.payload for packet in last.client.take() if isinstance(packet, Publish)]
     assert [b"1", b"1", b"3", b"2"] == came
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_removed_of_a_session_is_removed_before_it_is_given(worker: DurableWorker, full: bool) -> None:
+    """Its next worker would find a will that was published, or a subscription that has ended, and have it for ever."""
+    redis, record = worker.redis, worker.owner.record
+    redis.values[NUMBER] = b"0"
+    record.store_will(Will(WillFields(b"t", b"gone", 1)))
+    subscription = Subscription(worker.session, b"filter", b"")
+    record.subscribed(subscription)
+    worker.settle()
+    redis.server.full = full
+    record.unsubscribed(subscription.key())
+    record.store_will(None)
+    given: list[bytes | None] = []
+    record.give(incarnation(2), given.append)
+    for _ in range(20):
+        worker.turn()
+
+    assert [None] != given != []
+    assert {HEAD, LEFT} == redis.values[record_of(2)].keys()
 
 
 def test_a_worker_that_never_was_there_is_given_nothing(worker: DurableWorker) -> None:
