@@ -134,7 +134,8 @@ class ForcedTakeovers:
 
     def _stood_in(self, taken: ForcedTakeover, found: Callable[[], None], stand_in: Session | None) -> None:
         taken.stand_in = stand_in
-        take = partial(self._durable.take, taken.client_id, taken.former, partial(self._read, taken, found))
+        lives = self._peers.find(taken.former) is not None
+        take = partial(self._durable.take, taken.client_id, taken.former, lives, partial(self._read, taken, found))
         if stand_in is None:
             take()
         else:

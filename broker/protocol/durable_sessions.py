@@ -18,7 +18,7 @@ from broker.session.origin import ClosedFilter, ForcedFilter
 from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession, client_id_of
-from broker.store.durable.group_queue import is_session
+from broker.store.durable.group_queue import is_pending_will, is_session
 from broker.store.durable.record import StoredSession
 from broker.store.durable.shared_lists import SharedLists
 from broker.store.durable.store import DurableStore
@@ -95,7 +95,8 @@ class DurableSessions:
         self._waiting.append(then)
 
     def has(self, client_id: str) -> bool:
-        return self._store.find(client_id) is not None or self._shared.has(client_id.encode(errors="surrogateescape"))
+        name = client_id.encode(errors="surrogateescape")
+        return self._store.find(client_id) is not None or self._shared.has(name) or self._sessions.has_pending(name)
 
     def tick(self, now: float) -> float:
         """Do what is due; the time of the next thing that will be. To be called at the end of each slice."""
@@ -157,25 +158,28 @@ class DurableSessions:
         for message in early:
             self._lifecycle.abandon(message.as_published().completion, self._clock())
 
-    def take(self, client_id: str, former: WorkerId, then: Taken) -> None:
+    def take(self, client_id: str, former: WorkerId, lives: bool, then: Taken) -> None:
         """Make the session of *client_id* one of this worker, if *former* has it, which has ended or does not answer.
 
-        Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction.
+        Then call *then* with it and its subscriptions: see `enrol()`. *former* learns it with its next transaction, if
+        it *lives*: then it publishes the will, as its connection ends.
         """
         client = client_id.encode()
         self._durable.expect(client)
-        take = partial(self._take, client, former, then)
+        take = partial(self._take, client, former, lives, then)
         self._durable.commit.when_removed(take)  # what an earlier session here has under the same keys is removed first
 
-    def _take(self, client: bytes, former: WorkerId, then: Taken) -> None:
-        found = partial(self._found, then)
+    def _take(self, client: bytes, former: WorkerId, lives: bool, then: Taken) -> None:
+        found = partial(self._found, lives, then)
         self._durable.take(client, former.incarnation_text.encode(), b"", found, self._clock())
 
-    def _found(self, then: Taken, session: AdoptedSession | None, now: float) -> None:
+    def _found(self, lives: bool, then: Taken, session: AdoptedSession | None, now: float) -> None:
         adopted = None if session is None else self._sessions.adopt(session, now)
         if adopted is None or session is None or adopted.ended:
             then(None, [])
         else:
+            if not lives:
+                self._sessions.publish_overdue_will(adopted, now)
             then(adopted, session.stored.subscriptions(adopted))
 
     def find(self, client_id: str, then: Callable[[WorkerId | None], None]) -> None:
@@ -193,7 +197,11 @@ class DurableSessions:
     # What the store tells.
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        if not is_session(session.client_id.encode()):
+        name = session.client_id.encode()
+        if is_pending_will(name):
+            self._sessions.adopt_pending(session, now)
+            return
+        if not is_session(name):
             self._shared.adopt(session)
             return
         adopted = self._sessions.adopt(session, now)
@@ -257,7 +265,7 @@ class DurableSessions:
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:
         self._counters.sessions_damaged += 1
         name = client_id.encode(errors="surrogateescape")
-        if not is_session(name):
+        if not is_session(name) and not is_pending_will(name):
             self._shared.damaged(name, why)
             return
         self._log.error("session_damaged", client=client_id, why=why)

@@ -24,11 +24,12 @@ from broker.protocol.connection import GRACE, Connection
 from broker.protocol.connection_protection import ConnectionProtection
 from broker.protocol.handshake import Terms, refuse
 from broker.protocol.internal_errors import InternalErrors
+from broker.protocol.pending_wills import PendingWill
 from broker.protocol.publish_answers import keep_unanswered
 from broker.protocol.recent_disconnects import RecentDisconnect, RecentDisconnects
 from broker.protocol.session_lifecycle import SessionLifecycle
 from broker.protocol.states import DEADLINES, Input, State
-from broker.protocol.timers import CONNECT_DEADLINE, IDLE, KEEP_ALIVE, SESSION_EXPIRY, WILL, Timers
+from broker.protocol.timers import CONNECT_DEADLINE, IDLE, KEEP_ALIVE, PENDING_WILL, SESSION_EXPIRY, WILL, Timers
 from broker.reasons import CloseReason, ProtocolError
 from broker.session.session import Session
 from broker.session.will import Will
@@ -162,6 +163,8 @@ class ConnectionLifecycle:
         self._timers.cancel(connection.timer, connection)
         if terms.keep_alive:
             connection.timer = self._timers.set(now + connection.keep_alive, KEEP_ALIVE, connection)
+        if self._timers_held:
+            self._sessions.publish_overdue_will(session, now)
         self._sessions.stop_timers(session)
         session.expiry = terms.expiry
         self._sessions.connected(session)
@@ -367,6 +370,8 @@ class ConnectionLifecycle:
             self._sessions.expire(cast(Session, whom), now)
         elif kind == WILL:
             self._sessions.publish_will(cast(Session, whom), now)
+        elif kind == PENDING_WILL:
+            self._sessions.publish_again(cast(PendingWill, whom), now)
 
     def set_deadline(self, connection: Connection, when: float) -> None:
         """The current step of *connection*, which has no session yet, has to be done at the time *when*."""

@@ -451,11 +451,12 @@ class Publishing:
         return True
 
     def publish_will(
-        self, message: Message, client_id: str, user: str | None, publisher: Session | None, now: float
+        self, message: Message, client_id: str, user: str | None, publisher: Session | None, since: float, now: float
     ) -> DropReason | None:
         """Publish a will of the client *client_id*, or return the quota that it exceeds, which is counted.
 
-        It waits for no gate, because wills are few.
+        It waits for no gate, because wills are few. *since*: Unix time at which it was published before, or 0.0. What
+        was retained on its topic later than that stays.
         """
         route = self._routes.find(message.topic)
         cost = self._prices.of(message.size, route.receivers, message.retain, message.qos)
@@ -465,8 +466,10 @@ class Publishing:
         if reason is not None:
             self._counters.dropped(reason, 1)
             return reason
-        if message.retain and self._retaining.retain(message, publisher, now) is not None:
-            self._neighbours.not_retained(message)
+        if message.retain:
+            outdated = since > 0.0 and self._retaining.has_later(message.topic, since)
+            if outdated or self._retaining.retain(message, publisher, now) is not None:
+                self._neighbours.not_retained(message)
         self._deliveries.deliver(route, message, publisher, None, now)
         return None
 

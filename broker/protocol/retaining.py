@@ -3,7 +3,7 @@ from broker.log import Log
 from broker.metrics.counters import Counters
 from broker.overload.admit import DROP
 from broker.reasons import DropReason
-from broker.routing.hybrid_clock import HybridClock
+from broker.routing.hybrid_clock import HybridClock, time_of
 from broker.routing.neighbour import Neighbours
 from broker.routing.retained import Retained
 from broker.session.message import Message
@@ -58,6 +58,10 @@ class Retaining:
             if publisher is not None and publisher.note(DROP, refusal.label, now):
                 self._log.info("message_not_retained", client=owner, reason=refusal.label)
         return refusal
+
+    def has_later(self, topic: bytes, than: float) -> bool:
+        """Whether something was retained on *topic*, or deleted, later *than* that Unix time in seconds."""
+        return time_of(self._retained.stamp_of(topic)) > than
 
     def retain_here(self, message: Message, now: float) -> None:
         """Retain *message* of the broker's own, which every worker makes for itself."""

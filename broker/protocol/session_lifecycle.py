@@ -12,16 +12,17 @@ from broker.mqtt.packets import Will as WillFields
 from broker.overload.quotas.configured import ConfiguredOverrides
 from broker.protocol.connection import Replay
 from broker.protocol.internal_errors import InternalErrors
+from broker.protocol.pending_wills import FIRST, PendingWill, PendingWills
 from broker.protocol.recent_disconnects import RecentDisconnects
 from broker.protocol.subscribing import Subscribing
-from broker.protocol.timers import SESSION_EXPIRY, WILL, Timers
+from broker.protocol.timers import SESSION_EXPIRY, TICK, WILL, Timers
 from broker.reasons import DropReason
 from broker.routing.authority import Authoriser
 from broker.session.limits import SessionLimits
 from broker.session.losses import LossListener
 from broker.session.message import RELEASED, Message
 from broker.session.origin import Origin, TransferFilter
-from broker.session.principal import NOBODY, UNJUDGED, Principal
+from broker.session.principal import UNJUDGED, Principal
 from broker.session.queue import MessageBudget
 from broker.session.reserve import Reserve
 from broker.session.session import Session
@@ -33,8 +34,8 @@ from broker.store.durable.index import READ, index_value
 from broker.store.durable.store import DurableStore
 from broker.store.sessions import SessionStore
 
-# Message, client id, user, session, now; returns the quota that the will exceeds.
-PublishWill = Callable[[Message, str, str | None, Session | None, float], DropReason | None]
+# Message, client id, user, session, when it was published before, now; returns the quota that the will exceeds.
+PublishWill = Callable[[Message, str, str | None, Session | None, float, float], DropReason | None]
 
 
 class SessionLifecycle:
@@ -88,6 +89,9 @@ class SessionLifecycle:
         self._configured = configured
         self._durable = durable
         self._wall = wall
+        self._pending: PendingWills | None = None
+        if durable is not None:
+            self._pending = PendingWills(durable, self._publish_for, timers, wills)
         # Of sessions with an override, by pending, queue and queue_bytes: sessions with equal limits share them.
         self._other_limits: dict[tuple[int, int, int], SessionLimits] = {}
 
@@ -204,11 +208,11 @@ class SessionLifecycle:
         if session.expiry == 0:
             self.end(session, now)
             return
+        if session.will is not None and session.will.delay == 0:
+            self.publish_will(session, now)
         if session.storage is not None:
             session.storage.store_head(session.expiry, session.principal.user, False)
             self.limits.listener.rests(session, now)
-        if session.will is not None and session.will.delay == 0:
-            self.publish_will(session, now)
         if session.storage is not None:
             session.storage.store_index(self._index_value(session, self._wall() + session.expiry))
         self._begin_to_wait(session, now)
@@ -241,13 +245,13 @@ class SessionLifecycle:
         if withdraw:
             self._subscribing.withdraw(session)
         undelivered = session.end()
-        if session.storage is not None:
-            session.storage.end()
         if undelivered:
             self._disconnects.note_undelivered(session.client_id, undelivered)
         self._store.forget(session)
-        # [MQTT-3.1.2-8]; last, or the session could be chosen to receive its own will through a shared subscription
+        # [MQTT-3.1.2-8]; not before, or the session could be chosen to receive its own will as a member of a group
         self.publish_will(session, now)
+        if session.storage is not None:  # last: its will is stored elsewhere before
+            session.storage.end()
 
     def disown(self, session: Session) -> list[Message]:
         """Another worker has *session*, which is to end here.
@@ -279,35 +283,83 @@ class SessionLifecycle:
         will = session.will
         if will is None:
             return
-        self.set_will(session, None)  # [MQTT-3.1.2-10]
+        if session.storage is None or self._pending is None:
+            self.set_will(session, None)  # [MQTT-3.1.2-10]
+            if not session.ended:
+                self._store.without_will(session)
+            self._publish_for(will.message(now), session.client_id, session.principal, session, FIRST, now)
+            return
+        session.will = None
         if not session.ended:
             self._store.without_will(session)
-        self._publish_for(will, session.client_id, None, session.principal, session, now)
+        self._pending.publish(will, session, False, now)
+        session.storage.store_will(None)
+
+    def publish_overdue_will(self, session: Session, now: float) -> None:
+        """The client of *session*, whose worker has died, is back: publish its will if the delay has passed.
+
+        The timer would have done that, and is cancelled. It may be held until all receivers are known: so is the will.
+        """
+        will = session.will
+        if will is None or session.storage is None or self._pending is None:
+            return
+        due = self._timers.when(session.will_timer) + TICK / 2  # when it fires
+        if will.delay == 0 or (will.delay < session.expiry and due <= now):
+            session.will = None
+            self._pending.publish(will, session, True, now)
+            session.storage.store_will(None)
+
+    def publish_found_will(self, session: Session, will: Will | None, now: float) -> None:
+        """*will* was read with *session*, which was on its way here from a worker that has died.
+
+        If the session came without one, that worker has published it, and nobody may have stored it.
+        """
+        if will is None or session.will is not None or session.storage is None or self._pending is None:
+            return
+        self.wills.take(will.held)
+        self._pending.publish(will, session, True, now)
+        session.storage.store_will(None)
+
+    def publish_again(self, pending: PendingWill, now: float) -> None:
+        """Publish *pending* again: a receiver may have lost it."""
+        assert self._pending is not None
+        self._pending.publish_again(pending, now)
+
+    def has_pending(self, name: bytes) -> bool:
+        """Whether the pending will *name* is here."""
+        return self._pending is not None and self._pending.has(name)
+
+    def adopt_pending(self, adopted: AdoptedSession, now: float) -> None:
+        """Publish the pending will of a worker that has ended, as soon as all its receivers are known."""
+        assert self._pending is not None
+        self._pending.adopt(adopted, now)
 
     def publish_orphaned_will(self, client_id: str, user: str | None, fields: WillFields, now: float) -> None:
         """Publish the will of a client whose worker has died [MQTT-3.1.2-8]."""
         authoriser = self._authoriser
-        principal = NOBODY if authoriser is None else Principal(client_id, user, authoriser.generation)
-        self._publish_for(Will(fields), client_id, user, principal, None, now)
+        principal = Principal(client_id, user, UNJUDGED if authoriser is None else authoriser.generation)
+        self._publish_for(Will(fields).message(now), client_id, principal, None, FIRST, now)
 
     def _publish_for(
         self,
-        will: Will,
+        message: Message,
         client_id: str,
-        user: str | None,
         principal: Principal,
         publisher: Session | None,
+        since: float,
         now: float,
     ) -> None:
+        """*since*: see `Publishing.publish_will()`."""
         authoriser = self._authoriser  # its rules may have changed since the client connected
         reason: DropReason | None = None
-        if authoriser is not None and not authoriser.may_publish(principal, will.topic):
+        if authoriser is not None and not authoriser.may_publish(principal, message.topic):
             reason = DropReason.NOT_AUTHORIZED
             self._counters.dropped(reason, 1)
         else:
             try:
-                reason = self._publish_will(will.message(now), client_id, user, publisher, now)
+                user = None if publisher is not None or principal.user is None else principal.user.decode()
+                reason = self._publish_will(message, client_id, user, publisher, since, now)
             except Exception as error:  # a bug costs the will, and does not leave the end of a session half done
                 self._internal_errors.report(error)
         if reason is not None:
-            self._log.info("will_refused", client=client_id, reason=reason.label, topic=will.topic.decode())
+            self._log.info("will_refused", client=client_id, reason=reason.label, topic=message.topic.decode())

@@ -239,6 +239,7 @@ class SessionTransfer:
         if adopted is not None and not session.ended:
             session.restore(dict.fromkeys(adopted.record.released_ids(), RELEASED))
             self._sessions.limits.listener.bring(session, adopted.stored.owed)
+            self._sessions.publish_found_will(session, adopted.stored.will, now)
         then(adopted is not None)
 
     def finish_import(self, incoming: SessionImport) -> Session:

@@ -19,6 +19,7 @@ CONNECT_DEADLINE: Final = 1  # of a Connection without a session
 KEEP_ALIVE: Final = 2  # of a Connection with a session
 SESSION_EXPIRY: Final = 3  # of a Session
 WILL: Final = 4  # of a Session: its will delay
+PENDING_WILL: Final = 5  # of a PendingWill: it is published again
 KINDS: Final = 8
 
 

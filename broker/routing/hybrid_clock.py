@@ -60,6 +60,11 @@ class HybridClock:
             self.not_followed += 1
 
 
+def time_of(stamp: int) -> float:
+    """Unix time in seconds at which *stamp* was given, or later if its clock was ahead."""
+    return (stamp >> WRITER_BITS) / 1e6
+
+
 def writer_of(worker: WorkerId) -> int:
     """The lower bits of the stamps of *worker*: unique in a node, and in a cluster but for one chance in 2**32."""
     name = f"{worker.node} {worker.incarnation_text}"

@@ -44,6 +44,10 @@ class SessionStorage:
         """Store *will*, or remove the one that is stored."""
         raise NotImplementedError
 
+    def has_stored_will(self) -> bool:
+        """Whether the will of the session is stored, for certain."""
+        raise NotImplementedError
+
     def store_gap(self, gap: bytes) -> None:
         """Store *gap*, of messages that the client lost; b"": remove what is stored."""
         raise NotImplementedError

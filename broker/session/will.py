@@ -69,6 +69,7 @@ class Will:
         self.held = will_memory(fields)
         delay = fields.properties.get(WILL_DELAY_INTERVAL, 0)
         self.delay = delay if isinstance(delay, int) else 0  # seconds
+        self.token = b""  # of a durable session, see store/durable/tokens.py: from when it is to be stored
         self._payload = fields.payload
         self._qos = fields.qos
         self._retain = fields.retain

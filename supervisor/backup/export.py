@@ -22,7 +22,7 @@ from typing import Any, Final
 import redis
 from redis.exceptions import ResponseError
 
-from broker.store.durable.group_queue import is_group, is_returned, is_session
+from broker.store.durable.group_queue import is_group, is_pending_will, is_returned, is_session
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
 from supervisor.backup.whole_packs import whole_packs
@@ -85,7 +85,7 @@ class Export:
 
     def run(self) -> None:
         """redis.RedisError, BackupUnusable."""
-        for of_kind in (is_returned, is_group, is_session):
+        for of_kind in (is_returned, is_group, is_session, is_pending_will):
             for number in range(SLICES):
                 self._workers = self._find_workers()
                 self._read(number, [name for name in self._clients(number) if of_kind(name)])

@@ -79,7 +79,7 @@ def break_publishing(broker: Broker) -> None:
 
 
 def _cannot_publish(
-    message: Message, client_id: str, user: str | None, publisher: Session | None, now: float
+    message: Message, client_id: str, user: str | None, publisher: Session | None, since: float, now: float
 ) -> DropReason | None:
     raise RuntimeError("cannot publish")
 

@@ -83,7 +83,7 @@ def come(broker: Broker, *, will: Will | None = None, expiry: int = 60, clean: b
 def publish(broker: Broker, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
     for payload in payloads:
         message = Message(topic, payload, qos, False, b"", 0.0)
-        broker.publishing.publish_will(message, "publisher", None, None, broker.clock.now)
+        broker.publishing.publish_will(message, "publisher", None, None, 0.0, broker.clock.now)
     broker.settle()
 
 

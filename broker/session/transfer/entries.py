@@ -75,15 +75,20 @@ def to_message(fields: list[object]) -> Message:
     return message
 
 
-def will_fields(will: WillFields) -> Fields:
-    return will.topic, will.payload, _flags(will.qos, will.retain), encode_properties(will.properties)
+def will_fields(will: Will) -> Fields:
+    fields = will.fields()
+    flags = _flags(fields.qos, fields.retain)
+    return fields.topic, fields.payload, flags, encode_properties(fields.properties), will.token
 
 
 def to_will(fields: list[object]) -> Will:
     flags = to_int(fields[2])
     section = to_bytes(fields[3])
     properties, _ = decode_properties(section, 0, len(section), WILL)
-    return Will(WillFields(to_bytes(fields[0]), to_bytes(fields[1]), flags & QOS, flags & RETAIN != 0, properties))
+    will = Will(WillFields(to_bytes(fields[0]), to_bytes(fields[1]), flags & QOS, flags & RETAIN != 0, properties))
+    if len(fields) > 4:  # there is none from a worker of an earlier version
+        will.token = to_bytes(fields[4])
+    return will
 
 
 def _flags(qos: int, retain: bool) -> int:

@@ -146,7 +146,7 @@ class SessionExport:
             session.expiry,
             session.last_id,
             b"" if session.incoming is None else session.incoming.pack(),
-            None if will is None else will_fields(will.fields()),
+            None if will is None else will_fields(will),
             self.expires,
             self.will_due,
             self.stored,

@@ -15,6 +15,7 @@ from broker.store.durable.queue import DurableQueue
 
 GROUP: Final = b"\0g"  # the beginning of a name that is no client id: no string of MQTT has a NUL
 RETURNED: Final = b"\0r"  # and that of messages that return to groups: returned.py
+PENDING: Final = b"\0w"  # and that of a will that is published: protocol/pending_wills.py
 
 
 def is_session(name: bytes) -> bool:
@@ -30,6 +31,11 @@ def is_group(name: bytes) -> bool:
 def is_returned(name: bytes) -> bool:
     """Whether *name*, which stands where keys have a client id, is that of messages that return to groups."""
     return name.startswith(RETURNED)
+
+
+def is_pending_will(name: bytes) -> bool:
+    """Whether *name*, which stands where keys have a client id, is that of a will that is published."""
+    return name.startswith(PENDING)
 
 
 class GroupQueue(DurableQueue):

@@ -35,7 +35,7 @@ from broker.store.durable.queue_state import QueueState
 from broker.store.durable.removals import Words
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep
-from broker.store.durable.tokens import TakenNumbers, token_of
+from broker.store.durable.tokens import TakenNumbers, is_will, token_of
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -237,7 +237,7 @@ class DurableQueue(QueueParts):
         stored = self._ready[0]
         position, message = stored.position, stored.message
         being_stored = position not in self.stored.pack_of or position in self._writing
-        if not self._id_is_free(position) or (message.qos == 2 and being_stored):
+        if not self._id_is_free(position) or (being_stored and (message.qos == 2 or is_will(message))):
             return None
         self._ready.popleft()
         self.count -= 1

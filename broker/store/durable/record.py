@@ -2,7 +2,7 @@
 #
 #   field ""      HEAD: msgpack of FORM, expiry in seconds, user name
 #   field "\0"    LEFT: Unix time in seconds at which its client left; there is none while the client is connected
-#   field "\0will"  the will: msgpack of its fields, see session/transfer/entries.py
+#   field "\0will"  the will: msgpack of its fields and its token, see session/transfer/entries.py
 #   field "\0gap"   messages that its client lost and was not told of, see session/gap.py; none, if there are none
 #   fields "\0i...", "\0n", "\0o...": see tokens.py
 #   field FILTER  a subscription under its filter, with `$share/` if it is shared: options, and the subscription
@@ -47,9 +47,10 @@ from broker.session.transfer.entries import (
 from broker.session.will import Will
 from broker.store.durable.group_commit import GroupCommit
 from broker.store.durable.index import READ, index_value
+from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction
-from broker.store.durable.tokens import PublishTokens, StoredTokens, read_tokens
+from broker.store.durable.tokens import TOKEN, PublishTokens, StoredTokens, new_token, read_tokens
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -59,7 +60,12 @@ LEFT: Final = b"\0"
 WILL: Final = b"\0will"
 GAP: Final = b"\0gap"
 TAKER_ENDED: Final = "TAKERENDED"  # how an error of `give` begins: the session is still that of this worker
-FORMER: Final = 64  # shared subscriptions that a session has left, and that its messages may return to
+NO_WILL: Final = 0
+HAS_WILL: Final = 1
+IN_PLACE: Final = 2  # see `SessionRecord.replace()`
+NOTHING: Final = 0
+WITHOUT_WILL: Final = 1
+WITH_WILL: Final = 2
 OPTIONS: Final = QOS | NO_LOCAL | RETAIN_AS_PUBLISHED
 
 
@@ -140,6 +146,8 @@ def _read_will(value: bytes) -> Will:
         will = to_will(to_list(msgpack.unpackb(value)))
         check_topic(will.topic)
         will.message(0.0)
+        if len(will.token) not in (0, TOKEN):
+            raise ValueError("the token of a will")
     except Exception as error:  # of msgpack, of our own checks, or a ProtocolError
         raise DamagedRecord("the will in the record cannot be read") from error
     return will
@@ -180,28 +188,6 @@ class QueueMaker(Protocol):
         ...
 
 
-class Memberships:
-    """The shared subscriptions that messages of a session may have come through, by key."""
-
-    def __init__(self) -> None:
-        self.current: dict[bytes, None] = {}
-        self.former: dict[bytes, None] = {}  # it has unsubscribed since its queue was empty
-
-    def add(self, key: bytes) -> None:
-        self.current[key] = None
-        self.former.pop(key, None)
-
-    def remove(self, key: bytes, queued: bool) -> None:
-        """*queued*: there may be messages."""
-        if key in self.current:
-            del self.current[key]
-            if queued and len(self.former) < FORMER:
-                self.former[key] = None
-
-    def all(self) -> list[bytes]:
-        return [*self.current, *self.former]
-
-
 class SessionRecord(SessionStorage):
     """A `Writer`. It has the queue of the session, if there is one: most sessions are idle, and have none."""
 
@@ -222,7 +208,7 @@ class SessionRecord(SessionStorage):
         self._queue: DurableQueue | None = None
         self._head = b""  # as it is stored, or will be
         self._left = False  # whether there is a field LEFT, or will be
-        self._has_will = False  # there is one, or will be
+        self._has_will = NO_WILL  # there is one, or will be
         self._gap = b""  # as it is stored, or will be
         self._tokens: PublishTokens | None = None  # until there are some
         self._groups: Memberships | None = None  # None: the session never was a member of a group
@@ -232,7 +218,7 @@ class SessionRecord(SessionStorage):
         self._changed: dict[bytes, bytes] | None = None  # None: nothing
         self._removed: dict[bytes, None] | None = None
         self._waiting: Callable[[], None] | None = None  # until the next transaction is carried out
-        self._writing = False  # something of this record is in the transaction that is not carried out
+        self._writing = NOTHING  # of this record in the transaction that is not carried out
         self._removing = False  # removals are under way
         self._written: Callable[[], None] | None = None  # waits until it is carried out
         self._ended = False
@@ -246,7 +232,7 @@ class SessionRecord(SessionStorage):
         """Go on with a record that was read as *stored*."""
         self._left = self._indexed = True
         self._index_due = False
-        self._has_will = stored.will is not None
+        self._has_will = NO_WILL if stored.will is None else HAS_WILL
         self._gap = stored.gap
         for key in stored.groups():
             self._joined(key)
@@ -322,10 +308,20 @@ class SessionRecord(SessionStorage):
         if self._ended or self._given:
             return
         if will is not None:
-            self._put(WILL, msgpack.packb(will_fields(will.fields())))
+            if not will.token:
+                will.token = new_token()
+            self._put(WILL, msgpack.packb(will_fields(will)))
         elif self._has_will:
             self._remove(WILL)
-        self._has_will = will is not None
+            self._commit.move_last(self)  # behind the record that the will has by now
+        self._has_will = NO_WILL if will is None else HAS_WILL
+
+    def has_stored_will(self) -> bool:
+        return self._has_will != NO_WILL and self._writing != WITH_WILL and WILL not in (self._changed or ())
+
+    def replace(self) -> None:
+        """What was given to be stored takes the place of what is: it is written as a removal, also if Redis is full."""
+        self._has_will = IN_PLACE
 
     def store_gap(self, gap: bytes) -> None:
         if self._ended or self._given or gap == self._gap:
@@ -461,10 +457,24 @@ class SessionRecord(SessionStorage):
             self.queue().left = True
             return [*self._fields_removed(), self._queues.giving(self._keys, self._client, self._taker or b"")]
         if self._writing:  # what is to be stored may be of the same fields
-            return []
-        removals = self._fields_removed()
+            removals = self._will_removed()
+        else:
+            removals = self._written_in_place() if self._has_will == IN_PLACE else self._fields_removed()
         self._removing = len(removals) > 0
         return removals
+
+    def _written_in_place(self) -> list[Words]:
+        if not self._changed:
+            return []
+        fields, self._changed, self._index_due = self._changed, None, False
+        index: Words = ("HSET", self._keys.index, self._client, READ)
+        return [index, ("HSET", self._keys.records + self._client, *[part for item in fields.items() for part in item])]
+
+    def _will_removed(self) -> list[Words]:
+        if self._writing == WITH_WILL or self._removed is None or WILL not in self._removed:
+            return []
+        del self._removed[WILL]
+        return [("HDEL", self._keys.records + self._client, WILL)]
 
     def _fields_removed(self) -> list[Words]:
         if self._tokens is not None:
@@ -534,6 +544,7 @@ class SessionRecord(SessionStorage):
             changed = self._tokens.collect()
             if changed:
                 self._changed = {**(self._changed or {}), **dict(zip(changed[::2], changed[1::2], strict=True))}
+        with_will = self._changed is not None and WILL in self._changed
         if self._changed:
             writes.append(packed("HSET", key, *[part for item in self._changed.items() for part in item]))
             self._changed = None
@@ -543,7 +554,7 @@ class SessionRecord(SessionStorage):
         waits = self._written is not None or (self._tokens is not None and self._tokens.written)
         if waits and not writes:
             writes.append(packed("EXISTS", key))  # or it would not be told that what it has stored before is there
-        self._writing = bool(writes)  # without any, `committed()` is not called: what was due had left before
+        self._writing = NOTHING if not writes else WITH_WILL if with_will else WITHOUT_WILL  # NOTHING: no `committed()`
         return writes
 
     def committed(self, errors: list[ReplyError], now: float) -> None:
@@ -551,7 +562,7 @@ class SessionRecord(SessionStorage):
         others = errors[:-1] if refused else errors
         if others and not self._ended:
             self.queue().damage(str(others[0]))
-        self._writing = False
+        self._writing = NOTHING
         self._indexed = True
         if self._leaves:
             self._commit.order(-1)

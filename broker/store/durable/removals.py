@@ -11,10 +11,12 @@
 #   for each message that is stored, in its client's window, at most. Without it the message would stay.
 # - a session that gets another owner: its keys change their names, which have one length. Its record gets LEFT, once.
 # - what the index says of a session whose client is back: b"", in place of what it said of the absent one
+# - a will that is published: it gets a record of its own, some 200 bytes more, and leaves that of its session
+#   (protocol/pending_wills.py)
 # - the number of the call, in place of the last one
 #
-# Nothing else may be in it: messages, subscriptions, wills and tokens are what clients could fill Redis with. A token
-# that a queue has taken is stored with its message and in no other way (tokens.py), so removals forget none.
+# Nothing else may be in it: messages, subscriptions, new wills and tokens are what clients could fill Redis with.
+# A token that a queue has taken is stored with its message and in no other way (tokens.py), so removals forget none.
 #
 # The fence and the commit number are those of a transaction, and so is what follows from a lost answer.
 #

@@ -54,11 +54,23 @@ ORIGIN: Final = 8  # bytes
 NUMBER: Final = 8
 TOKEN: Final = ORIGIN + NUMBER
 ERA: Final = 4
+OF_WILL: Final = bytes(NUMBER)  # the number in the token of a will: those of publishes begin with 1
 INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
 ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may be about to send again
 DUE_AGAIN: Final = 10_000  # numbers; beyond, their oldest origins are forgotten, whose publishes may be taken twice
+
+
+def new_token() -> bytes:
+    """The token of a will, with an origin of its own: any worker may publish the will again."""
+    return os.urandom(ORIGIN) + OF_WILL
+
+
+def is_will(message: Message) -> bool:
+    """Whether *message* is a will with a token: it may be published again, so it must be stored before it is sent."""
+    completion = message.as_published().completion
+    return completion is not None and completion.token != b"" and completion.token[ORIGIN:] == OF_WILL
 
 
 class PublishTokens:

@@ -20,7 +20,7 @@ from tests.tools.faults.durable.run import DurableRun, Outcome, shortened
 
 EACH: Final = 20  # faults of one run: with 10 000 messages each, its history takes about 300 MB
 MESSAGES: Final = 10_000  # for each fault
-SUMS: Final = ("published", "acknowledged", "delivered", "repeated", "late", "violations", "wills lost or doubled")
+SUMS: Final = ("published", "acknowledged", "delivered", "repeated", "late", "violations")
 
 
 def options() -> argparse.ArgumentParser:

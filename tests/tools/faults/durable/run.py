@@ -23,7 +23,7 @@ import redis
 from broker.config.schema import POWER, PROCESS
 from broker.mqtt.packets import Publish, Will
 from tests.tools.faults.durable import plan as kinds
-from tests.tools.faults.durable.checker import WILL_DOUBLED, WILL_LOST, Checker, Violation
+from tests.tools.faults.durable.checker import Checker, Violation
 from tests.tools.faults.durable.client import DurableClient
 from tests.tools.faults.durable.client import Run as Clients
 from tests.tools.faults.durable.history import (
@@ -66,7 +66,6 @@ MORE: Final = 4  # violations of one kind that are told
 AROUND: Final = 3.0  # seconds around it, of the connections of its client
 LAST_WORDS: Final = 2000  # characters of the log of a node that did not start
 DAMAGED: Final = re.compile(r"The data of the embedded Redis is damaged: `(.*)` cuts")
-KNOWN_WEAK: Final = (WILL_LOST, WILL_DOUBLED)  # are counted and told, and do not fail a run
 
 
 @dataclass
@@ -487,9 +486,8 @@ class DurableRun:
         violations = checker.check([]) if finished else checker.violations
         outcome.faults = [f"{event.at:.3f} s: {event.what}" for event in self._history if isinstance(event, Fault)]
         outcome.verdicts.update(one.kind for one in violations)
-        serious = [one for one in violations if one.kind not in KNOWN_WEAK]
         by_kind: dict[str, list[Violation]] = {}
-        for one in serious:
+        for one in violations:
             by_kind.setdefault(one.kind, []).append(one)
         for kind, found in by_kind.items():
             outcome.failures += [f"{len(found)} times: {kind}", self.story(found[0]), *map(str, found[1:MORE])]
@@ -507,9 +505,8 @@ class DurableRun:
             "events": len(self._history),
             "repeated": checker.repeated,
             "late": checker.late,
-            "violations": len(serious),
+            "violations": len(violations),
             "seconds": self._clients.at(),
-            "wills lost or doubled": len(violations) - len(serious),
             "refused": sum(one.refused for one in self._lasting),
             "worst s rolled back": self._worst_rollback,
             "repaired": self._damaged,
