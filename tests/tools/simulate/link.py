@@ -47,6 +47,7 @@ class Link:
         self.inbox: deque[Packet] = deque([(CONNECT, 0, None, False)])
         self.open = True  # at the worker
         self.left = False  # the client has closed it
+        self.will = 0  # its number; 0: there is none
         self.waits = False  # the worker reads nothing until it has stored, or found, something
         self.session: Session | None = None
         self.answers: AnswerQueue | None = None

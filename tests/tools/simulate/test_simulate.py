@@ -1,8 +1,9 @@
 # Some hundred histories of durable sessions; `make simulate` runs as many as are wanted.
 import pytest
 
+from broker.protocol.pending_wills import PendingWills
 from tests.store.durable.model import ModelRedis, Reply
-from tests.tools.faults.durable.checker import LOST, REORDERED, SESSION_PRESENT
+from tests.tools.faults.durable.checker import LOST, REORDERED, SESSION_PRESENT, WILL_DOUBLED
 from tests.tools.simulate.history import WEIGHTS, history_of, run, shortened
 from tests.tools.simulate.link import Link
 from tests.tools.simulate.worker import SimWorker
@@ -65,6 +66,20 @@ def test_a_session_that_is_given_to_a_dead_worker_is_found(monkeypatch: pytest.M
     monkeypatch.setattr(ModelRedis, "_script", never_refused)
 
     assert any(each.kind == SESSION_PRESENT for seed in range(1000) for each in run(history_of(seed)))
+
+
+def test_a_will_that_comes_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would not see that a will was sent before it was stored."""
+    monkeypatch.setattr("broker.store.durable.queue.is_will", lambda message: False)
+
+    assert any(each.kind == WILL_DOUBLED for seed in range(1000) for each in run(history_of(seed)))
+
+
+def test_a_will_that_dies_with_its_worker_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation would expect no will of a worker that has died while it was published."""
+    monkeypatch.setattr(PendingWills, "adopt", lambda wills, adopted, now: adopted.record.end())
+
+    assert any(each.kind == LOST for seed in range(1000) for each in run(history_of(seed)))
 
 
 def test_each_step_has_a_weight() -> None:

@@ -80,6 +80,7 @@ class Transfer:
 
     def _bring(self, session: Session) -> None:
         """What goes with *session* beside what is stored."""
+        session.will = self._session.will
         if self._session.incoming is not None:
             session.incoming = unpack(self._session.incoming.pack())
 
@@ -120,6 +121,7 @@ class Transfer:
         if giver.leaving.pop(client, None) is not None:  # or it was taken from there
             giver.sessions[client] = self._session
             self._world.moved(client, giver, self._session)
+            giver.wills.restored(self._session)
 
     def given(self, state: bytes) -> None:
         """The new worker is told."""
@@ -146,6 +148,7 @@ class Transfer:
             taker.close(self._link)
             return
         session.restore(dict.fromkeys(found.record.released_ids(), RELEASED))
+        taker.wills.found(session, found.stored.will)
         taker.arrived(self._client)
         world.places[self._client] = Place(taker, session)
         taker.welcome(self._link, session, True)

@@ -23,6 +23,7 @@ from broker.session.session import Session
 from broker.session.subscription import Subscription
 from broker.store.durable.adoption import AdoptedSession
 from broker.store.durable.group_commit import GroupCommit
+from broker.store.durable.group_queue import is_pending_will
 from broker.store.durable.index import index_value
 from broker.store.durable.shared_bodies import SharedBodies
 from broker.store.durable.store import DurableStore
@@ -35,6 +36,7 @@ from tests.session.receiver import PLENTY
 from tests.store.durable.model import ModelRedis
 from tests.tools.faults.durable.history import NO_SUBSCRIBERS
 from tests.tools.simulate.link import Crossed, Given, Lane, Link, Mark, Outgoing
+from tests.tools.simulate.wills import SimWills, will_of
 
 if TYPE_CHECKING:
     from tests.tools.simulate.world import World
@@ -126,6 +128,7 @@ class SimWorker:
         )
         self.store = DurableStore(commands, commit, KEYS, me, world.shards, self.budget, world.wall, world.ttl)
         commit.fenced = self.taken
+        self.wills = SimWills(world, self)
         commands.start(world.now)
         self.store.serve(self, world.now)
 
@@ -153,13 +156,14 @@ class SimWorker:
                 self._take(lane.take())
 
     def tick(self) -> None:
-        self.due = self.store.tick(self._world.now)
+        due = self.wills.tick() if self.ready else float("inf")
+        self.due = min(due, self.store.tick(self._world.now))
 
     def idle(self) -> bool:
         """Whether it has nothing to do."""
         if self.confirmed or any(lane.items for lane in self.lanes.values()) or not self.ready:
             return False
-        return self.store.commit.idle() and not self.store.waits() and not self.wire.busy()
+        return self.store.commit.idle() and not self.store.waits() and not self.wire.busy() and self.wills.idle()
 
     # Connections.
 
@@ -184,6 +188,7 @@ class SimWorker:
         if link.answers is not None:
             keep_unanswered(session, link.answers.discard())
             link.answers = None
+        self.wills.publish(session)
         self.rest(session)
 
     def rest(self, session: Session) -> None:
@@ -281,7 +286,7 @@ class SimWorker:
             if places:
                 storage.receive(packet_id, dup, message)
             session.receive(packet_id)
-        self._deliver(message, places, now)
+        self.deliver(message, places, now)
         if not places:
             answer = bytes((answer[0], 3)) + identifier + bytes((NO_SUBSCRIBERS,))
         self._answer(link, message.completion, answer)
@@ -290,7 +295,7 @@ class SimWorker:
     def _goes_on(self, link: Link) -> None:
         link.waits = False
 
-    def _deliver(self, message: Message, places: list[Place], now: float) -> None:
+    def deliver(self, message: Message, places: list[Place], now: float) -> None:
         crossing: dict[SimWorker, Crossed] = {}
         for place in places:
             worker = place.worker
@@ -409,6 +414,8 @@ class SimWorker:
         session.restore(dict.fromkeys(found.record.released_ids(), RELEASED))
         for subscription in found.stored.subscriptions(session):
             session.subscriptions[subscription.key()] = subscription
+        session.will = found.stored.will
+        self.wills.restored(session)
         return self._keep(session)
 
     def welcome(self, link: Link, session: Session, present: bool) -> None:
@@ -423,6 +430,7 @@ class SimWorker:
         storage = session.storage
         assert storage is not None
         storage.store_head(EXPIRY, None, True)
+        self.wills.set(session, will_of(link))
         link.session = session
         session.attach(link.outbox, V311, link.window, 0, 0)
         link.outbox.answer(b"\x20\x02" + bytes((present, 0)))
@@ -448,10 +456,13 @@ class SimWorker:
     # What the store tells.
 
     def has(self, client_id: str) -> bool:
-        return client_id in self.sessions
+        return client_id in self.sessions or self.wills.has(client_id.encode())
 
     def adopt(self, session: AdoptedSession, now: float) -> None:
-        self.restore(session)
+        if is_pending_will(session.client_id.encode()):
+            self.wills.adopt(session, now)
+        else:
+            self.restore(session)
 
     def adopted(self, now: float) -> None:
         self.ready = True
@@ -466,6 +477,7 @@ class SimWorker:
                 place.waits_for.discard(self)
             session = self.sessions.get(client_id) or self.leaving.get(client_id)
             if session is not None:
+                self.wills.forget(session)
                 self.evict(session)
 
     def damaged(self, client_id: str, why: str, here: bool, now: float) -> None:

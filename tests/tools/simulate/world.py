@@ -15,7 +15,7 @@ from broker.store.durable.index import READ, deadline_of
 from broker.store.durable.record import DamagedRecord, read_record
 from tests.store.durable.model import ModelServer
 from tests.tools.faults.durable.checker import LOST, PACKET_ID_REUSED, REORDERED, Checker, Violation
-from tests.tools.faults.durable.history import Event, Message, matches
+from tests.tools.faults.durable.history import Died, Event, Message, matches
 from tests.tools.simulate.chance import Chance
 from tests.tools.simulate.client import SimClient
 from tests.tools.simulate.link import Link, Outgoing
@@ -55,6 +55,9 @@ class World:
         self.forced = False  # a session was taken from a worker that stood still
         self._tell = tell
         self._checker = Checker()
+        self._wills = number % 3 == 0  # half of the connections have one
+        self._connections = 0
+        self._owed_wills: set[str] = set()
         self._qos = chance.one_of([[1], [2], [1, 2], [1, 2]])
         window = chance.one_of([1, 2, 10, 100])
         lowest = chance.often(30)
@@ -92,6 +95,12 @@ class World:
         """*publish* of *client* is owed to its subscribers until it ends, once it is answered."""
         if publish.ends:
             self.ends[client, publish.number] = publish.ends
+
+    def owe_will(self, will: str, topic: str) -> None:
+        """All subscribers of *topic* are to get *will*."""
+        if will not in self._owed_wills:
+            self._owed_wills.add(will)
+            self.note(Died(self.now, will, topic))
 
     # What a registry and the routes would know.
 
@@ -196,7 +205,11 @@ class World:
 
     def _connect(self, client: SimClient, chance: Chance) -> None:
         if self.workers:
-            chance.one_of(self.workers).accept(client.connect())
+            link = client.connect()
+            self._connections += 1
+            if self._wills and self._connections % 2:
+                link.will = self._connections
+            chance.one_of(self.workers).accept(link)
 
     def _go(self, chance: Chance) -> None:
         chance.one_of(self.clients).disconnect(chance.often(50))
@@ -285,6 +298,8 @@ class World:
         self.workers.remove(worker)
         for link in worker.links:
             link.open = False
+            if link.session is not None:
+                worker.wills.owe(link.session)
         for lane in worker.lanes.values():
             lane.end()
         for other in self.workers:
