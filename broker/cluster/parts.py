@@ -144,6 +144,7 @@ class ClusterLinks:
             bodies=SharedBodies(keys, me, base.config.limits.queue_ttl),
             replication=replication,
             era=bytes.fromhex(redis.era),
+            read_up_to=base.reactor.read_up_to,
         )
         self.durable_store = DurableStore(
             commands, commit, keys, worker, base.workers, budget, base.wall, base.config.limits.queue_ttl

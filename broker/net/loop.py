@@ -121,6 +121,7 @@ class Loop:
                 if deadline > latest:
                     deadline = latest
                 now = after
+            reactor.polled_at = now
             if events:
                 seen += len(events)
                 now = self._take(events, now)

@@ -71,6 +71,7 @@ class Reactor:
         self.input = InputBudget(input_budget)
         self.lag = 0.0  # seconds: see take_lag()
         self.due = 0.0  # when the service wants its next tick
+        self.polled_at = 0.0  # when the kernel was last asked for input
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
         self._calls: deque[Callable[[], None]] = deque()  # from other threads
@@ -157,6 +158,12 @@ class Reactor:
         """Return the longest time, in seconds, that a ready client waited since the last call."""
         lag, self.lag = self.lag, 0.0
         return lag
+
+    def read_up_to(self) -> float:
+        """The time up to which all that clients sent has been read, but for streams that are paused."""
+        if self.ready.count and self.ready.first().ready_at < self.polled_at:
+            return self.ready.first().ready_at
+        return self.polled_at
 
     # Reading: a stream is ready, or paused.
 

@@ -74,6 +74,25 @@ def test_a_client_that_closes_after_a_silence_does_not_count_as_waiting_all_that
     assert 0.0 < broker.reactor.take_lag() < 1.0
 
 
+def test_input_that_waits_for_its_turn_is_known_to_be_unread(brokers: Brokers) -> None:
+    """What clients acknowledge would count as late where their worker is behind (`store.hold`)."""
+    broker = brokers()
+    clients = [broker.connect(f"c{n}") for n in range(20)]
+    broker.advance(60.0)
+    began = broker.clock()
+    for client in clients:
+        client.send(PingReq())
+    broker.clock.step = STEP
+    for _ in range(3):
+        turn(broker, *clients)
+    assert broker.reactor.ready.count
+    assert began <= broker.reactor.read_up_to() <= began + SLICE < broker.clock() - SLICE
+    while broker.reactor.ready.count:
+        turn(broker, *clients)
+
+    assert broker.clock() - 2 * SLICE < broker.reactor.read_up_to() <= broker.clock()
+
+
 def test_a_client_that_used_more_than_its_share_pays_in_the_next_rounds(brokers: Brokers) -> None:
     """A client with huge packets would get many times what others get."""
     broker = brokers(Config(limits=Limits(packet_bytes=8 << 20)))

@@ -48,6 +48,8 @@ PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long befor
 PAUSE: Final = 0.1  # seconds until what was refused is sent again
 WIDE: Final = 256  # queues that get a message: half a page of a fan-out
 GATHERED: Final = 0.01  # seconds at most that a message for so many waits for others
+BEHIND: Final = 3.0  # a hold lasts longer by so many times what the worker is behind with reading
+LONGEST_HOLD: Final = 0.05  # seconds that it may last longer
 STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
 FORGOTTEN: Final = 100  # writers, and half of all that wait: then those are looked through that do
@@ -79,6 +81,7 @@ class GroupCommit:
         bodies: SharedBodies,
         replication: Replication | None = None,
         era: bytes = b"",
+        read_up_to: Callable[[], float] | None = None,
     ) -> None:
         """*commands*: a connection that no other part writes to, and that `redis_ready()` follows. *fence*,
         *commit_number*: keys.
@@ -95,6 +98,7 @@ class GroupCommit:
         self._fence_key = fence
         self._number_key = commit_number
         self._hold = hold
+        self.read_up_to = read_up_to
         self.gate: Final = gate
         self.bodies: Final = bodies
         self._wall = wall
@@ -104,7 +108,9 @@ class GroupCommit:
         self._gathers_until = 0.0  # the next transaction is not sent before this time
         self._took = 0.0  # seconds from when the last one was packed to its answer, or GATHERED
         self._dirty: deque[Writer] = deque()
-        self._held: deque[tuple[float, Writer]] = deque()  # in the order in which they are due
+        self._held: deque[tuple[float, list[Writer]]] = deque()  # in the order in which they are due
+        self._held_now: list[Writer] = []  # since the last tick
+        self._held_at = 0.0  # when the last of those came
         self._under_way: Transaction | None = None
         self._begun_at = 0.0  # when it was sent for the first time
         self._replies: list[object] = []  # to it, while it waits for replicas
@@ -144,7 +150,8 @@ class GroupCommit:
         """Ask *writer* for its writes within `store.hold` seconds."""
         if not writer.held and not writer.dirty:
             writer.held = True
-            self._held.append((now + self._hold, writer))
+            self._held_now.append(writer)
+            self._held_at = now
         elif self.full:
             self._removers[writer] = None
 
@@ -192,7 +199,7 @@ class GroupCommit:
     def may_begin(self) -> bool:
         """Whether a transaction could be sent now, or when the hold of its writes is over."""
         waiting = self._removers if self.full else self._dirty
-        return self._under_way is None and bool(waiting or self._held)
+        return self._under_way is None and bool(waiting or self._held or self._held_now)
 
     def gather(self, now: float) -> None:
         """WIDE queues get a message: let the next transaction wait for further ones, if some come all the time."""
@@ -202,11 +209,7 @@ class GroupCommit:
     def tick(self, now: float) -> float:
         """Send a transaction if one is due; return when the next one will be."""
         self.now = now
-        held = self._held
-        while held and held[0][0] <= now:
-            writer = held.popleft()[1]
-            writer.held = False
-            self.soon(writer)
+        self._end_holds(now)
         due = float("inf")
         if self._under_way is None:
             if self.full:
@@ -219,7 +222,33 @@ class GroupCommit:
             self._again_at = 0.0
             self._again(now)
         due = min(due, self._again_at or due)
-        return min(due, held[0][0]) if held else due
+        self._hold_together()
+        return min(due, self._held[0][0]) if self._held else due
+
+    def _hold_together(self) -> None:
+        """What is to be held since the last tick is due at the same time."""
+        if self._held_now:
+            self._held.append((self._held_at + self._hold, self._held_now))
+            self._held_now = []
+
+    def _end_holds(self, now: float) -> None:
+        """Have the writers asked whose hold is over.
+
+        While the worker is behind with reading, acknowledgements that came in time wait in sockets, and clients that
+        get what a long round brings at once answer later. What was stored then would be removed a moment later: of 200
+        clients that keep a worker busy, two thirds of the messages.
+        """
+        self._hold_together()
+        held = self._held
+        if not held or held[0][0] > now:
+            return
+        late = 0.0
+        if self.read_up_to is not None and self._hold:
+            late = min(LONGEST_HOLD, BEHIND * (now - self.read_up_to()))
+        while held and held[0][0] <= now - late:
+            for writer in held.popleft()[1]:
+                writer.held = False
+                self.soon(writer)
 
     def redis_ready(self, now: float) -> None:
         """Redis is (again) connected."""
@@ -228,7 +257,7 @@ class GroupCommit:
 
     def idle(self) -> bool:
         """Whether everything is committed."""
-        return self._nothing_to_write() and not self._held
+        return self._nothing_to_write() and not self._held and not self._held_now
 
     def stalled(self, now: float) -> bool:
         """Whether the server refuses what is to be written, is not there, or takes long; or replicas are missing."""

@@ -5,7 +5,7 @@ from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
-from broker.store.durable.group_commit import PATIENCE, PAUSE
+from broker.store.durable.group_commit import LONGEST_HOLD, PATIENCE, PAUSE
 from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
 from broker.store.durable.parts import MOST_READY, READY
 from broker.store.durable.store import MESSAGE_UNITS, PAGES
@@ -93,6 +93,43 @@ def test_only_what_is_older_than_the_hold_is_written(worker: DurableWorker) -> N
     assert [b"old"] == stored(worker)
     worker.settle()
     assert [b"old", b"new"] == stored(worker)
+
+
+def test_an_acknowledgement_that_is_not_read_yet_counts_as_in_time(worker: DurableWorker) -> None:
+    """A worker that is behind would store, and remove, what its clients have acknowledged before the hold was over."""
+    worker.connect()
+    worker.settle()
+    before = worker.store.commit.counters.store_transactions
+    began = worker.now
+    worker.store.commit.read_up_to = lambda: began
+    published = worker.offer(b"x")
+    worker.tick()
+    for _ in range(3):
+        worker.tick(HOLD)
+    assert worker.session.puback(1, worker.now)
+    assert answered(published)
+    worker.store.commit.read_up_to = lambda: worker.now
+    worker.settle()
+
+    assert before == worker.store.commit.counters.store_transactions
+
+
+def test_a_hold_ends_however_far_the_worker_is_behind(worker: DurableWorker) -> None:
+    """A publisher would wait for as long as its worker is overloaded, for a client that may never acknowledge."""
+    worker.connect()
+    worker.settle()
+    began = worker.now
+    worker.store.commit.read_up_to = lambda: began
+    published = worker.offer(b"x")
+    worker.tick()
+    worker.turn(HOLD + LONGEST_HOLD * 0.9)
+    worker.turn()
+    assert not answered(published)
+    worker.turn(LONGEST_HOLD * 0.2)
+    worker.turn()
+
+    assert answered(published)
+    assert [b"x"] == stored(worker)
 
 
 def test_what_waits_for_an_absent_client_is_stored_at_once_in_one_pack(worker: DurableWorker) -> None:
