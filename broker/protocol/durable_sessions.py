@@ -113,14 +113,15 @@ class DurableSessions:
 
     def may_store(self) -> bool:
         """Whether `store_now()` has something to do, or will have."""
-        return self._durable.commit.may_begin()
+        return self._durable.may_send()
 
     def store_now(self) -> float:
-        """Begin to store what is to be stored by now, without waiting for `tick()`; the time of the next such thing.
+        """Begin to store and read what is to be by now, without waiting for `tick()`; the time of the next such thing.
 
-        While events keep coming, the loop calls `tick()` every 10 ms, and publishers would wait for that.
+        While events keep coming, the loop calls `tick()` every 10 ms, and publishers and returning clients would wait
+        for that.
         """
-        return self._durable.commit.tick(self._clock())
+        return self._durable.send(self._clock())
 
     def stand_in_for(
         self, client_id: str, former: WorkerId, forced: ForcedFilter, then: Callable[[Session | None], None]

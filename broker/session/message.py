@@ -23,6 +23,19 @@ def marked(packet: bytes) -> bytes:
     return bytes((packet[0] | DUP,)) + packet[1:]
 
 
+class _Head:
+    """The head that was made last: messages of a queue that is read often have the same."""
+
+    def __init__(self) -> None:
+        self.topic = b""
+        self.first = 0
+        self.length = 0
+        self.head = b""
+
+
+LAST_HEAD: Final = _Head()
+
+
 class Message:
     """One variant of a published message.
 
@@ -157,7 +170,12 @@ class Message:
             inside = len(self.properties) + (5 if self.expires != NEVER else 0)
             length += inside + len(encode_length(inside))
         first = 0x30 | self.qos << 1 | (1 if self.retain else 0)
-        head = bytes((first,)) + encode_length(length) + len(topic).to_bytes(2, "big") + topic
+        last = LAST_HEAD
+        if last.topic is topic and last.length == length and last.first == first:
+            head = last.head
+        else:
+            head = bytes((first,)) + encode_length(length) + len(topic).to_bytes(2, "big") + topic
+            last.topic, last.length, last.first, last.head = topic, length, first, head
         if version == V5:
             self.head5 = head
         else:

@@ -165,7 +165,7 @@ class DroppedQueues:
         removals: list[Words] = []
         for one in self._round:
             if one.packs == self._each:
-                removals.append(("LPOP", one.key(), self._each))
+                removals.append(("LTRIM", one.key(), self._each, -1))
             else:
                 removals += [("DEL", one.key()), ("HDEL", one.keys.index, one.name)]
         return removals

@@ -35,6 +35,8 @@ class PubrecMarks:
 
         What is behind the position *ready_to* is unread.
         """
+        if not (self.stored or self.asked or self._writing):  # most queues have no QoS 2
+            return False
         if position not in self.stored:
             self.asked.pop(position, None)
             if position in self._writing:  # PUBCOMP without PUBREL

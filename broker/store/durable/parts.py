@@ -280,10 +280,12 @@ class QueueParts(MessageQueue):
 
     def _id_is_free(self, position: int) -> bool:
         """Whether no message that is not done has the packet id of *position*."""
+        if position < PACKET_IDS:
+            return True
         if position - PACKET_IDS in self._marks.stored:
             return False
         packs = self.stored.read
-        if position < PACKET_IDS or (packs and position - packs[0].first < PACKET_IDS):
+        if packs and position - packs[0].first < PACKET_IDS:
             return True
         oldest = next(iter(self.stored.pack_of or self._writing or self._new), position)
         return position - oldest < PACKET_IDS
@@ -355,16 +357,20 @@ class QueueParts(MessageQueue):
         self._done(stored.position, now)
 
     def _done(self, position: int, now: float) -> None:
-        message = self._new.pop(position, None)
+        message = self._new.get(position)
         if message is not None:
+            del self._new[position]
             message.settle(now)
             return  # it never was stored
-        message = self._writing.pop(position, None)
+        message = self._writing.get(position)
         if message is not None:
+            del self._writing[position]
             message.settle(now)
-        pack = self.stored.pack_of.pop(position, None)
+        pack_of = self.stored.pack_of
+        pack = pack_of.get(position)
         if pack is None:
             return
+        del pack_of[position]
         pack.left -= 1
         if pack.left == 0:
             self._remove_done(now)
@@ -391,12 +397,21 @@ class QueueParts(MessageQueue):
         for stored in pack.messages:
             ends = min(ends, stored.message.ends)
         stored_pack = StoredPack(first, last, len(pack.messages), ends - now + wall, pack.groups())
+        self._ready_to = last
+        marks = self._marks
+        if self._keep is None and not (marks.stored or marks.completed_unread or self._done_unread):
+            self.stored.add_read(stored_pack, pack.messages)
+            self._ready_to_fill().extend(pack.messages)
+            for stored in pack.messages:
+                self.size += stored.message.size
+                self._budget.take(stored.message)
+            return 0
         self.stored.add_read(stored_pack, [])
         withheld = 0
         for stored in pack.messages:
             position = stored.position
             counted = True  # in `count` so far
-            if self._marks.read(position, stored_pack) or position in self._done_unread:
+            if marks.read(position, stored_pack) or position in self._done_unread:
                 counted = not self.exact and position not in self._done_unread
             elif self._keep is not None and not self._keep(stored.message):
                 withheld += 1
@@ -411,7 +426,6 @@ class QueueParts(MessageQueue):
             if counted:
                 self.count -= 1
                 self.waiting_bytes -= stored.message.size
-        self._ready_to = pack.messages[-1].position
         return withheld
 
     def _unload(self) -> None:

@@ -230,16 +230,20 @@ class DurableQueue(QueueParts):
         return True
 
     def pop(self) -> Message | None:
-        if not self._ready or self._is_low():
+        ready = self._ready
+        if not ready or self._is_low():
             self._refill()
-            if not self._ready:
+            ready = self._ready
+            if not ready:
                 return None
-        stored = self._ready[0]
+        stored = ready[0]
         position, message = stored.position, stored.message
-        being_stored = position not in self.stored.pack_of or position in self._writing
-        if not self._id_is_free(position) or (being_stored and (message.qos == 2 or is_will(message))):
+        if message.qos == 2 or is_will(message):
+            if position not in self.stored.pack_of or position in self._writing:
+                return None  # it is being stored
+        if not self._id_is_free(position):
             return None
-        self._ready.popleft()
+        ready.popleft()
         self.count -= 1
         self.waiting_bytes -= message.size
         self.size -= message.size

@@ -248,6 +248,17 @@ class DurableStore(OnReady):
                 self._send_reads(now)
         return min(due, self._commands.tick(now))
 
+    def may_send(self) -> bool:
+        """Whether `send()` has something to do, or will have."""
+        return self.commit.may_begin() or bool(self._pages or self._reads)
+
+    def send(self, now: float) -> float:
+        """Send a transaction, if one is due, and what is to be read; return when the next transaction will be due."""
+        due = self.commit.tick(now)
+        if (self._pages or self._reads) and now >= self._reads_at:
+            self._send_reads(now)
+        return due
+
     def _send_reads(self, now: float) -> None:
         reads, self._reads = self._reads, []
         for read in reads:

@@ -145,7 +145,7 @@ class StoredList:
             self.reduced = None
         removals: list[Words] = []
         if self.removable:
-            removals.append(("LPOP", key, self.removable))
+            removals.append(("LTRIM", key, self.removable, -1))  # LPOP would return them
             self.removable = 0
         if self._replaced is not None:
             first, gone = len(self.read), 0

@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", list[bytes], set[bytes], dict[bytes, bytes])
 # transaction. A script is refused at the first of these, unless it has written something before, as all scripts do.
 DENIED_WHEN_FULL = frozenset((b"RPUSH", b"LSET", b"SADD", b"SET", b"HSET"))
 # What full.lua runs: nothing else may be in it.
-REMOVALS = frozenset((b"LPOP", b"LSET", b"LREM", b"SREM", b"SADD", b"HSET", b"HDEL", b"DEL", b"RENAME", b"EXISTS"))
+REMOVALS = frozenset((b"LTRIM", b"LSET", b"LREM", b"SREM", b"SADD", b"HSET", b"HDEL", b"DEL", b"RENAME", b"EXISTS"))
 READS = frozenset((b"LRANGE", b"LINDEX", b"LLEN", b"GET", b"HGETALL", b"HMGET", b"SMEMBERS", b"EXISTS"))
 
 
@@ -257,7 +257,7 @@ class ModelRedis:
         if name == b"RENAME":
             self.values[words[0]] = self.values.pop(key)
             return b"OK"
-        if name in (b"RPUSH", b"LPOP", b"LSET", b"LREM", b"LRANGE", b"LINDEX", b"LLEN"):
+        if name in (b"RPUSH", b"LTRIM", b"LSET", b"LREM", b"LRANGE", b"LINDEX", b"LLEN"):
             return self._of_list(name, key, words)
         if name in (b"HSET", b"HDEL", b"HGETALL", b"HMGET"):
             return self._of_hash(name, key, words)
@@ -301,13 +301,13 @@ class ModelRedis:
         found: list[bytes] = self._value(key, list)
         if name == b"RPUSH":
             return self._keep(key, found + words)
-        if name == b"LPOP":
-            count = int(words[0])
-            if not found:  # a worker that does not know yet that its session was taken
-                return None
-            assert count <= len(found) or not self.server.strict, "more is removed than there is"
-            self._keep(key, found[count:])
-            return [*found[:count]]
+        if name == b"LTRIM":
+            count, last = int(words[0]), int(words[1])
+            assert last == -1
+            if found:  # else a worker does not know yet that its session was taken
+                assert count <= len(found) or not self.server.strict, "more is removed than there is"
+                self._keep(key, found[count:])
+            return b"OK"
         if name == b"LSET":
             index = int(words[0])
             assert 0 <= index < len(found) or not self.server.strict, "what is not in the list is replaced"

@@ -224,6 +224,22 @@ def test_the_next_page_is_read_while_the_last_one_is_sent(worker: DurableWorker)
     assert 1 == len(reads(worker))
 
 
+def test_the_next_page_is_asked_for_in_the_same_slice(worker: DurableWorker) -> None:
+    """While events keep coming the loop calls `tick()` each 10 ms only: a client would wait as long for each page."""
+    for number in range(20 * PACK):
+        worker.offer(b"%05d" % number)
+    worker.settle()
+    worker.connect()
+    worker.tick()
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+    assert [] == reads(worker)
+    assert worker.store.may_send()
+    worker.store.send(worker.now)
+
+    assert 1 == len(reads(worker))
+
+
 def test_pages_are_small_where_memory_is_short(worker: DurableWorker) -> None:
     """The pages of quick clients would have the sessions with the most messages shed."""
     for number in range(30 * PACK):
