@@ -44,7 +44,7 @@ from broker.store.durable.queue_state import QueueState, encode_state
 from broker.store.durable.shared_bodies import RECEIVERS, SharedBodies, WidePack
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import PAUSE_PER_PAGE, Sweep, rest_of
-from broker.store.durable.tokens import TakenNumbers, token_of
+from broker.store.durable.tokens import TakenNumbers, is_will, token_of
 
 READY: Final = 128  # messages of a page, about, and READY_BYTES: what a client gets first, and a slow one always
 READY_BYTES: Final = 64 * 1024
@@ -289,6 +289,12 @@ class QueueParts(MessageQueue):
             return True
         oldest = next(iter(self.stored.pack_of or self._writing or self._new), position)
         return position - oldest < PACKET_IDS
+
+    def _is_being_stored(self, position: int, message: Message) -> bool:
+        """Whether *message* has to be stored before it is sent, and is not yet."""
+        if message.qos < 2 and not is_will(message):
+            return False
+        return position not in self.stored.pack_of or position in self._writing
 
     def _add(self, message: Message, now: float) -> None:
         """Give *message* its position."""

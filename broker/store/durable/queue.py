@@ -35,7 +35,8 @@ from broker.store.durable.queue_state import QueueState
 from broker.store.durable.removals import Words
 from broker.store.durable.stored_list import StoredList
 from broker.store.durable.sweep import Sweep
-from broker.store.durable.tokens import TakenNumbers, is_will, token_of
+from broker.store.durable.tokens import TakenNumbers, token_of
+from broker.store.durable.writer import Writer
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -66,9 +67,7 @@ class QueueReader(Protocol):
         ...
 
 
-class DurableQueue(QueueParts):
-    """Also a `Writer`."""
-
+class DurableQueue(QueueParts, Writer):
     def __init__(
         self,
         keys: SessionKeys,
@@ -192,7 +191,7 @@ class DurableQueue(QueueParts):
             self._early.append(message)
             return 0
         self._append(message, now)
-        return self._apply_limits(now)
+        return self._apply_limits(now) if self.count > self._most or self.waiting_bytes > self._most_bytes else 0
 
     def _append(self, message: Message, now: float) -> None:
         """Take *message*, which counts in the budget, unless it was taken before."""
@@ -238,10 +237,7 @@ class DurableQueue(QueueParts):
                 return None
         stored = ready[0]
         position, message = stored.position, stored.message
-        if message.qos == 2 or is_will(message):
-            if position not in self.stored.pack_of or position in self._writing:
-                return None  # it is being stored
-        if not self._id_is_free(position):
+        if not self._id_is_free(position) or self._is_being_stored(position, message):
             return None
         ready.popleft()
         self.count -= 1

@@ -51,6 +51,7 @@ from broker.store.durable.memberships import Memberships
 from broker.store.durable.queue import DurableQueue
 from broker.store.durable.removals import INDEX, Words, in_transaction
 from broker.store.durable.tokens import TOKEN, PublishTokens, StoredTokens, new_token, read_tokens
+from broker.store.durable.writer import Writer
 from broker.store.redis.connection import packed
 from broker.store.redis.keys import SessionKeys
 
@@ -188,8 +189,8 @@ class QueueMaker(Protocol):
         ...
 
 
-class SessionRecord(SessionStorage):
-    """A `Writer`. It has the queue of the session, if there is one: most sessions are idle, and have none."""
+class SessionRecord(SessionStorage, Writer):
+    """It has the queue of the session, if there is one: most sessions are idle, and have none."""
 
     def __init__(
         self,

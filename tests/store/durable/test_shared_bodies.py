@@ -487,6 +487,26 @@ def test_messages_of_wide_fan_outs_share_a_transaction(worker: DurableWorker) ->
     assert [1, 2, 8] == [len(pack.messages) for pack in packs]
 
 
+def test_publishes_that_follow_the_same_answer_share_a_transaction(worker: DurableWorker) -> None:
+    """Of ten publishes to 1 000 queues that follow ten answers, the first one would have a transaction of its own."""
+    worker.disconnect()
+    worker.settle()
+    for _ in range(2):
+        offer_widely(worker, b"first")
+    worker.tick()
+    worker.now += HOLD  # that a transaction takes
+    worker.redis.execute()
+    worker.redis.answer(worker.now)
+    assert worker.store.commit.idle()
+    offer_widely(worker, b"next")
+    worker.tick(HOLD / 5)
+    offer_widely(worker, b"next")
+    worker.settle()
+
+    packs = [decode_pack(data, worker.now, WALL) for data in worker.redis.values[worker.queue.key()]]
+    assert [4, 4] == [len(pack.messages) for pack in packs]
+
+
 def test_a_publisher_that_waits_for_its_answers_is_not_held_back(worker: DurableWorker) -> None:
     """Each answer would come later, although there is no other message to wait for."""
     worker.disconnect()
