@@ -70,7 +70,7 @@ def test_a_session_that_is_given_to_a_dead_worker_is_found(monkeypatch: pytest.M
 
 def test_a_will_that_comes_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation would not see that a will was sent before it was stored."""
-    monkeypatch.setattr("broker.store.durable.queue.is_will", lambda message: False)
+    monkeypatch.setattr("broker.store.durable.parts.is_will", lambda message: False)
 
     assert any(each.kind == WILL_DOUBLED for seed in range(1000) for each in run(history_of(seed)))
 
