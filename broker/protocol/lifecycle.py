@@ -262,20 +262,27 @@ class ConnectionLifecycle:
             self.close(connection, CloseReason.SESSION_TAKEN_OVER, now)
         if session.ended:
             return
-        for message in self._sessions.disown(session):
-            self.abandon(message.as_published().completion, now)
+        lost = self._sessions.disown(session)
+        publishers = [self._abandon(message.as_published().completion, now) for message in lost]
         self._sessions.end(session, now, withdraw)
+        for publisher in publishers:  # now, as the wills of these connections would be lost in this session
+            if publisher is not None:
+                self.close(publisher, CloseReason.RECEIVER_MOVED, now)
 
     def abandon(self, completion: Completion | None, now: float) -> None:
         """A receiver of the publish of *completion* may have lost it: nobody answers it, so it is published again."""
+        publisher = self._abandon(completion, now)
+        if publisher is not None:
+            self.close(publisher, CloseReason.RECEIVER_MOVED, now)
+
+    def _abandon(self, completion: Completion | None, now: float) -> Connection | None:
+        """As `abandon()`; the connection that is to be closed, if there is one."""
         if completion is None or completion.abandoned:  # by another receiver
-            return
+            return None
         completion.abandoned = True
         queue = completion.queue
         publisher = None if queue is None else queue.abandoned(now)
-        stream = None if publisher is None else self._reactor.stream_of(publisher)
-        if stream is not None:
-            self.close(cast(Connection, stream), CloseReason.RECEIVER_MOVED, now)
+        return None if publisher is None else cast(Connection | None, self._reactor.stream_of(publisher))
 
     def dismiss(self, gone: Callable[[str], bool], now: float) -> None:
         """Close the connections of all users for whom *gone* returns true."""

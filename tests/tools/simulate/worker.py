@@ -330,13 +330,17 @@ class SimWorker:
 
     def abandon(self, completion: Completion | None) -> None:
         """A receiver may have lost a publish: its publisher is not answered, and publishes again."""
-        if completion is None or completion.abandoned:
-            return
-        completion.abandoned = True
-        outbox = None if completion.queue is None else completion.queue.abandoned(self._world.now)
-        link = None if outbox is None else self._links_of.get(outbox)
+        link = self._abandon(completion)
         if link is not None:
             self.close(link)
+
+    def _abandon(self, completion: Completion | None) -> Link | None:
+        """As `abandon()`; the connection of the publisher that is to be closed."""
+        if completion is None or completion.abandoned:
+            return None
+        completion.abandoned = True
+        outbox = None if completion.queue is None else completion.queue.abandoned(self._world.now)
+        return None if outbox is None else self._links_of.get(outbox)
 
     def let_go_of(self, worker: "SimWorker") -> None:
         """A session was taken from *worker*: have all come again that it has not confirmed."""
@@ -444,14 +448,16 @@ class SimWorker:
         storage = session.storage
         if session.ended or storage is None:
             return
-        for message in storage.disown():
-            self.abandon(message.as_published().completion)
+        links = [self._abandon(message.as_published().completion) for message in storage.disown()]
         session.end()
         storage.end()
         for sessions in (self.sessions, self.leaving):
             if sessions.get(session.client_id) is session:
                 del sessions[session.client_id]
         self._world.forget_if_gone(session.client_id)
+        for link in links:
+            if link is not None:
+                self.close(link)
 
     # What the store tells.
 

@@ -165,10 +165,14 @@ class World:
                 return
             if worker.dead and not any(other.ready for other in self.workers if other.shard == worker.shard):
                 return
-            if not place.others:
+            if place.others:
+                place.worker = place.others.pop()
+            elif self.orphaned.get(client):
+                place.worker = min(self.orphaned[client], key=lambda each: each.number)
+                return
+            else:
                 del self.places[client]
                 return
-            place.worker = place.others.pop()
 
     # Steps.
 
