@@ -31,7 +31,7 @@ from broker.session.principal import owner_tag
 from broker.store.durable.group_queue import is_session
 from broker.store.durable.index import READ
 from broker.store.durable.record import HEAD, DamagedRecord, read_record
-from broker.store.durable.tokens import COUNTED, INCOMING
+from broker.store.durable.tokens import COUNTED, INCOMING, TOKEN
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from supervisor.backup.backup_file import PACKS, SESSION, BackupReader, Counts
 
@@ -172,13 +172,16 @@ class Restore:
             pass
 
     def _kept(self, fields: list[bytes]) -> list[bytes]:
-        """The fields and values of a record that are restored."""
-        if not self._backup.head.running:
-            return fields
+        """The fields and values of a record that are restored.
+
+        Tokens of a node that was stopped are its last ones, so they are believed in the era of another store, too.
+        """
         kept: list[bytes] = []
-        for at in range(0, len(fields), 2):
-            if fields[at][: len(INCOMING)] not in (INCOMING, COUNTED):
-                kept += fields[at : at + 2]
+        for name, value in zip(fields[::2], fields[1::2], strict=True):
+            if name[: len(INCOMING)] not in (INCOMING, COUNTED):
+                kept += (name, value)
+            elif not self._backup.head.running:
+                kept += (name, value[:TOKEN])
         return kept
 
     def _write_retained(self, batch: Any, values: list[bytes]) -> int:
