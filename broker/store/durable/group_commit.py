@@ -90,7 +90,7 @@ class GroupCommit:
 
         *wall*: Unix time in seconds. *hold*: seconds that the writes of `later()` may wait. *gate* is told of what is
         written. *replication*: says when replicas have it; None: nobody waits for replicas. *era*: of what is stored,
-        which its writers may note (tokens.py).
+        which its writers may note (tokens.py). *read_up_to*: see `Reactor.read_up_to()`; None: reading is never behind.
         """
         self.now = 0.0  # at the last tick
         self._commands = commands

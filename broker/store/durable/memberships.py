@@ -1,3 +1,4 @@
+# The shared subscriptions of a durable session.
 from typing import Final
 
 FORMER: Final = 64  # shared subscriptions that a session has left, and that its messages may return to
