@@ -60,8 +60,8 @@ def backup(
             refuse(f"There is no node {node.name} in {node.path}.", NOT_SO)
         else:
 
-            def export(server: "redis.Redis") -> None:
-                done.update(_export(server, settings.redis.prefix, file, node.name, running=False))
+            def export(server: "redis.Redis", era: bytes) -> None:
+                done.update(_export(server, era, settings.redis.prefix, file, node.name, running=False))
 
             with_redis_of(settings, node, export)
     if as_json:
@@ -108,7 +108,7 @@ def restore(
         told = _told(_counts(counts))
         confirm(f"Restore {told} of node {found.head.node}, backed up {taken}, to node {node.name}?", yes)
 
-        def write(server: "redis.Redis") -> None:
+        def write(server: "redis.Redis", era: bytes) -> None:
             restored = Restore(server, settings.redis.prefix, settings.node.name, found).run()
             done.update(_counts(restored), node=settings.node.name)
             if settings.store.durability == REPLICATED:
@@ -172,17 +172,18 @@ def _back_up_running(file: Path, answer: dict[str, Any], done: dict[str, Any]) -
 
     address = from_parts(answer["redis"]["address"])
     with explained(str(address)), open_client(address) as server:
-        done.update(_export(server, answer["redis"]["prefix"], file, answer["node"], running=True))
+        era = bytes.fromhex(address.era)
+        done.update(_export(server, era, answer["redis"]["prefix"], file, answer["node"], running=True))
 
 
-def _export(server: "redis.Redis", prefix: str, file: Path, node: str, *, running: bool) -> dict[str, Any]:
+def _export(server: "redis.Redis", era: bytes, prefix: str, file: Path, node: str, *, running: bool) -> dict[str, Any]:
     from broker.store.redis.keys import DURABLE_FORMAT, Keys
     from broker.version import VERSION
     from supervisor.backup.backup_file import BackupWriter, Head
     from supervisor.backup.export import Export
 
     with BackupWriter(file, Head(node, VERSION, DURABLE_FORMAT, time.time(), running)) as writer:
-        export = Export(server, Keys(prefix), writer)
+        export = Export(server, Keys(prefix), writer, era)
         export.run()
         counts, size = writer.finish()
     unreadable = [one.decode(errors="backslashreplace") for one in export.unreadable]

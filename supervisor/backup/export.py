@@ -23,6 +23,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from broker.store.durable.group_queue import is_group, is_pending_will, is_returned, is_session
+from broker.store.durable.tokens import believed_fields
 from broker.store.redis.keys import SLICES, Keys
 from supervisor.backup.backup_file import BackupWriter
 from supervisor.backup.whole_packs import whole_packs
@@ -76,11 +77,13 @@ return found
 
 
 class Export:
-    def __init__(self, server: "redis.Redis", keys: Keys, backup: BackupWriter) -> None:
+    def __init__(self, server: "redis.Redis", keys: Keys, backup: BackupWriter, era: bytes = b"") -> None:
+        """*era*: of the data in *server*, see `StoredTokens.era`."""
         self.unreadable: list[bytes] = []  # client ids of sessions, and keys, that are damaged: the backup lacks them
         self._server = server
         self._keys = keys
         self._backup = backup
+        self._era = era
         self._workers: list[bytes] = []  # incarnations of those that have, or had, durable sessions
 
     def run(self) -> None:
@@ -141,7 +144,7 @@ class Export:
         if lacking and self._has(number, client, lacking):
             self.unreadable.append(client)
             return
-        self._backup.session(client, fields, sorted(map(int, marks)), whole)
+        self._backup.session(client, believed_fields(fields, self._era), sorted(map(int, marks)), whole)
 
     def _has(self, number: int, client: bytes, packs: list[bytes]) -> bool:
         """Whether some of *packs*, which were those of *client*, are so still."""

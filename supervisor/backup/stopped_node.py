@@ -19,6 +19,8 @@ IN_MEMORY: Final = (
     "is started with (--config, --set)."
 )
 
+Use = Callable[["redis.Redis", bytes], None]
+
 
 class NodeUnusable(Exception):
     """The node runs, or its folder or its Redis cannot be used. The text is one sentence for the user."""
@@ -32,8 +34,8 @@ class NoLog:
     def error(self, event: str, **facts: object) -> None: ...
 
 
-def with_redis_of(config: Config, folder: NodeFolder, use: Callable[["redis.Redis"], None]) -> None:
-    """Call *use*, in another thread, with the Redis of the stopped node of *config*.
+def with_redis_of(config: Config, folder: NodeFolder, use: Use) -> None:
+    """Call *use*, in another thread, with the Redis of the stopped node of *config* and the era of its data.
 
     NodeUnusable, and what *use* raises; redis.RedisError becomes NodeUnusable. KeyboardInterrupt: *use* is abandoned.
     """
@@ -56,7 +58,7 @@ def with_redis_of(config: Config, folder: NodeFolder, use: Callable[["redis.Redi
         raise failure
 
 
-async def _use(node: NodeRedis, use: Callable[["redis.Redis"], None], failures: list[Exception]) -> None:
+async def _use(node: NodeRedis, use: Use, failures: list[Exception]) -> None:
     async with trio.open_nursery() as nursery:
 
         def failed(sentence: str) -> None:
@@ -71,10 +73,10 @@ async def _use(node: NodeRedis, use: Callable[["redis.Redis"], None], failures: 
             child.stop()
 
 
-def _call(node: NodeRedis, use: Callable[["redis.Redis"], None], failures: list[Exception]) -> None:
+def _call(node: NodeRedis, use: Use, failures: list[Exception]) -> None:
     try:
         with explained(str(node.address)), open_client(node.address) as server:
-            use(server)
+            use(server, bytes.fromhex(node.address.era))
     except RedisUnusable as error:
         failures.append(NodeUnusable(str(error)))
     except Exception as error:  # raised again when the server has ended

@@ -17,6 +17,7 @@ from broker.session.principal import ANONYMOUS
 from broker.store.durable.dropped_queues import name_of
 from broker.store.durable.pack import PACK
 from broker.store.durable.shared_bodies import RECEIVERS
+from broker.store.durable.tokens import COUNTED
 from broker.store.redis.keys import DURABLE_FORMAT, LEASE, SLICES, Keys
 from cli.main import app
 from supervisor.backup import export, restore
@@ -53,9 +54,9 @@ def head(running: bool = False, data_format: int = DURABLE_FORMAT) -> Head:
     return Head("weir", "0.1.0", data_format, 1_800_000_000.0, running)
 
 
-def backed_up(node: Durable, file: Path, running: bool = False) -> Path:
+def backed_up(node: Durable, file: Path, running: bool = False, era: bytes = b"") -> Path:
     with BackupWriter(file, head(running)) as backup:
-        taken = Export(node.redis.client(), Keys("weir"), backup)
+        taken = Export(node.redis.client(), Keys("weir"), backup, era)
         taken.run()
         assert [] == taken.unreadable
         backup.finish()
@@ -169,6 +170,31 @@ def test_a_publish_that_is_sent_again_is_stored_once_if_all_is_of_one_moment(
     reader = other.connect("reader")
     wanted = [(b"1", 1, True), (b"1", 2, False), (b"2", 3, False)] if running else [(b"1", 1, True), (b"2", 2, False)]
     assert [one[0] for one in wanted] == [one[0] for one in received(reader)]
+
+
+def test_tokens_of_a_former_era_are_in_no_backup(node: Durable, start_redis: StartRedis, tmp_path: Path) -> None:
+    """A loss of power, and a backup before the next start: a restored node would acknowledge a publish and drop it."""
+    node.subscriber("reader", b"a", qos=2).socket.close()
+    writer = node.connect("writer", V5)
+    writer.send(Publish(b"a", b"1", 2, packet_id=1))
+    assert [Ack(PUBREC, 1)] == writer.receive()
+    node.worker.settle()
+    client: Any = node.redis.client()
+    (record,) = [key for key in client.scan_iter() if client.type(key) == b"hash" and client.hexists(key, COUNTED)]
+    client.hset(record, COUNTED, client.hget(record, COUNTED) + b"era1")
+    assert COUNTED in sessions_of(backed_up(node, tmp_path / "same", era=b"era1"))[b"writer"][1]
+
+    server = start_redis()
+    restored(server, backed_up(node, tmp_path / "later", era=b"era2"))
+    other = Durable(server)
+
+    try:
+        writer = other.connect("writer", V5)
+        writer.send(Publish(b"a", b"2", 2, packet_id=1, dup=True))  # the loss of power took back that 1 was released
+        assert [Ack(PUBREC, 1)] == writer.receive()
+        assert [b"1", b"2"] == [payload for payload, _, _ in received(other.connect("reader"))]
+    finally:
+        other.worker.close()
 
 
 def test_no_publish_is_lost_if_a_queue_is_later_than_its_publisher(

@@ -305,6 +305,20 @@ def read_tokens(fields: dict[bytes, bytes]) -> StoredTokens:
     return found
 
 
+def believed_fields(fields: list[bytes], era: bytes) -> list[bytes]:
+    """*fields*, each name followed by its value, without the tokens of a publisher that are not believed in *era*."""
+    for at in range(0, len(fields), 2):
+        if fields[at] == COUNTED and fields[at + 1][TOKEN:] not in (b"", era):
+            break
+    else:
+        return fields
+    kept: list[bytes] = []
+    for at in range(0, len(fields), 2):
+        if fields[at][: len(INCOMING)] not in (INCOMING, COUNTED):
+            kept += fields[at : at + 2]
+    return kept
+
+
 def through_group(token: bytes, group: int) -> bytes:
     """The token of a publish that a queue gets through the shared subscription with the tag *group*.
 
