@@ -227,6 +227,7 @@ class Checker:
             self._found(SESSION_PRESENT, event, f"a session that was stored since {session.stored:.3f} s is not there")
         if event.present and session.overdue:
             session.uncertain = self._place
+            session.unreleased = {}  # it may be the session that the clean start has begun
         if not event.present:
             session.forget(event.at)
             session.overdue = False

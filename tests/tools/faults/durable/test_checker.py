@@ -161,6 +161,13 @@ def test_a_clean_start_that_was_not_answered_may_come_late_and_once() -> None:
     assert [SESSION_PRESENT] == story.connect(S, False).kinds()
 
 
+def test_a_clean_start_that_comes_late_frees_packet_ids() -> None:
+    """The next session is there when the client comes again, and knows nothing of what the client has in flight."""
+    story = Story().subscribed().publish(1).add(Connecting, S, True).connect(S, True).receive(1, 2, 9)
+    assert [PACKET_ID_REUSED] == replace_events(story).publish(2).receive(2, 2, 9).kinds()
+    assert [] == story.connect(S, True).publish(2).receive(2, 2, 9).kinds()
+
+
 def replace_events(story: Story) -> Story:
     """A copy."""
     copy = Story()
