@@ -30,7 +30,7 @@ frames = st.builds(
     st.sampled_from([b"", b"\0", b"\0\1", b"\0\1\0", b"\0\1a\0\1", b"\0\1\0\1a\0"]) | st.binary(max_size=12),
 )
 noise = st.lists(frames, max_size=6).map(b"".join) | st.binary(max_size=64)
-limits = st.sampled_from([2, 16, 64, PLENTY])
+limits = st.sampled_from([5, 16, 64, PLENTY])  # with less, half of a length that is malformed is too large already
 
 
 def single_bytes(data: bytes) -> list[bytes]:
