@@ -53,7 +53,7 @@ def test_a_session_is_not_given_to_a_worker_that_has_died(start_node: StartNode,
     subscriber(node[0]).drop()
     publish(node[2], b"1")
     giver, taker, other = node
-    commit_of(giver)._gathers_until = float("inf")  # its transactions wait
+    commit_of(giver)._gathering.until = float("inf")  # its transactions wait
     coming(taker)
     node.settle()
     assert commit_of(giver)._dirty
@@ -63,7 +63,7 @@ def test_a_session_is_not_given_to_a_worker_that_has_died(start_node: StartNode,
     publisher.send(Publish(b"a", b"2", 1, packet_id=1))
     node.advance(0.2)
     assert [] == acknowledged(publisher)
-    commit_of(giver)._gathers_until = 0.0
+    commit_of(giver)._gathering.until = 0.0
     node.advance(0.3)
 
     assert Disconnect(CloseReason.RECEIVER_MOVED.code) == publisher.receive()[-1]

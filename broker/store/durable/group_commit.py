@@ -2,15 +2,9 @@
 #
 # A transaction of one message costs 43 us, of which the messages are the least: four system calls, and the round trip.
 # So writes are gathered while a transaction is under way, and for `store.hold` seconds where a quick client may make
-# them needless; then they leave together. A second transaction is not sent before the first is answered: the server
-# might refuse the first, for want of memory, and carry the second out, and then messages would change their order.
-#
-# A queue that gets two messages in one transaction costs hardly more than with one: its command takes the server 1 us,
-# and packing it the worker another. So a message for hundreds of queues that comes while a transaction is under way
-# waits for the next ones after the answer, too: from when it came for as long as the last transaction took. Publishers
-# that were answered send the next ones together, so after a transaction with several such messages the first of those
-# waits for the others, for half as long at most. With a publisher that waits for each answer there is nothing to wait
-# for: nothing is under way when it publishes, and there was one message before.
+# them needless; then they leave together (commit_delays.py). A second transaction is not sent before the first is
+# answered: the server might refuse the first, for want of memory, and carry the second out, and then messages would
+# change their order.
 #
 # A transaction is MULTI, LRANGE of the fence, SET of the commit number, the writes, those of the bodies that the writes
 # refer to (shared_bodies.py), EXEC.
@@ -37,6 +31,7 @@ from hiredis import ReplyError
 
 from broker.metrics.counters import Counters
 from broker.reasons import StoreFailure
+from broker.store.durable.commit_delays import Gathering, Holds
 from broker.store.durable.pack import Groups
 from broker.store.durable.removals import REDUCED, Words, call_of, in_transaction
 from broker.store.durable.replication import Replication
@@ -49,9 +44,6 @@ from broker.store.redis.pipeline import Command, CommandPipeline
 PATIENCE: Final = 3600.0  # seconds: a connection that is silent ends long before, and says so
 PAUSE: Final = 0.1  # seconds until what was refused is sent again
 WIDE: Final = 256  # queues that get a message: half a page of a fan-out
-GATHERED: Final = 0.01  # seconds at most that a message for so many waits for others
-BEHIND: Final = 3.0  # a hold lasts longer by so many times what the worker is behind with reading
-LONGEST_HOLD: Final = 0.05  # seconds that it may last longer
 STALLED: Final = 1.0  # seconds without an answer; one takes milliseconds
 MOST_BYTES: Final = 1 << 20  # of one transaction: at 1 GB/s the server is busy with it for a millisecond
 FORGOTTEN: Final = 100  # writers, and half of all that wait: then those are looked through that do
@@ -99,23 +91,15 @@ class GroupCommit:
         self.era: Final = era
         self._fence_key = fence
         self._number_key = commit_number
-        self._hold = hold
-        self.read_up_to = read_up_to
+        self.holds: Final = Holds(hold, read_up_to)
         self.gate: Final = gate
         self.bodies: Final = bodies
         self._wall = wall
         self.fenced: Fenced = _nobody_hears
         self._fence_length = 0  # client ids of it that this worker knows
         self._number = 0
-        self._gathers_until = 0.0  # the next transaction is not sent before this time
-        self._took = 0.0  # seconds from when the last one was packed to its answer, or GATHERED
-        self._further_until = 0.0  # until then, publishers that were answered with it send further messages
-        self._wide = 0  # messages for WIDE queues since the last one
-        self._wide_before = 0  # and in the last one
+        self._gathering = Gathering()
         self._dirty: deque[Writer] = deque()
-        self._held: deque[tuple[float, list[Writer]]] = deque()  # in the order in which they are due
-        self._held_now: list[Writer] = []  # since the last tick
-        self._held_at = 0.0  # when the last of those came
         self._under_way: Transaction | None = None
         self._begun_at = 0.0  # when it was sent for the first time
         self._replies: list[object] = []  # to it, while it waits for replicas
@@ -154,9 +138,7 @@ class GroupCommit:
     def later(self, writer: Writer, now: float) -> None:
         """Ask *writer* for its writes within `store.hold` seconds."""
         if not writer.held and not writer.dirty:
-            writer.held = True
-            self._held_now.append(writer)
-            self._held_at = now
+            self.holds.add(writer, now)
         elif self.full:
             self._removers[writer] = None
 
@@ -204,61 +186,29 @@ class GroupCommit:
     def may_begin(self) -> bool:
         """Whether a transaction could be sent now, or when the hold of its writes is over."""
         waiting = self._removers if self.full else self._dirty
-        return self._under_way is None and bool(waiting or self._held or self._held_now)
+        return self._under_way is None and (bool(waiting) or not self.holds.is_empty())
 
     def gather(self, now: float) -> None:
         """WIDE queues get a message: let the next transaction wait for further ones, if some come all the time."""
-        self._wide += 1
-        if self._gathers_until:
-            return
-        if self._under_way is not None:
-            self._gathers_until = now + self._took
-        elif self._wide_before > 1 and now < self._further_until:
-            self._gathers_until = self._further_until
+        self._gathering.message(self._under_way is not None, now)
 
     def tick(self, now: float) -> float:
         """Send a transaction if one is due; return when the next one will be."""
         self.now = now
-        self._end_holds(now)
+        for writer in self.holds.take_due(now):
+            self.soon(writer)
         due = float("inf")
         if self._under_way is None:
             if self.full:
                 due = self._send_while_full(now)
-            elif now >= self._gathers_until:
+            elif now >= self._gathering.until:
                 self._send_next(now)
             else:
-                due = self._gathers_until
+                due = self._gathering.until
         elif self._again_at and now >= self._again_at:
             self._again_at = 0.0
             self._again(now)
-        due = min(due, self._again_at or due)
-        self._hold_together()
-        return min(due, self._held[0][0]) if self._held else due
-
-    def _hold_together(self) -> None:
-        """What is to be held since the last tick is due at the same time."""
-        if self._held_now:
-            self._held.append((self._held_at + self._hold, self._held_now))
-            self._held_now = []
-
-    def _end_holds(self, now: float) -> None:
-        """Have the writers asked whose hold is over.
-
-        While the worker is behind with reading, acknowledgements that came in time wait in sockets, and clients that
-        get what a long round brings at once answer later. What was stored then would be removed a moment later: of 200
-        clients that keep a worker busy, two thirds of the messages.
-        """
-        self._hold_together()
-        held = self._held
-        if not held or held[0][0] > now:
-            return
-        late = 0.0
-        if self.read_up_to is not None and self._hold:
-            late = min(LONGEST_HOLD, BEHIND * (now - self.read_up_to()))
-        while held and held[0][0] <= now - late:
-            for writer in held.popleft()[1]:
-                writer.held = False
-                self.soon(writer)
+        return min(due, self._again_at or due, self.holds.due())
 
     def redis_ready(self, now: float) -> None:
         """Redis is (again) connected."""
@@ -267,7 +217,7 @@ class GroupCommit:
 
     def idle(self) -> bool:
         """Whether everything is committed."""
-        return self._nothing_to_write() and not self._held and not self._held_now
+        return self._nothing_to_write() and self.holds.is_empty()
 
     def stalled(self, now: float) -> bool:
         """Whether the server refuses what is to be written, is not there, or takes long; or replicas are missing."""
@@ -314,7 +264,7 @@ class GroupCommit:
         self._ordered += writers
 
     def _send_next(self, now: float) -> None:
-        self._gathers_until = 0.0
+        self._gathering.until = 0.0
         wall = self._wall()
         parts: list[Part] = []
         size = 0
@@ -338,7 +288,7 @@ class GroupCommit:
         if not parts:
             self.gate.needless(now)
             return
-        self._wide_before, self._wide = self._wide, 0
+        self._gathering.sent()
         self.gate.sent(now)
         self._begin(parts, now)
         self._send_transaction(parts, now)
@@ -467,8 +417,7 @@ class GroupCommit:
 
     def _committed(self, replies: list[object], now: float) -> None:
         """All that was promised for the transaction under way is done. *replies*: see `_executed()`."""
-        self._took = min(now - self._begun_at, GATHERED)
-        self._further_until = now + self._took / 2
+        self._gathering.answered(now - self._begun_at, now)
         former, self._under_way = self._under_way, None
         assert former is not None
         self.answers_known = len(replies) > 0
@@ -495,9 +444,8 @@ class GroupCommit:
             at += stored
         if not self._refused:
             self.gate.carried_out(now)
-        if self._gathers_until:
-            self._gathers_until = max(self._gathers_until, self._further_until)
-        if not self.full and now >= self._gathers_until and self._under_way is None:
+        self._gathering.go_on()
+        if not self.full and now >= self._gathering.until and self._under_way is None:
             self._send_next(now)
 
     def _look_at_number(self, now: float) -> None:

@@ -5,7 +5,8 @@ from broker.mqtt.packets import Ack, Publish
 from broker.reasons import DropReason
 from broker.session.message import Message
 from broker.session.queue import INFLIGHT
-from broker.store.durable.group_commit import LONGEST_HOLD, PATIENCE, PAUSE
+from broker.store.durable.commit_delays import LONGEST_HOLD
+from broker.store.durable.group_commit import PATIENCE, PAUSE
 from broker.store.durable.pack import PACK, PACKET_IDS, PLAIN, DamagedPack, decode_pack
 from broker.store.durable.parts import MOST_READY, READY
 from broker.store.durable.store import MESSAGE_UNITS, PAGES
@@ -101,14 +102,14 @@ def test_an_acknowledgement_that_is_not_read_yet_counts_as_in_time(worker: Durab
     worker.settle()
     before = worker.store.commit.counters.store_transactions
     began = worker.now
-    worker.store.commit.read_up_to = lambda: began
+    worker.store.commit.holds.read_up_to = lambda: began
     published = worker.offer(b"x")
     worker.tick()
     for _ in range(3):
         worker.tick(HOLD)
     assert worker.session.puback(1, worker.now)
     assert answered(published)
-    worker.store.commit.read_up_to = lambda: worker.now
+    worker.store.commit.holds.read_up_to = lambda: worker.now
     worker.settle()
 
     assert before == worker.store.commit.counters.store_transactions
@@ -119,7 +120,7 @@ def test_a_hold_ends_however_far_the_worker_is_behind(worker: DurableWorker) -> 
     worker.connect()
     worker.settle()
     began = worker.now
-    worker.store.commit.read_up_to = lambda: began
+    worker.store.commit.holds.read_up_to = lambda: began
     published = worker.offer(b"x")
     worker.tick()
     worker.turn(HOLD + LONGEST_HOLD * 0.9)
