@@ -105,6 +105,7 @@ class GroupCommit:
         self._replies: list[object] = []  # to it, while it waits for replicas
         self.full = False  # Redis has no memory, as far as this worker knows
         self._removers: dict[Writer, None] = {}  # that have removals, while it is full
+        self._removers_first = False  # those go ahead of what was refused
         self._refused: list[Part] = []  # what it has no memory for, of one transaction
         self._refused_again_at = 0.0  # when that is sent again
         self._withdrawn: dict[Writer, list[Groups]] = {}  # see `withdraw()`
@@ -125,6 +126,14 @@ class GroupCommit:
         if not writer.dirty:
             writer.dirty = True
             self._dirty.append(writer)
+
+    def ask_again(self, writer: Writer) -> None:
+        """Ask *writer* once more, as the errors of what it has written are lost; before what was refused is sent again.
+
+        Otherwise that could be carried out where the session of *writer* has another owner by now.
+        """
+        self._removers_first = True
+        self.soon(writer)
 
     def move_last(self, writer: Writer) -> None:
         """Ask *writer*, which has something to write, behind all others that have now."""
@@ -310,15 +319,17 @@ class GroupCommit:
 
     def _send_while_full(self, now: float) -> float:
         """Send removals, if there are some, or what was refused, if it is time; when it will be."""
-        if self._refused and now >= self._refused_again_at:
+        refused_due = len(self._refused) > 0 and now >= self._refused_again_at
+        if not refused_due or self._removers_first:
+            parts = self._removals(now)
+            if parts:
+                self._begin(parts, now)
+                self._send_removals(parts, now)
+                return float("inf")
+        if refused_due:
             parts, self._refused = self._refused, []
             self.counters.store_repeated += 1
             self._send_transaction(parts, now)
-            return float("inf")
-        parts = self._removals(now)
-        if parts:
-            self._begin(parts, now)
-            self._send_removals(parts, now)
             return float("inf")
         if self._refused:
             return self._refused_again_at
@@ -338,6 +349,7 @@ class GroupCommit:
                 part = Part(writer, removals, [])
                 parts.append(part)
                 size += part.size
+        self._removers_first = self._removers_first and len(self._removers) > 0
         reduced = self._reduced()
         if reduced:
             parts.append(Part(None, reduced, []))

@@ -192,13 +192,7 @@ class QueueMaker(Protocol):
 class SessionRecord(SessionStorage, Writer):
     """It has the queue of the session, if there is one: most sessions are idle, and have none."""
 
-    def __init__(
-        self,
-        keys: SessionKeys,
-        client: bytes,
-        commit: GroupCommit,
-        queues: QueueMaker,
-    ) -> None:
+    def __init__(self, keys: SessionKeys, client: bytes, commit: GroupCommit, queues: QueueMaker) -> None:
         super().__init__(commit.gate.gate)
         self.dirty = False
         self.held = False
@@ -502,13 +496,12 @@ class SessionRecord(SessionStorage, Writer):
             for completion in self._tokens.removed():
                 completion.settle(now)
         self._removing = False
-        if gave:
-            self._giving = False
-            if not refused:  # nobody has the rest
-                self._changed = self._removed = None
-                if self._writing:
-                    self._commit.withdraw(self, [])
-                self.queue().withdraw()
+        gave = gave and self._give_is_answered()
+        if gave and not refused:  # nobody has the rest
+            self._changed = self._removed = None
+            if self._writing:
+                self._commit.withdraw(self, [])
+            self.queue().withdraw()
         if (gave and not refused) or (self._ended and self._given):
             self._commit.forget(self)
             if self._queue is not None:
@@ -570,12 +563,14 @@ class SessionRecord(SessionStorage, Writer):
         if self._tokens is not None:
             for completion in self._tokens.committed():
                 completion.settle(now)
-        if gave:
-            self._giving = False
-            if not self._commit.answers_known:
-                self._commit.soon(self)  # once more: what was given is not found again
-                gave = False
-        self._carried_out(gave, refused)
+        self._carried_out(gave and self._give_is_answered(), refused)
+
+    def _give_is_answered(self) -> bool:
+        """What gives the session is carried out; false if the answer is lost: then it is given once more."""
+        self._giving = False
+        if not self._commit.answers_known:
+            self._commit.ask_again(self)  # what was given is not found again
+        return self._commit.answers_known
 
     def _carried_out(self, gave: bool, refused: bool) -> None:
         """What was under way is carried out. It *gave* the session away, unless that was *refused*."""

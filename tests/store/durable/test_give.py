@@ -8,6 +8,7 @@ from broker.session.message import Message
 from broker.session.queue import MessageBudget
 from broker.session.subscription import Subscription
 from broker.session.will import Will
+from broker.store.durable.group_commit import PAUSE
 from broker.store.durable.queue_state import encode_state
 from broker.store.durable.record import HEAD, LEFT
 from broker.store.durable.tokens import ORIGIN
@@ -64,6 +65,26 @@ def test_who_gives_a_session_learns_whether_it_was_given(worker: DurableWorker, 
 @pytest.mark.parametrize("adopted", [True, False])
 def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, adopted: bool, stored: bool) -> None:
     """It would be at no worker; or what it has not stored be lost where it stays, or be written where it was given."""
+    give_while_full(worker, adopted, stored, -1, False)
+
+
+@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize("has_memory", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("adopted", [True, False])
+def test_who_gives_a_session_to_a_full_redis_learns_whether_it_was_given(
+    worker: DurableWorker, adopted: bool, stored: bool, has_memory: bool, lost: int
+) -> None:
+    """The same, if an answer is lost: that to the give, or one before. Then Redis may have memory again."""
+    give_while_full(worker, adopted, stored, lost, has_memory)
+
+
+def give_while_full(worker: DurableWorker, adopted: bool, stored: bool, lost: int, has_memory: bool) -> None:
+    """Have the session given to a worker whose sessions are *adopted* already, or not.
+
+    *stored*: all of the session is. *lost*: after so many turns an answer is, and Redis *has_memory* from then on; -1:
+    none is.
+    """
     redis = worker.redis
     redis.values[NUMBER] = b"0"
     if adopted:
@@ -74,10 +95,20 @@ def test_a_session_is_given_or_stays_while_redis_is_full(worker: DurableWorker, 
         worker.turn()
     given: list[bytes | None] = []
     worker.owner.record.give(incarnation(2), given.append)
-    for _ in range(20):
+    for _ in range(lost):
         worker.turn()
+    if lost >= 0:
+        worker.tick()
+        redis.execute()
+        redis.cut(worker.now)
+        redis.server.full = not has_memory
+        worker.tick(2 * PAUSE)  # what was refused is due again
+    worker.until(lambda: len(given) > 0)
 
-    assert [None if adopted else encode_state(None, [])] == given
+    if adopted:
+        assert [None] == given
+    elif not (has_memory and stored):  # then it may be given by a transaction
+        assert [encode_state(None, [])] == given
     assert adopted is (record_of(1) in redis.values)
     assert adopted is (record_of(2) not in redis.values)
     redis.server.full = False
