@@ -100,7 +100,6 @@ class SimWorker:
         self.sessions: dict[str, Session] = {}
         self.leaving: dict[str, Session] = {}  # those that are moved to other workers
         self.coming: dict[str, Session] = {}  # those that are moved to this worker
-        self.taken_away: set[str] = set()  # clients whose sessions were taken, as this worker did not answer
         self.links: list[Link] = []
         self.lanes: dict[SimWorker, Lane] = {}  # from other workers
         self.unconfirmed: dict[SimWorker, dict[Crossed, Completion]] = {}
@@ -353,13 +352,17 @@ class SimWorker:
         assert storage is not None
         early = storage.disown()
         self.store.expect_again(client.encode())
+        self._refuse(client)
+        for message in early:
+            self.abandon(message.as_published().completion)
+
+    def _refuse(self, client: str) -> None:
+        """What is on its way here for the session of *client* is not for the one that it has here next."""
         for lane in self.lanes.values():
             for item in lane.items:
                 if isinstance(item, Crossed) and client in item.clients:
                     item.clients.remove(client)
                     item.refused = True
-        for message in early:
-            self.abandon(message.as_published().completion)
 
     def _take(self, item: Crossed | Given) -> None:
         if isinstance(item, Given):
@@ -374,8 +377,6 @@ class SimWorker:
             session = self.sessions.get(client) or self.leaving.get(client) or self.coming.get(client)
             if session is not None:
                 _offer(session, message, self._world.now)
-            elif client in self.taken_away:
-                certain = False
         found = message.completion
         if not certain or found is None or not found.pending:
             item.source.confirmed.append((item, certain))
@@ -449,6 +450,7 @@ class SimWorker:
         if session.ended or storage is None:
             return
         links = [self._abandon(message.as_published().completion) for message in storage.disown()]
+        self._refuse(session.client_id)
         session.end()
         storage.end()
         for sessions in (self.sessions, self.leaving):
@@ -477,7 +479,6 @@ class SimWorker:
     def taken(self, clients: list[bytes], now: float) -> None:
         for client in clients:
             client_id = client.decode()
-            self.taken_away.add(client_id)
             place = self._world.places.get(client_id)
             if place is not None:
                 place.waits_for.discard(self)
