@@ -4,7 +4,8 @@
 # stored it. So such a publish carries a token, an origin and a number: the origin is drawn at random by each worker
 # that has the session of the publisher, and its publishes are numbered in their order. A queue remembers the highest
 # number of each origin that it has taken, in the transaction that stores the message: publishes of one origin come by
-# one lane, in their order, so what is not above that number has come before.
+# one lane, in their order, so what is not above that number has come before. Each will has an origin of its own; those
+# of wills are remembered apart, as clients that come and go are not to push out those of publishers.
 #
 # The session of the publisher stores the token of each packet id that is not released, and how far it has counted,
 # before PUBREC leaves. An origin is stored before a publish gets a number of it: else the next worker could not give
@@ -42,7 +43,8 @@
 #
 #   field "\0i" PACKET ID (2 bytes)    token of a publish that is not released
 #   field "\0n"                        token of the last publish that was counted, and the era of the store
-#   field "\0o" ORIGIN                 the highest number that its queue has taken; then those that come again
+#   field "\0o" ORIGIN                 the highest number that its queue has taken, of a will 0; then those that come
+#                                      again
 import os
 from typing import Final
 
@@ -58,7 +60,7 @@ OF_WILL: Final = bytes(NUMBER)  # the number in the token of a will: those of pu
 INCOMING: Final = b"\0i"
 COUNTED: Final = b"\0n"
 TAKEN: Final = b"\0o"
-ORIGINS: Final = 1000  # that a queue remembers: as many publishers of QoS 2 may be about to send again
+ORIGINS: Final = 1000  # of publishers that a queue remembers: so many may be about to send again. Of wills as many
 DUE_AGAIN: Final = 10_000  # numbers; beyond, their oldest origins are forgotten, whose publishes may be taken twice
 
 
@@ -175,7 +177,8 @@ class TakenNumbers:
         """
         self.repeated: list[Message] = []  # to be settled when the first one is stored
         self.repeated_due: list[Message] = []  # the same, with the transaction under way
-        self._highest: dict[bytes, bytes] = {}  # in the order in which the origins were added
+        self._highest: dict[bytes, bytes] = {}  # of publishers, in the order in which the origins were added
+        self._wills: dict[bytes, None] = {}  # origins of wills, in the same order
         self._late = late
         self._gaps: dict[bytes, tuple[bytes, bytes]] = {}  # of origins: late numbers are between these two
         self._again: dict[bytes, dict[bytes, None]] = {}  # of origins: numbers that come again
@@ -183,11 +186,16 @@ class TakenNumbers:
         self._changed: dict[bytes, None] = {}
         self._removed: list[bytes] = []
         for origin, value in taken.items():
+            if value == OF_WILL:
+                self._wills[origin] = None
+                continue
             self._highest[origin] = value[:NUMBER]
             for at in range(NUMBER, len(value), NUMBER):
                 self._comes_again(origin, value[at : at + NUMBER])
         for token in again:
             origin = token[:ORIGIN]
+            if token[ORIGIN:] == OF_WILL:
+                continue  # it is taken when it comes
             self._highest.setdefault(origin, bytes(NUMBER))
             self._comes_again(origin, token[ORIGIN:])
             self._changed[origin] = None
@@ -202,6 +210,8 @@ class TakenNumbers:
     def take(self, token: bytes) -> bool:
         """Remember that the publish with *token* is taken; false if it was taken before."""
         origin, number = token[:ORIGIN], token[ORIGIN:]
+        if number == OF_WILL:
+            return self._take_will(origin)
         highest = self._highest.get(origin)
         above = highest is None or number > highest  # both in eight bytes, the most significant first
         again = self._again.get(origin)
@@ -222,6 +232,14 @@ class TakenNumbers:
             self._forget_oldest()
         return True
 
+    def _take_will(self, origin: bytes) -> bool:
+        if origin in self._wills:
+            return False
+        self._wills[origin] = None
+        self._changed[origin] = None
+        self._forget_oldest()
+        return True
+
     def _comes_late(self, origin: bytes, number: bytes) -> bool:
         """Whether *number*, which is not above the highest one, comes for the first time."""
         last, first = self._gaps.get(origin, (b"", b""))
@@ -231,13 +249,20 @@ class TakenNumbers:
         return True
 
     def _forget_oldest(self) -> None:
+        while len(self._wills) > ORIGINS:
+            oldest = next(iter(self._wills))
+            del self._wills[oldest]
+            self._forgotten(oldest)
         while len(self._highest) > ORIGINS or self._again_count > DUE_AGAIN:
             oldest = next(iter(self._highest if self._again_count <= DUE_AGAIN else self._again))
             del self._highest[oldest]
             self._gaps.pop(oldest, None)
             self._again_count -= len(self._again.pop(oldest, ()))
-            self._changed.pop(oldest, None)
-            self._removed.append(oldest)
+            self._forgotten(oldest)
+
+    def _forgotten(self, origin: bytes) -> None:
+        self._changed.pop(origin, None)
+        self._removed.append(origin)
 
     def again(self) -> list[bytes]:
         """The tokens of the publishes that come again."""
@@ -260,7 +285,7 @@ class TakenNumbers:
         if self._changed:
             fields = []
             for origin in self._changed:
-                fields += [TAKEN + origin, self._highest[origin] + b"".join(self._again.get(origin, ()))]
+                fields += [TAKEN + origin, self._highest.get(origin, OF_WILL) + b"".join(self._again.get(origin, ()))]
             writes.append(packed("HSET", key, *fields))
         elif self.repeated_due and alone:
             writes.append(packed("EXISTS", key))

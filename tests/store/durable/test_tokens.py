@@ -235,7 +235,7 @@ def test_a_queue_that_was_taken_takes_what_comes_behind_later_numbers_once() -> 
 
     assert [False, True, True] == list(map(take, [3, 7, 9]))
     assert [False, True, True, False, False, False, True] == list(map(take, [2, 4, 6, 5, 7, 9, 10]))
-    assert not any(map(take, range(11)))
+    assert not any(map(take, range(1, 11)))
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -258,7 +258,7 @@ def test_a_queue_takes_once_what_was_not_stored_where_it_was_before(late: bool) 
     carry_out(adopted, record)
     moved = TakenNumbers(read_tokens(dict(record)).taken, late, adopted.again())
     assert [True, False, True, True] == [moved.take(token_of(number)) for number in (6, 8, 9, 11)]
-    assert not any(moved.take(token_of(number)) for number in range(12))
+    assert not any(moved.take(token_of(number)) for number in range(1, 12))
     carry_out(moved, record)
     assert [token_of(11)[ORIGIN:]] == list(record.values())
 
@@ -282,9 +282,19 @@ def test_what_comes_again_is_stored_at_once_although_nothing_of_its_origin_is() 
     assert [True, True, False] == [adopted.take(token_of(number)) for number in (5, 2, 4)]
 
 
+def test_a_will_that_comes_again_is_taken_once() -> None:
+    """It would be stored twice: as what was not stored where the queue was before, and when it is published again."""
+    taken = TakenNumbers({}, True, [token_of(0, 7)])
+    assert [True, False] == [taken.take(token_of(0, 7)) for _ in range(2)]
+    record: dict[bytes, bytes] = {}
+    carry_out(taken, record)
+
+    assert not TakenNumbers(read_tokens(record).taken, True, []).take(token_of(0, 7))
+
+
 def test_a_queue_remembers_so_many_numbers_that_come_again() -> None:
     """Who publishes, and never again, would fill the memory of the worker and of Redis."""
-    tokens = [token_of(number, origin) for origin in range(2) for number in range(DUE_AGAIN)]
+    tokens = [token_of(number, origin) for origin in range(2) for number in range(1, DUE_AGAIN + 1)]
     taken = TakenNumbers({bytes([7]) * ORIGIN: bytes([1] * 8)}, False, tokens)
 
     assert tokens[DUE_AGAIN:] == taken.again()
@@ -305,17 +315,41 @@ def carry_out(taken: TakenNumbers, store: dict[bytes, bytes]) -> None:
                 store.pop(name, None)
 
 
-def test_a_queue_remembers_so_many_origins() -> None:
-    """A queue would grow with each publisher that there ever was."""
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_queue_remembers_so_many_origins(first: int) -> None:
+    """A queue would grow with each publisher, or each will, that there ever was. *first*: 0: they are wills."""
     taken = TakenNumbers({}, False, [])
     store: dict[bytes, bytes] = {}
-    for number in range(2 * ORIGINS + 10):
-        assert taken.take(number.to_bytes(ORIGIN, "big") + bytes(8))
-        if number % 7 == 0:
+    for origin in range(2 * ORIGINS + 10):
+        assert taken.take(token_of(first, origin))
+        if origin % 7 == 0:
             carry_out(taken, store)
 
     assert abs(len(store) - ORIGINS) <= 7
-    assert not taken.take((2 * ORIGINS).to_bytes(ORIGIN, "big") + bytes(8))
+    assert not taken.take(token_of(first, 2 * ORIGINS))
+    assert taken.take(token_of(first, 0))
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_wills_push_out_wills_alone(adopted: bool) -> None:
+    """Clients that come and go would have the publishes of all others stored twice, or the reverse."""
+    taken = TakenNumbers({}, False, [])
+    assert taken.take(token_of(1, 1)) and taken.take(token_of(0, 2))
+    store: dict[bytes, bytes] = {}
+    for kind in (0, 1):
+        for origin in range(10, 10 + ORIGINS - 1):
+            assert taken.take(token_of(kind, origin + kind * ORIGINS))
+        carry_out(taken, store)
+        if adopted:
+            taken = TakenNumbers(read_tokens(dict(store)).taken, False, [])
+
+    assert not taken.take(token_of(1, 1))
+    assert not taken.take(token_of(0, 2))
+    assert taken.take(token_of(2, 1))
+    carry_out(taken, store)
+    assert len(store) == 2 * ORIGINS
+    assert store[TAKEN + token_of(2, 1)[:ORIGIN]] == token_of(2, 1)[ORIGIN:]
+    assert store[TAKEN + token_of(0, 2)[:ORIGIN]] == bytes(8)
 
 
 @pytest.mark.parametrize(
